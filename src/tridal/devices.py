@@ -1,4 +1,4 @@
-"""Which device the settings choose, and which backends there are. The public view of the registry."""
+"""Which device the settings choose, and which backends there are: the public view of the registry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from tridal import registry, settings
-from tridal.errors import UnknownDeviceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +30,27 @@ def backends() -> tuple[BackendStatus, ...]:
 
 
 def _status(entry: registry.Registered) -> BackendStatus:
-    if entry.backend is None:
+    backend = entry.backend
+    if backend is None:
         return BackendStatus(entry.name, entry.origin, None, False, entry.problem, None)
-    reason = registry.unavailable(entry.backend)
-    return BackendStatus(
-        entry.name, entry.origin, entry.backend.device_type, reason is None, reason, entry.backend.install
-    )
+    reason = entry.problem or registry.unavailable(backend)
+    return BackendStatus(entry.name, entry.origin, backend.device_type, reason is None, reason, backend.install)
 
 
 def device(name: str | None = None) -> torch.device:
-    """The `torch.device` that the settings choose, or that a name in their form stands for.
+    """The `torch.device` that the settings choose, or that a name in their form ("npu", "cuda:1") stands for.
 
     Raises UnknownDeviceError for a name that neither a backend nor torch has, and DeviceUnavailableError for a device
     that is not there.
     """
-    return torch.device(registry.resolve(name or settings.current().device, _torch_types())[1])
+    name = name or settings.current().device
+    return torch.device(registry.resolve(name, known_types=_known_to_torch(name))[1])
 
 
-def _torch_types() -> tuple[str, ...]:
-    """Device types that this torch was built to know and that need no backend of ours."""
-    names = ("cpu", "meta", "mps", "xpu", "hpu", "mtia", "cuda")
-    return tuple(name for name in names if _present(name))
-
-
-def _present(name: str) -> bool:
-    if name in ("cpu", "meta"):
-        return True
-    module = getattr(torch, name, None)
-    return module is not None and bool(module.is_available())
-
-
-__all__ = ["BackendStatus", "UnknownDeviceError", "backends", "device"]
+def _known_to_torch(name: str) -> tuple[str, ...]:
+    """The device type of a name, if this torch can allocate there without a backend of ours."""
+    try:
+        kind = torch.device(name).type
+        return (kind,) if torch.get_device_module(kind).is_available() else ()
+    except (RuntimeError, AttributeError):
+        return ()

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'cuda'?" when a known word is near, else "" - to be appended to a message."""
-    near = difflib.get_close_matches(word.lower(), sorted(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    """ "; did you mean 'cuda'?" when a known word is near, else "" - to be appended to a message. Case is ignored."""
+    spelling = {name.lower(): name for name in sorted(known)}
+    near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(spelling[name]) for name in near)}?" if near else ""
 
 
 class TridalError(Exception):
