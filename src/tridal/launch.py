@@ -83,6 +83,7 @@ class Call:
             "AXIS": 0 if p.layout == "inner" else 1,
             "ROWS": tile.rows,
             "COLS": tile.cols,
+            "STAGES": tile.num_stages,
         }
         run_time = {name: value for name, value in scalars.items() if name not in units}
         unspecialised = {"outer"} if p.layout == "inner" else {"outer", "inner"}

@@ -32,6 +32,7 @@ def forward_tile(
     out_ptr, in_ptr, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Whole rows in one tile: each element is read once and written once."""
     row = _indices(ROWS, AXIS, WIDE)
@@ -39,7 +40,7 @@ def forward_tile(
     in_offsets = row * in_inner + col * in_col
     out_offsets = row * out_inner + col * out_col
     tiles = tl.cdiv(inner, ROWS)
-    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0), num_stages=STAGES):
         block = tile // tiles
         first = (tile - block * tiles) * ROWS
         mask = (row < inner - first) & (col < cols)
@@ -58,6 +59,7 @@ def forward_looped(
     out_ptr, in_ptr, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Rows wider than a tile: one pass over column tiles for (max, sum) online, a second to normalise."""
     row = _indices(ROWS, AXIS, WIDE)
@@ -73,7 +75,7 @@ def forward_looped(
         target = _corner(out_ptr, block, first, out_outer, out_inner)
         top = tl.full([ROWS], -_INF, ACC)
         total = tl.zeros([ROWS], ACC)
-        for start in tl.range(0, cols, COLS):
+        for start in tl.range(0, cols, COLS, num_stages=STAGES):
             mask = row_mask & (col < cols - start)
             step = tl.cast(start, tl.int64) * in_col
             x = tl.load(source + step + in_offsets, mask=mask, other=-_INF).to(ACC)
@@ -84,7 +86,7 @@ def forward_looped(
             top = higher
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
-        for start in tl.range(0, cols, COLS):
+        for start in tl.range(0, cols, COLS, num_stages=STAGES):
             mask = row_mask & (col < cols - start)
             step = tl.cast(start, tl.int64)
             x = tl.load(source + step * in_col + in_offsets, mask=mask, other=-_INF).to(ACC) - top
@@ -97,6 +99,7 @@ def backward_tile(
     out_ptr, in_ptr, y_ptr, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dX = Y * (dY - sum(Y * dY)), or dX = dY - exp(Y) * sum(dY) for log_softmax. `in` is dY; Y has the strides of dX."""
     row = _indices(ROWS, AXIS, WIDE)
@@ -104,7 +107,7 @@ def backward_tile(
     in_offsets = row * in_inner + col * in_col
     out_offsets = row * out_inner + col * out_col
     tiles = tl.cdiv(inner, ROWS)
-    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0), num_stages=STAGES):
         block = tile // tiles
         first = (tile - block * tiles) * ROWS
         mask = (row < inner - first) & (col < cols)
@@ -121,6 +124,7 @@ def backward_looped(
     out_ptr, in_ptr, y_ptr, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of rows wider than a tile: one pass over column tiles for the sum, a second for dX."""
     row = _indices(ROWS, AXIS, WIDE)
@@ -136,7 +140,7 @@ def backward_looped(
         saved_ptr = _corner(y_ptr, block, first, out_outer, out_inner) + out_offsets
         target = _corner(out_ptr, block, first, out_outer, out_inner) + out_offsets
         total = tl.zeros([ROWS], ACC)
-        for start in tl.range(0, cols, COLS):
+        for start in tl.range(0, cols, COLS, num_stages=STAGES):
             mask = row_mask & (col < cols - start)
             step = tl.cast(start, tl.int64)
             dy = tl.load(dy_ptr + step * in_col, mask=mask, other=0.0).to(ACC)
@@ -146,7 +150,7 @@ def backward_looped(
                 y = tl.load(saved_ptr + step * out_col, mask=mask, other=0.0).to(ACC)
                 total += tl.sum(y * dy, AXIS)
         total = tl.expand_dims(total, AXIS)
-        for start in tl.range(0, cols, COLS):
+        for start in tl.range(0, cols, COLS, num_stages=STAGES):
             mask = row_mask & (col < cols - start)
             step = tl.cast(start, tl.int64)
             dy = tl.load(dy_ptr + step * in_col, mask=mask, other=0.0).to(ACC)

@@ -1,0 +1,100 @@
+"""Launch plans as data, for a device that is here or for an architecture that is not."""
+
+from __future__ import annotations
+
+from typing import cast, get_args
+
+import torch
+
+from tridal import launch, registry, settings
+from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, UnknownDeviceError, nearest
+from tridal.execute import dtype_name
+from tridal.geometry import geometry
+from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op, Problem
+
+
+def plan(
+    rows: int,
+    cols: int,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    op: str = "softmax",
+    dim: int = -1,
+    device: str | torch.device | None = None,
+    arch: str | None = None,
+) -> LaunchPlan:
+    """How a contiguous rows x cols matrix is reduced along `dim` (-1 along its rows, 0 along its columns), and why.
+
+    Args:
+        rows, cols: shape of the matrix, both at least 1.
+        dtype: its dtype, one of float16, bfloat16, float32, float64.
+        op: softmax, log_softmax, softmax_backward or log_softmax_backward.
+        dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
+        device: a device that is present, as settings name it; default: the one that the settings choose.
+        arch: an architecture that needn't be present (see `architectures`); what a plan needs to know of registers is
+            then compiled right here.
+
+    Raises PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError.
+    """
+    backend, properties = target(device, arch)
+    call = matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
+    if call.problem.dtype not in backend.dtypes:
+        raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
+    return launch.plan(call, backend, properties, registry.options(backend, settings.current()))
+
+
+def target(device: str | torch.device | None = None, arch: str | None = None) -> tuple[Backend, DeviceProperties]:
+    """The backend and the properties of a device that is present, or of an architecture by name."""
+    if arch is not None:
+        if device is not None:
+            raise PlanError("give a device or an arch, not both")
+        known = architectures()
+        if arch not in known:
+            raise UnknownDeviceError(
+                f"unknown architecture {arch!r}{nearest(arch, known)}; known are {', '.join(sorted(known))}"
+            )
+        return known[arch]
+    name = str(device) if device is not None else settings.current().device
+    backend, where = registry.resolve(name)
+    if backend is None:
+        raise DeviceUnavailableError(
+            f"{name!r} stands for {where} here, which torch computes without a plan: name an architecture that needn't "
+            f"be present (arch={next(iter(architectures()))!r}, ...) or ask for the interpreter"
+        )
+    return backend, backend.properties(torch.device(where).index or 0)
+
+
+def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
+    """Every architecture that a registered backend can plan for, by name."""
+    known = {}
+    for entry in registry.registered():
+        if entry.backend is not None and entry.problem is None:
+            known |= {name: (entry.backend, found) for name, found in entry.backend.architectures().items()}
+    return known
+
+
+def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim: int) -> launch.Call:
+    """The call that a contiguous, aligned rows x cols matrix makes."""
+    for name, value in (("rows", rows), ("cols", cols)):
+        if not isinstance(value, int) or value < 1:
+            raise PlanError(f"{name} must be a positive integer, got {value!r}")
+    if dim not in (-2, -1, 0, 1):
+        raise PlanError(f"dim must be -1 or 1 (along rows), 0 or -2 (along columns), got {dim!r}")
+    if op not in get_args(Op):
+        raise PlanError(f"unknown op {op!r}{nearest(op, get_args(Op))}; known are {', '.join(get_args(Op))}")
+    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+    if name not in ITEMSIZE:
+        raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
+    where = geometry((rows, cols), (cols, 1), dim % 2)
+    assert where is not None
+    problem = Problem(
+        op=cast(Op, op),
+        cols=where.cols,
+        inner=where.inner,
+        outer=where.outer,
+        dtype=name,
+        out_dtype=name,
+        saved_dtype=name,
+        layout=where.layout,
+    )
+    return launch.Call(problem, where, aligned=True)
