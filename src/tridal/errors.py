@@ -17,7 +17,7 @@ class TridalError(Exception):
     """Base of all errors that tridal raises on purpose."""
 
 
-class DTypeError(TridalError, RuntimeError, TypeError):
+class DTypeError(TridalError, NotImplementedError, TypeError):
     """A dtype that softmax has no meaning for, or that a backend cannot compute."""
 
 
@@ -25,7 +25,7 @@ class DimensionError(TridalError, IndexError):
     """A `dim` outside the tensor's dimensions."""
 
 
-class LayoutError(TridalError, RuntimeError, NotImplementedError):
+class LayoutError(TridalError, NotImplementedError):
     """A tensor that is not an ordinary strided one, for example a sparse one."""
 
 
