@@ -44,13 +44,17 @@ def device(name: str | None = None) -> torch.device:
     that is not there.
     """
     name = name or settings.current().device
-    return torch.device(registry.resolve(name, known_types=_known_to_torch(name))[1])
+    return torch.device(registry.resolve(name, TORCH_TYPES)[1])
 
 
-def _known_to_torch(name: str) -> tuple[str, ...]:
-    """The device type of a name, if this torch can allocate there without a backend of ours."""
-    try:
-        kind = torch.device(name).type
-        return (kind,) if torch.get_device_module(kind).is_available() else ()
-    except (RuntimeError, AttributeError):
-        return ()
+class _TorchTypes:
+    """Names of the device types that this torch can allocate on without a backend of ours, to be asked `in`."""
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return bool(torch.get_device_module(torch.device(str(name)).type).is_available())
+        except (RuntimeError, AttributeError):
+            return False
+
+
+TORCH_TYPES = _TorchTypes()

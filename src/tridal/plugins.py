@@ -1,6 +1,6 @@
-"""Plugins: entry points of the group `tridal.backends` become backends, or a problem in words. One never harms another.
+"""Plugins: entry points of the group `tridal.backends` become backends, or a problem in words. None harms another.
 
-A plugin is loaded in isolation: whatever it raises, lacks or claims is recorded with it and logged once.
+A plugin is loaded in isolation: whatever it raises, lacks or wrongly claims is recorded with it and logged once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from tridal.errors import words
 from tridal.settings import found
 from tridal.types import Backend, Option
 
 GROUP = "tridal.backends"
 BUNDLED = "tridal"
 """The distribution whose backends come first."""
-RESERVED = "auto"
+AUTO = "auto"
+"""What settings call the best device present, and no backend can be called."""
 
+# Names become parts of the variables TRIDAL_<BACKEND>_<OPTION>: a backend's ends at the first underscore.
 _NAME = re.compile(r"[a-z][a-z0-9]*")
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DATA: Mapping[str, type] = {
@@ -48,57 +49,59 @@ class Registered:
     backend: Backend | None
     problem: str | None = None
 
+    @property
+    def order(self) -> tuple[bool, str]:
+        """Sorts the bundled backends first, then by name."""
+        return self.origin.partition(" ")[0] != BUNDLED, self.name
 
-def _ordered(entries: Iterable[Registered]) -> tuple[Registered, ...]:
-    return tuple(sorted(entries, key=lambda entry: (entry.origin.partition(" ")[0] != BUNDLED, entry.name)))
 
-
-def _discovered() -> Iterator[Registered]:
-    owners: dict[str, str] = {}
+def discover() -> list[Registered]:
+    """Loads all entry points. Of two with one name, the bundled distribution's holds, else the first by distribution."""
+    holders: dict[str, str] = {}
+    entries = []
     for origin, point in sorted(_entry_points(), key=lambda item: (item[0].partition(" ")[0] != BUNDLED, item[0])):
-        if point.name in owners:
-            entry = Registered(point.name, origin, None, f"shadowed by the backend of that name of {owners[point.name]}")
+        if point.name in holders:
+            entry = Registered(point.name, origin, None, f"shadowed: {holders[point.name]} has a backend of that name")
         else:
-            owners[point.name] = origin
-            entry = _loaded(point, origin)
+            holders[point.name] = origin
+            entry = _load(point, origin)
         if entry.problem:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.problem)
-        yield entry
+        entries.append(entry)
+    return entries
 
 
 def _entry_points() -> Iterator[tuple[str, metadata.EntryPoint]]:
     seen: set[str] = set()
-    for distribution in metadata.distributions():  # not metadata.entry_points(): one unreadable file would end it all
+    for distribution in metadata.distributions():  # metadata.entry_points() would end at the first unreadable file
         try:
             points = distribution.entry_points.select(group=GROUP)
-            name = _canonical(distribution.metadata["Name"]) if points else ""
-            origin = f"{name} {distribution.version}" if points else ""
+            if not points:
+                continue
+            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+            origin = f"{name} {distribution.version}"
         except Exception as error:
-            _log.debug("a distribution's entry points cannot be read: %s", _words(error))
+            _log.debug("the entry points of a distribution cannot be read: %s", words(error))
             continue
-        if name not in seen:  # a distribution that is on the path twice is imported from the first place
+        if name not in seen:  # one that is on the path twice is imported from the first place
+            seen.add(name)
             yield from ((origin, point) for point in points)
-        seen |= {name} - {""}
 
 
-def _canonical(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def _loaded(point: metadata.EntryPoint, origin: str) -> Registered:
+def _load(point: metadata.EntryPoint, origin: str) -> Registered:
     try:
         backend = point.load()
-        problem = _problem(point.name, backend)
+        problem = problem_with(backend, point.name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
-        problem = f"it could not be loaded: {_words(error)}"
+    except BaseException as error:  # SystemExit, too
         _log.debug("loading backend %r of %s", point.name, origin, exc_info=True)
+        problem = f"it could not be loaded: {words(error)}"
     return Registered(point.name, origin, None if problem else backend, problem)
 
 
-def _problem(name: str, backend: Any) -> str | None:
-    """What a would-be backend lacks, or None."""
+def problem_with(backend: Any, name: str) -> str | None:
+    """What a would-be backend lacks or has wrong, or None. `name` is what its entry point is called."""
     if inspect.isclass(backend):
         return f"expected an instance or a module, found the class {backend.__name__!r}"
     missing = [member for member in (*_DATA, *_METHODS) if not hasattr(backend, member)]
@@ -111,25 +114,30 @@ def _problem(name: str, backend: Any) -> str | None:
         if not callable(getattr(backend, member)):
             return f"{member}: expected a method, found {found(getattr(backend, member))}"
     if backend.name != name:
-        return f"its entry point is called {name!r} but its name is {backend.name!r}"
+        return f"its entry point is called {name!r}, but its name is {backend.name!r}"
     if name == AUTO or not _NAME.fullmatch(name):
-        return f"name: expected lower-case letters and digits, and not 'auto', found {name!r}"
-    for key, option in backend.options.items():
-        if not (isinstance(key, str) and _OPTION_NAME.fullmatch(key)):
-            return f"options: expected lower-case letters, digits and underscores as a name, found {key!r}"
-        if not isinstance(option, Option):
-            return f"options: {key}: expected an Option, found {found(option)}"
-        if not _accepted(option, option.default):
-            return f"options: {key}: its default {found(option.default)} is not {option.expected}"
+        return f"name: expected lower-case letters and digits, and not {AUTO!r}, found {name!r}"
+    return next(filter(None, (_problem_with_option(key, option) for key, option in backend.options.items())), None)
+
+
+def _problem_with_option(key: object, option: object) -> str | None:
+    if not isinstance(key, str) or not _OPTION_NAME.fullmatch(key):
+        return f"options: expected a name of lower-case letters, digits and underscores, found {key!r}"
+    if not isinstance(option, Option):
+        return f"options: {key}: expected an Option, found {found(option)}"
+    if not accepts(option, option.default):
+        return f"options: {key}: expected {option.expected}, found its default {found(option.default)}"
     return None
 
 
-def _accepted(option: Option, value: object) -> bool:
+def accepts(option: Option, value: object) -> bool:
+    """Whether a value will do for an option, whatever its type."""
     try:
         return bool(option.accepts(value))
     except Exception:  # say, a comparison of text with a number
         return False
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
+    """An exception on one line."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

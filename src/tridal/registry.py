@@ -1,54 +1,46 @@
-"""Backends by name: those that entry points offer and those made in code; which one serves what, and with which options.
+"""Backends by name: those that plugins offer and those made in code; who serves what, and with which options.
 
-Nothing is discovered or loaded on import. Every plugin is loaded in isolation: one that is broken is recorded with its
-problem, logged once, and harms nobody.
+Nothing is discovered or loaded on import, but on first need.
 """
 
 from __future__ import annotations
 
-import inspect
-import logging
-import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
+from tridal import plugins
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
-from tridal.settings import DEVICE_FORM, FIELDS, VARIABLES, Settings, current, found, variable
-from tridal.types import Backend, Option
+from tridal.plugins import AUTO, Registered
+from tridal.settings import DEVICE_FORM, ENVIRONMENT, FIELDS, VARIABLES, Settings, current, found, variable
+from tridal.types import Backend
 
-GROUP = "tridal.backends"
-BUNDLED = "tridal"
-"""The distribution whose backends come first."""
+__all__ = [
+    "Registered",
+    "available",
+    "check_backends",
+    "check_device",
+    "clear",
+    "get",
+    "options",
+    "register",
+    "registered",
+    "resolve",
+    "serving",
+    "unavailable",
+    "unregister",
+]
+
 IN_CODE = "registered in code"
-AUTO = "auto"
 HOST = "cpu"
-TORCH_ONLY = ("cpu", "meta")
-"""Device types that every torch has and that need no backend."""
-
-_NAME = re.compile(r"[a-z][a-z0-9]*")
-_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_DATA: Mapping[str, type] = {
-    "name": str,
-    "device_type": str,
-    "dtypes": AbstractSet,
-    "interpreted": bool,
-    "options": Mapping,
-    "install": str,
-}
-_METHODS = tuple(name for name, member in vars(Backend).items() if inspect.isfunction(member) and name[0] != "_")
-
-_log = logging.getLogger("tridal")
-
+TORCH_ONLY = (HOST, "meta")
+"""Device types that every torch has, whether or not a backend serves them."""
 
 _lock = threading.RLock()
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
-_served: dict[tuple[str, str], Backend | None] = {}
 _checked: Settings | None = None
+_served: dict[tuple[str, str], Backend | None] = {}
 
 
 def registered() -> tuple[Registered, ...]:
@@ -62,7 +54,7 @@ def registered() -> tuple[Registered, ...]:
         if _entries is None:
             _discovering = True
             try:
-                _entries = _ordered(_discovered())
+                _entries = _ordered(plugins.discover())
             finally:
                 _discovering = False
         return _entries
@@ -84,11 +76,11 @@ def get(name: str) -> Backend:
 
 
 def unavailable(backend: Backend) -> str | None:
-    """Why a backend can't run here, or None; that its plugin fails at telling so is a reason, too."""
+    """Why a backend can't run here, or None. That its plugin fails at telling so is a reason, too."""
     try:
         reason = backend.unavailable()
     except Exception as error:
-        return f"its plugin failed to tell: {_words(error)}"
+        return f"its plugin failed to tell: {plugins.words(error)}"
     return None if reason is None else str(reason)
 
 
@@ -96,7 +88,8 @@ def available(name: str) -> Backend:
     """The backend of that name, which can run here.
 
     Raises:
-        DeviceUnavailableError: saying what is missing and how to get it; and as `get`.
+        DeviceUnavailableError: it can't; says what is missing and how to get it.
+        UnknownDeviceError, PluginError: as `get`.
     """
     backend = get(name)
     reason = unavailable(backend)
@@ -105,49 +98,50 @@ def available(name: str) -> Backend:
     return backend
 
 
-def serving(device_type: str, settings: Settings | None = None, known_types: Iterable[str] = ()) -> Backend | None:
-    """Who serves tensors of that `torch.device.type`: the backend that the settings name, if that is its type; else
-    the first that is available and not interpreted; else nobody. Cheap when asked again.
+def serving(device_type: str, settings: Settings | None = None, known_types: Container[str] = ()) -> Backend | None:
+    """Who serves tensors of that `torch.device.type`; nobody is None. Cheap when asked again.
+
+    It is the backend that the settings name, if that is its type, else the first that is available and not interpreted.
 
     Raises:
-        UnknownDeviceError: the settings name a device that no backend has, nor torch as far as `known_types` tells.
-        DeviceUnavailableError, PluginError: as `available`, for the backend that the settings name.
+        UnknownDeviceError: the settings name a device that neither a backend nor torch (`known_types`) has.
+        DeviceUnavailableError, PluginError: as `available`, for a backend that the settings name.
         SettingsError: as `check_backends`.
     """
     settings = settings or current()
-    if settings is _checked:
-        try:
-            return _served[device_type, settings.device]
-        except KeyError:
-            pass
-    _check(settings)
+    if settings is not _checked:
+        _check(settings)
+    try:
+        return _served[device_type, settings.device]
+    except KeyError:
+        pass
     with _lock:
         backend = _served[device_type, settings.device] = _chosen(device_type, settings, known_types)
         return backend
 
 
-def resolve(name: str, known_types: Iterable[str] = ()) -> tuple[Backend | None, str]:
+def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None, str]:
     """The backend and the torch device string that a device in the settings' form stands for.
 
-    "auto" is the best accelerator present, else the CPU. A backend's name is that backend, which has to be available.
-    A device type of torch's own (`known_types`, besides "cpu" and "meta") is itself, with whoever serves it or None.
+    "auto" is the first accelerator that is available, else the CPU. A backend's name is that backend, which has to be
+    available. A device type is itself, with whoever serves it or None: "cpu", "meta", a backend's, or in `known_types`.
 
     Raises:
         UnknownDeviceError: a name that is none of these.
         DeviceUnavailableError: a backend that can't run here, or an index beyond the devices present.
-        PluginError: a backend whose plugin can't be used.
+        PluginError: a backend whose plugin cannot be used.
     """
     kind, index = _split(name)
     if kind == AUTO:
         backend = next((b for b in _candidates() if b.device_type != HOST), None) or _first(HOST)
         kind = HOST if backend is None else backend.device_type
-    elif _entry(kind):
+    elif _entry(kind) is not None:
         backend = available(kind)
         kind = backend.device_type
-    elif kind in _types(known_types):
+    elif _is_type(kind, known_types):
         backend = _first(kind)
     else:
-        raise _unknown(kind, known_types)
+        raise _unknown(kind)
     if index is None:
         return backend, kind
     if backend is not None and index >= (count := backend.device_count()):
@@ -160,18 +154,16 @@ def register(backend: Backend) -> None:
     """Adds a backend made in code, for a notebook or a test.
 
     Raises:
-        PluginError: it lacks something, or its name is taken.
+        PluginError: it lacks something or has it wrong, or its name is taken.
     """
     global _entries
-    name = getattr(backend, "name", None)
-    problem = _problem(name if isinstance(name, str) else "", backend)
-    if problem:
-        raise PluginError(f"backend {name!r} cannot be registered: {problem}")
+    name = str(getattr(backend, "name", None))
     with _lock:
-        taken = _entry(backend.name)
-        if taken:
-            raise PluginError(f"backend {name!r} cannot be registered: {taken.origin} has that name")
-        _entries = _ordered([*registered(), Registered(backend.name, IN_CODE, backend)])
+        taken = _entry(name)
+        problem = f"{taken.origin} has that name" if taken else plugins.problem_with(backend, name)
+        if problem:
+            raise PluginError(f"backend {name!r} cannot be registered: {problem}")
+        _entries = _ordered([*registered(), Registered(name, IN_CODE, backend)])
         _forget_choices()
 
 
@@ -183,16 +175,15 @@ def unregister(name: str) -> None:
     """
     global _entries
     with _lock:
-        entry = _entry(name)
-        if entry is None or entry.origin != IN_CODE:
-            made = [e.name for e in registered() if e.origin == IN_CODE]
+        made = {entry.name: entry for entry in registered() if entry.origin == IN_CODE}
+        if name not in made:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, made)}")
-        _entries = tuple(e for e in registered() if e is not entry)
+        _entries = tuple(entry for entry in registered() if entry is not made[name])
         _forget_choices()
 
 
 def clear() -> None:
-    """Forgets everything, backends made in code included; entry points are discovered again on next need."""
+    """Forgets everything, backends made in code included; plugins are discovered again on next need."""
     global _entries
     with _lock:
         _entries = None
@@ -200,26 +191,26 @@ def clear() -> None:
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:
-    """A value for each of the backend's options: as the settings have it, else its default.
+    """A value for each of the backend's options: what the settings have, else its default.
 
     Raises:
         SettingsError: naming source, key, what was expected and what was found.
     """
     given = settings.backends.get(backend.name, {})
     for key, value in given.items():
-        where = f"{settings.sources[f'backends.{backend.name}.{key}']}: backends.{backend.name}.{key}"
-        option = backend.options.get(key)
-        if option is None:
-            near = nearest(key, backend.options)
+        dotted = f"backends.{backend.name}.{key}"
+        where = f"{settings.sources[dotted]}: {dotted}"
+        if key not in backend.options:
             known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
+            near = nearest(key, backend.options)
             raise SettingsError(f"{where}: backend {backend.name!r} has no such option{near} ({known})")
-        if not _accepted(option, value):
-            raise SettingsError(f"{where}: expected {option.expected}, found {found(value)}")
+        if not plugins.accepts(backend.options[key], value):
+            raise SettingsError(f"{where}: expected {backend.options[key].expected}, found {found(value)}")
     return {key: given.get(key, option.default) for key, option in backend.options.items()}
 
 
 def check_backends(settings: Settings) -> None:
-    """Checks every backend's section of the settings; one whose plugin is broken can't be, and is left alone.
+    """Checks every backend's section of the settings; where its plugin is broken that can't be done, and isn't.
 
     Raises:
         SettingsError: as `options`, and for a section of a backend that nobody registered.
@@ -228,22 +219,30 @@ def check_backends(settings: Settings) -> None:
         entry = _entry(name)
         if entry is None:
             key = f"backends.{name}.{next(iter(section))}"
-            source = settings.sources[key]
             near = nearest(name, _names())
-            if source.startswith("environment "):  # perhaps it was not meant to be a backend's option at all
-                near = nearest(source.removeprefix("environment "), _variables()) or near
-            raise SettingsError(
-                f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(_names())})"
-            )
+            if settings.sources[key].startswith(ENVIRONMENT):  # perhaps not meant to be a backend's option at all
+                near = nearest(settings.sources[key].removeprefix(ENVIRONMENT), _variables()) or near
+            known = ", ".join(_names())
+            raise SettingsError(f"{settings.sources[key]}: {key}: no backend is called {name!r}{near} (known: {known})")
         if entry.backend is not None:
             options(entry.backend, settings)
 
 
+def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
+    """Checks that the device of the settings is "auto", a backend's name, or a device type; present or not.
+
+    Raises:
+        UnknownDeviceError: it is none of them; says where the setting came from.
+    """
+    name, _ = _split(settings.device)
+    if name != AUTO and _entry(name) is None and not _is_type(name, known_types):
+        raise _unknown(name, f"{settings.sources['device']}: device: ")
+
+
 def _check(settings: Settings) -> None:
     global _checked
-    if settings is not _checked:
-        check_backends(settings)
-        _checked = settings
+    check_backends(settings)
+    _checked = settings
 
 
 def _forget_choices() -> None:
@@ -252,19 +251,12 @@ def _forget_choices() -> None:
     _checked = None
 
 
-def _chosen(device_type: str, settings: Settings, known_types: Iterable[str]) -> Backend | None:
-    name, _ = _split(settings.device)
-    if name == AUTO:
-        return _first(device_type)
-    if _entry(name) is not None:
-        return available(name) if get(name).device_type == device_type else _first(device_type)
-    if name != device_type and name not in _types(known_types):
-        raise _unknown(name, known_types, settings.sources["device"])
-    return _first(device_type)
+def _ordered(entries: Iterable[Registered]) -> tuple[Registered, ...]:
+    return tuple(sorted(entries, key=lambda entry: entry.order))
 
 
-def _first(device_type: str) -> Backend | None:
-    return next((backend for backend in _candidates() if backend.device_type == device_type), None)
+def _entry(name: str) -> Registered | None:
+    return next((entry for entry in registered() if entry.name == name), None)  # one that is shadowed comes later
 
 
 def _candidates() -> Iterator[Backend]:
@@ -274,22 +266,17 @@ def _candidates() -> Iterator[Backend]:
             yield entry.backend
 
 
-def _entry(name: str) -> Registered | None:
-    entries = [entry for entry in registered() if entry.name == name]
-    return entries[-1] if entries else None
+def _first(device_type: str) -> Backend | None:
+    return next((backend for backend in _candidates() if backend.device_type == device_type), None)
 
 
-def _names() -> list[str]:
-    return sorted({entry.name for entry in registered()})
-
-
-def _types(known_types: Iterable[str]) -> set[str]:
-    return {*TORCH_ONLY, *known_types, *(e.backend.device_type for e in registered() if e.backend is not None)}
-
-
-def _variables() -> list[str]:
-    backends = [entry.backend for entry in registered() if entry.backend is not None]
-    return [*VARIABLES, *map(variable, FIELDS), *(variable(b.name, option) for b in backends for option in b.options)]
+def _chosen(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
+    name, _ = _split(settings.device)
+    if name != device_type:
+        check_device(settings, known_types)
+    if _entry(name) is not None and get(name).device_type == device_type:
+        return available(name)
+    return _first(device_type)
 
 
 def _split(name: str) -> tuple[str, int | None]:
@@ -299,9 +286,20 @@ def _split(name: str) -> tuple[str, int | None]:
     return form["name"], None if form["index"] is None else int(form["index"])
 
 
-def _unknown(name: str, known_types: Iterable[str] = (), source: str | None = None) -> UnknownDeviceError:
-    known = sorted({AUTO, *_names(), *TORCH_ONLY, *known_types})
-    where = f"{source}: device: " if source else ""
+def _unknown(name: str, where: str = "") -> UnknownDeviceError:
+    known = sorted({AUTO, *_names(), *TORCH_ONLY})
     return UnknownDeviceError(f"{where}no device is called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
 
 
+def _names() -> list[str]:
+    return sorted({entry.name for entry in registered()})
+
+
+def _is_type(kind: str, known_types: Container[str]) -> bool:
+    served = (entry.backend.device_type for entry in registered() if entry.backend is not None)
+    return kind in TORCH_ONLY or kind in known_types or kind in served
+
+
+def _variables() -> list[str]:
+    backends = [entry.backend for entry in registered() if entry.backend is not None]
+    return [*VARIABLES, *map(variable, FIELDS), *(variable(b.name, option) for b in backends for option in b.options)]

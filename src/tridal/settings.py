@@ -50,6 +50,7 @@ VARIABLES: Mapping[str, str] = {"TRIDAL_CONFIG": "path of the YAML file"}
 
 PREFIX = "TRIDAL_"
 DEFAULT = "default"
+ENVIRONMENT = "environment "
 
 _Layer: TypeAlias = dict[KeyPath, tuple[object, str]]
 
@@ -184,10 +185,10 @@ def _environment_layer(environment: Mapping[str, str]) -> _Layer:
         if not all(keys):
             known = [*VARIABLES, *map(variable, FIELDS)]
             raise SettingsError(
-                f"environment {name}: no such setting{nearest(name, known)} (known: {', '.join(known)}, and "
+                f"{ENVIRONMENT}{name}: no such setting{nearest(name, known)} (known: {', '.join(known)}, and "
                 f"{PREFIX}<BACKEND>_<OPTION>)"
             )
-        layer[keys] = _checked(keys, yaml_file.scalar(text), f"environment {name}")
+        layer[keys] = _checked(keys, yaml_file.scalar(text), ENVIRONMENT + name)
     return layer
 
 

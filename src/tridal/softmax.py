@@ -10,6 +10,7 @@ import torch
 
 from tridal import registry, settings
 from tridal.autograd import differentiable
+from tridal.devices import TORCH_TYPES
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError
 from tridal.execute import dtype_name, log
 from tridal.types import Backend
@@ -52,7 +53,7 @@ _TORCH = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 
 def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
     try:
-        backend = registry.serving(input.device.type, settings.current())
+        backend = registry.serving(input.device.type, settings.current(), TORCH_TYPES)
         if backend is not None:
             return _on_backend(backend, name, input, dim, dtype, stream)
         if stream is None and settings.current().fallback == "torch":

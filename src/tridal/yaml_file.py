@@ -71,7 +71,9 @@ def _data(
         name = str(key.value)
         here = (*keys, name)
         if name in data:
-            raise SettingsError(f"{path}:{line}: {'.'.join(here)}: the key is on line {lines[here]} already; remove one")
+            raise SettingsError(
+                f"{path}:{line}: {'.'.join(here)}: the key is on line {lines[here]} already; remove one"
+            )
         lines[here] = line
         data[name] = _data(loader, value, here, depth - 1, path, lines)
     return data
@@ -92,7 +94,7 @@ def scalar(text: str) -> object:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if isinstance(node, yaml.ScalarNode):
-            return loader.construct_object(node)  # type: ignore[no-untyped-call]
+            return loader.construct_object(node)
     except (yaml.YAMLError, ValueError, OverflowError):
         pass
     return text
