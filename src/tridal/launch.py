@@ -1,8 +1,8 @@
 """The only place that touches Triton objects: variants, compilation, resources, and launches on a stream.
 
 A variant is everything that a compiled kernel was specialised on, so two launches that share one are interchangeable.
-Triton itself is imported on first use. The interpreter needs `TRITON_INTERPRET=1` at that moment and runs beside compiled
-kernels from then on, because the one source is loaded once as compiled and once as interpreted functions.
+Triton itself is imported on first use. Compiled and interpreted kernels run side by side in one process: the one source is
+loaded once as compiled and once as interpreted functions, and `tridal.interpreting` does the like for Triton's own library.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +20,7 @@ from typing import Any
 
 from tridal.errors import PlanError, PluginError
 from tridal.geometry import Geometry
+from tridal.interpreting import interpret_flag, interpreted_library, interpreting
 from tridal.types import Backend, DeviceProperties, LaunchPlan, Problem, Resources, Tile
 
 _SOURCE = Path(__file__).with_name("kernels") / "softmax.py"
@@ -139,6 +139,11 @@ def compile_variant(variant: Variant, target: tuple[str, int | str, int]) -> Any
     """Triton's CompiledKernel of a variant for a target (backend, architecture, warp size), present or not."""
     with _LOCK:
         triton = _import_triton()
+        if interpreted_library(triton):
+            raise PluginError(
+                "Triton was imported with TRITON_INTERPRET=1, and can't compile in this process: unset that variable "
+                "(tridal's interpreter does without it)"
+            )
         from triton.backends.compiler import GPUTarget
 
         kernel = getattr(_kernels(interpreted=False), variant.kernel)
@@ -191,7 +196,7 @@ def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties
 def _bind_interpreted(call: Call, launch_plan: LaunchPlan) -> Launch:
     variant = call.variant(launch_plan.tile)
     with _LOCK:
-        triton = _import_triton(interpreted=True)
+        triton = _import_triton()
         kernel = getattr(_kernels(interpreted=True), variant.kernel)[(launch_plan.programs,)]
     constants = _constants(variant, triton)
     scalars = {name: value for name, value in call.scalars().items() if name not in constants}
@@ -200,47 +205,17 @@ def _bind_interpreted(call: Call, launch_plan: LaunchPlan) -> Launch:
         import numpy
 
         names = [name for name, _ in variant.types][: len(tensors)]
-        with _LOCK, _interpreting(True), numpy.errstate(all="ignore"):
+        with _LOCK, interpreting(triton), numpy.errstate(all="ignore"):
             kernel(**dict(zip(names, tensors, strict=True)), **scalars, **constants)
 
     return launch
 
 
-def interpreter_ready() -> str | None:
-    """Why the interpreter can't be used in this process, or None."""
-    try:
-        with _LOCK:
-            _import_triton(interpreted=True)
-    except (PluginError, ImportError) as error:
-        return str(error)
-    return None
-
-
-def _import_triton(interpreted: bool = False) -> ModuleType:
-    """Triton, imported so that it can interpret if that is wanted: its own library is decorated at first import."""
-    with _interpreting(True) if interpreted and "triton" not in sys.modules else contextlib.nullcontext():
+def _import_triton() -> ModuleType:
+    with interpret_flag(False) if "triton" not in sys.modules else contextlib.nullcontext():
         import triton
         import triton.language
-    if interpreted and type(triton.language.sum).__name__ != "InterpretedFunction":
-        raise PluginError(
-            "Triton was imported for compiling before its interpreter was asked for, and can't change that in this "
-            "process: set TRITON_INTERPRET=1 in the environment, or import triton after the first interpreted call"
-        )
     return triton  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _interpreting(on: bool) -> Iterator[None]:
-    """Sets TRITON_INTERPRET, which Triton reads when it decorates a function and while it interprets one."""
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1" if on else "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
 
 
 @functools.cache
@@ -249,7 +224,7 @@ def _kernels(interpreted: bool) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tridal.kernels.softmax_{'interpreted' * interpreted}", _SOURCE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with _interpreting(interpreted):
+    with interpret_flag(interpreted):
         spec.loader.exec_module(module)
     return module
 
