@@ -1,8 +1,8 @@
 """Triton's interpreter beside its compiler: both in one process, in any order.
 
-Triton decides on import whether its own library (`tl.sum`, `tl.cdiv`, ...) is compiled or interpreted, and its interpreter
-patches `triton.language` without taking everything back. So the library is always imported to be compiled, and lent an
-interpreted twin of each of its functions for as long as a kernel is interpreted.
+Triton decides on import whether its own library (`tl.sum`, `tl.cdiv`, ...) is compiled or interpreted, and its
+interpreter patches `triton.language` without taking everything back. So the library is always imported to be compiled,
+and lent an interpreted twin of each of its functions for as long as a kernel is interpreted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def interpret_flag(on: bool) -> Iterator[None]:
 
 @functools.cache
 def _twins(triton: ModuleType) -> tuple[tuple[ModuleType, str, Any, Any], ...]:
-    """Of each compiled function of Triton's library: the module, the name it goes by there, it, and its interpreted twin."""
+    """Module, name, compiled function and interpreted twin, for every function of Triton's library that is compiled."""
     from triton.runtime.interpreter import InterpretedFunction
 
     functions = [

@@ -1,8 +1,8 @@
 """The only place that touches Triton objects: variants, compilation, resources, and launches on a stream.
 
 A variant is everything that a compiled kernel was specialised on, so two launches that share one are interchangeable.
-Triton itself is imported on first use. Compiled and interpreted kernels run side by side in one process: the one source is
-loaded once as compiled and once as interpreted functions, and `tridal.interpreting` does the like for Triton's own library.
+Triton itself is imported on first use. Compiled and interpreted kernels run side by side in one process: the one source
+is loaded once as compiled and once as interpreted functions; `tridal.interpreting` does the like for Triton's library.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+"""Interpreter and compiler share a process, in any order, and each finds Triton as it needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+PREAMBLE = """
+import torch, tridal
+def interpret(cols):
+    x = torch.randn(5, cols)
+    with tridal.use(device="interpreter", fallback="error"):
+        assert torch.allclose(tridal.softmax(x), torch.softmax(x, -1))
+def compile(dtype):
+    assert tridal.plan(64, 100, dtype=dtype, arch=ARCH).resources.registers > 0
+ARCH = next(name for name, (_, p) in tridal.planning.architectures().items() if p.target and p.registers)
+"""
+
+
+def run(script: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "TRITON_CACHE_DIR": str(cache), **environment}
+    variables = {name: value for name, value in variables.items() if value}
+    return subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("flag", ["", "1"])
+def test_any_order(tmp_path: Path, flag: str) -> None:
+    order = 'interpret(7); compile("float32"); interpret(9); compile("float16"); interpret(7)'
+    result = run(PREAMBLE + order, tmp_path, TRITON_INTERPRET=flag)
+    assert result.returncode == 0, result.stderr
+
+
+def test_compiling_first(tmp_path: Path) -> None:
+    result = run(PREAMBLE + 'compile("float32"); interpret(7); compile("bfloat16")', tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_says_why_it_cannot_compile(tmp_path: Path) -> None:
+    script = "import triton, triton.language\n" + PREAMBLE + 'interpret(7); compile("float32")'
+    result = run(script, tmp_path, TRITON_INTERPRET="1")
+    assert result.returncode != 0
+    assert "unset that variable" in result.stderr
+    assert "interpret(7)" not in result.stderr, "interpreting works with the library that Triton decorated itself"
