@@ -56,7 +56,7 @@ class Registered:
 
 
 def discover() -> list[Registered]:
-    """Loads all entry points. Of two with one name, the bundled distribution's holds, else the first by distribution."""
+    """Loads all entry points. Of two with one name, the bundled distribution's holds, else the first distribution's."""
     holders: dict[str, str] = {}
     entries = []
     for origin, point in sorted(_entry_points(), key=lambda item: (item[0].partition(" ")[0] != BUNDLED, item[0])):

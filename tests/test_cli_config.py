@@ -1,0 +1,179 @@
+"""`tridal config`: what it prints, what it says of bad files, and the ready files in configs/."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from tridal import registry, settings
+from tridal.cli.config import config, effective
+from tridal.errors import SettingsError, TridalError, UnknownDeviceError
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+NAMES = ["cuda", "default", "interpreter", "npu"]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """An empty working folder and user folder, and no variable set."""
+    for name in [name for name in os.environ if name.startswith("TRIDAL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    settings._base = None
+    yield tmp_path
+    settings._base = None
+
+
+def run(*arguments: str):
+    app = typer.Typer()
+    app.command()(config)
+    return CliRunner().invoke(app, arguments)
+
+
+def printed(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(kind: type[TridalError], *arguments: str) -> str:
+    """The message of an error that the command raises, for the app to print; the exit code is then not 0."""
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, kind)
+    return str(result.exception)
+
+
+def test_json_has_every_value_with_its_source(home, monkeypatch):
+    (home / "tridal.yaml").write_text("fallback: error\n")
+    monkeypatch.setenv("TRIDAL_DEVICE", "cpu")
+    monkeypatch.setenv("TRIDAL_INTERPRETER_NUM_PROGRAMS", "2")
+    report = json.loads(printed("--json"))
+    assert report.keys() == {"file", "settings"}
+    assert report["file"] == "tridal.yaml"
+    assert report["settings"]["device"] == {"value": "cpu", "source": "environment TRIDAL_DEVICE"}
+    assert report["settings"]["fallback"] == {"value": "error", "source": "tridal.yaml:1"}
+    assert report["settings"]["backends.interpreter.num_programs"] == {
+        "value": 2,
+        "source": "environment TRIDAL_INTERPRETER_NUM_PROGRAMS",
+    }
+
+
+def test_json_without_a_file_lists_the_defaults_of_every_backend():
+    report = json.loads(printed("--json"))
+    assert report["file"] is None
+    assert {row["source"] for row in report["settings"].values()} == {"default"}
+    backends = [entry.backend for entry in registry.registered() if entry.backend is not None]
+    options = {f"backends.{backend.name}.{option}" for backend in backends for option in backend.options}
+    assert report["settings"].keys() == {"device", "fallback"} | options
+
+
+def test_the_table_says_the_same_to_people(home):
+    (home / "tridal.yaml").write_text("\nfallback: error\n")
+    table = printed()
+    (row,) = [line for line in table.splitlines() if "fallback" in line]
+    assert "error" in row
+    assert "tridal.yaml:2" in row
+    assert "settings file: tridal.yaml" in table
+    (row,) = [line for line in table.splitlines() if "device" in line]
+    assert "auto" in row
+    assert "default" in row
+
+
+def test_the_table_says_that_there_is_no_file():
+    assert "no settings file" in printed()
+
+
+def test_bad_settings_are_raised_for_the_app_to_print(home):
+    (home / "tridal.yaml").write_text("backends:\n  interpreter:\n    num_programs: none\n")
+    said = refused(SettingsError)
+    assert said.startswith("tridal.yaml:3: backends.interpreter.num_programs: expected ")
+    assert said.endswith("found 'none'")
+    (home / "tridal.yaml").write_text("device: interpeter\n")
+    settings.reload()
+    assert "tridal.yaml:1: device: no device is called 'interpeter'" in refused(UnknownDeviceError, "--json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ready_files_are_sound(name):
+    file = str(CONFIGS / f"{name}.yaml")
+    assert printed("--check", file) == f"{file}: ok\n"
+    report = json.loads(printed("--check", file, "--json"))
+    assert (report["file"], report["ok"]) == (file, True)
+    assert report["settings"]["device"]["value"] == {"default": "auto"}.get(name, name)
+
+
+def test_there_is_a_ready_file_for_every_bundled_backend_and_no_other():
+    bundled = [entry.name for entry in registry.registered() if entry.origin.startswith("tridal ")]
+    assert sorted([*bundled, "default"]) == sorted(file.stem for file in CONFIGS.iterdir()) == NAMES
+
+
+def test_the_default_file_is_the_defaults_in_the_code():
+    written = effective(settings.read_file(CONFIGS / "default.yaml"))
+    bundled = {"device", "fallback"} | {
+        f"backends.{entry.name}.{option}"
+        for entry in registry.registered()
+        if entry.origin.startswith("tridal ") and entry.backend is not None
+        for option in entry.backend.options
+    }
+    assert {key for key, row in written.items() if row["source"] != "default"} == bundled
+    in_code = effective(settings.current())
+    assert {key: written[key]["value"] for key in bundled} == {key: in_code[key]["value"] for key in bundled}
+
+
+def test_the_default_file_names_the_variable_of_every_setting():
+    text = (CONFIGS / "default.yaml").read_text()
+    data = yaml.safe_load(text)
+    keys = [(key,) for key in data if key != "backends"]
+    keys += [(name, option) for name, section in data["backends"].items() for option in section]
+    for line_keys in keys:
+        (line,) = [line for line in text.splitlines() if line.endswith(f"# {settings.variable(*line_keys)}")]
+        assert line.strip().startswith(f"{line_keys[-1]}:")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("devcie: cpu\n", SettingsError, "bad.yaml:1: no setting is called 'devcie'; did you mean 'device'"),
+        ("device: inter\n", UnknownDeviceError, "bad.yaml:1: device: no device is called 'inter'"),
+        ("backends: {nobody: {x: 1}}\n", SettingsError, "bad.yaml:1: backends.nobody.x: no backend is called 'nobody'"),
+        (
+            "backends: {interpreter: {num_programs: 0}}\n",
+            SettingsError,
+            "bad.yaml:1: backends.interpreter.num_programs: expected a positive ",
+        ),
+    ],
+)
+def test_check_tells_what_is_wrong_with_a_file(home, text, kind, expected):
+    file = home / "bad.yaml"
+    file.write_text(text)
+    assert expected in refused(kind, "--check", "bad.yaml")
+    result = run("--check", "bad.yaml", "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report.keys() == {"file", "ok", "error"}
+    assert (report["file"], report["ok"]) == ("bad.yaml", False)
+    assert expected in report["error"]
+
+
+def test_check_of_a_file_that_is_not_there():
+    assert refused(SettingsError, "--check", "none.yaml") == "none.yaml: cannot be read: No such file or directory"
+
+
+def test_check_needs_no_settings_to_be_in_order(home, monkeypatch):
+    monkeypatch.setenv("TRIDAL_FALLBACK", "nonsense")
+    (home / "good.yaml").write_text("device: cpu\n")
+    assert printed("--check", "good.yaml") == "good.yaml: ok\n"
+
+
+def test_usage_errors_exit_with_two():
+    assert run("--chek").exit_code == 2
+    assert run("--check").exit_code == 2
