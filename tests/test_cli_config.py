@@ -177,3 +177,16 @@ def test_check_needs_no_settings_to_be_in_order(home, monkeypatch):
 def test_usage_errors_exit_with_two():
     assert run("--chek").exit_code == 2
     assert run("--check").exit_code == 2
+
+
+def test_the_documentation_names_every_setting_and_variable():
+    text = (CONFIGS.parent / "docs/configuration.md").read_text()
+    bundled = [entry for entry in registry.registered() if entry.origin.startswith("tridal ")]
+    rows = [(key, settings.variable(key), option) for key, option in settings.FIELDS.items()]
+    for entry in bundled:
+        for name, option in registry.get(entry.name).options.items():
+            rows.append((f"backends.{entry.name}.{name}", settings.variable(entry.name, name), option))
+    for key, variable, option in rows:
+        assert f"| `{key}` | `{variable}` | `{option.default}` |" in text
+    for variable in settings.VARIABLES:
+        assert f"| `{variable}` |" in text

@@ -1,4 +1,4 @@
-"""The registry: plugins in isolation, names, choice among backends, options; and a stranger's package, built and used."""
+"""The registry: plugins in isolation, names, choice among backends, options; a stranger's package, built and used."""
 
 from __future__ import annotations
 
