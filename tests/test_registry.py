@@ -191,6 +191,7 @@ def test_a_bundled_backend_is_available_or_says_why_and_how(name):
         ("", ["could not be loaded", "has no attribute 'backend'"]),
         ("backend = None", ["it lacks name, device_type", "guard"]),
         (toy("bad", change="backend = Toy"), ["expected an instance or a module", "class 'Toy'"]),
+        (toy("bad", change="Toy.__hash__ = None"), ["cannot be a cache's key", "hashable"]),
         (toy("bad", change="del Toy.plan, Toy.guard"), ["it lacks plan, guard"]),
         (toy("bad", change="del Toy.install"), ["it lacks install"]),
         (toy("bad", change="Toy.dtypes = ['float32']"), ["dtypes: expected a Set, found ['float32']"]),
@@ -404,16 +405,20 @@ def test_device_types_that_only_torch_knows_are_the_callers_to_know():
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_choice_is_made_once():
+def test_a_choice_is_made_once_for_the_settings():
     fake = Fake()
     registry.register(fake)
     for _ in range(100):
         registry.serving("faketype")
     assert fake.asked == 1
-    with settings.use(fallback="error"):
-        registry.serving("faketype")
-    registry.serving("faketype")
-    assert fake.asked == 1
+    for _ in range(100):
+        with settings.use(fallback="error"):
+            registry.serving("faketype")
+    assert fake.asked == 2
+    for number in range(1000):
+        with settings.use(backends={"fake": {"size": number + 1}}):
+            assert registry.serving("faketype") is fake
+    assert len(registry._served) <= 256
 
 
 @pytest.mark.usefixtures("alone")

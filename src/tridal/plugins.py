@@ -1,6 +1,7 @@
 """Plugins: entry points of the group `tridal.backends` become backends, or a problem in words. None harms another.
 
-A plugin is loaded in isolation: whatever it raises, lacks or wrongly claims is recorded with it and logged once.
+A plugin is loaded in isolation: whatever it raises, lacks or wrongly claims is recorded with it and logged once. What
+one answers later, and the options that it is given, are guarded here as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from tridal.settings import found
+from tridal.errors import SettingsError, nearest
+from tridal.settings import Settings, found
 from tridal.types import Backend, Option
 
 GROUP = "tridal.backends"
@@ -104,6 +106,8 @@ def problem_with(backend: Any, name: str) -> str | None:
     """What a would-be backend lacks or has wrong, or None. `name` is what its entry point is called."""
     if inspect.isclass(backend):
         return f"expected an instance or a module, found the class {backend.__name__!r}"
+    if backend.__hash__ is None:
+        return "it cannot be a cache's key: expected it to be hashable, as a dataclass with eq=False is"
     missing = [member for member in (*_DATA, *_METHODS) if not hasattr(backend, member)]
     if missing:
         return f"it lacks {', '.join(missing)}"
@@ -128,6 +132,34 @@ def _problem_with_option(key: object, option: object) -> str | None:
     if not accepts(option, option.default):
         return f"options: {key}: expected {option.expected}, found its default {found(option.default)}"
     return None
+
+
+def unavailable(backend: Backend) -> str | None:
+    """Why a backend can't run here, or None. That its plugin fails at telling so is a reason, too."""
+    try:
+        reason = backend.unavailable()
+    except Exception as error:
+        return f"its plugin failed to tell: {words(error)}"
+    return None if reason is None else str(reason)
+
+
+def options(backend: Backend, settings: Settings) -> dict[str, Any]:
+    """A value for each of the backend's options: what the settings have, else its default.
+
+    Raises:
+        SettingsError: naming source, key, what was expected and what was found.
+    """
+    given = settings.backends.get(backend.name, {})
+    for key, value in given.items():
+        dotted = f"backends.{backend.name}.{key}"
+        where = f"{settings.sources[dotted]}: {dotted}"
+        if key not in backend.options:
+            known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
+            near = nearest(key, backend.options)
+            raise SettingsError(f"{where}: backend {backend.name!r} has no such option{near} ({known})")
+        if not accepts(backend.options[key], value):
+            raise SettingsError(f"{where}: expected {backend.options[key].expected}, found {found(value)}")
+    return {key: given.get(key, option.default) for key, option in backend.options.items()}
 
 
 def accepts(option: Option, value: object) -> bool:

@@ -7,29 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterable, Iterator
-from typing import Any
 
 from tridal import plugins
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
-from tridal.plugins import AUTO, Registered
-from tridal.settings import DEVICE_FORM, ENVIRONMENT, FIELDS, VARIABLES, Settings, current, found, variable
+from tridal.plugins import AUTO, Registered, options, unavailable
+from tridal.settings import DEVICE_FORM, ENVIRONMENT, FIELDS, VARIABLES, Settings, current, variable
 from tridal.types import Backend
 
 __all__ = [
-    "Registered",
-    "available",
-    "check_backends",
-    "check_device",
-    "clear",
-    "get",
-    "options",
-    "register",
-    "registered",
-    "resolve",
-    "serving",
-    "unavailable",
-    "unregister",
-]
+    "Registered", "available", "check_backends", "check_device", "clear", "get", "options", "register", "registered",
+    "resolve", "serving", "unavailable", "unregister",
+]  # fmt: skip
 
 IN_CODE = "registered in code"
 HOST = "cpu"
@@ -39,8 +27,7 @@ TORCH_ONLY = (HOST, "meta")
 _lock = threading.RLock()
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
-_checked: Settings | None = None
-_served: dict[tuple[str, str], Backend | None] = {}
+_served: dict[tuple[str, Settings], Backend | None] = {}
 
 
 def registered() -> tuple[Registered, ...]:
@@ -75,15 +62,6 @@ def get(name: str) -> Backend:
     return entry.backend
 
 
-def unavailable(backend: Backend) -> str | None:
-    """Why a backend can't run here, or None. That its plugin fails at telling so is a reason, too."""
-    try:
-        reason = backend.unavailable()
-    except Exception as error:
-        return f"its plugin failed to tell: {plugins.words(error)}"
-    return None if reason is None else str(reason)
-
-
 def available(name: str) -> Backend:
     """The backend of that name, which can run here.
 
@@ -109,14 +87,16 @@ def serving(device_type: str, settings: Settings | None = None, known_types: Con
         SettingsError: as `check_backends`.
     """
     settings = settings or current()
-    if settings is not _checked:
-        _check(settings)
     try:
-        return _served[device_type, settings.device]
+        return _served[device_type, settings]
     except KeyError:
         pass
+    check_backends(settings)
     with _lock:
-        backend = _served[device_type, settings.device] = _chosen(device_type, settings, known_types)
+        backend = _chosen(device_type, settings, known_types)
+        if len(_served) >= 256:
+            _served.clear()
+        _served[device_type, settings] = backend
         return backend
 
 
@@ -164,7 +144,7 @@ def register(backend: Backend) -> None:
         if problem:
             raise PluginError(f"backend {name!r} cannot be registered: {problem}")
         _entries = _ordered([*registered(), Registered(name, IN_CODE, backend)])
-        _forget_choices()
+        _served.clear()
 
 
 def unregister(name: str) -> None:
@@ -179,7 +159,7 @@ def unregister(name: str) -> None:
         if name not in made:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, made)}")
         _entries = tuple(entry for entry in registered() if entry is not made[name])
-        _forget_choices()
+        _served.clear()
 
 
 def clear() -> None:
@@ -187,26 +167,7 @@ def clear() -> None:
     global _entries
     with _lock:
         _entries = None
-        _forget_choices()
-
-
-def options(backend: Backend, settings: Settings) -> dict[str, Any]:
-    """A value for each of the backend's options: what the settings have, else its default.
-
-    Raises:
-        SettingsError: naming source, key, what was expected and what was found.
-    """
-    given = settings.backends.get(backend.name, {})
-    for key, value in given.items():
-        dotted = f"backends.{backend.name}.{key}"
-        where = f"{settings.sources[dotted]}: {dotted}"
-        if key not in backend.options:
-            known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
-            near = nearest(key, backend.options)
-            raise SettingsError(f"{where}: backend {backend.name!r} has no such option{near} ({known})")
-        if not plugins.accepts(backend.options[key], value):
-            raise SettingsError(f"{where}: expected {backend.options[key].expected}, found {found(value)}")
-    return {key: given.get(key, option.default) for key, option in backend.options.items()}
+        _served.clear()
 
 
 def check_backends(settings: Settings) -> None:
@@ -237,18 +198,6 @@ def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
     name, _ = _split(settings.device)
     if name != AUTO and _entry(name) is None and not _is_type(name, known_types):
         raise _unknown(name, f"{settings.sources['device']}: device: ")
-
-
-def _check(settings: Settings) -> None:
-    global _checked
-    check_backends(settings)
-    _checked = settings
-
-
-def _forget_choices() -> None:
-    global _checked
-    _served.clear()
-    _checked = None
 
 
 def _ordered(entries: Iterable[Registered]) -> tuple[Registered, ...]:

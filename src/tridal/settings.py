@@ -145,7 +145,7 @@ def config_file() -> Path | None:
     """The file that is read: `TRIDAL_CONFIG`, else `tridal.yaml` here, else in the user's configuration folder."""
     named = os.environ.get("TRIDAL_CONFIG")
     if named:
-        return Path(named).expanduser()
+        return Path(os.path.expanduser(named))
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     candidates = (Path("tridal.yaml"), Path(folder, "tridal", "tridal.yaml"))
     return next((path for path in candidates if os.path.lexists(path)), None)
