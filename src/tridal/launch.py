@@ -8,6 +8,7 @@ is loaded once as compiled and once as interpreted functions; `tridal.interpreti
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib.util
 import sys
@@ -177,20 +178,28 @@ def _constants(variant: Variant, triton: ModuleType) -> dict[str, Any]:
 def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties) -> Launch:
     assert device.target is not None
     variant = call.variant(launch_plan.tile)
-    compiled = compile_variant(variant, device.target)
     with _LOCK:
-        compiled._init_handles()
         triton = _import_triton()
+        loaded = _load(variant, device.target, triton.runtime.driver.active.get_current_device())
+    by_address = _version(triton) >= (3, 3)  # triton-ascend's 3.2 asks tensors for their shapes while it is profiled
     scalars = [value for name, value in call.scalars().items() if name in dict(variant.types)]
     if _version(triton) >= (3, 3):  # the launcher takes a value, which it ignores, for every constant too
         scalars = list(call.scalars().values()) + [value for name, value in variant.constants if name.isupper()]
-    run, function, packed, programs = compiled.run, compiled.function, compiled.packed_metadata, launch_plan.programs
+    run, function, packed, programs = loaded.run, loaded.function, loaded.packed_metadata, launch_plan.programs
 
     def launch(stream: int, *tensors: Any) -> None:
-        pointers = [tensor.data_ptr() for tensor in tensors]
+        pointers = [tensor.data_ptr() for tensor in tensors] if by_address else tensors
         run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *scalars)
 
     return launch
+
+
+@functools.lru_cache(maxsize=1024)
+def _load(variant: Variant, target: tuple[str, int | str, int], index: int) -> Any:
+    """A compiled kernel with its handles on the current device, `index`: a loaded kernel belongs to one device."""
+    loaded = copy.copy(compile_variant(variant, target))
+    loaded._init_handles()
+    return loaded
 
 
 def _bind_interpreted(call: Call, launch_plan: LaunchPlan) -> Launch:
