@@ -300,7 +300,7 @@ def test_an_error_leaves_nothing_half_applied_and_is_raised_again(home):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("TRIDAL_DEVCE", "cpu", ["environment TRIDAL_DEVCE: no such setting", "did you mean 'TRIDAL_DEVICE'"]),
+        ("TRIDAL_DEVCE", "cpu", ["environment TRIDAL_DEVCE: no such setting", "did you mean 'TRIDAL_DEVICE'?"]),
         ("TRIDAL_", "cpu", ["environment TRIDAL_: no such setting", "TRIDAL_<BACKEND>_<OPTION>"]),
         ("TRIDAL__X", "cpu", ["environment TRIDAL__X: no such setting"]),
         ("TRIDAL_FALLBACK", "never", ["environment TRIDAL_FALLBACK: fallback: expected 'torch' or 'error'", "'never'"]),

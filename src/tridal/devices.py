@@ -41,9 +41,12 @@ def device(name: str | None = None) -> torch.device:
     """The `torch.device` that the settings choose, or that a name in their form ("npu", "cuda:1") stands for.
 
     Raises UnknownDeviceError for a name that neither a backend nor torch has, and DeviceUnavailableError for a device
-    that is not there.
+    that is not there; SettingsError for settings that cannot be used.
     """
-    name = name or settings.current().device
+    if name is None:
+        chosen = settings.current()
+        registry.check(chosen, TORCH_TYPES)
+        name = chosen.device
     return torch.device(registry.resolve(name, TORCH_TYPES)[1])
 
 

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """ "; did you mean 'cuda'?" when a known word is near, else "" - to be appended to a message. Case is ignored."""
     spelling = {name.lower(): name for name in sorted(known)}
-    near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(repr(spelling[name]) for name in near)}?" if near else ""
 
 

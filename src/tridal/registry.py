@@ -11,12 +11,12 @@ from collections.abc import Container, Iterable, Iterator
 from tridal import plugins
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
 from tridal.plugins import AUTO, Registered, options, unavailable
-from tridal.settings import DEVICE_FORM, ENVIRONMENT, FIELDS, VARIABLES, Settings, current, variable
+from tridal.settings import DEVICE_FORM, ENVIRONMENT, FIELDS, NEAR_VARIABLE, VARIABLES, Settings, current, variable
 from tridal.types import Backend
 
 __all__ = [
-    "Registered", "available", "check_backends", "check_device", "clear", "get", "options", "register", "registered",
-    "resolve", "serving", "unavailable", "unregister",
+    "Registered", "available", "check", "check_backends", "check_device", "clear", "get", "options", "register",
+    "registered", "resolve", "serving", "unavailable", "unregister",
 ]  # fmt: skip
 
 IN_CODE = "registered in code"
@@ -170,6 +170,12 @@ def clear() -> None:
         _served.clear()
 
 
+def check(settings: Settings, known_types: Container[str] = ()) -> None:
+    """Checks everything in the settings that needs the backends: `check_device` and `check_backends`."""
+    check_device(settings, known_types)
+    check_backends(settings)
+
+
 def check_backends(settings: Settings) -> None:
     """Checks every backend's section of the settings; where its plugin is broken that can't be done, and isn't.
 
@@ -182,7 +188,7 @@ def check_backends(settings: Settings) -> None:
             key = f"backends.{name}.{next(iter(section))}"
             near = nearest(name, _names())
             if settings.sources[key].startswith(ENVIRONMENT):  # perhaps not meant to be a backend's option at all
-                near = nearest(settings.sources[key].removeprefix(ENVIRONMENT), _variables()) or near
+                near = nearest(settings.sources[key].removeprefix(ENVIRONMENT), _variables(), NEAR_VARIABLE) or near
             known = ", ".join(_names())
             raise SettingsError(f"{settings.sources[key]}: {key}: no backend is called {name!r}{near} (known: {known})")
         if entry.backend is not None:

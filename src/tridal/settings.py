@@ -49,6 +49,8 @@ VARIABLES: Mapping[str, str] = {"TRIDAL_CONFIG": "path of the YAML file"}
 """Environment variables that are not settings themselves. Those of settings follow from their names."""
 
 PREFIX = "TRIDAL_"
+NEAR_VARIABLE = 0.8
+"""How near a variable's name has to be to be suggested: all share the prefix."""
 DEFAULT = "default"
 ENVIRONMENT = "environment "
 
@@ -184,10 +186,9 @@ def _environment_layer(environment: Mapping[str, str]) -> _Layer:
         keys = (key,) if key in FIELDS else ("backends", backend, option)
         if not all(keys):
             known = [*VARIABLES, *map(variable, FIELDS)]
-            raise SettingsError(
-                f"{ENVIRONMENT}{name}: no such setting{nearest(name, known)} (known: {', '.join(known)}, and "
-                f"{PREFIX}<BACKEND>_<OPTION>)"
-            )
+            near = nearest(name, known, NEAR_VARIABLE)
+            forms = ", ".join([*known, f"{PREFIX}<BACKEND>_<OPTION>"])
+            raise SettingsError(f"{ENVIRONMENT}{name}: no such setting{near} (known: {forms})")
         layer[keys] = _checked(keys, yaml_file.scalar(text), ENVIRONMENT + name)
     return layer
 

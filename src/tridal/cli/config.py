@@ -36,7 +36,7 @@ def config(
         _report_on(check, as_json)
         return
     chosen = settings.current()
-    _check(chosen)
+    registry.check(chosen, TORCH_TYPES)
     file = settings.config_file()
     rows = effective(chosen)
     if as_json:
@@ -45,15 +45,10 @@ def config(
     _print_table(rows, "no settings file" if file is None else f"settings file: {file}")
 
 
-def _check(chosen: Settings) -> None:
-    registry.check_device(chosen, TORCH_TYPES)
-    registry.check_backends(chosen)
-
-
 def _report_on(file: Path, as_json: bool) -> None:
     try:
         chosen = settings.read_file(file)
-        _check(chosen)
+        registry.check(chosen, TORCH_TYPES)
     except (SettingsError, UnknownDeviceError) as error:
         if not as_json:
             raise
