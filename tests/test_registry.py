@@ -332,6 +332,19 @@ def test_a_backend_made_in_code_comes_and_goes():
     assert registry.serving("faketype") is None
 
 
+@pytest.mark.usefixtures("alone")
+def test_caches_hear_of_every_change(monkeypatch):
+    changes: list[int] = []
+    monkeypatch.setattr(registry, "_forgetters", [*registry._forgetters])
+    registry.when_changed(lambda: changes.append(len(changes)))
+    registry.registered()
+    assert changes == []
+    registry.register(Fake())
+    registry.unregister("fake")
+    registry.clear()
+    assert changes == [0, 1, 2]
+
+
 def test_what_cannot_be_registered_is_told_at_once():
     with pytest.raises(PluginError, match=r"'npu' cannot be registered: tridal .* has that name"):
         registry.register(Fake(name="npu"))

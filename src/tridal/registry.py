@@ -6,7 +6,7 @@ Nothing is discovered or loaded on import, but on first need.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from tridal import plugins
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
@@ -16,7 +16,7 @@ from tridal.types import Backend
 
 __all__ = [
     "Registered", "available", "check", "check_backends", "check_device", "clear", "get", "options", "register",
-    "registered", "resolve", "serving", "unavailable", "unregister",
+    "registered", "resolve", "serving", "unavailable", "unregister", "when_changed",
 ]  # fmt: skip
 
 IN_CODE = "registered in code"
@@ -28,6 +28,7 @@ _lock = threading.RLock()
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
 _served: dict[tuple[str, Settings], Backend | None] = {}
+_forgetters: list[Callable[[], object]] = [_served.clear]
 
 
 def registered() -> tuple[Registered, ...]:
@@ -144,7 +145,7 @@ def register(backend: Backend) -> None:
         if problem:
             raise PluginError(f"backend {name!r} cannot be registered: {problem}")
         _entries = _ordered([*registered(), Registered(name, IN_CODE, backend)])
-        _served.clear()
+        _forget()
 
 
 def unregister(name: str) -> None:
@@ -159,7 +160,7 @@ def unregister(name: str) -> None:
         if name not in made:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, made)}")
         _entries = tuple(entry for entry in registered() if entry is not made[name])
-        _served.clear()
+        _forget()
 
 
 def clear() -> None:
@@ -167,7 +168,12 @@ def clear() -> None:
     global _entries
     with _lock:
         _entries = None
-        _served.clear()
+        _forget()
+
+
+def when_changed(forget: Callable[[], object]) -> None:
+    """Has `forget` called whenever backends come or go, for caches of what was decided with them."""
+    _forgetters.append(forget)
 
 
 def check(settings: Settings, known_types: Container[str] = ()) -> None:
@@ -204,6 +210,11 @@ def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
     name, _ = _split(settings.device)
     if name != AUTO and _entry(name) is None and not _is_type(name, known_types):
         raise _unknown(name, f"{settings.sources['device']}: device: ")
+
+
+def _forget() -> None:
+    for forget in _forgetters:
+        forget()
 
 
 def _ordered(entries: Iterable[Registered]) -> tuple[Registered, ...]:
