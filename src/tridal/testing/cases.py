@@ -1,0 +1,169 @@
+"""What is checked: shapes, dims, dtypes, strides and values that softmax has gone wrong on somewhere. Data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal, TypeAlias
+
+import torch
+
+from tridal.types import Backend
+
+Name: TypeAlias = Literal["softmax", "log_softmax"]
+Direction: TypeAlias = Literal["forward", "backward", "double"]
+Layout: TypeAlias = Literal["contiguous", "transposed", "expanded", "sliced", "stepped", "channels_last", "permuted"]
+Values: TypeAlias = Literal[
+    "normal", "shifted", "constant", "dominant", "largest", "some -inf", "row of -inf", "some +inf", "some nan"
+]
+
+NAMES: tuple[Name, ...] = ("softmax", "log_softmax")
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call, and all that it depends on."""
+
+    op: Name
+    direction: Direction
+    shape: tuple[int, ...]
+    dim: int = -1
+    dtype: str = "float32"
+    """The input's dtype."""
+    cast: str | None = None
+    """The argument `dtype`."""
+    layout: Layout = "contiguous"
+    """How the input lies in memory."""
+    grad_layout: Layout = "contiguous"
+    values: Values = "normal"
+    plan: str = "planned"
+    """A name of `tridal.testing.PLANS`: how the backend's own plan is overridden."""
+    stream: bool = False
+    """Whether the device's current stream is passed as an argument."""
+    last_device: bool = False
+    """Whether the tensor lies on the last device, while another is current."""
+
+    @property
+    def out_dtype(self) -> str:
+        """The result's dtype."""
+        return self.cast or self.dtype
+
+    @property
+    def name(self) -> str:
+        """What tells this case from all others, in one line."""
+        shape = "x".join(map(str, self.shape)) or "0-d"
+        words = [self.op, self.direction, shape, f"dim={self.dim}", self.dtype]
+        words += [f"to {self.cast}"] if self.cast else []
+        words += [word for word in (self.layout,) if word != "contiguous"]
+        words += [f"{self.grad_layout} gradient"] if self.grad_layout != "contiguous" else []
+        words += [self.values] if self.values != "normal" else []
+        words += [f"plan {self.plan}"] if self.plan != "planned" else []
+        words += ["stream"] * self.stream + ["last device"] * self.last_device
+        return " ".join(words)
+
+
+UNIT_TEST = (1823, 781)
+"""The shape of the unit test in Triton's tutorials: odd rows, and rows that no power of two divides."""
+
+_SHAPES = (
+    (), (1,), (7,), (1, 1), (5, 1), (1, 5), (2, 3), UNIT_TEST, (33, 257), (17, 1024), (6, 1001), (3, 5000),
+    (30_000, 3), (70_001, 5), (9, 16), (2, 3, 4, 5, 6), (2, 50_257), (1, 131_072), (1, (1 << 20) + 7),
+)  # fmt: skip
+_EMPTY = ((0,), (0, 5), (5, 0), (5, 0, 0), (3, 0, 2))
+_DIMS = (
+    ((3, 5, 7, 11), 0), ((3, 5, 7, 11), 1), ((3, 5, 7, 11), -2), ((3, 5, 7, 11), 3), ((781, 64), 0), ((781, 65), -2),
+    ((1, 7, 1), 1), ((4, 300, 33), 1), ((2, 1000, 257), 1), ((5, 70_001), 0), ((40_009, 3), 0),
+)  # fmt: skip
+_LAYOUTS: tuple[Layout, ...] = ("transposed", "expanded", "sliced", "stepped", "channels_last", "permuted")
+_SPECIAL: tuple[Values, ...] = (
+    "shifted", "constant", "dominant", "largest", "some -inf", "row of -inf", "some +inf", "some nan",
+)  # fmt: skip
+_CASTS = (
+    ("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"), ("float32", "float16"),
+    ("float32", "float64"), ("float64", "float32"), ("int64", "float32"), ("uint8", "float32"), ("bool", "float16"),
+)  # fmt: skip
+
+
+def cases(backend: Backend) -> tuple[Case, ...]:
+    """Every case for a backend that is available.
+
+    Those with a dtype that it doesn't compute are left out; so are streams and a second device where there are none.
+    """
+    from tridal.testing.forcing import PLANS
+
+    found = [*_shapes_and_dims(), *_layouts(), *_dtypes(backend), *_values(), *_double(backend)]
+    found += [case for plan in PLANS if plan != "planned" for case in _forced(plan)]
+    if _has_streams(backend.device_type):
+        found += [Case(op, d, (37, 53), stream=True) for op, d in product(NAMES, DIRECTIONS)]
+    if backend.device_count() > 1:
+        found += [Case(op, d, (37, 53), last_device=True) for op, d in product(NAMES, DIRECTIONS)]
+    return tuple(dict.fromkeys(case for case in found if _computes(backend, case)))
+
+
+def _has_streams(device_type: str) -> bool:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator is not None and accelerator.type == device_type
+
+
+def _shapes_and_dims() -> Iterator[Case]:
+    for op, direction in product(NAMES, DIRECTIONS):
+        yield from (Case(op, direction, shape) for shape in _SHAPES)
+        yield from (Case(op, direction, shape, dim) for shape in _EMPTY for dim in range(len(shape)))
+        yield from (Case(op, direction, shape, dim) for shape, dim in _DIMS)
+
+
+def _layouts() -> Iterator[Case]:
+    four, two = (3, 10, 7, 9), (37, 53)
+    for op, layout in product(NAMES, _LAYOUTS):
+        for direction, dim in product(DIRECTIONS, (0, 1, 3)):
+            yield Case(op, direction, four, dim, layout=layout)
+        if layout != "channels_last":
+            for direction, dim in product(DIRECTIONS, (0, 1)):
+                yield Case(op, direction, two, dim, layout=layout)
+            yield Case(op, "backward", two, grad_layout=layout)
+        yield Case(op, "backward", four, 1, grad_layout=layout)
+        yield Case(op, "backward", four, 3, layout="transposed", grad_layout=layout)
+
+
+def _dtypes(backend: Backend) -> Iterator[Case]:
+    for op, direction in product(NAMES, DIRECTIONS):
+        for dtype in sorted(backend.dtypes):
+            for shape, dim in ((UNIT_TEST, -1), ((5, 257), -1), ((3, 50_257), -1), ((781, 64), 0), ((4, 33, 7), 1)):
+                yield Case(op, direction, shape, dim, dtype)
+            yield Case(op, direction, (37, 53), dtype=dtype, layout="sliced", grad_layout="expanded")
+        for dtype, cast in _CASTS:
+            if direction == "forward" or "float" in dtype:
+                yield Case(op, direction, (33, 257), dtype=dtype, cast=cast)
+                yield Case(op, direction, (3, 10, 7, 9), 1, dtype=dtype, cast=cast, layout="permuted")
+
+
+def _values() -> Iterator[Case]:
+    for op, direction, values in product(NAMES, DIRECTIONS, _SPECIAL):
+        if values == "largest" and op == "log_softmax":
+            continue  # the difference of two such values is no float32
+        yield Case(op, direction, (37, 53), values=values)
+        yield Case(op, direction, (53, 37), 0, values=values)
+
+
+def _double(backend: Backend) -> Iterator[Case]:
+    dtypes = sorted({"float32", "float64"} & backend.dtypes)
+    for op, dtype, (shape, dim) in product(NAMES, dtypes, (((5, 7), -1), ((4, 33), 0), ((3, 4, 5), 1), ((), 0))):
+        yield Case(op, "double", shape, dim, dtype)
+
+
+def _forced(plan: str) -> Iterator[Case]:
+    for op, direction in product(NAMES, DIRECTIONS):
+        for shape, dim in (((37, 53), -1), ((300, 781), -1), ((5, 4097), -1), ((781, 64), 0), ((3, 300, 33), 1)):
+            yield Case(op, direction, shape, dim, plan=plan)
+        yield Case(op, direction, (37, 53), dtype="bfloat16", plan=plan)
+        yield Case(op, direction, (5, 1001), dtype="float16", plan=plan)
+        yield Case(op, direction, (3, 10, 7, 9), 1, layout="stepped", plan=plan)
+        for values in ("some -inf", "row of -inf", "some +inf", "some nan", "dominant"):
+            yield replace(Case(op, direction, (17, 211), plan=plan), values=values)
+
+
+def _computes(backend: Backend, case: Case) -> bool:
+    floating = {dtype for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
+    return floating <= backend.dtypes

@@ -1,0 +1,43 @@
+"""A softmax and its gradient small enough to work through by hand, with the numbers that have to come out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tridal.testing.checking import Result, Subject
+
+X = ((1.0, 2.0, 3.0), (1.0, 3.0, 5.0))
+DY = ((0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
+Y = ((0.0900, 0.2447, 0.6652), (0.0159, 0.1173, 0.8668))
+"""softmax(X), to four decimals."""
+DX = ((-0.0381, -0.0792, 0.1173), (-0.0043, -0.0202, 0.0245))
+"""Y * (DY - sum(Y * DY)), to four decimals."""
+
+_HALF_A_DIGIT = 0.5e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What came out for the example."""
+
+    y: list[list[float]]
+    dx: list[list[float]]
+    result: Result
+
+
+def worked_example(subject: Subject) -> Worked:
+    """Computes the example forward and backward, and compares it with the numbers above."""
+    start = time.perf_counter()
+    x = torch.tensor(X, device=subject.device, requires_grad=True)
+    y = subject.softmax(x, -1)
+    (dx,) = torch.autograd.grad(y, x, torch.tensor(DY, device=subject.device))
+    numbers, gradient = y.detach().cpu(), dx.cpu()
+    errors = [(numbers - torch.tensor(Y)).abs().max(), (gradient - torch.tensor(DX)).abs().max()]
+    error = float(torch.stack(errors).max())
+    allowed = _HALF_A_DIGIT * (1 + 1e-3)  # the numbers above are themselves float32
+    message = None if error <= allowed else f"{error:.2g} from the worked numbers, {allowed:.1g} allowed"
+    result = Result("worked 2x3 example", message is None, error, allowed, message, time.perf_counter() - start)
+    return Worked(numbers.tolist(), gradient.tolist(), result)

@@ -1,0 +1,40 @@
+"""`--backend NAME` chooses the backends under test; by default all that are available, taken from the registry."""
+
+from __future__ import annotations
+
+import pytest
+
+from tridal import registry
+from tridal.errors import TridalError
+from tridal.types import Backend
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="run the conformance suite on this backend only; may be repeated (default: all that are available)",
+    )
+
+
+def backends(config: pytest.Config) -> list[Backend]:
+    """The backends under test."""
+    names = config.getoption("--backend")
+    try:
+        if names:
+            return [registry.available(name) for name in names]
+    except TridalError as error:
+        raise pytest.UsageError(f"--backend: {error}") from error
+    found = [entry.backend for entry in registry.registered() if entry.backend is not None and entry.problem is None]
+    return [backend for backend in found if registry.unavailable(backend) is None]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "backends under test: " + (", ".join(backend.name for backend in backends(config)) or "none is available")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        chosen = backends(metafunc.config)
+        metafunc.parametrize("backend", chosen, ids=[backend.name for backend in chosen], scope="session")
