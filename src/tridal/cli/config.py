@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from tridal import registry, settings
-from tridal.devices import TORCH_TYPES
 from tridal.errors import SettingsError, UnknownDeviceError
 from tridal.settings import FIELDS, Settings
 
@@ -36,7 +35,7 @@ def config(
         _report_on(check, as_json)
         return
     chosen = settings.current()
-    registry.check(chosen, TORCH_TYPES)
+    _check(chosen)
     file = settings.config_file()
     rows = effective(chosen)
     if as_json:
@@ -45,10 +44,16 @@ def config(
     _print_table(rows, "no settings file" if file is None else f"settings file: {file}")
 
 
+def _check(chosen: Settings) -> None:
+    from tridal.devices import TORCH_TYPES  # imports torch
+
+    registry.check(chosen, TORCH_TYPES)
+
+
 def _report_on(file: Path, as_json: bool) -> None:
     try:
         chosen = settings.read_file(file)
-        registry.check(chosen, TORCH_TYPES)
+        _check(chosen)
     except (SettingsError, UnknownDeviceError) as error:
         if not as_json:
             raise
