@@ -11,7 +11,7 @@ from typing import Any
 from tridal.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
 from tridal_cuda.architectures import ARCHITECTURES
 from tridal_cuda.cubin import read_resources
-from tridal_cuda.occupancy import plan
+from tridal_cuda.planning import plan
 
 _ALREADY_CURRENT = nullcontext()
 

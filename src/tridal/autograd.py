@@ -1,103 +1,199 @@
-"""Gradients: how the forward and the backward kernels are wired into torch's autograd."""
+"""Gradients: the formulas, and the nodes that they form in torch's graph.
+
+Y = softmax(X) has dX = Y * (dY - sum(Y * dY)), and Y = log_softmax(X) has dX = dY - exp(Y) * sum(dY), sums along `dim`.
+Kernels compute these two. What derivatives of higher order and forward mode need besides is made of torch's ops.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
-from tridal.execute import run
-from tridal.types import Backend, Op
+from tridal import execute
+from tridal.places import Forward, Place
+from tridal.types import Op
 
-_READABLE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_transforming = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_forward_mode = forward_ad._set_fwd_grad_enabled
+_tracing = torch._C._get_tracing_state
+_key_included = torch._C._dispatch_tls_is_dispatch_key_included
+_VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 
 
-def differentiable(backend: Backend, name: str, input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """softmax or log_softmax of a non-empty tensor of rank >= 1 along 0 <= dim < rank, with gradients of any order."""
-    if input.requires_grad and torch.is_grad_enabled():
-        return _Forward.apply(input, backend, name, dim, dtype)  # type: ignore[no-any-return,no-untyped-call]
-    return forward(backend, name, input, dim, dtype)
+def plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is just memory here: no subclass, and no transform, mode or tracer that has to see the op."""
+    kind = type(tensor)
+    return (
+        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        and not _transforming()
+        and not _dispatch_modes()
+        and forward_ad._current_level < 0
+        and _tracing() is None
+    )
 
 
-def forward(backend: Backend, name: str, input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """The forward kernel's result, a contiguous tensor of `dtype`.
+Below = Callable[[], AbstractContextManager[None]]
 
-    What no kernel reads as it lies (strides that don't collapse, integers, a narrowing cast) is copied into the result,
-    and the kernel then works in place: nothing of the result's size is allocated but the result.
+
+class Node(_SingleLevelFunction):
+    """What torch.autograd.Function is without the care of functorch's layers, at three quarters of its cost.
+
+    Ours are called where no layer is active, or below the one that asks for a node.
     """
-    op: Op = "log_softmax" if name == "log_softmax" else "softmax"
-    out = torch.empty(input.shape, dtype=dtype, device=input.device)
-    if not (_widens(input.dtype, dtype) and not input.is_neg() and run(backend, op, dim, out, input)):
-        out.copy_(input)
-        run(backend, op, dim, out, out)
-    return out
+
+    if TYPE_CHECKING:
+        apply: ClassVar[Callable[..., torch.Tensor]]
 
 
-def backward(
-    backend: Backend, name: str, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """The backward kernel's result, a contiguous tensor of `dtype`, from dY and the saved output Y."""
-    op: Op = "log_softmax_backward" if name == "log_softmax" else "softmax_backward"
-    output = output.contiguous()
-    kernel_dtype = dtype if dtype in _READABLE else output.dtype
-    out = torch.empty(output.shape, dtype=kernel_dtype, device=output.device)
-    if grad.is_neg() or not run(backend, op, dim, out, grad, output):
-        if out.dtype == grad.dtype:
-            source = out.copy_(grad)
-        else:
-            source = grad.resolve_neg().contiguous()
-        run(backend, op, dim, out, source, output)
-    return out.to(dtype)
+class Eager(Node):
+    """The node of a plain tensor: apply(input, call, (place, op, dim, input dtype))."""
 
-
-def _widens(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether reading `source` and computing in `target`'s accumulator is the same as casting to `target` first."""
-    return source in _READABLE and torch.promote_types(source, target) == target
-
-
-class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, input: torch.Tensor, backend: Backend, name: str, dim: int, dtype: torch.dtype
-    ) -> torch.Tensor:
-        output = forward(backend, name, input, dim, dtype)
+    def forward(ctx: Any, input: torch.Tensor, call: Forward, key: tuple[Place, Op, int, torch.dtype]) -> torch.Tensor:
+        """Runs the prepared call."""
+        output = call(input)
         ctx.save_for_backward(output)
-        ctx.call = (backend, name, dim, input.dtype)
+        ctx.key = key
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Launches the kernel, unless someone has to see or to differentiate this gradient."""
         (output,) = ctx.saved_tensors
-        backend, name, dim, dtype = ctx.call
-        if torch.is_grad_enabled():
-            result = _Backward.apply(grad, output, backend, name, dim, dtype)  # type: ignore[no-untyped-call]
-        else:
-            result = backward(backend, name, grad, output, dim, dtype)
-        return result, None, None, None, None
+        place, op, dim, dtype = ctx.key
+        batched = _key_included(_VMAP_MODE)  # is_grads_batched= has a vmap of its own, older than functorch's
+        if not torch.is_grad_enabled() and plain(grad) and plain(output) and not batched:
+            call = execute.backward(place, op, grad, output, dim, dtype)
+            if call is not None:
+                return call(grad, output), None, None
+        return gradient(op, grad, output, dim, dtype), None, None
 
 
-class _Backward(torch.autograd.Function):
+class Softmax(Node):
+    """The node of any other tensor: apply(below, input, op, dim, dtype), see `differentiate`."""
+
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, grad: torch.Tensor, output: torch.Tensor, backend: Backend, name: str, dim: int, dtype: torch.dtype
+    def forward(ctx: Any, below: Below, input: torch.Tensor, op: Op, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Goes on to whoever computes such tensors."""
+        with below():
+            output = _overload(op)(input, dim, dtype)
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+        ctx.key = (op, dim, input.dtype)
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """dX."""
+        (output,) = ctx.saved_tensors
+        op, dim, dtype = ctx.key
+        return None, gradient(op, grad, output, dim, dtype), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, _below: None, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        """The tangent of Y."""
+        (output,) = ctx.saved_tensors
+        op, dim, _ = ctx.key
+        with _forward_mode(True):
+            return push(op, tangent, output, dim, output.dtype)
+
+
+class SoftmaxBackward(Node):
+    """The node of a gradient, `op` being the forward's: apply(below, dY, Y, op, dim, dtype)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, below: Below, grad: torch.Tensor, output: torch.Tensor, op: Op, dim: int, dtype: torch.dtype
     ) -> torch.Tensor:
+        """Goes on to whoever computes such tensors."""
+        with below():
+            result = _overload(execute.BACKWARD[op])(grad, output, dim, dtype)
         ctx.save_for_backward(grad, output)
-        ctx.call = (backend, name, dim)
-        return backward(backend, name, grad, output, dim, dtype)
+        ctx.save_for_forward(grad, output)
+        ctx.key = (op, dim, dtype)
+        return result  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad2: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple[Any, ...]:
+        """Derivatives of sum(tangent * dX) by dY and by Y."""
         grad, output = ctx.saved_tensors
-        _, name, dim = ctx.call
-        accumulate = torch.promote_types(output.dtype, torch.float32)
-        g, y, h = grad.to(accumulate), output.to(accumulate), grad2.to(accumulate)
-        if name == "log_softmax":
-            p = y.exp()
-            along = (p * h).sum(dim, keepdim=True)
-            to_grad = h - along
-            to_output = -p * h * g.sum(dim, keepdim=True)
+        op, dim, _ = ctx.key
+        g, y, t = _accumulators(grad, output, tangent)
+        if op == "log_softmax":
+            by_output = -y.exp() * t * g.sum(dim, keepdim=True)
         else:
-            along = (y * h).sum(dim, keepdim=True)
-            to_grad = y * (h - along)
-            to_output = h * (g - (g * y).sum(dim, keepdim=True)) - g * along
-        return to_grad.to(grad.dtype), to_output.to(output.dtype), None, None, None, None
+            by_output = t * (g - (g * y).sum(dim, keepdim=True)) - g * (y * t).sum(dim, keepdim=True)
+        by_grad = push(op, tangent, output, dim, grad.dtype)  # dX is linear in dY, by the transpose of what pushes X
+        return None, by_grad, by_output.to(output.dtype), None, None, None
+
+    @staticmethod
+    def jvp(
+        ctx: Any, _below: None, grad_tangent: torch.Tensor | None, output_tangent: torch.Tensor | None, *_: None
+    ) -> torch.Tensor:
+        """The tangent of dX."""
+        unpack: Any = forward_ad.unpack_dual
+        grad, output = (unpack(saved, level=0).primal for saved in ctx.saved_tensors)
+        op, dim, dtype = ctx.key
+        with _forward_mode(True):
+            result = torch.zeros_like(output, dtype=dtype)
+            if grad_tangent is not None:
+                result = result + gradient(op, grad_tangent, output, dim, dtype)
+            if output_tangent is not None:
+                g, y, t = _accumulators(grad, output, output_tangent)
+                if op == "log_softmax":
+                    by_output = -y.exp() * t * g.sum(dim, keepdim=True)
+                else:
+                    by_output = t * (g - (g * y).sum(dim, keepdim=True)) - y * (g * t).sum(dim, keepdim=True)
+                result = result + by_output.to(dtype)
+            return result
+
+
+def differentiate(node: type[Node], *args: Any) -> torch.Tensor:
+    """The node's result for whatever layer of functorch asks for it, or for none.
+
+    `apply` turns gradients off, which the layers below would take for the user's word: so it is handed what was in
+    force. (Around `jvp` it turns forward mode off, which is known to be on there.)
+    """
+    grad, forward_grad = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+
+    @contextmanager
+    def below() -> Iterator[None]:
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.set_grad_enabled(grad),
+            _forward_mode(forward_grad),
+        ):
+            yield
+
+    with enable_single_level_autograd_function():
+        return node.apply(below, *args)
+
+
+def gradient(op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """dX in `dtype` from dY and Y, of whatever kind they are, differentiable."""
+    return _overload(execute.BACKWARD[op])(grad, output, dim, dtype)  # type: ignore[no-any-return]
+
+
+def push(op: Op, tangent: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """The tangent of Y in `dtype` from that of X; differentiable. The Jacobian of softmax is symmetric: it is dX's."""
+    if op == "softmax":
+        return gradient(op, tangent, output, dim, dtype)
+    y, t = _accumulators(output, tangent)
+    return (t - (y.exp() * t).sum(dim, keepdim=True)).to(dtype)
+
+
+def _accumulators(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors in a dtype to sum in: float64 if one of them is, else float32."""
+    wide = torch.float64 if any(tensor.dtype is torch.float64 for tensor in tensors) else torch.float32
+    return [tensor.to(wide) for tensor in tensors]
+
+
+def _overload(op: Op) -> Any:
+    return getattr(torch.ops.tridal, op).default

@@ -1,21 +1,73 @@
-"""From tensors to a launch: finds or makes the prepared launch of a call, and runs it on the tensors' own device."""
+"""From plain tensors to kernels: who serves a device, and the calls that were prepared for its tensors.
+
+What a call does is decided once for each place, shape, strides, dtype and alignment, and kept as a function; the next
+such call is a dictionary lookup, an allocation and a launch. Nothing here knows of autograd or of tensor subclasses.
+"""
 
 from __future__ import annotations
 
-import logging
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tridal import launch, registry, settings
-from tridal.geometry import geometry
-from tridal.types import Backend, LaunchPlan, Op, Problem
+from tridal import launch, registry
+from tridal.arguments import check
+from tridal.errors import NoBackendError
+from tridal.geometry import contiguous_strides, geometry
+from tridal.places import Backward, Forward, Place, log
+from tridal.types import Op
+from tridal.words import with_words
 
-log = logging.getLogger("tridal")
+BACKWARD: dict[str, Op] = {"softmax": "softmax_backward", "log_softmax": "log_softmax_backward"}
 
-_ALIGNMENT_MASK = 15  # addresses that have none of these bits are multiples of 16 bytes
 _CAPACITY = 4096
-_prepared: dict[tuple[Any, ...], tuple[LaunchPlan, launch.Launch] | None] = {}
+
+
+def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Forward | None:
+    """The prepared call for a tensor that lives at `place`; None if torch has to compute it.
+
+    Raises:
+        TypeError, DTypeError, DimensionError, LayoutError: as `tridal.softmax`.
+        NoBackendError: torch would have to compute it, and the setting `fallback` is "error".
+    """
+    address = input.data_ptr()
+    alignment = address & launch.ADDRESS_BITS if address else None  # nothing is behind address 0: empty, or unstored
+    key = (op, dim, dtype, input.shape, input.stride(), input.dtype, alignment, input.is_neg())
+    try:
+        return place.forwards[key]
+    except KeyError:
+        call = _prepare_forward(place, op, input, dim, dtype)
+        _keep(place.forwards, key, call)
+        return call
+
+
+def backward(
+    place: Place, op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+) -> Backward | None:
+    """The prepared call for dY and the saved output Y of `op`, a forward; None if torch has to compute it.
+
+    Both have one shape, and `dtype` is that of the gradient wanted.
+    """
+    address, saved = grad.data_ptr(), output.data_ptr()
+    alignment = (address & launch.ADDRESS_BITS, saved & launch.ADDRESS_BITS) if address and saved else None
+    key = (
+        op, dim, dtype, grad.shape, grad.stride(), grad.dtype, alignment, grad.is_neg(),
+        output.dtype, output.is_contiguous(), output.is_neg(),
+    )  # fmt: skip
+    try:
+        return place.backwards[key]
+    except KeyError:
+        call = _prepare_backward(place, op, grad, output, dim, dtype)
+        _keep(place.backwards, key, call)
+        return call
+
+
+def _keep(calls: dict[tuple[Any, ...], Any], key: tuple[Any, ...], call: Any) -> None:
+    if len(calls) >= _CAPACITY:
+        calls.clear()
+    calls[key] = call
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -23,66 +75,138 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def call_for(
-    op: Op, dim: int, out: torch.Tensor, source: torch.Tensor, saved: torch.Tensor | None = None
-) -> launch.Call | None:
-    """The kernels' view of a call, or None if `source` has strides that no kernel reads.
+def _prepare_forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Forward | None:
+    check(input, dim, dtype)
+    wanted = dtype or input.dtype
+    read = {wanted, input.dtype} if input.is_floating_point() else {wanted}
+    if not _served(place, read) or not _stored(input):
+        return None
+    dim %= input.dim()
+    contiguous = contiguous_strides(input.shape)
+    run = None
+    if torch.promote_types(input.dtype, wanted) == wanted and input.is_floating_point() and not input.is_neg():
+        # Computing in the accumulator of `wanted` is then the same as casting to `wanted` first.
+        run = _bind(place, op, dim, input, wanted)
+    options: dict[str, Any] = {}
+    if input.stride() != contiguous or wanted != input.dtype:
+        options = {"dtype": wanted, "memory_format": torch.contiguous_format}
+    empty_like = torch.empty_like
+    if run is not None:
+        launch_on = run
 
-    `out` and `saved` are contiguous and have the shape of `source`, without a dimension of size zero, and
-    0 <= dim < rank.
+        def direct(input: torch.Tensor) -> torch.Tensor:
+            out = empty_like(input, **options)
+            launch_on(out, input)
+            return out
+
+        return direct
+
+    in_place = _bind(place, op, dim, torch.empty_like(input, device="meta", **options), wanted)
+    assert in_place is not None, "every contiguous tensor can be read"
+
+    def copied(input: torch.Tensor) -> torch.Tensor:
+        out = empty_like(input, **options)
+        out.copy_(input)  # the kernel then works in place: nothing of this size is allocated but the result
+        in_place(out, out)
+        return out
+
+    return copied
+
+
+def _prepare_backward(
+    place: Place, op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+) -> Backward | None:
+    if not _served(place, {grad.dtype, output.dtype, dtype}) or not (_stored(grad) and _stored(output)):
+        return None
+    kernel, dim = BACKWARD[op], dim % grad.dim()
+    options: dict[str, Any] = {"dtype": dtype, "memory_format": torch.contiguous_format}
+    empty_like = torch.empty_like
+    plain = output.is_contiguous() and not output.is_neg()
+    saved = output if plain else torch.empty_like(output, device="meta", memory_format=torch.contiguous_format)
+    as_it_lies = None if grad.is_neg() else _bind(place, kernel, dim, grad, dtype, saved)
+    copy = torch.empty_like(grad, device="meta", memory_format=torch.contiguous_format)
+    launch_on = as_it_lies or _bind(place, kernel, dim, copy, dtype, saved)
+    assert launch_on is not None, "every contiguous tensor can be read"
+    readable = as_it_lies is not None
+    in_place = grad.dtype == dtype
+
+    def call(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        if not plain:
+            output = output.resolve_neg().contiguous()
+        out = empty_like(output, **options)
+        if not readable:
+            grad = out.copy_(grad) if in_place else grad.resolve_neg().contiguous()
+        launch_on(out, grad, output)
+        return out
+
+    return call
+
+
+def _stored(tensor: torch.Tensor) -> bool:
+    """Whether there are elements to read. Of one without dimensions torch makes less work than a launch would."""
+    return tensor.data_ptr() != 0 and tensor.numel() > 0 and tensor.dim() > 0
+
+
+def _served(place: Place, dtypes: set[torch.dtype]) -> bool:
+    """Whether kernels compute these dtypes there; says once for each cause that they don't, or refuses.
+
+    Raises:
+        NoBackendError: they don't, and the setting `fallback` is "error".
+    """
+    backend, kind = place.backend, place.device.type
+    missing = [] if backend is None else sorted({dtype_name(dtype) for dtype in dtypes} - backend.dtypes)
+    if backend is not None and not missing:
+        return True
+    if backend is None:
+        why = f"no available backend serves {kind} tensors"
+    else:
+        why = f"backend {backend.name!r} does not compute {', '.join(missing)}"
+    if place.settings.fallback == "error":
+        known = ", ".join(sorted(entry.name for entry in registry.registered()))
+        raise NoBackendError(
+            f"{why}, and fallback is 'error'; set fallback='torch' or use one of the backends {known} "
+            "(`tridal doctor` says which are available)"
+        )
+    _say_fallback(why)
+    return False
+
+
+@functools.cache
+def _say_fallback(why: str) -> None:
+    log.warning("%s: torch computes them", why)
+
+
+def _bind(
+    place: Place, op: Op, dim: int, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
+) -> Callable[..., None] | None:
+    """run(out, source[, saved]) on the device's current stream; None if no kernel reads `source` as it lies.
+
+    `out`, fresh from torch's allocator and so aligned, and `saved` are contiguous and have the shape of `source`, which
+    holds no dimension of size zero; `source` may be `out` itself. Both stand for tensors like them. 0 <= dim < rank.
     """
     where = geometry(source.shape, source.stride(), dim)
     if where is None:
         return None
-    tensors = [out, source] if saved is None else [out, source, saved]
-    problem = Problem(
-        op=op,
-        cols=where.cols,
-        inner=where.inner,
-        outer=where.outer,
-        dtype=dtype_name(source.dtype),
-        out_dtype=dtype_name(out.dtype),
-        saved_dtype=dtype_name((out if saved is None else saved).dtype),
-        layout=where.layout,
-    )
-    return launch.Call(problem, where, aligned=not any(t.data_ptr() & _ALIGNMENT_MASK for t in tensors))
-
-
-def run(
-    backend: Backend, op: Op, dim: int, out: torch.Tensor, source: torch.Tensor, saved: torch.Tensor | None = None
-) -> bool:
-    """Runs a kernel on the current stream of the tensors' device; False if `source` lies as no kernel reads it.
-
-    The conditions on the tensors are those of `call_for`. `source` may be `out` itself.
-    """
-    index = out.device.index or 0
-    pointers = out.data_ptr() | source.data_ptr() | (0 if saved is None else saved.data_ptr())
-    key = (
-        backend.name, index, op, dim, source.shape, source.stride(), source.dtype, out.dtype,
-        None if saved is None else saved.dtype, pointers & _ALIGNMENT_MASK == 0, settings.current(),
-    )  # fmt: skip
+    backend, index = place.backend, place.index
+    assert backend is not None
+    dtypes = [dtype, source.dtype] if saved is None else [dtype, source.dtype, saved.dtype]
+    read = [source] if saved is None else [source, saved]
+    addresses = [0, *(tensor.data_ptr() & launch.ADDRESS_BITS for tensor in read)]
+    call = launch.Call.of(op, where, tuple(map(dtype_name, dtypes)), tuple(addresses))
     with backend.guard(index):
-        try:
-            prepared = _prepared[key]
-        except KeyError:
-            prepared = _prepare(backend, index, call_for(op, dim, out, source, saved))
-            if len(_prepared) >= _CAPACITY:
-                _prepared.clear()
-            _prepared[key] = prepared
-        if prepared is None:
-            return False
-        stream = backend.stream(index)
-        if saved is None:
-            prepared[1](stream, out, source)
-        else:
-            prepared[1](stream, out, source, saved)
-    return True
+        launch_plan, bound, words = launch.prepare(
+            call, backend, backend.properties(index), registry.options(backend, place.settings)
+        )
+    log.debug("%s on %s:%d: %s", call.problem, backend.name, index, launch_plan)
+    if words:
+        bound = with_words(bound, words, place.device)
+    stream, guard = backend.stream, backend.guard
 
+    def run(*tensors: torch.Tensor) -> None:
+        bound(stream(index), *tensors)
 
-def _prepare(backend: Backend, index: int, call: launch.Call | None) -> tuple[LaunchPlan, launch.Launch] | None:
-    if call is None:
-        return None
-    options = registry.options(backend, settings.current())
-    prepared = launch.prepare(call, backend, backend.properties(index), options)
-    log.debug("%s on %s:%d: %s", call.problem, backend.name, index, prepared[0])
-    return prepared
+    def guarded(*tensors: torch.Tensor) -> None:
+        with guard(index):
+            bound(stream(index), *tensors)
+
+    return run if backend.device_count() == 1 else guarded

@@ -13,16 +13,16 @@ import functools
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tridal.errors import PlanError, PluginError
 from tridal.geometry import Geometry
 from tridal.interpreting import interpret_flag, interpreted_library, interpreting
-from tridal.types import Backend, DeviceProperties, LaunchPlan, Problem, Resources, Tile
+from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op, Problem, Resources, Tile
 
 _SOURCE = Path(__file__).with_name("kernels") / "softmax.py"
 _LOCK = threading.RLock()  # Triton's first import, its compiler and its interpreter do not bear company
@@ -30,6 +30,10 @@ _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
 _TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 _ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a multiple of
+ADDRESS_BITS = 63  # of an address: what tells where its vectors, of up to 16 elements of 4 bytes, begin
+
+_UNITS = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
+"""Strides that are one, by layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Variant:
     """Arguments that are multiples of 16."""
     num_warps: int
     num_stages: int
+    cooperative: bool
+    """Whether all programs of a launch have to be resident at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +58,50 @@ class Call:
 
     problem: Problem
     geometry: Geometry
-    aligned: bool
-    """Whether the address of every tensor is a multiple of 16 bytes."""
+    addresses: tuple[int, ...]
+    """Of each tensor (out, input and saved output in a backward) the address, or as much as `ADDRESS_BITS` of it."""
 
-    def scalars(self) -> dict[str, int]:
+    @classmethod
+    def of(
+        cls, op: Op, geometry: Geometry, dtypes: tuple[str, ...], addresses: tuple[int, ...] | None = None
+    ) -> Call:
+        """The call for tensors of these dtypes, in the order of `addresses`, which default to aligned ones."""
+        addresses = addresses or (0,) * len(dtypes)
+        g = geometry
+        units = _UNITS[g.layout]
+        strides = [value for name, value in zip(_STRIDES, (*g.in_strides, *g.out_strides), strict=True) if name not in units]
+        lengths = [*strides, g.inner if g.layout == "inner" else g.cols]
+        problem = Problem(
+            op=op,
+            cols=g.cols,
+            inner=g.inner,
+            outer=g.outer,
+            dtype=dtypes[1],
+            out_dtype=dtypes[0],
+            saved_dtype=dtypes[-1] if len(dtypes) > 2 else dtypes[0],
+            layout=g.layout,
+            aligned=not any(value % _ALIGNMENT for value in (*lengths, *addresses)),
+        )
+        return cls(problem, geometry, addresses)
+
+    @property
+    def vector(self) -> int:
+        """Elements of a vector access of 16 bytes, of the narrowest tensor."""
+        p = self.problem
+        dtypes = (p.out_dtype, p.dtype, p.saved_dtype)[: len(self.addresses)]
+        return _ALIGNMENT // min(ITEMSIZE[dtype] for dtype in dtypes)
+
+    def _shifts(self) -> list[int]:
+        """Elements that each tensor's first row is off a vector's boundary."""
+        p = self.problem
+        dtypes = (p.out_dtype, p.dtype, p.saved_dtype)
+        return [a // ITEMSIZE[dtype] % self.vector for a, dtype in zip(self.addresses, dtypes, strict=False)]
+
+    def scalars(self, tile: Tile) -> dict[str, int]:
         """Run-time integers of the kernel by name."""
         g = self.geometry
-        return dict(zip(_SIZES + _STRIDES, (g.outer, g.inner, g.cols, *g.in_strides, *g.out_strides), strict=True))
+        values = dict(zip(_SIZES + _STRIDES, (g.outer, g.inner, g.cols, *g.in_strides, *g.out_strides), strict=True))
+        return values if tile.algorithm == "looped" else {**values, "shift": self._shifts()[1] if tile.edges else 0}
 
     def variant(self, tile: Tile) -> Variant:
         """What the compiler has to specialise on for this call with this tile.
@@ -70,12 +113,7 @@ class Call:
         pointers = {"out_ptr": p.out_dtype, "in_ptr": p.dtype}
         if p.backward:
             pointers["y_ptr"] = p.saved_dtype
-        scalars = self.scalars()
-        units = {
-            "row": ("in_col", "out_col"),
-            "inner": ("in_inner", "out_inner"),
-            "strided": (),
-        }[p.layout]
+        units = _UNITS[p.layout]
         constants: dict[str, Any] = dict.fromkeys(units, 1)
         constants |= {
             "LOG": p.op.startswith("log_"),
@@ -86,39 +124,73 @@ class Call:
             "COLS": tile.cols,
             "STAGES": tile.num_stages,
         }
-        run_time = {name: value for name, value in scalars.items() if name not in units}
-        unspecialised = {"outer"} if p.layout == "inner" else {"outer", "inner"}
-        divisible = list(pointers) if self.aligned else []
+        if tile.algorithm != "looped":
+            constants |= self._sharing(tile)
+        run_time = {name: value for name, value in self.scalars(tile).items() if name not in constants}
+        unspecialised = {"outer", "shift"} if p.layout == "inner" else {"outer", "inner", "shift"}
+        divisible = [n for n, a in zip(pointers, self.addresses, strict=True) if a % _ALIGNMENT == 0]
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % _ALIGNMENT == 0]
         types = {name: f"*{_TYPES[dtype]}" for name, dtype in pointers.items()}
+        if tile.split > 1:
+            types["words"] = "*i64"
+            divisible.append("words")
         types |= {name: "i32" if value < 2**31 else "i64" for name, value in run_time.items()}
+        direction = "backward" if p.backward else "forward"
         return Variant(
-            kernel=f"{'backward' if p.backward else 'forward'}_{tile.algorithm}",
+            kernel=direction + "_looped" * (tile.algorithm == "looped"),
             types=tuple(types.items()),
             constants=tuple(constants.items()),
             divisible=tuple(divisible),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            cooperative=tile.split > 1,
         )
 
+    def _sharing(self, tile: Tile) -> dict[str, Any]:
+        """Constants of the kernels that hold rows whole: how a row is shared, and what its ends are like."""
+        g, vector, shifts = self.geometry, self.vector, self._shifts()
+        strides = zip(g.in_strides[:2], g.out_strides[:2], strict=True)
+        alike = len(set(shifts)) == 1 and all((read - written) % vector == 0 for read, written in strides)
+        unused: dict[str, Any] = {} if tile.split > 1 else {"words": None}
+        if not tile.edges:
+            unused["shift"] = 0
+        return unused | {
+            "SPLIT": tile.split,
+            "PARTS": 1 << (tile.split - 1).bit_length(),
+            "EDGES": tile.edges,
+            "VECTOR": vector,
+            "ALIGNED": tile.edges and alike,
+        }
 
-Launch = Callable[..., None]
-"""launch(stream, out, input[, saved output]): runs a planned kernel on a raw stream handle, on the current device."""
+    def words(self, launch_plan: LaunchPlan) -> int:
+        """64-bit words, zero before and after, that the programs of a launch exchange through."""
+        tile = launch_plan.tile
+        if tile.split == 1:
+            return 0
+        tiles = self.geometry.outer * -(-self.geometry.inner // tile.rows)
+        return tiles * tile.split * tile.rows + launch_plan.programs // tile.split
 
 
-def prepare(
-    call: Call, backend: Backend, device: DeviceProperties, options: dict[str, Any]
-) -> tuple[LaunchPlan, Launch]:
-    """Plans a call on a device that is present, compiles what is missing, and binds all but stream and tensors."""
+class Prepared(NamedTuple):
+    """A call that is planned, compiled and bound, all but its stream and its tensors."""
+
+    plan: LaunchPlan
+    launch: Callable[..., None]
+    """launch(stream, out, input[, saved output][, words]): on a raw stream handle, on the current device."""
+    words: int
+    """Length of the int64 tensor `words` that the launch wants: zero before, zero after, used by no other at once."""
+
+
+def prepare(call: Call, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> Prepared:
+    """Plans a call on a device that is present, and compiles what is missing."""
     launch_plan = plan(call, backend, device, options)
     if launch_plan.programs < 1:
         raise PlanError(f"backend {backend.name!r} planned {launch_plan.programs} programs for {call.problem}")
-    if backend.interpreted:
-        return launch_plan, _bind_interpreted(call, launch_plan)
-    return launch_plan, _bind_compiled(call, launch_plan, device)
+    bind = _bind_interpreted if backend.interpreted else _bind_compiled
+    return Prepared(launch_plan, bind(call, launch_plan, device), call.words(launch_plan))
 
 
-def plan(call: Call, backend: Backend, device: DeviceProperties, options: dict[str, Any]) -> LaunchPlan:
+def plan(call: Call, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
     """The backend's plan for a call; its probes compile for `device`, which needn't be present."""
 
     def probe(tile: Tile) -> Resources:
@@ -149,7 +221,9 @@ def compile_variant(variant: Variant, target: tuple[str, int | str, int]) -> Any
 
         kernel = getattr(_kernels(interpreted=False), variant.kernel)
         source = _ast_source(kernel, variant, triton)
-        options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+        options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+        if variant.cooperative:
+            options["launch_cooperative_grid"] = True
         return triton.compile(source, target=GPUTarget(*target), options=options)
 
 
@@ -175,21 +249,25 @@ def _constants(variant: Variant, triton: ModuleType) -> dict[str, Any]:
     return {name: accumulators[value] if name == "ACC" else value for name, value in variant.constants}
 
 
-def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties) -> Launch:
+def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
     assert device.target is not None
     variant = call.variant(launch_plan.tile)
     with _LOCK:
         triton = _import_triton()
         loaded = _load(variant, device.target, triton.runtime.driver.active.get_current_device())
-    by_address = _version(triton) >= (3, 3)  # triton-ascend's 3.2 asks tensors for their shapes while it is profiled
-    scalars = [value for name, value in call.scalars().items() if name in dict(variant.types)]
-    if _version(triton) >= (3, 3):  # the launcher takes a value, which it ignores, for every constant too
-        scalars = list(call.scalars().values()) + [value for name, value in variant.constants if name.isupper()]
+        names = getattr(_kernels(interpreted=False), variant.kernel).arg_names
+    # Before 3.3 the launcher takes run-time arguments alone; since then a value, which it ignores, for each constant too.
+    # The 3.2 of triton-ascend asks tensors for their shapes while it is profiled.
+    since_3_3 = _version(triton) >= (3, 3)
+    scalars = call.scalars(launch_plan.tile)
+    known = dict(variant.constants) | scalars if since_3_3 else {n: scalars[n] for n in scalars if n in dict(variant.types)}
+    pointers = {name for name, type_ in variant.types if type_.startswith("*")}
+    values = [known[name] for name in names if name in known and name not in pointers]
     run, function, packed, programs = loaded.run, loaded.function, loaded.packed_metadata, launch_plan.programs
 
     def launch(stream: int, *tensors: Any) -> None:
-        pointers = [tensor.data_ptr() for tensor in tensors] if by_address else tensors
-        run(programs, 1, 1, stream, function, packed, None, None, None, *pointers, *scalars)
+        arguments = [tensor.data_ptr() for tensor in tensors] if since_3_3 else tensors
+        run(programs, 1, 1, stream, function, packed, None, None, None, *arguments, *values)
 
     return launch
 
@@ -202,20 +280,21 @@ def _load(variant: Variant, target: tuple[str, int | str, int], index: int) -> A
     return loaded
 
 
-def _bind_interpreted(call: Call, launch_plan: LaunchPlan) -> Launch:
+def _bind_interpreted(call: Call, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
+    if launch_plan.tile.split > 1:
+        raise PlanError("the interpreter runs programs one after the other: programs that wait for each other never end")
     variant = call.variant(launch_plan.tile)
     with _LOCK:
         triton = _import_triton()
         kernel = getattr(_kernels(interpreted=True), variant.kernel)[(launch_plan.programs,)]
-    constants = _constants(variant, triton)
-    scalars = {name: value for name, value in call.scalars().items() if name not in constants}
+    values = call.scalars(launch_plan.tile) | _constants(variant, triton)
+    names = [name for name, type_ in variant.types if type_.startswith("*")]
 
     def launch(stream: int, *tensors: Any) -> None:
         import numpy
 
-        names = [name for name, _ in variant.types][: len(tensors)]
         with _LOCK, interpreting(triton), numpy.errstate(all="ignore"):
-            kernel(**dict(zip(names, tensors, strict=True)), **scalars, **constants)
+            kernel(**dict(zip(names, tensors, strict=True)), **values)
 
     return launch
 

@@ -10,7 +10,7 @@ from tridal import launch, registry, settings
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, UnknownDeviceError, nearest
 from tridal.execute import dtype_name
 from tridal.geometry import geometry
-from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op, Problem
+from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op
 
 
 def plan(
@@ -87,14 +87,4 @@ def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim:
         raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
     where = geometry((rows, cols), (cols, 1), dim % 2)
     assert where is not None
-    problem = Problem(
-        op=cast(Op, op),
-        cols=where.cols,
-        inner=where.inner,
-        outer=where.outer,
-        dtype=name,
-        out_dtype=name,
-        saved_dtype=name,
-        layout=where.layout,
-    )
-    return launch.Call(problem, where, aligned=True)
+    return launch.Call.of(cast(Op, op), where, (name,) * (3 if op.endswith("_backward") else 2))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from tridal import registry, settings
-from tridal.autograd import differentiable
-from tridal.devices import TORCH_TYPES
-from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError
-from tridal.execute import dtype_name, log
-from tridal.types import Backend
+from tridal import execute
+from tridal.arguments import check
+from tridal.autograd import Eager, plain
+from tridal.errors import StreamError
+from tridal.ops import TORCH
+from tridal.places import place_of
 
 Name = Literal["softmax", "log_softmax"]
 
@@ -31,8 +31,9 @@ def softmax(
             orders it after whatever produced the input, as with any torch op. Default: the device's current stream.
 
     Returns:
-        A contiguous tensor of the input's shape, in `dtype` or the input's dtype. Sums are kept in float32 (float64 for
-        float64). Rows that are all -inf, or hold NaN or +inf, give NaN.
+        A contiguous tensor of the input's shape, in `dtype` or the input's dtype; under autocast in float32 where
+        torch.softmax is. Sums are kept in float32 (float64 for float64). Rows that are all -inf, or hold NaN or +inf,
+        give NaN.
 
     Raises:
         DTypeError, DimensionError, LayoutError, StreamError: the argument of that name is wrong.
@@ -48,80 +49,84 @@ def log_softmax(
     return _apply("log_softmax", input, dim, dtype, stream)
 
 
-_TORCH = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+PUBLIC = {"softmax": softmax, "log_softmax": log_softmax}
+
+_compiling = torch.compiler.is_dynamo_compiling
+_function_modes = torch._C._len_torch_function_stack
+_grad_enabled = torch.is_grad_enabled
+_key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 
 def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
+    if _compiling():
+        return _compiled(name, input, dim, dtype, stream)
+    kind = type(input)
+    if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or stream is not None:
+        return _general(name, input, dim, dtype, stream)
     try:
-        backend = registry.serving(input.device.type, settings.current(), TORCH_TYPES)
-        if backend is not None:
-            return _on_backend(backend, name, input, dim, dtype, stream)
-        if stream is None and settings.current().fallback == "torch":
-            _say_fallback(input.device.type, None)
-            return _TORCH[name](input, dim, dtype=dtype)
-    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError):
-        _check(input, dim, dtype)  # a clearer word than torch's, where there is one
+        place = place_of(input.device)
+        if place.by_torch:
+            return TORCH[name](input, dim, dtype=dtype)
+        if _function_modes() or not plain(input) or type(dim) is not int:
+            return _general(name, input, dim, dtype, stream)
+        if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
+            dtype = autocast_dtype(input)
+        call = execute.forward(place, name, input, dim, dtype)
+        if call is None:
+            return TORCH[name](input, dim, dtype=dtype)
+        if input.requires_grad and _grad_enabled():
+            key = (place, name, dim, input.dtype)
+            return Eager.apply(input, call, key)
+        return call(input)
+    except (IndexError, NotImplementedError, RuntimeError, TypeError):
+        if input.is_nested and stream is None:
+            return TORCH[name](input, dim, dtype=dtype)
+        check(input, dim, dtype)  # a clearer word than torch's, where there is one
         raise
-    _check(input, dim, dtype)
+
+
+def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
+    """For all but a plain tensor: subclasses, transforms, modes, tracers, streams, and arguments that are wrong."""
+    if has_torch_function_unary(input):
+        public = PUBLIC[name]
+        return handle_torch_function(public, (input,), input, dim, dtype, stream=stream)
+    if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
+        return TORCH[name](input, dim, dtype=dtype)
+    check(input, dim, dtype)
+    place = place_of(input.device)
     if stream is not None:
-        raise StreamError(f"stream={stream!r}, but {input.device.type} tensors are served by torch and have no stream")
-    raise _refusal(input.device.type, None)
-
-
-def _on_backend(
-    backend: Backend, name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any
-) -> torch.Tensor:
-    out_dtype = dtype or input.dtype
-    _check(input, dim, dtype)
-    if input.numel() == 0:
-        return _TORCH[name](input, dim, dtype=dtype)
-    needed = {dtype_name(out_dtype)} | ({dtype_name(input.dtype)} if input.is_floating_point() else set())
-    if not needed <= backend.dtypes:
-        missing = ", ".join(sorted(needed - backend.dtypes))
-        if settings.current().fallback == "error":
-            raise _refusal(input.device.type, f"backend {backend.name!r} does not compute {missing}")
-        _say_fallback(input.device.type, f"backend {backend.name!r} does not compute {missing}")
+        if place.by_torch:
+            kind = input.device.type
+            raise StreamError(f"stream={stream!r}, but {kind} tensors are served by torch and have no stream")
         with _on_stream(stream, input):
-            return _TORCH[name](input, dim, dtype=dtype)
-    with _on_stream(stream, input):
-        if input.dim() == 0:
-            return differentiable(backend, name, input.reshape(1), 0, out_dtype).reshape(())
-        return differentiable(backend, name, input, dim % input.dim(), out_dtype)
+            return _apply(name, input, dim, dtype, None)
+    if place.by_torch:
+        return TORCH[name](input, dim, dtype=dtype)
+    if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
+        dtype = autocast_dtype(input)
+    return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
 
 
-def _check(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> None:
-    """Raises what is wrong with the arguments, if anything is that torch has a plain rule for."""
-    if not isinstance(input, torch.Tensor):
-        raise TypeError(f"input must be a torch.Tensor, got {type(input).__name__}")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
-    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TypeError(f"dim must be an int, got {dim!r}")
-    if input.layout is not torch.strided:
-        raise LayoutError(
-            f"softmax of a tensor with layout {input.layout} is not defined here: use torch.sparse.softmax, or to_dense()"
-        )
-    out_dtype = dtype or input.dtype
-    if input.dtype.is_complex or out_dtype.is_complex:
-        raise DTypeError(f"softmax is not defined for complex numbers (input {input.dtype}, dtype {dtype})")
-    if not out_dtype.is_floating_point:
-        advice = "" if dtype is not None else ", for example dtype=torch.float32"
-        raise DTypeError(
-            f"softmax of {input.dtype} to {out_dtype} is not defined: pass a floating-point dtype={advice and advice}"
-            if dtype is None
-            else f"softmax can't give {dtype}: dtype must be a floating-point dtype"
-        )
-    rank = max(input.dim(), 1)
-    if not -rank <= dim < rank:
-        raise DimensionError(
-            f"dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
-        )
+def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
+    """For torch.compile and torch.export, which trace it: one op, or torch's own where nobody serves the device."""
+    from tridal import tracing
+
+    if stream is not None:
+        raise StreamError("stream= has no meaning in a compiled function: it runs on the stream that is current for it")
+    if not tracing.served(input.device.type):
+        return TORCH[name](input, dim, dtype=dtype)
+    if dtype is None and tracing.autocasts(input.device.type) and torch.is_autocast_enabled(input.device.type):
+        dtype = autocast_dtype(input)
+    return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
+
+
+def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
+    """What autocast makes of softmax's `dtype=None`: all floating dtypes but float64 are computed as float32."""
+    return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
 
 
 def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:
     """Makes a given stream current for the tensor's device, so that outputs, kernels and gradients all belong to it."""
-    if stream is None:
-        return nullcontext()
     device = input.device
     module = torch.get_device_module(device.type)
     if isinstance(stream, int) and not isinstance(stream, bool):
@@ -135,20 +140,3 @@ def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:
         raise StreamError(f"the stream belongs to {owner}, but the input is on {device}: use a stream of {device}")
     input.record_stream(stream)
     return module.stream(stream)  # type: ignore[no-any-return]
-
-
-def _refusal(device_type: str, detail: str | None) -> NoBackendError:
-    known = ", ".join(sorted(entry.name for entry in registry.registered()))
-    return NoBackendError(
-        f"{detail or f'no available backend serves {device_type} tensors'}, and fallback is 'error'; "
-        f"set fallback='torch' or use one of the backends {known} (`tridal doctor` says which are available)"
-    )
-
-
-@functools.cache
-def _say_fallback(device_type: str, detail: str | None) -> None:
-    """Says once for each cause that torch computes instead of a tridal kernel."""
-    if detail is None:
-        log.info("no backend serves %s tensors: torch computes them", device_type)
-    else:
-        log.warning("%s: torch computes such %s tensors", detail, device_type)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Op: TypeAlias = Literal["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"]
 Layout: TypeAlias = Literal["row", "inner", "strided"]
-Algorithm: TypeAlias = Literal["tile", "looped"]
+Algorithm: TypeAlias = Literal["tile", "split", "looped"]
 
 ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element of each dtype that a kernel reads or writes."""
@@ -64,6 +64,8 @@ class Problem:
     """dtype of the saved output that a backward reads."""
     layout: Layout = "row"
     """Where a step of one element leads: along a row ("row"), to the next row ("inner"), or neither ("strided")."""
+    aligned: bool = True
+    """Whether the length, every stride and every address is such that all accesses can be whole vectors."""
 
     @property
     def rows(self) -> int:
@@ -88,13 +90,21 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The compile-time half of a launch: which algorithm, on tiles of how many rows and columns, by how many warps."""
+    """The compile-time half of a launch: which algorithm, on tiles of how many rows and columns, by how many warps.
+
+    "tile" holds whole rows in a tile, "split" shares a row among several programs, "looped" goes over column tiles.
+    Rows and columns are powers of two.
+    """
 
     algorithm: Algorithm
     rows: int
     cols: int
     num_warps: int = 4
     num_stages: int = 1
+    split: int = 1
+    """Programs that share a row; above one only for "split", where all programs have to be resident at once."""
+    edges: bool = False
+    """Whether the ends of rows that are not aligned are taken apart from their whole vectors ("row" layout only)."""
 
 
 @dataclass(frozen=True, slots=True)

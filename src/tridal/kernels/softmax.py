@@ -3,9 +3,17 @@
 A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in elements. A tile is ROWS neighbouring
 rows of one block by COLS columns; the reduction runs along AXIS of it: 1 where a row is contiguous ([ROWS, COLS]), 0
 where neighbouring rows are ([COLS, ROWS]), so that a tile's last axis is contiguous in memory whenever one of them is.
-
 Programs stride over tiles, so any number of them computes the same thing. Elements are computed in ACC, the dtype of sums.
-WIDE makes offsets inside a tile 64-bit; those of a tile's corner always are. The source stays inside Triton 3.2.
+
+What else a plan decides at compile time:
+  SPLIT   programs that share a row. Each takes COLS of its columns, and they exchange (max, sum) through `words`, zero
+          before and after. They wait for each other, so all programs of a launch have to be resident at once.
+  EDGES   for rows that start or end off a vector's boundary: the whole vectors of a row are the tile, and what is before
+          and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the first
+          row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in vectors too.
+  STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
+  WIDE    offsets inside a tile take 64 bits; those of its corner always do.
+The source stays inside Triton 3.2.
 """
 
 import triton
@@ -15,145 +23,316 @@ _INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def _corner(pointer, block, row, outer_stride, inner_stride):
-    """Pointer to the first element of a tile."""
-    return pointer + tl.cast(block, tl.int64) * outer_stride + tl.cast(row, tl.int64) * inner_stride
-
-
-@triton.jit
-def _indices(SIZE: tl.constexpr, AXIS: tl.constexpr, WIDE: tl.constexpr):
-    """0 .. SIZE-1 as a vector along the axis that is not AXIS."""
+def _along(SIZE: tl.constexpr, AXIS: tl.constexpr, WIDE: tl.constexpr):
+    """0 .. SIZE-1 along an axis of a tile."""
     index = tl.arange(0, SIZE)
-    return tl.expand_dims(tl.cast(index, tl.int64) if WIDE else index, AXIS)
+    return tl.expand_dims(tl.cast(index, tl.int64) if WIDE else index, 1 - AXIS)
 
 
 @triton.jit
-def forward_tile(
-    out_ptr, in_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    STAGES: tl.constexpr,
+def _rows(ROWS: tl.constexpr, AXIS: tl.constexpr, WIDE: tl.constexpr):
+    """0 .. ROWS-1 along the axis that is not AXIS; of a single row, a scalar, so that its addresses stay scalar."""
+    if ROWS == 1:
+        return 0
+    else:
+        return _along(ROWS, 1 - AXIS, WIDE)
+
+
+@triton.jit
+def _place(
+    tile, part, inner, cols, shift, outer_stride, inner_stride,
+    WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EDGES: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows in one tile: each element is read once and written once."""
-    row = _indices(ROWS, AXIS, WIDE)
-    col = _indices(COLS, 1 - AXIS, WIDE)
-    in_offsets = row * in_inner + col * in_col
-    out_offsets = row * out_inner + col * out_col
+    """Where a part of a tile lies: its block, first row, first column and mask, then column and mask of its edges.
+
+    With EDGES the first column is one for each row, and the edges, [2 * VECTOR, ROWS], hold what is before and after the
+    whole vectors of a row; the first part has them.
+    """
     tiles = tl.cdiv(inner, ROWS)
-    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0), num_stages=STAGES):
-        block = tile // tiles
-        first = (tile - block * tiles) * ROWS
-        mask = (row < inner - first) & (col < cols)
-        source = _corner(in_ptr, block, first, in_outer, in_inner)
-        x = tl.load(source + in_offsets, mask=mask, other=-_INF).to(ACC)
-        x -= tl.expand_dims(tl.max(x, AXIS), AXIS)
-        e = tl.exp(x)
-        total = tl.expand_dims(tl.sum(e, AXIS), AXIS)
-        y = x - tl.log(total) if LOG else e / total
-        target = _corner(out_ptr, block, first, out_outer, out_inner)
-        tl.store(target + out_offsets, y.to(out_ptr.dtype.element_ty), mask=mask)
+    block = tl.cast(tile // tiles, tl.int64)
+    first = tl.cast(tile % tiles, tl.int64) * ROWS
+    column = part * COLS
+    if EDGES:
+        start = shift + block * outer_stride + first * inner_stride
+        head = _head(start + _rows(ROWS, AXIS, WIDE) * inner_stride, cols, VECTOR)
+        vectors = (cols - head) // VECTOR * VECTOR - column
+        if ROWS == 1:
+            mask = _along(COLS, AXIS, WIDE) < tl.multiple_of(vectors, VECTOR)
+        else:
+            vectors = tl.where(_rows(ROWS, AXIS, WIDE) < inner - first, vectors, 0)
+            mask = _along(COLS, AXIS, WIDE) < tl.multiple_of(vectors, [VECTOR, VECTOR])
+        edge = _along(2 * VECTOR, 0, False)
+        before = _head(start + _rows(ROWS, 0, WIDE) * inner_stride, cols, VECTOR)
+        after = before + (cols - before) // VECTOR * VECTOR + edge - VECTOR
+        edge_column = tl.where(edge < VECTOR, edge, after)
+        edge_mask = (edge_column < tl.where(edge < VECTOR, before, cols)) & (part == 0)
+        if ROWS > 1:
+            edge_mask = edge_mask & (_rows(ROWS, 0, WIDE) < inner - first)
+        return block, first, head + column, mask, edge_column, edge_mask
+    else:
+        mask = _along(COLS, AXIS, WIDE) < cols - column
+        if ROWS > 1:
+            mask = (_rows(ROWS, AXIS, WIDE) < inner - first) & mask
+        return block, first, column, mask, column, column < cols
+
+
+@triton.jit
+def _head(start, cols, VECTOR: tl.constexpr):
+    """Elements of a row before its first whole vector, if it starts `start` elements after a vector's boundary."""
+    return tl.minimum(tl.cast(-start & (VECTOR - 1), tl.int32), cols)
+
+
+@triton.jit
+def _pointers(
+    pointer, block, first, column, outer_stride, inner_stride, col_stride,
+    WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """To COLS columns from `column` of ROWS rows from `first`. ALIGNED promises that they start with a vector."""
+    start = pointer + block * outer_stride + first * inner_stride
+    start += _rows(ROWS, AXIS, WIDE) * inner_stride + column * tl.cast(col_stride, tl.int64)
+    if ALIGNED:
+        if ROWS == 1:
+            start = tl.multiple_of(start, 16)
+        else:
+            start = tl.multiple_of(start, [16, 16])
+    return start + _along(COLS, AXIS, WIDE) * col_stride
+
+
+@triton.jit
+def _exchange(words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs: two [PARTS, ROWS] tensors.
+
+    Both are in one 64-bit word, so that one store makes them visible together, and that word is never zero: a max of
+    zero comes with a sum of at least one.
+    """
+    word = tl.cast(tl.cast(top, tl.int32, bitcast=True), tl.int64) << 32
+    word = word | (tl.cast(tl.cast(total, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
+    row = tl.arange(0, ROWS)
+    parts = tl.arange(0, PARTS)
+    words += tl.cast(tile, tl.int64) * (SPLIT * ROWS)
+    tl.atomic_xchg(words + part * ROWS + row, word, sem="relaxed")
+    theirs = words + (parts[:, None] * ROWS + row[None, :])
+    real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
+    seen = tl.load(theirs, mask=real, other=1, volatile=True)
+    while tl.min(tl.min(tl.where(seen == 0, 0, 1), 0), 0) == 0:
+        seen = tl.load(theirs, mask=real, other=1, volatile=True)
+    tops = tl.cast(tl.cast(seen >> 32, tl.int32), tl.float32, bitcast=True)
+    totals = tl.cast(tl.cast(seen & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True)
+    return tl.where(real, tops, -_INF), tl.where(real, totals, 0.0)
+
+
+@triton.jit
+def _clear(words, tile, part, count, begin, step, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Leaves `words` zero again behind the exchange for a tile.
+
+    Whoever has seen all parts of this tile knows that all are done with the tile before, and clears its own word of
+    that. The last tile is cleared by whoever of its programs comes last, which a counter behind the words tells.
+    """
+    row = tl.arange(0, ROWS)
+    if tile > begin:
+        own = words + (tl.cast(tile - step, tl.int64) * SPLIT + part) * ROWS + row
+        tl.store(own, tl.zeros([ROWS], tl.int64))
+    if tile + step >= count:
+        counter = words + tl.cast(count, tl.int64) * (SPLIT * ROWS) + begin
+        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
+            parts = tl.arange(0, PARTS)
+            last = words + tl.cast(tile, tl.int64) * (SPLIT * ROWS) + (parts[:, None] * ROWS + row[None, :])
+            real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
+            tl.store(last, tl.zeros([PARTS, ROWS], tl.int64), mask=real)
+            tl.store(counter, 0)
+
+
+@triton.jit
+def forward(
+    out_ptr, in_ptr, words, outer, inner, cols,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
+    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EDGES: tl.constexpr,
+    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
+    count = outer * tl.cdiv(inner, ROWS)
+    part = tl.program_id(0) % SPLIT
+    begin = tl.program_id(0) // SPLIT
+    step = tl.num_programs(0) // SPLIT
+    for tile in tl.range(begin, count, step, num_stages=STAGES):
+        block, first, column, mask, edge, edge_mask = _place(
+            tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
+        )
+        source = _pointers(
+            in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, EDGES
+        )  # fmt: skip
+        x = tl.load(source, mask=mask, other=-_INF).to(ACC)
+        top = tl.max(x, AXIS)
+        if EDGES:
+            source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
+            x_edge = tl.load(source, mask=edge_mask, other=-_INF).to(ACC)
+            top = tl.maximum(top, tl.max(x_edge, 0))
+        # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to.
+        low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 else top
+        e = tl.exp(x - tl.expand_dims(low, AXIS))
+        total = tl.sum(e, AXIS)
+        if EDGES:
+            e_edge = tl.exp(x_edge - tl.expand_dims(low, 0))
+            total += tl.sum(e_edge, 0)
+        scale = 1.0
+        if SPLIT > 1:
+            tops, totals = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS)
+            highest = tl.max(tops, 0)
+            base = tl.where(highest == -_INF, 0.0, highest)
+            total = tl.sum(totals * tl.exp(tops - base[None, :]), 0)
+            scale = tl.exp(top - base)
+            top = highest
+        scale = scale / total
+        target = _pointers(
+            out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
+        )  # fmt: skip
+        if LOG:
+            y = (x - tl.expand_dims(top, AXIS)) - tl.expand_dims(tl.log(total), AXIS)
+        else:
+            y = e * tl.expand_dims(scale, AXIS)
+        tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask)
+        if EDGES:
+            target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+            if LOG:
+                y_edge = (x_edge - tl.expand_dims(top, 0)) - tl.expand_dims(tl.log(total), 0)
+            else:
+                y_edge = e_edge * tl.expand_dims(scale, 0)
+            tl.store(target, y_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
+        if SPLIT > 1:
+            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS)
+
+
+@triton.jit
+def backward(
+    out_ptr, in_ptr, y_ptr, words, outer, inner, cols,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
+    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EDGES: tl.constexpr,
+    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """dX = Y * (dY - sum(Y * dY)), or dX = dY - exp(Y) * sum(dY) for log_softmax. `in` is dY; Y has the strides of dX."""
+    count = outer * tl.cdiv(inner, ROWS)
+    part = tl.program_id(0) % SPLIT
+    begin = tl.program_id(0) // SPLIT
+    step = tl.num_programs(0) // SPLIT
+    for tile in tl.range(begin, count, step, num_stages=STAGES):
+        block, first, column, mask, edge, edge_mask = _place(
+            tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
+        )
+        source = _pointers(
+            in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, EDGES
+        )  # fmt: skip
+        saved = _pointers(
+            y_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
+        )  # fmt: skip
+        dy = tl.load(source, mask=mask, other=0.0).to(ACC)
+        y = tl.load(saved, mask=mask, other=0.0).to(ACC)
+        total = tl.sum(dy if LOG else y * dy, AXIS)
+        if EDGES:
+            source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
+            saved = _pointers(y_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+            dy_edge = tl.load(source, mask=edge_mask, other=0.0).to(ACC)
+            y_edge = tl.load(saved, mask=edge_mask, other=0.0).to(ACC)
+            total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
+        if SPLIT > 1:
+            _, totals = _exchange(words, tile, part, tl.full([ROWS], 1.0, tl.float32), total, SPLIT, PARTS, ROWS)
+            total = tl.sum(totals, 0)
+        across = tl.expand_dims(total, AXIS)
+        target = _pointers(
+            out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
+        )  # fmt: skip
+        dx = dy - tl.exp(y) * across if LOG else y * (dy - across)
+        tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
+        if EDGES:
+            across = tl.expand_dims(total, 0)
+            target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+            dx_edge = dy_edge - tl.exp(y_edge) * across if LOG else y_edge * (dy_edge - across)
+            tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
+        if SPLIT > 1:
+            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS)
 
 
 @triton.jit
 def forward_looped(
-    out_ptr, in_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    STAGES: tl.constexpr,
+    out_ptr, in_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Rows wider than a tile: one pass over column tiles for (max, sum) online, a second to normalise."""
-    row = _indices(ROWS, AXIS, WIDE)
-    col = _indices(COLS, 1 - AXIS, WIDE)
-    in_offsets = row * in_inner + col * in_col
-    out_offsets = row * out_inner + col * out_col
-    tiles = tl.cdiv(inner, ROWS)
-    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0)):
-        block = tile // tiles
-        first = (tile - block * tiles) * ROWS
-        row_mask = row < inner - first
-        source = _corner(in_ptr, block, first, in_outer, in_inner)
-        target = _corner(out_ptr, block, first, out_outer, out_inner)
+    for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         top = tl.full([ROWS], -_INF, ACC)
         total = tl.zeros([ROWS], ACC)
-        for start in tl.range(0, cols, COLS, num_stages=STAGES):
-            mask = row_mask & (col < cols - start)
-            step = tl.cast(start, tl.int64) * in_col
-            x = tl.load(source + step + in_offsets, mask=mask, other=-_INF).to(ACC)
+        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            block, first, column, mask, _, _ = _place(
+                tile, part, inner, cols, 0, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, False, 1
+            )
+            source = _pointers(
+                in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            x = tl.load(source, mask=mask, other=-_INF).to(ACC)
             higher = tl.maximum(top, tl.max(x, AXIS))
             # As long as a row has shown nothing but -inf, -inf - -inf must not make its sum NaN.
-            shift = tl.where(higher == -_INF, 0.0, higher)
-            total = total * tl.exp(top - shift) + tl.sum(tl.exp(x - tl.expand_dims(shift, AXIS)), AXIS)
+            low = tl.where(higher == -_INF, 0.0, higher)
+            total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, AXIS)), AXIS)
             top = higher
+        scale = tl.expand_dims(1.0 / total, AXIS)
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
-        for start in tl.range(0, cols, COLS, num_stages=STAGES):
-            mask = row_mask & (col < cols - start)
-            step = tl.cast(start, tl.int64)
-            x = tl.load(source + step * in_col + in_offsets, mask=mask, other=-_INF).to(ACC) - top
-            y = x - tl.log(total) if LOG else tl.exp(x) / total
-            tl.store(target + step * out_col + out_offsets, y.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def backward_tile(
-    out_ptr, in_ptr, y_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """dX = Y * (dY - sum(Y * dY)), or dX = dY - exp(Y) * sum(dY) for log_softmax. `in` is dY; Y has the strides of dX."""
-    row = _indices(ROWS, AXIS, WIDE)
-    col = _indices(COLS, 1 - AXIS, WIDE)
-    in_offsets = row * in_inner + col * in_col
-    out_offsets = row * out_inner + col * out_col
-    tiles = tl.cdiv(inner, ROWS)
-    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0), num_stages=STAGES):
-        block = tile // tiles
-        first = (tile - block * tiles) * ROWS
-        mask = (row < inner - first) & (col < cols)
-        dy = tl.load(_corner(in_ptr, block, first, in_outer, in_inner) + in_offsets, mask=mask, other=0.0).to(ACC)
-        y = tl.load(_corner(y_ptr, block, first, out_outer, out_inner) + out_offsets, mask=mask, other=0.0).to(ACC)
-        total = tl.expand_dims(tl.sum(dy if LOG else y * dy, AXIS), AXIS)
-        dx = dy - tl.exp(y) * total if LOG else y * (dy - total)
-        target = _corner(out_ptr, block, first, out_outer, out_inner)
-        tl.store(target + out_offsets, dx.to(out_ptr.dtype.element_ty), mask=mask)
+        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            block, first, column, mask, _, _ = _place(
+                tile, part, inner, cols, 0, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, False, 1
+            )
+            source = _pointers(
+                in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            x = tl.load(source, mask=mask, other=-_INF).to(ACC) - top
+            y = x - tl.log(total) if LOG else tl.exp(x) * scale
+            target = _pointers(
+                out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def backward_looped(
-    out_ptr, in_ptr, y_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    STAGES: tl.constexpr,
+    out_ptr, in_ptr, y_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of rows wider than a tile: one pass over column tiles for the sum, a second for dX."""
-    row = _indices(ROWS, AXIS, WIDE)
-    col = _indices(COLS, 1 - AXIS, WIDE)
-    in_offsets = row * in_inner + col * in_col
-    out_offsets = row * out_inner + col * out_col
-    tiles = tl.cdiv(inner, ROWS)
-    for tile in tl.range(tl.program_id(0), outer * tiles, tl.num_programs(0)):
-        block = tile // tiles
-        first = (tile - block * tiles) * ROWS
-        row_mask = row < inner - first
-        dy_ptr = _corner(in_ptr, block, first, in_outer, in_inner) + in_offsets
-        saved_ptr = _corner(y_ptr, block, first, out_outer, out_inner) + out_offsets
-        target = _corner(out_ptr, block, first, out_outer, out_inner) + out_offsets
+    for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         total = tl.zeros([ROWS], ACC)
-        for start in tl.range(0, cols, COLS, num_stages=STAGES):
-            mask = row_mask & (col < cols - start)
-            step = tl.cast(start, tl.int64)
-            dy = tl.load(dy_ptr + step * in_col, mask=mask, other=0.0).to(ACC)
-            if LOG:
-                total += tl.sum(dy, AXIS)
-            else:
-                y = tl.load(saved_ptr + step * out_col, mask=mask, other=0.0).to(ACC)
-                total += tl.sum(y * dy, AXIS)
-        total = tl.expand_dims(total, AXIS)
-        for start in tl.range(0, cols, COLS, num_stages=STAGES):
-            mask = row_mask & (col < cols - start)
-            step = tl.cast(start, tl.int64)
-            dy = tl.load(dy_ptr + step * in_col, mask=mask, other=0.0).to(ACC)
-            y = tl.load(saved_ptr + step * out_col, mask=mask, other=0.0).to(ACC)
-            dx = dy - tl.exp(y) * total if LOG else y * (dy - total)
-            tl.store(target + step * out_col, dx.to(out_ptr.dtype.element_ty), mask=mask)
+        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            block, first, column, mask, _, _ = _place(
+                tile, part, inner, cols, 0, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, False, 1
+            )
+            source = _pointers(
+                in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            dy = tl.load(source, mask=mask, other=0.0).to(ACC)
+            if not LOG:
+                saved = _pointers(
+                    y_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
+                )  # fmt: skip
+                dy *= tl.load(saved, mask=mask, other=0.0).to(ACC)
+            total += tl.sum(dy, AXIS)
+        across = tl.expand_dims(total, AXIS)
+        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            block, first, column, mask, _, _ = _place(
+                tile, part, inner, cols, 0, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, False, 1
+            )
+            source = _pointers(
+                in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            saved = _pointers(
+                y_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            dy = tl.load(source, mask=mask, other=0.0).to(ACC)
+            y = tl.load(saved, mask=mask, other=0.0).to(ACC)
+            dx = dy - tl.exp(y) * across if LOG else y * (dy - across)
+            target = _pointers(
+                out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
+            )  # fmt: skip
+            tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,99 @@
+"""The ops as torch knows them, `torch.ops.tridal.*`: opaque to compilers, visible to modes, subclasses and transforms.
+
+Each has a kernel for every device (which asks at run time who serves it), the shape of its result for fake and meta
+tensors, a node for autograd in both modes, and a rule for vmap. Plain eager tensors don't come by here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tridal import execute
+from tridal.arguments import check
+from tridal.autograd import Softmax, SoftmaxBackward, differentiate
+from tridal.execute import BACKWARD
+from tridal.places import place_of
+from tridal.types import Op
+
+TORCH: dict[str, Callable[..., torch.Tensor]] = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+"""What computes the ops where no kernel does."""
+
+_TORCH_BACKWARD = {
+    "softmax": torch.ops.aten._softmax_backward_data.default,
+    "log_softmax": torch.ops.aten._log_softmax_backward_data.default,
+}
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+_LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _define(op: Op) -> None:
+    """Registers a forward and its backward."""
+    back = BACKWARD[op]
+    _LIBRARY.define(f"{op}(Tensor input, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
+    _LIBRARY.define(f"{back}(Tensor grad, Tensor output, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
+
+    def compute(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        call = execute.forward(place_of(input.device), op, input, dim, dtype)
+        return TORCH[op](input, dim, dtype=dtype).contiguous() if call is None else call(input)
+
+    def compute_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        call = execute.backward(place_of(grad.device), op, grad, output, dim, dtype)
+        if call is not None:
+            return call(grad, output)
+        result = _TORCH_BACKWARD[op](grad.to(output.dtype), output, dim, output.dtype)
+        return result.to(dtype).contiguous()  # type: ignore[no-any-return]
+
+    def fake(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        check(input, dim, dtype)
+        return input.new_empty(input.shape, dtype=dtype)
+
+    def fake_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        check(output, dim, dtype)
+        return output.new_empty(output.shape, dtype=dtype)
+
+    def node(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return differentiate(Softmax, input, op, dim, dtype)
+
+    def node_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return differentiate(SoftmaxBackward, grad, output, op, dim, dtype)
+
+    def batch(info: Any, in_dims: Any, input: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        rank = input.dim() - 1
+        if rank == 0:
+            check(input[0], dim, dtype)
+            return _overload(op)(input.unsqueeze(1), 1, dtype).squeeze(1), 0
+        along = dim % rank
+        return _overload(op)(input, along + (along >= in_dims[0]), dtype), in_dims[0]
+
+    def batch_backward(
+        info: Any, in_dims: Any, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, int]:
+        grad, output = (
+            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+            for tensor, axis in ((grad, in_dims[0]), (output, in_dims[1]))
+        )
+        rank = output.dim() - 1
+        if rank == 0:
+            return _overload(back)(grad.unsqueeze(1), output.unsqueeze(1), 1, dtype).squeeze(1), 0
+        return _overload(back)(grad, output, dim % rank + 1, dtype), 0
+
+    kernels: dict[str, tuple[Callable[..., Any], ...]] = {
+        op: (compute, fake, node, batch),
+        back: (compute_backward, fake_backward, node_backward, batch_backward),
+    }
+    for name, (kernel, shape, autograd, rule) in kernels.items():
+        _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        _LIBRARY.impl(name, autograd, "Autograd")
+        torch.library.register_fake(f"tridal::{name}", shape, lib=_LIBRARY)
+        torch.library.register_vmap(f"tridal::{name}", rule, lib=_LIBRARY)
+
+
+def _overload(op: str) -> Any:
+    return getattr(torch.ops.tridal, op).default
+
+
+_define("softmax")
+_define("log_softmax")
