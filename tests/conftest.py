@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+import tridal
 from tridal import registry
 from tridal.errors import TridalError
 from tridal.types import Backend
@@ -38,3 +42,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         chosen = backends(metafunc.config)
         metafunc.parametrize("backend", chosen, ids=[backend.name for backend in chosen], scope="session")
+
+
+@pytest.fixture
+def device(backend: Backend) -> Iterator[torch.device]:
+    """A device under test, whose tensors the backend serves for as long as the test runs."""
+    with tridal.use(device=backend.name):
+        yield tridal.device()

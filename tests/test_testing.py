@@ -283,15 +283,15 @@ def test_forced_plans_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[LaunchPlan] = []
 
     def record(*args: Any) -> Any:
-        planned, launch = prepare(*args)
-        seen.append(planned)
-        return planned, launch
+        prepared = prepare(*args)
+        seen.append(prepared[0])
+        return prepared
 
-    from tridal import execute, launch
+    from tridal import launch, places
 
     prepare = launch.prepare
     monkeypatch.setattr(launch, "prepare", record)
-    monkeypatch.setattr(execute, "_prepared", {})
+    monkeypatch.setattr(places, "_places", {})
     for plan in testing.PLANS:
         assert testing.run_case(Case("softmax", "forward", (300, 781), plan=plan), INTERPRETER).passed
     planned, *forced = seen

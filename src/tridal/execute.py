@@ -119,16 +119,18 @@ def _prepare_backward(
     if not _served(place, {grad.dtype, output.dtype, dtype}) or not (_stored(grad) and _stored(output)):
         return None
     kernel, dim = BACKWARD[op], dim % grad.dim()
-    options: dict[str, Any] = {"dtype": dtype, "memory_format": torch.contiguous_format}
+    # Narrowing float64 on its way out is left to torch: Triton's interpreter makes nonsense of a bfloat16 then.
+    stored = torch.float64 if output.dtype is torch.float64 else dtype
+    options: dict[str, Any] = {"dtype": stored, "memory_format": torch.contiguous_format}
     empty_like = torch.empty_like
     plain = output.is_contiguous() and not output.is_neg()
     saved = output if plain else torch.empty_like(output, device="meta", memory_format=torch.contiguous_format)
-    as_it_lies = None if grad.is_neg() else _bind(place, kernel, dim, grad, dtype, saved)
+    as_it_lies = None if grad.is_neg() else _bind(place, kernel, dim, grad, stored, saved)
     copy = torch.empty_like(grad, device="meta", memory_format=torch.contiguous_format)
-    launch_on = as_it_lies or _bind(place, kernel, dim, copy, dtype, saved)
+    launch_on = as_it_lies or _bind(place, kernel, dim, copy, stored, saved)
     assert launch_on is not None, "every contiguous tensor can be read"
     readable = as_it_lies is not None
-    in_place = grad.dtype == dtype
+    in_place, narrowed = grad.dtype == stored, stored != dtype
 
     def call(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         if not plain:
@@ -137,7 +139,7 @@ def _prepare_backward(
         if not readable:
             grad = out.copy_(grad) if in_place else grad.resolve_neg().contiguous()
         launch_on(out, grad, output)
-        return out
+        return out.to(dtype) if narrowed else out
 
     return call
 
