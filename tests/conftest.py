@@ -47,5 +47,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def device(backend: Backend) -> Iterator[torch.device]:
     """A device under test, whose tensors the backend serves for as long as the test runs."""
+    torch.manual_seed(0)
     with tridal.use(device=backend.name):
         yield tridal.device()

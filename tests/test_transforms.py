@@ -72,8 +72,8 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
     "vmap of hessian": lambda f: lambda z: vmap(hessian(squares(f)))(z[0]),
     "grad of grad of grad": lambda f: grad(squares(grad(squares(grad(squares(f)))))),
     "jacobian, vectorised": lambda f: lambda z: torch.autograd.functional.jacobian(f, z, vectorize=True),
-    "jacobian, forward mode": lambda f: lambda z: torch.autograd.functional.jacobian(
-        f, z, vectorize=True, strategy="forward-mode"
+    "jacobian, forward mode": lambda f: (
+        lambda z: torch.autograd.functional.jacobian(f, z, vectorize=True, strategy="forward-mode")
     ),
     "functional.hessian": lambda f: lambda z: torch.autograd.functional.hessian(squares(f), z),
     "functional.jvp": lambda f: lambda z: torch.autograd.functional.jvp(f, z, z.flip(0))[1],
