@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tridal import registry
 from tridal.types import ITEMSIZE, Backend, Problem
 from tridal_npu import backend
-from tridal_npu.architectures import ARCHITECTURES, unified_buffer
+from tridal_npu.architectures import ARCHITECTURES, unified_buffer_of
 from tridal_npu.unified_buffer import limit
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
@@ -176,10 +176,10 @@ def test_wide_rows_are_looped_where_the_next_power_of_two_would_not_fit():
 
 
 def test_the_unified_buffer_goes_by_the_name_of_the_device():
-    assert unified_buffer("Ascend910B2C") == 196_608
-    assert unified_buffer("Ascend910_9382") == 196_608
-    assert unified_buffer("Ascend910_9589") == unified_buffer("Ascend950PR_958b") == 253_952
-    assert unified_buffer("Ascend310P3") == 196_608  # the smallest where the name is not known
+    assert unified_buffer_of("Ascend910B2C") == 196_608
+    assert unified_buffer_of("Ascend910_9382") == 196_608
+    assert unified_buffer_of("Ascend910_9589") == unified_buffer_of("Ascend950PR_958b") == 253_952
+    assert unified_buffer_of("Ascend310P3") == 196_608  # the smallest where the name is not known
 
 
 def test_it_is_what_the_registry_has():

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tridal.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
-from tridal_npu.architectures import ARCHITECTURES, unified_buffer
-from tridal_npu.plan import plan
+from tridal_npu.architectures import ARCHITECTURES, unified_buffer_of
+from tridal_npu.tiling import plan
 
 PROGRAM_LIMIT = 65_536  # triton-ascend refuses a grid of so many programs
 
@@ -29,6 +29,7 @@ class Npu:
     name = "npu"
     device_type = "npu"
     dtypes = frozenset({"float16", "bfloat16", "float32"})
+    algorithms = frozenset({"tile", "looped"})
     interpreted = False
     options: Mapping[str, Option] = {
         "num_programs": Option(
@@ -80,7 +81,7 @@ class Npu:
             cores=known.vector_core_num,
             core_name="vector core",
             target=("npu", known.name, 0),
-            shared_memory=unified_buffer(known.name),
+            shared_memory=unified_buffer_of(known.name),
             l2_cache=known.L2_cache_size,
             memory=known.total_memory,
         )

@@ -23,7 +23,7 @@ _UNIFIED_BUFFERS = {
 }
 
 
-def unified_buffer(name: str) -> int:
+def unified_buffer_of(name: str) -> int:
     """Bytes of a vector core's unified buffer, by the name that the driver gives the device ("Ascend910B2C")."""
     return next((size for kind, size in _UNIFIED_BUFFERS.items() if name.startswith(kind)), SMALLEST_UNIFIED_BUFFER)
 
@@ -35,7 +35,7 @@ def _npu(arch: str, name: str, cores: int, gib: int) -> DeviceProperties:
         cores=cores,
         core_name="vector core",
         target=("npu", name, 0),
-        shared_memory=unified_buffer(name),
+        shared_memory=unified_buffer_of(name),
         l2_cache=192 * _MIB,
         memory=gib * _GIB,
     )

@@ -1,0 +1,69 @@
+"""Tests of the Ascend path without a board. They need triton-ascend in an environment of its own: `make test-npu`.
+
+Elsewhere nothing here is collected: triton-ascend takes the place of triton, so that one environment can't hold both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def _triton_is_ascend() -> bool:
+    triton = importlib.util.find_spec("triton")
+    folders = () if triton is None else triton.submodule_search_locations or ()
+    return any(Path(folder, "backends", "ascend").is_dir() for folder in folders)
+
+
+READY = _triton_is_ascend()
+collect_ignore_glob = [] if READY else ["test_*.py"]
+
+if READY:
+    sys.path[:0] = [str(HERE), str(HERE.parents[1] / "verify")]
+
+COUNTED = ("kernels compiled", "cases executed", "mutants caught", "mutants", "calls end to end")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _board(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An npu device for torch, and a driver for triton-ascend that executes on this machine's processor."""
+    import torch
+    from offboard import board, compiler, device
+
+    torch.set_num_threads(1)  # small tensors, and other test processes beside this one
+    compiler.stop_at_linalg(tmp_path_factory.mktemp("triton-cache"))
+    device.install()
+    board.install()
+
+
+@pytest.fixture
+def count(record_property):
+    """count("cases executed", 12): adds to what is printed at the end."""
+
+    def add(what: str, number: int) -> None:
+        assert what in COUNTED
+        record_property(what, number)
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    totals = dict.fromkeys(COUNTED, 0)
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name in totals:
+                totals[name] += value
+    if not any(totals.values()):
+        return
+    line = terminalreporter.write_line
+    terminalreporter.section("the Ascend path, off the board")
+    line(f"{totals['kernels compiled']} kernels compiled by triton-ascend to linalg, without CANN")
+    line(f"{totals['cases executed']} cases executed from that linalg on this processor, and held to float64")
+    line(f"{totals['mutants caught']} of {totals['mutants']} mutants caught")
+    line(f"{totals['calls end to end']} calls from tridal's functions through triton-ascend's launch and back")
+    line("Compiled by triton-ascend and executed off the board; not run on an NPU.")
