@@ -24,7 +24,7 @@ def test_case(tested: Backend, case: Case) -> None:
 
 
 @st.composite
-def random_cases(draw: st.DrawFn, dtypes: frozenset[str]) -> Case:
+def random_cases(draw: st.DrawFn, backend: Backend) -> Case:
     shape = tuple(draw(st.lists(st.integers(1, 40), min_size=0, max_size=5).filter(lambda s: _size(s) < 50_000)))
     rank = max(len(shape), 1)
     layouts = ["contiguous", "expanded"] if shape else ["contiguous"]
@@ -35,12 +35,12 @@ def random_cases(draw: st.DrawFn, dtypes: frozenset[str]) -> Case:
         direction=draw(st.sampled_from(DIRECTIONS)),
         shape=shape,
         dim=draw(st.integers(-rank, rank - 1)),
-        dtype=draw(st.sampled_from(sorted(dtypes))),
-        cast=draw(st.sampled_from([None, *sorted(dtypes)])),
+        dtype=draw(st.sampled_from(sorted(backend.dtypes))),
+        cast=draw(st.sampled_from([None, *sorted(backend.dtypes)])),
         layout=draw(st.sampled_from(layouts)),
         grad_layout=draw(st.sampled_from(layouts)),
         values=draw(st.sampled_from(["normal", "dominant", "some -inf", "some nan"])),
-        plan=draw(st.sampled_from(sorted(testing.PLANS))),
+        plan=draw(st.sampled_from(["planned", *testing.plans(backend)])),
     )
 
 
@@ -54,5 +54,5 @@ def _size(shape: list[int]) -> int:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_case(backend: Backend, data: st.DataObject) -> None:
-    result = testing.run_case(data.draw(random_cases(backend.dtypes)), backend)
+    result = testing.run_case(data.draw(random_cases(backend)), backend)
     assert result.passed, f"{result.name}: {result.message}"

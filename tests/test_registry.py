@@ -39,6 +39,7 @@ class Fake:
     name: str = "fake"
     device_type: str = "faketype"
     dtypes: frozenset[str] = frozenset({"float32"})
+    algorithms: frozenset[str] = frozenset({"tile"})
     interpreted: bool = False
     options: Any = dataclasses.field(default_factory=lambda: {"size": Option(4, "a number above 0", positive)})
     install: str = "pip install fake"

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from tridal.types import Layout
 
 
+_FEW_ROWS = 8
+"""Neighbouring rows that are too few for a tile: of the narrowest dtype, half of a 32-byte access to memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """`outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
@@ -64,6 +68,8 @@ def geometry(shape: Sequence[int], strides: Sequence[int], dim: int) -> Geometry
     if len(levels) > 2:
         return None
     outer, inner = [(1, 0, 0)] * (2 - len(levels)) + levels
+    if inner[0] < min(_FEW_ROWS, outer[0]):
+        outer, inner = inner, outer  # a tile takes its rows from `inner`: better many rows apart than a few together
     return Geometry(
         outer[0], inner[0], shape[dim], (outer[1], inner[1], strides[dim]), (outer[2], inner[2], out_strides[dim])
     )

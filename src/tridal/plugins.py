@@ -32,6 +32,7 @@ _DATA: Mapping[str, type] = {
     "name": str,
     "device_type": str,
     "dtypes": AbstractSet,
+    "algorithms": AbstractSet,
     "interpreted": bool,
     "options": Mapping,
     "install": str,

@@ -164,6 +164,8 @@ class Backend(Protocol):
     """`torch.device.type` of the tensors it serves. Several backends may serve one type; settings choose among them."""
     dtypes: frozenset[str]
     """Names of the floating dtypes its kernels can read and write; other dtypes go to torch."""
+    algorithms: frozenset[str]
+    """What its plans may ask for: some of `Algorithm`, and "edges" if a tile may take the ends of rows apart."""
     interpreted: bool
     """Whether its kernels run in Triton's interpreter: then it serves tensors only when asked for by name."""
     options: Mapping[str, Option]

@@ -12,6 +12,7 @@ class Toy:
     name = "toy"
     device_type = "cpu"
     dtypes = frozenset({"float32"})
+    algorithms = frozenset({"tile"})
     interpreted = True
     options = {  # noqa: RUF012
         "rows": Option(

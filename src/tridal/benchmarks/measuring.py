@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from tridal.benchmarks.providers import COPY, Function, Provider, reference
 from tridal.testing.tolerance import UNIT
 
 _LOW, _HIGH = 0.2, 0.8
-_CPU_SECONDS, _CPU_CALLS = 0.2, 7  # a CPU's measurement lasts as long, and takes at least so many calls
+_CPU_SECONDS, _CPU_CALLS = 0.05, 7  # a CPU's measurement lasts as long, and takes at least so many calls
 _HOST_SHAPE, _HOST_CALLS, _HOST_ROUNDS = (8, 128), 200, 15
 _UNITS = 16  # a provider may be off by so many roundings of the largest result, and is wrong beyond
 
@@ -61,7 +62,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def timer(device: torch.device) -> Callable[[Callable[[], Any]], Timing]:
-    """What measures a function of no arguments on the device. On an accelerator its L2 cache is flushed between calls."""
+    """What measures a function of no arguments on the device; an accelerator's L2 cache is flushed between calls."""
     if not is_accelerator(device):
         return _on_cpu
     from triton.testing import do_bench
@@ -89,13 +90,11 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def measure(point: Point, providers: Sequence[Provider], device: torch.device) -> Iterator[Measurement]:
-    """Measures `copy_` and then every provider at one point. What a provider raises is the reason why it is left out."""
+    """Measures `copy_` and then every provider at one point; what a provider raises is why it is left out."""
     timed = timer(device)
     with current(device):
         x, grad = tensors(point, device)
-        y = torch.empty(point.shape, dtype=x.dtype, device=device)
-        copy = timed(lambda: y.copy_(grad))
-        del y
+        copy = timed(functools.partial(torch.empty_like(grad).copy_, grad))
         yield Measurement(point, COPY, copy, copy)
         for provider in providers:
             try:
@@ -146,7 +145,7 @@ def _difference(point: Point, got: torch.Tensor, x: torch.Tensor, grad: torch.Te
 
 
 def host_times(provider: Provider, device: torch.device, op: str, grad: bool) -> Timing:
-    """Microseconds that a call on 8 x 128 keeps the host busy, as a Timing; what it raises is the reason for having none."""
+    """Microseconds that a call on 8 x 128 keeps the host busy, in a Timing."""
     with current(device), provider.function(op, -1) as function:
         x = torch.randn(_HOST_SHAPE, device=device, requires_grad=grad)
         with torch.set_grad_enabled(grad):

@@ -75,11 +75,14 @@ class Class:
         return self.forward if direction == "forward" else self.backward
 
     def points(self, op: str, direction: Direction, dtype: str, shrink: int = 1) -> list[Point]:
-        """A point for each shape, with `shrink` times fewer of the leading dimension."""
-        return [
-            Point(self.name, op, direction, dtype, (max(1, shape[0] // shrink), *shape[1:]), self.dim, shape in self.slices)
-            for shape in (*self.shapes, *self.slices)
-        ]
+        """A point for each shape, with `shrink` times fewer rows."""
+        found = []
+        for shape in (*self.shapes, *self.slices):
+            axis = 0 if self.dim else -1  # one that is not reduced
+            sizes = list(shape)
+            sizes[axis] = max(1, sizes[axis] // shrink)
+            found.append(Point(self.name, op, direction, dtype, tuple(sizes), self.dim, shape in self.slices))
+        return found
 
 
 def _of(elements: int, *widths: int) -> tuple[tuple[int, ...], ...]:
@@ -104,15 +107,22 @@ CLASSES = (
     ),
     Class(
         "few", "few wide rows",
-        ((1, 32_768), (1, 131_072), (1, 262_144), (8, 32_768), (8, 128_256), (32, 128_256), (128, 128_256), (512, 32_768)),
+        ((1, 32_768), (1, 131_072), (1, 262_144), (8, 32_768), (8, 128_256),
+         (32, 128_256), (128, 128_256), (512, 32_768)),
         forward=0.80, backward=0.85, beats_peers=True,
     ),
     Class(
         "small", "small tensors", tuple((4096, width) for width in (256, 512, 781, 1024, 1536, 2048)),
         forward=None, backward=1.0, beats_peers=True,
     ),
-    Class("inner", "over the middle dimension", ((64, 4096, 256), (256, 256, 1024), (32, 1000, 1001)), 0.85, 0.85, dim=1),
-    Class("outer", "over the first dimension", ((512, 512, 512), (4096, 16_384), (50_257, 512)), 0.85, 0.85, dim=0),
+    Class(
+        "inner", "over the middle dimension", ((64, 4096, 256), (256, 256, 1024), (32, 1000, 1001)),
+        forward=0.85, backward=0.85, dim=1,
+    ),
+    Class(
+        "outer", "over the first dimension", ((512, 512, 512), (4096, 16_384), (50_257, 512)),
+        forward=0.85, backward=0.85, dim=0,
+    ),
 )  # fmt: skip
 """The suite. Shapes and aims live here alone."""
 
@@ -124,7 +134,9 @@ HOST_SHRINK = 4096
 """How much smaller the suite is on a CPU."""
 
 
-def grid(rows: int, cols: Iterable[int], op: str, directions: Sequence[Direction], dtypes: Sequence[str]) -> list[Point]:
+def grid(
+    rows: int, cols: Iterable[int], op: str, directions: Sequence[Direction], dtypes: Sequence[str]
+) -> list[Point]:
     """rows x N for every N, in every dtype and direction."""
     widths = list(cols)
     return [Point("grid", op, way, dtype, (rows, n)) for dtype in dtypes for way in directions for n in widths]
@@ -135,5 +147,9 @@ def suite(
 ) -> list[Point]:
     """Every shape of these classes, in every dtype and direction."""
     return [
-        point for dtype in dtypes for way in directions for group in classes for point in group.points(op, way, dtype, shrink)
+        point
+        for dtype in dtypes
+        for way in directions
+        for group in classes
+        for point in group.points(op, way, dtype, shrink)
     ]

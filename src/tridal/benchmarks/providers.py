@@ -1,7 +1,7 @@
 """Who is measured: ways to compute a softmax with torch's meaning. Each is imported only when it is asked for.
 
-A provider is a context manager that yields a function of one tensor, for an op and a dim; whatever it raises is the reason why
-it is left out. Interfaces as of Liger-Kernel 0.8, FlagGems 5 and quack 0.6.
+A provider is a context manager that yields a function of one tensor, for an op and a dim; whatever it raises is the
+reason why it is left out. Interfaces as of Liger-Kernel 0.8, FlagGems 5 and quack 0.6.
 """
 
 from __future__ import annotations
@@ -151,5 +151,3 @@ def reference(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     """What every provider has to come near to, in float32 or better."""
     result: torch.Tensor = getattr(torch, op)(x.to(torch.promote_types(x.dtype, torch.float32)), dim)
     return result
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,30 +18,25 @@ _TITLES = {found.name: found.title for found in CLASSES}
 def blocks(rows: Sequence[Row]) -> list[tuple[str, dict[str, Any]]]:
     """The groups of rows that make one table each: a title, and what they have in common."""
     found = []
-    for group in distinct(rows, "group"):
-        for dtype in distinct(select(rows, group=group), "dtype"):
-            for direction in distinct(select(rows, group=group, dtype=dtype), "direction"):
-                op = select(rows, group=group, dtype=dtype, direction=direction)[0]["op"]
-                title = f"{op} {direction}, {dtype}" + (f": {_TITLES[group]}" if group in _TITLES else "")
-                found.append((title, {"group": group, "dtype": dtype, "direction": direction}))
+    for op, group, dtype, direction in dict.fromkeys((r["op"], r["group"], r["dtype"], r["direction"]) for r in rows):
+        title = f"{op} {direction}, {dtype}" + (f": {_TITLES[group]}" if group in _TITLES else "")
+        found.append((title, {"group": group, "dtype": dtype, "direction": direction}))
     return found
 
 
 def by_shape(rows: Sequence[Row], names: Sequence[str], column: str, **wanted: Any) -> list[list[str]]:
     """A line for each shape: its name, then a column of each provider; "-" where it was left out."""
-    lines = []
-    for shape in distinct(select(rows, **wanted), "shape"):
-        cells = [select(rows, provider=name, shape=shape, **wanted) for name in names]
-        lines.append([shape, *[number(found[0][column] if found else None, column) for found in cells]])
-    return lines
+    mine = select(rows, **wanted)
+    cells = {(row["shape"], row["provider"]): number(row[column], column) for row in mine}
+    return [[shape, *[cells.get((shape, name), "-") for name in names]] for shape in distinct(mine, "shape")]
 
 
 def by_class(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
-    """A line for each class, dtype and direction: each provider's typical share of `copy_`, and the worst in brackets."""
+    """A line for each class, dtype and direction: each provider's typical share of `copy_`."""
     lines = []
     for _, wanted in blocks(rows):
-        standings = [standing(rows, name, **wanted) for name in names]
-        cells = [f"{s.typical:.2f} ({s.worst:.2f})" if s.typical and s.worst else "-" for s in standings]
+        mine = select(rows, **wanted)
+        cells = [number(standing(mine, name).typical, "share_of_copy") for name in names]
         lines.append([wanted["group"], wanted["dtype"], wanted["direction"], *cells])
     return lines
 
@@ -54,8 +50,8 @@ def number(value: float | None, column: str) -> str:
 
 def left_out(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
     """Who was left out, why, and at how many points."""
-    reasons = [(row["provider"], row["skipped"]) for row in rows if row["skipped"]]
-    return [(name, why, reasons.count((name, why))) for name, why in dict.fromkeys(reasons)]
+    reasons = Counter((row["provider"], row["skipped"]) for row in rows if row["skipped"])
+    return [(name, why, count) for (name, why), count in reasons.items()]
 
 
 def said(shortfall: Shortfall) -> str:
@@ -77,7 +73,12 @@ def markdown(found: Mapping[str, Any], label: str, pictures: Sequence[Path]) -> 
     for title, wanted in blocks(rows):
         for column, unit in (("share_of_copy", "share of copy"), ("gbps", "GB/s of useful traffic")):
             chosen = names if column == "share_of_copy" else [COPY, *names]
-            lines += [f"## {title}, {unit}", "", *_table(["shape", *chosen], by_shape(rows, chosen, column, **wanted)), ""]
+            lines += [
+                f"## {title}, {unit}",
+                "",
+                *_table(["shape", *chosen], by_shape(rows, chosen, column, **wanted)),
+                "",
+            ]
     if found["host"]:
         lines += ["## Host time of a call on 8x128, microseconds", "", *_table(*host(found["host"])), ""]
     missed = [said(shortfall) for shortfall in shortfalls(rows)]

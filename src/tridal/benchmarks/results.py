@@ -63,7 +63,11 @@ def host_row(provider: str, grad: bool, timing: Timing | None, skipped: str | No
 
 
 def document(
-    device: torch.device, backend: Backend | None, providers: Sequence[Provider], rows: Sequence[Row], host: Sequence[Row]
+    device: torch.device,
+    backend: Backend | None,
+    providers: Sequence[Provider],
+    rows: Sequence[Row],
+    host: Sequence[Row],
 ) -> dict[str, Any]:
     """All about a run."""
     return {
@@ -122,7 +126,9 @@ def load(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ResultsError(f"{file}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ResultsError(f"{file}: not JSON: {error}; expected the results.json of a run of `tridal bench`") from error
+        raise ResultsError(
+            f"{file}: not JSON: {error}; expected the results.json of a run of `tridal bench`"
+        ) from error
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ResultsError(f"{file}: expected the results.json of a run of `tridal bench` ({_FORMAT!r})")
     return found

@@ -45,13 +45,17 @@ def standing(rows: Sequence[Row], provider: str, **wanted: object) -> Standing:
 
 def providers(rows: Sequence[Row]) -> list[str]:
     """Who was measured at least once, without `copy_`; those that were left out everywhere come last."""
-    names = [name for name in distinct(rows, "provider") if name != COPY]
-    return sorted(names, key=lambda name: not any(row["ms"] for row in select(rows, provider=name)))
+    ran = {row["provider"] for row in rows if row["ms"]}
+    return sorted((name for name in distinct(rows, "provider") if name != COPY), key=lambda name: name not in ran)
 
 
 def shortfalls(rows: Sequence[Row]) -> Iterator[Shortfall]:
     """Points of the suite where tridal misses its class's share, or a peer that it should be no slower than."""
     classes = {found.name: found for found in CLASSES}
+    peers: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row["provider"] not in (OURS, COPY) and row["ms"]:
+            peers.setdefault(_where(row), []).append(row)
     for row in select(rows, provider=OURS):
         group = classes.get(row["group"])
         if group is None or row["share_of_copy"] is None:
@@ -59,9 +63,10 @@ def shortfalls(rows: Sequence[Row]) -> Iterator[Shortfall]:
         aim = group.aim(row["direction"])
         if aim is not None and row["share_of_copy"] < aim:
             yield Shortfall(row, aim, "the aim")
-        if group.beats_peers:
-            same = {key: row[key] for key in ("group", "direction", "dtype", "shape")}
-            peers = [peer for peer in select(rows, **same) if peer["provider"] not in (OURS, COPY) and peer["ms"]]
-            best = min(peers, key=lambda peer: float(peer["ms"]), default=None)
-            if best is not None and row["ms"] > best["ms"] * (1 + _NOISE):
-                yield Shortfall(row, best["share_of_copy"], best["provider"])
+        best = min(peers.get(_where(row), ()), key=lambda peer: float(peer["ms"]), default=None)
+        if group.beats_peers and best is not None and row["ms"] > best["ms"] * (1 + _NOISE):
+            yield Shortfall(row, best["share_of_copy"], best["provider"])
+
+
+def _where(row: Row) -> tuple[str, ...]:
+    return row["group"], row["direction"], row["dtype"], row["shape"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from rich import box
@@ -12,6 +13,7 @@ from rich.table import Table
 
 __all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "size", "table"]
 
+_LOG_WIDTH = 140  # columns where nobody's terminal sets a width
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
 
@@ -31,8 +33,11 @@ def _finite(data: Any) -> Any:
 
 
 def console(stderr: bool = False) -> Console:
-    """Where people read. Numbers and names are not coloured by guesswork."""
-    return Console(stderr=stderr, highlight=False)
+    """Where people read. Numbers and names are not coloured by guesswork, and logs are wide."""
+    found = Console(stderr=stderr, highlight=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found.width = _LOG_WIDTH
+    return found
 
 
 def grid(*styles: str) -> Table:

@@ -13,6 +13,18 @@
 from tridal.testing.cases import Case, cases
 from tridal.testing.checking import Result, Subject, check, run_case
 from tridal.testing.example import Worked, worked_example
-from tridal.testing.forcing import PLANS, subject
+from tridal.testing.forcing import PLANS, plans, subject
 
-__all__ = ["PLANS", "Case", "Result", "Subject", "Worked", "cases", "check", "run_case", "subject", "worked_example"]
+__all__ = [
+    "PLANS",
+    "Case",
+    "Result",
+    "Subject",
+    "Worked",
+    "cases",
+    "check",
+    "plans",
+    "run_case",
+    "subject",
+    "worked_example",
+]

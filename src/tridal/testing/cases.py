@@ -91,10 +91,10 @@ def cases(backend: Backend) -> tuple[Case, ...]:
 
     Those with a dtype that it doesn't compute are left out; so are streams and a second device where there are none.
     """
-    from tridal.testing.forcing import PLANS
+    from tridal.testing.forcing import plans
 
     found = [*_shapes_and_dims(), *_layouts(), *_dtypes(backend), *_values(), *_double(backend)]
-    found += [case for plan in PLANS if plan != "planned" for case in _forced(plan)]
+    found += [case for plan in plans(backend) for case in _forced(plan)]
     if _has_streams(backend.device_type):
         found += [Case(op, d, (37, 53), stream=True) for op, d in product(NAMES, DIRECTIONS)]
     if backend.device_count() > 1:

@@ -20,27 +20,50 @@ _WIDEST_TILE = 16_384  # columns that any device holds on chip
 def _algorithm(algorithm: Algorithm) -> Callable[[LaunchPlan, Problem], LaunchPlan]:
     def override(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
         whole = 1 << (problem.cols - 1).bit_length()
+        plain = replace(plan.tile, algorithm=algorithm, split=1, edges=plan.tile.edges and algorithm != "looped")
         if algorithm == "tile":
             if whole > _WIDEST_TILE:
                 return plan
-            tile = replace(plan.tile, algorithm=algorithm, cols=whole, rows=min(plan.tile.rows, 2))
-        else:  # three whole steps over a row and a ragged one
-            tile = replace(plan.tile, algorithm=algorithm, cols=max(16, whole // 4))
-        return replace(plan, tile=tile)
+            return replace(plan, tile=replace(plain, cols=whole, rows=_several(plan, problem)))
+        cols = max(16, whole // 4)  # three whole steps over a row and a ragged one
+        if algorithm == "looped" or problem.accumulator == 8:  # float64 is never shared: its sums don't fit a word
+            return replace(plan, tile=replace(plain, algorithm="looped", edges=False, cols=cols))
+        split = -(-problem.cols // cols)
+        tile = replace(plain, rows=1 if problem.layout == "row" else min(plan.tile.rows, 8), cols=cols, split=split)
+        return replace(plan, tile=tile, programs=2 * split)
 
     return override
 
 
+def _several(plan: LaunchPlan, problem: Problem) -> int:
+    """Rows for a tile, of which there are then a few: more take time to interpret and show nothing new."""
+    return min(plan.tile.rows, max(2, 1 << (problem.inner // 4).bit_length()))
+
+
+def _edges(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    whole = 1 << (problem.cols - 1).bit_length()
+    if problem.layout != "row" or whole > _WIDEST_TILE:
+        return plan
+    tile = replace(plan.tile, algorithm="tile", split=1, edges=True, cols=whole, rows=_several(plan, problem))
+    return replace(plan, tile=tile)
+
+
 def _single(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    return replace(plan, programs=1)
+    return replace(plan, programs=plan.tile.split)
 
 
 PLANS: Mapping[str, Callable[[LaunchPlan, Problem], LaunchPlan] | None] = {
     "planned": None,
     **{algorithm: _algorithm(algorithm) for algorithm in get_args(Algorithm)},
+    "edges": _edges,
     "single": _single,
 }
 """How a case may override the backend's plan: each algorithm that the kernels offer, and one program for all tiles."""
+
+
+def plans(backend: Backend) -> tuple[str, ...]:
+    """Those of `PLANS` that override anything and that the backend's own plans may ask for."""
+    return tuple(plan for plan in PLANS if plan in backend.algorithms | {"single"})
 
 
 class _Forced:
