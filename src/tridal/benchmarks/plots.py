@@ -78,7 +78,7 @@ def _grid(rows: Sequence[Row], dtype: str, caption: str, file: Path) -> Path:
             axis.set(title=direction, xlabel="N, columns", ylim=(0, None))
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes[0].set_ylabel("useful traffic, GB/s")
-        _legend(axes[-1], [COPY, *names])
+        _legend(axes, [COPY, *names])
     return file
 
 
@@ -105,8 +105,7 @@ def _classes(rows: Sequence[Row], title: str, caption: str, file: Path) -> Path:
             )
         for axis in axes[len(groups) :]:
             axis.set_axis_off()
-        empty = axes[len(groups)] if len(groups) < len(axes) else None
-        _legend(axes[0] if empty else axes[across - 1], [*names, COPY, _AIM], into=empty)
+        _legend(axes, [*names, COPY, _AIM], axes[len(groups)] if len(groups) < len(axes) else None)
     return file
 
 
@@ -202,12 +201,12 @@ def _line(axis: Any, name: str, x: Sequence[float], y: Sequence[float]) -> None:
     )  # fmt: skip
 
 
-def _legend(axis: Any, names: Sequence[str], into: Any = None) -> None:
-    """Names the lines of a panel to its right, or in an empty panel."""
-    handles = {handle.get_label(): handle for handle in axis.get_lines()}
-    found = [handles[name] for name in names if name in handles]
-    place = {"loc": "center"} if into else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
-    (into or axis).legend(found, [handle.get_label() for handle in found], **place)
+def _legend(axes: Sequence[Any], names: Sequence[str], empty: Any = None) -> None:
+    """Names the lines of all panels in one that is empty, or to the right of the last."""
+    handles = {handle.get_label(): handle for axis in axes for handle in axis.get_lines()}
+    found = [name for name in names if name in handles]
+    place = {"loc": "center"} if empty else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    (empty or axes[-1]).legend([handles[name] for name in found], found, **place)
 
 
 def _style(name: str) -> tuple[str, str]:

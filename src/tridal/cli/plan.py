@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS = {
     "tile": "whole rows in a tile: one read, one write",
+    "split": "several programs share a row and exchange maximum and sum: one read, one write",
     "looped": "column tiles: one pass for maximum and sum, one to normalise",
 }
 
@@ -79,9 +80,10 @@ def described(backend: Backend, properties: DeviceProperties, planned: LaunchPla
     table.add_row(
         "device", f"{properties.arch}, {count(properties.cores, properties.core_name)}, backend {backend.name}"
     )
-    table.add_row("algorithm", f"{tile.algorithm}: {ALGORITHMS.get(tile.algorithm, 'see docs/architecture.md')}")
+    table.add_row("algorithm", f"{tile.algorithm}: {ALGORITHMS[tile.algorithm]}")
     shape = f"{count(tile.rows, 'row')} x {count(tile.cols, 'column')}"
-    table.add_row("tile", f"{shape}, {count(tile.num_warps, 'warp')}, {count(tile.num_stages, 'stage')}")
+    more = f", {tile.split} to a row" if tile.split > 1 else ", ends of rows apart" if tile.edges else ""
+    table.add_row("tile", f"{shape}, {count(tile.num_warps, 'warp')}, {count(tile.num_stages, 'stage')}{more}")
     if resources is not None:
         spills = f"{resources.spills} bytes spilled" if resources.spills else "nothing spilled"
         shared = size(resources.shared_memory)
