@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 import tridal
-from tridal import registry
+from tridal import registry, settings
 from tridal.errors import TridalError
 from tridal.types import Backend
 
@@ -50,3 +52,16 @@ def device(backend: Backend) -> Iterator[torch.device]:
     torch.manual_seed(0)
     with tridal.use(device=backend.name):
         yield tridal.device()
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty working folder and user folder, and no variable set."""
+    for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path)
+    settings.reload()
+    yield tmp_path
+    monkeypatch.undo()
+    settings.reload()

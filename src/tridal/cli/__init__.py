@@ -13,11 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from tridal import __version__
-from tridal.cli.bench import bench
-from tridal.cli.check import check
-from tridal.cli.config import config
-from tridal.cli.doctor import doctor
-from tridal.cli.plan import plan
+from tridal.cli import bench, check, config, doctor, plan
 from tridal.errors import TridalError
 
 
@@ -39,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (doctor, plan, check, bench, config):
+for _command in (doctor.doctor, plan.plan, check.check, bench.bench, config.config):
     app.command()(_command)
 
 

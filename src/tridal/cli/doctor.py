@@ -14,11 +14,9 @@ import typer
 from tridal import __version__, registry, settings
 from tridal.cli.config import effective
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
+from tridal.errors import SettingsError
 from tridal.plugins import words
 from tridal.types import ITEMSIZE, Backend
-
-_TRITONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "pytorch-triton-xpu", "triton-ascend", "triton-windows")
-"""Distributions that bring a package called triton; one overwrites another."""
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -35,7 +33,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 def examine() -> dict[str, Any]:
     """Everything that the command prints, as data. Never raises."""
     torch_problem = _import_problem("torch")
-    tritons = {name: version for name in _TRITONS if (version := _version(name))}
+    tritons = _providing("triton")
     problems = [] if torch_problem is None else [f"torch can't be imported: {torch_problem}"]
     if len(tritons) > 1:
         problems.append(
@@ -73,6 +71,12 @@ def _import_problem(package: str) -> str | None:
     except Exception as error:  # a broken installation raises whatever it likes
         return words(error)
     return None
+
+
+def _providing(package: str) -> dict[str, str]:
+    """The distributions that bring a package, and their versions. One overwrites another."""
+    names = metadata.packages_distributions().get(package, [])
+    return {name: metadata.version(name) for name in sorted(set(names))}
 
 
 def _version(distribution: str) -> str | None:
@@ -125,7 +129,10 @@ def _chosen_device() -> dict[str, Any]:
     found: dict[str, Any] = {"asked": None, "source": None, "device": None, "backend": None, "usable": False}
     try:
         asked = settings.current()
-        found |= {"asked": asked.device, "source": asked.sources["device"]}
+    except SettingsError:
+        return {**found, "problem": "the settings can't be used"}
+    found |= {"asked": asked.device, "source": asked.sources["device"]}
+    try:
         import torch
 
         import tridal
@@ -202,7 +209,7 @@ def _show(report: dict[str, Any]) -> None:
     for problem in report["problems"]:
         out.print(f"{FAIL} {escape(problem)}", soft_wrap=True)
     device = report["device"]
-    asked = f"device {device['asked']!r} (from {device['source']})"
+    asked = f"device {device['asked']!r} (from {device['source']})" if device["asked"] else "the device"
     if device["usable"]:
         who = f"backend {device['backend']!r}" if device["backend"] else "torch"
         out.print(f"{PASS} {asked} is {device['device']}: {who} computes its tensors", soft_wrap=True)

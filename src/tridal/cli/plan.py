@@ -21,8 +21,8 @@ ALGORITHMS = {
 
 
 def plan(
-    rows: Annotated[int, typer.Argument(help="Rows of the matrix.")],
-    cols: Annotated[int, typer.Argument(help="Columns of the matrix.")],
+    rows: Annotated[int, typer.Argument(metavar="ROWS", help="Rows of the matrix.")],
+    cols: Annotated[int, typer.Argument(metavar="COLS", help="Columns of the matrix.")],
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
     op: Annotated[
         str, typer.Option(help="softmax, log_softmax, softmax_backward or log_softmax_backward.")

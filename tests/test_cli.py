@@ -1,0 +1,94 @@
+"""The command as a whole: version, help, errors without tracebacks, exit codes, and a torch that is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tridal
+from tridal.cli import app
+
+COMMANDS = ["doctor", "plan", "check", "bench", "config"]
+
+pytestmark = pytest.mark.usefixtures("no_settings")
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"tridal {tridal.__version__}\n"
+
+
+def test_help_names_every_command() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(command in result.output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_json(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_no_command_shows_help() -> None:
+    assert "Usage" in CliRunner().invoke(app, []).output
+
+
+def test_an_error_is_one_line_on_stderr() -> None:
+    result = CliRunner().invoke(app, ["plan", "4", "4", "--arch", "sm_9"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("tridal: unknown architecture 'sm_9'")
+    assert result.stderr.count("\n") == 1
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, in a process of its own."""
+    command = [sys.executable, "-c", "from tridal.cli import main; main()", *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+
+
+def test_a_bad_setting_names_its_source() -> None:
+    result = run("check", TRIDAL_FALLBACK="perhaps")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "environment TRIDAL_FALLBACK" in result.stderr
+    assert "'torch' or 'error'" in result.stderr
+
+
+def broken_torch(folder: Path) -> str:
+    """A search path on which torch can't be imported."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("raise OSError('libtorch_cpu.so: cannot open shared object file')\n")
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def test_doctor_survives_a_broken_torch(tmp_path: Path) -> None:
+    result = run("doctor", "--json", PYTHONPATH=broken_torch(tmp_path))
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
+    assert report["problems"] == ["torch can't be imported: OSError: libtorch_cpu.so: cannot open shared object file"]
+    assert not report["device"]["usable"]
+    assert {backend["name"] for backend in report["backends"]} >= {e.name for e in tridal.registry.registered()}
+
+
+def test_doctor_tells_people_of_a_broken_torch(tmp_path: Path) -> None:
+    result = run("doctor", PYTHONPATH=broken_torch(tmp_path))
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "torch can't be imported: OSError: libtorch_cpu.so" in result.stdout
+
+
+def test_a_broken_torch_is_named_when_something_needs_it(tmp_path: Path) -> None:
+    script = "import tridal\ntry: tridal.softmax\nexcept ImportError as error: print(error)"
+    environment = {**os.environ, "PYTHONPATH": broken_torch(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert "tridal.softmax needs torch, and importing that fails; see `tridal doctor`" in result.stdout
