@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from tridal import execute
-from tridal.places import Forward, Place
+from tridal.places import Call
 from tridal.types import Op
 
 _transforming = torch._C._are_functorch_transforms_active
@@ -27,16 +27,9 @@ _key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _VMAP_MODE = torch._C._dispatch_key_parse("VmapMode")
 
 
-def plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is just memory here: no subclass, and no transform, mode or tracer that has to see the op."""
-    kind = type(tensor)
-    return (
-        (kind is torch.Tensor or kind is torch.nn.Parameter)
-        and not _transforming()
-        and not _dispatch_modes()
-        and forward_ad._current_level < 0
-        and _tracing() is None
-    )
+def watched() -> bool:
+    """Whether a transform, a mode or a tracer is active here and has to see the op: no tensor is mere memory then."""
+    return _transforming() or _dispatch_modes() != 0 or forward_ad._current_level >= 0 or _tracing() is not None
 
 
 Below = Callable[[], AbstractContextManager[None]]
@@ -53,27 +46,27 @@ class Node(_SingleLevelFunction):
 
 
 class Eager(Node):
-    """The node of a plain tensor: apply(input, call, (place, op, dim, input dtype))."""
+    """The node of a plain tensor: apply(input, call)."""
 
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, call: Forward, key: tuple[Place, Op, int, torch.dtype]) -> torch.Tensor:
+    def forward(ctx: Any, input: torch.Tensor, call: Call) -> torch.Tensor:
         """Runs the prepared call."""
-        output = call(input)
+        output = call.run(input)
         ctx.save_for_backward(output)
-        ctx.key = key
+        ctx.call = call
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Launches the kernel, unless someone has to see or to differentiate this gradient."""
         (output,) = ctx.saved_tensors
-        place, op, dim, dtype = ctx.key
-        batched = _key_included(_VMAP_MODE)  # is_grads_batched= has a vmap of its own, older than functorch's
-        if not torch.is_grad_enabled() and plain(grad) and plain(output) and not batched:
-            call = execute.backward(place, op, grad, output, dim, dtype)
-            if call is not None:
-                return call(grad, output), None, None
-        return gradient(op, grad, output, dim, dtype), None, None
+        call: Call = ctx.call
+        plain = type(grad) is torch.Tensor is type(output) and not torch.is_grad_enabled() and not watched()
+        if plain and not _key_included(_VMAP_MODE):  # is_grads_batched= has a vmap of its own, older than functorch's
+            run = execute.backward(call.place, call.op, grad, output, call.dim, call.dtype)
+            if run is not None:
+                return run(grad, output), None
+        return gradient(call.op, grad, output, call.dim, call.dtype), None
 
 
 class Softmax(Node):

@@ -16,7 +16,7 @@ from tridal import launch, registry
 from tridal.arguments import check
 from tridal.errors import NoBackendError
 from tridal.geometry import contiguous_strides, geometry
-from tridal.places import Backward, Forward, Place, log
+from tridal.places import Backward, Call, Forward, Place, log
 from tridal.types import Op
 from tridal.words import with_words
 
@@ -25,7 +25,7 @@ BACKWARD: dict[str, Op] = {"softmax": "softmax_backward", "log_softmax": "log_so
 _CAPACITY = 4096
 
 
-def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Forward | None:
+def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Call | None:
     """The prepared call for a tensor that lives at `place`; None if torch has to compute it.
 
     Raises:
@@ -38,7 +38,8 @@ def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dt
     try:
         return place.forwards[key]
     except KeyError:
-        call = _prepare_forward(place, op, input, dim, dtype)
+        run = _prepare_forward(place, op, input, dim, dtype)
+        call = None if run is None else Call(run, place, op, dim, input.dtype)
         _keep(place.forwards, key, call)
         return call
 
@@ -59,15 +60,15 @@ def backward(
     try:
         return place.backwards[key]
     except KeyError:
-        call = _prepare_backward(place, op, grad, output, dim, dtype)
-        _keep(place.backwards, key, call)
-        return call
+        run = _prepare_backward(place, op, grad, output, dim, dtype)
+        _keep(place.backwards, key, run)
+        return run
 
 
-def _keep(calls: dict[tuple[Any, ...], Any], key: tuple[Any, ...], call: Any) -> None:
-    if len(calls) >= _CAPACITY:
-        calls.clear()
-    calls[key] = call
+def _keep(prepared: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
+    if len(prepared) >= _CAPACITY:
+        prepared.clear()
+    prepared[key] = value
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -87,25 +88,24 @@ def _prepare_forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype:
     if torch.promote_types(input.dtype, wanted) == wanted and input.is_floating_point() and not input.is_neg():
         # Computing in the accumulator of `wanted` is then the same as casting to `wanted` first.
         run = _bind(place, op, dim, input, wanted)
-    options: dict[str, Any] = {}
+    allocate: Forward = torch.empty_like
     if input.stride() != contiguous or wanted != input.dtype:
-        options = {"dtype": wanted, "memory_format": torch.contiguous_format}
-    empty_like = torch.empty_like
+        allocate = _allocator(wanted)
     if run is not None:
         launch_on = run
 
         def direct(input: torch.Tensor) -> torch.Tensor:
-            out = empty_like(input, **options)
+            out = allocate(input)
             launch_on(out, input)
             return out
 
         return direct
 
-    in_place = _bind(place, op, dim, torch.empty_like(input, device="meta", **options), wanted)
+    in_place = _bind(place, op, dim, allocate(input.to("meta")), wanted)
     assert in_place is not None, "every contiguous tensor can be read"
 
     def copied(input: torch.Tensor) -> torch.Tensor:
-        out = empty_like(input, **options)
+        out = allocate(input)
         out.copy_(input)  # the kernel then works in place: nothing of this size is allocated but the result
         in_place(out, out)
         return out
@@ -121,8 +121,7 @@ def _prepare_backward(
     kernel, dim = BACKWARD[op], dim % grad.dim()
     # Narrowing float64 on its way out is left to torch: Triton's interpreter makes nonsense of a bfloat16 then.
     stored = torch.float64 if output.dtype is torch.float64 else dtype
-    options: dict[str, Any] = {"dtype": stored, "memory_format": torch.contiguous_format}
-    empty_like = torch.empty_like
+    allocate: Forward = torch.empty_like if stored == output.dtype and output.is_contiguous() else _allocator(stored)
     plain = output.is_contiguous() and not output.is_neg()
     saved = output if plain else torch.empty_like(output, device="meta", memory_format=torch.contiguous_format)
     as_it_lies = None if grad.is_neg() else _bind(place, kernel, dim, grad, stored, saved)
@@ -135,13 +134,18 @@ def _prepare_backward(
     def call(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         if not plain:
             output = output.resolve_neg().contiguous()
-        out = empty_like(output, **options)
+        out = allocate(output)
         if not readable:
             grad = out.copy_(grad) if in_place else grad.resolve_neg().contiguous()
         launch_on(out, grad, output)
         return out.to(dtype) if narrowed else out
 
     return call
+
+
+def _allocator(dtype: torch.dtype) -> Forward:
+    """Makes contiguous tensors of a tensor's shape."""
+    return functools.partial(torch.empty_like, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _stored(tensor: torch.Tensor) -> bool:
@@ -204,11 +208,16 @@ def _bind(
         bound = with_words(bound, words, place.device)
     stream, guard = backend.stream, backend.guard
 
-    def run(*tensors: torch.Tensor) -> None:
-        bound(stream(index), *tensors)
+    def forward(out: torch.Tensor, source: torch.Tensor) -> None:
+        bound(stream(index), out, source)
+
+    def backward(out: torch.Tensor, source: torch.Tensor, saved: torch.Tensor) -> None:
+        bound(stream(index), out, source, saved)
 
     def guarded(*tensors: torch.Tensor) -> None:
         with guard(index):
             bound(stream(index), *tensors)
 
-    return run if backend.device_count() == 1 else guarded
+    if backend.device_count() > 1:
+        return guarded
+    return forward if saved is None else backward

@@ -37,12 +37,12 @@ def _define(op: Op) -> None:
 
     def compute(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
         call = execute.forward(place_of(input.device), op, input, dim, dtype)
-        return TORCH[op](input, dim, dtype=dtype).contiguous() if call is None else call(input)
+        return TORCH[op](input, dim, dtype=dtype).contiguous() if call is None else call.run(input)
 
     def compute_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        call = execute.backward(place_of(grad.device), op, grad, output, dim, dtype)
-        if call is not None:
-            return call(grad, output)
+        run = execute.backward(place_of(grad.device), op, grad, output, dim, dtype)
+        if run is not None:
+            return run(grad, output)
         result = _TORCH_BACKWARD[op](grad.to(output.dtype), output, dim, output.dtype)
         return result.to(dtype).contiguous()  # type: ignore[no-any-return]
 

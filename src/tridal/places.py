@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,12 @@ import torch
 from tridal import registry
 from tridal.devices import TORCH_TYPES
 from tridal.settings import Settings, current
-from tridal.types import Backend
+from tridal.types import Backend, Op
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
-"""call(input): the softmax of a tensor like the one that the call was prepared for."""
+"""run(input): the softmax of a tensor like the one that the call was prepared for."""
 Backward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""call(dY, Y): the gradient for tensors like those that the call was prepared for."""
+"""run(dY, Y): the gradient for tensors like those that the call was prepared for."""
 
 log = logging.getLogger("tridal")
 
@@ -37,8 +38,20 @@ class Place:
         self.backend: Backend | None = registry.serving(device.type, settings, TORCH_TYPES)
         self.by_torch = self.backend is None and settings.fallback == "torch"
         self.autocast = autocast_key(device.type)
-        self.forwards: dict[tuple[Any, ...], Forward | None] = {}
+        self.forwards: dict[tuple[Any, ...], Call | None] = {}
         self.backwards: dict[tuple[Any, ...], Backward | None] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A forward that was prepared, and what its backward has to know of it."""
+
+    run: Forward
+    place: Place
+    op: Op
+    dim: int
+    dtype: torch.dtype
+    """The input's, and therefore the gradient's."""
 
 
 _places: dict[tuple[torch.device, Settings], Place] = {}

@@ -10,7 +10,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from tridal import execute
 from tridal.arguments import check
-from tridal.autograd import Eager, plain
+from tridal.autograd import Eager, watched
 from tridal.errors import StreamError
 from tridal.ops import TORCH
 from tridal.places import place_of
@@ -61,13 +61,13 @@ def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None,
     if _compiling():
         return _compiled(name, input, dim, dtype, stream)
     kind = type(input)
-    if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or stream is not None:
+    if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or stream is not None or type(dim) is not int:
         return _general(name, input, dim, dtype, stream)
     try:
         place = place_of(input.device)
         if place.by_torch:
             return TORCH[name](input, dim, dtype=dtype)
-        if _function_modes() or not plain(input) or type(dim) is not int:
+        if watched() or _function_modes():
             return _general(name, input, dim, dtype, stream)
         if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
             dtype = autocast_dtype(input)
@@ -75,9 +75,8 @@ def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None,
         if call is None:
             return TORCH[name](input, dim, dtype=dtype)
         if input.requires_grad and _grad_enabled():
-            key = (place, name, dim, input.dtype)
-            return Eager.apply(input, call, key)
-        return call(input)
+            return Eager.apply(input, call)
+        return call.run(input)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
             return TORCH[name](input, dim, dtype=dtype)
