@@ -80,6 +80,24 @@ def test_doctor_survives_a_broken_torch(tmp_path: Path) -> None:
     assert {backend["name"] for backend in report["backends"]} >= {e.name for e in tridal.registry.registered()}
 
 
+def test_a_broken_torch_is_tried_once(tmp_path: Path) -> None:
+    (tmp_path / "counted").write_text("")
+    path = broken_torch(tmp_path)
+    script = tmp_path / "torch" / "__init__.py"
+    script.write_text(f"open({str(tmp_path / 'counted')!r}, 'a').write('x')\n" + script.read_text())
+    assert run("doctor", PYTHONPATH=path).returncode == 1
+    assert (tmp_path / "counted").read_text() == "x"
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["bench"], ["config"], ["plan", "4", "4"]])
+def test_other_commands_say_that_torch_is_broken(tmp_path: Path, arguments: list[str]) -> None:
+    result = run(*arguments, PYTHONPATH=broken_torch(tmp_path))
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "tridal: torch can't be imported: OSError: libtorch_cpu.so" in result.stderr
+    assert "`tridal doctor` says more" in result.stderr
+
+
 def test_doctor_tells_people_of_a_broken_torch(tmp_path: Path) -> None:
     result = run("doctor", PYTHONPATH=broken_torch(tmp_path))
     assert result.returncode == 1

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from tridal import __version__
-from tridal.cli import bench, check, config, doctor, plan
+from tridal.cli import bench, broken, check, config, doctor, plan
 from tridal.errors import TridalError
 
 
@@ -25,6 +25,11 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except TridalError as error:
             print(f"tridal: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except ImportError as error:
+            if broken.reason() is None:
+                raise
+            print(f"tridal: {error}; `tridal doctor` says more", file=sys.stderr)
             raise typer.Exit(1) from error
 
 

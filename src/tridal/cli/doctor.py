@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tridal import __version__, registry, settings
+from tridal.cli import broken
 from tridal.cli.config import effective
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.errors import SettingsError
@@ -32,7 +32,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 def examine() -> dict[str, Any]:
     """Everything that the command prints, as data. Never raises."""
-    torch_problem = _import_problem("torch")
+    torch_problem = broken.reason()
     tritons = _providing("triton")
     problems = [] if torch_problem is None else [f"torch can't be imported: {torch_problem}"]
     if len(tritons) > 1:
@@ -63,14 +63,6 @@ def examine() -> dict[str, Any]:
         "device": _chosen_device(),
         "fallbacks": _fallbacks(),
     }
-
-
-def _import_problem(package: str) -> str | None:
-    try:
-        importlib.import_module(package)
-    except Exception as error:  # a broken installation raises whatever it likes
-        return words(error)
-    return None
 
 
 def _providing(package: str) -> dict[str, str]:
