@@ -116,9 +116,7 @@ def tensors(point: Point, device: torch.device) -> tuple[torch.Tensor, torch.Ten
 def _measure(
     point: Point, provider: Provider, x: torch.Tensor, grad: torch.Tensor, timed: Callable[[Callable[[], Any]], Timing]
 ) -> Timing:
-    if provider.missing:
-        raise ModuleNotFoundError(provider.missing)
-    with torch.set_grad_enabled(point.direction == "backward"), provider.function(point.op, point.dim) as function:
+    with torch.set_grad_enabled(point.direction == "backward"), provider.using(point.op, point.dim) as function:
         call = _call(point, function, x, grad)
         if difference := _difference(point, call(), x, grad):
             raise ArithmeticError(f"wrong by {difference:.2g} of the largest result")
@@ -146,7 +144,7 @@ def _difference(point: Point, got: torch.Tensor, x: torch.Tensor, grad: torch.Te
 
 def host_times(provider: Provider, device: torch.device, op: str, grad: bool) -> Timing:
     """Microseconds that a call on 8 x 128 keeps the host busy, in a Timing."""
-    with current(device), provider.function(op, -1) as function:
+    with current(device), provider.using(op, -1) as function:
         x = torch.randn(_HOST_SHAPE, device=device, requires_grad=grad)
         with torch.set_grad_enabled(grad):
             return _host_loop(function, x, is_accelerator(device))

@@ -41,6 +41,12 @@ class Provider:
         absent = self.package is not None and importlib.util.find_spec(self.package) is None
         return f"{self.package} is not installed" if absent else None
 
+    def using(self, op: str, dim: int) -> AbstractContextManager[Function]:
+        """`function`, where the package is installed."""
+        if self.missing:
+            raise ModuleNotFoundError(self.missing)
+        return self.function(op, dim)
+
     @property
     def version(self) -> str | None:
         """Version of the package, or of torch."""

@@ -1,4 +1,4 @@
-"""A torch that can't be imported is tried once: a second try half-loads it anew, and may tell something else or crash."""
+"""A torch that can't be imported is tried once: a second try half-loads it, and may tell something else or crash."""
 
 from __future__ import annotations
 
