@@ -13,9 +13,13 @@ except Exception as error:  # whatever a broken torch raises: `tridal doctor`, w
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         raise ImportError(f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`") from _broken
 else:
+    from tridal import nn
     from tridal.devices import backends, device
+    from tridal.override import override_torch, start_from_environment
     from tridal.planning import plan
     from tridal.softmax import log_softmax, softmax
 
-__all__ = ["backends", "device", "errors", "log_softmax", "plan", "softmax", "use"]
+    start_from_environment()
+
+__all__ = ["backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "softmax", "use"]
 __version__ = "0.1.0"

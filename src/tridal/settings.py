@@ -45,7 +45,10 @@ FIELDS: Mapping[str, Option] = {
 }
 """Every setting but the backends' own. A new one is a line here, a line in `Settings` and a parameter of `use`."""
 
-VARIABLES: Mapping[str, str] = {"TRIDAL_CONFIG": "path of the YAML file"}
+VARIABLES: Mapping[str, str] = {
+    "TRIDAL_CONFIG": "path of the YAML file",
+    "TRIDAL_OVERRIDE_TORCH": "1: `import tridal` makes torch's own softmax a tridal one",
+}
 """Environment variables that are not settings themselves. Those of settings follow from their names."""
 
 PREFIX = "TRIDAL_"

@@ -1,0 +1,64 @@
+"""Models that don't know tridal: real ones, with random weights, run unchanged under `override_torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from tridal import execute
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 97}
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(**SMALL, num_key_value_heads=2, attn_implementation="eager")
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=97, n_positions=64, attn_implementation="eager",
+        attn_pdrop=0, embd_pdrop=0, resid_pdrop=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert() -> Any:
+    config = transformers.BertConfig(
+        **SMALL, attn_implementation="eager", attention_probs_dropout_prob=0, hidden_dropout_prob=0
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, bert])
+def test_outputs_and_gradients(device: torch.device, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = make().to(device)
+    words = torch.randint(0, 97, (2, 11), device=device)
+    padding = torch.ones_like(words)
+    padding[1, 8:] = 0
+
+    def step() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        result = model(input_ids=words, attention_mask=padding, labels=words)
+        result.loss.backward()
+        return result.logits, result.loss, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    expected = step()
+    calls: list[str] = []
+    forward, backward = execute.forward, execute.backward
+    monkeypatch.setattr(execute, "forward", lambda place, op, *a: calls.append(op) or forward(place, op, *a))
+    monkeypatch.setattr(execute, "backward", lambda place, op, *a: calls.append(f"d{op}") or backward(place, op, *a))
+    with tridal.override_torch():
+        got = step()
+    assert {op: calls.count(op) for op in sorted(set(calls))} == {
+        "dlog_softmax": 1, "dsoftmax": 2, "log_softmax": 1, "softmax": 2,
+    }  # fmt: skip
+    assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,236 @@
+"""torch's own softmax computed by tridal: what is reached, for how long, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import tridal
+from tridal import execute
+
+ATEN = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
+
+
+def dispatcher() -> list[str]:
+    return [torch._C._dispatch_dump(f"aten::{name}") for name in ATEN]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What tridal was asked to compute."""
+    calls: list[str] = []
+    forward, backward = execute.forward, execute.backward
+    monkeypatch.setattr(execute, "forward", lambda place, op, *a: calls.append(op) or forward(place, op, *a))
+    monkeypatch.setattr(
+        execute, "backward", lambda place, op, *a: calls.append(f"{op} backward") or backward(place, op, *a)
+    )
+    before = dispatcher()
+    yield calls
+    assert dispatcher() == before, "torch is as it was"
+
+
+REACHED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "torch.softmax": ("softmax", lambda x: torch.softmax(x, 0)),
+    "Tensor.softmax": ("softmax", lambda x: x.softmax(-1)),
+    "torch.special.softmax": ("softmax", lambda x: torch.special.softmax(x, 0)),
+    "F.softmax": ("softmax", lambda x: F.softmax(x, -1)),
+    "F.softmin": ("softmax", lambda x: F.softmin(x, -1)),
+    "nn.Softmax": ("softmax", lambda x: torch.nn.Softmax(-1)(x)),
+    "nn.Softmax2d": ("softmax", lambda x: torch.nn.Softmax2d()(x[None])),
+    "F.log_softmax": ("log_softmax", lambda x: F.log_softmax(x, -1)),
+    "nn.LogSoftmax": ("log_softmax", lambda x: torch.nn.LogSoftmax(1)(x)),
+    "F.cross_entropy": ("log_softmax", lambda x: F.cross_entropy(x[0], torch.tensor([1, 0, 2], device=x.device))),
+    "nn.CrossEntropyLoss of probabilities": (
+        "log_softmax", lambda x: torch.nn.CrossEntropyLoss()(x[0], torch.eye(3, 5, dtype=x.dtype, device=x.device)),
+    ),
+    "F.gumbel_softmax": ("softmax", lambda x: F.gumbel_softmax(x, tau=1e9)),
+    "masked.softmax": ("softmax", lambda x: torch.masked.softmax(x, -1, mask=x > -1)),
+    "eager attention": ("softmax", lambda x: torch.softmax(x @ x.transpose(1, 2) / 5**0.5, -1) @ x),
+    "unfused SDPA": ("softmax", lambda x: torch.ops.aten._scaled_dot_product_attention_math(x, x, x)[0]),
+    "Categorical": ("softmax", lambda x: torch.distributions.Categorical(logits=x).probs),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "use"), REACHED.values(), ids=REACHED)
+def test_reached_forward_and_backward(
+    device: torch.device, seen: list[str], op: str, use: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = torch.randn(2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    expected = use(x)
+    (expected_grad,) = torch.autograd.grad(expected.sin().sum(), x)
+    assert seen == []
+    with tridal.override_torch() as override:
+        assert device.type in override.device_types
+        y = use(x)
+        assert op in seen
+        (grad,) = torch.autograd.grad(y.sin().sum(), x)
+        assert f"{op} backward" in seen
+    assert_close(y, expected)
+    assert_close(grad, expected_grad)
+    seen.clear()
+    use(x)
+    assert seen == []
+
+
+def test_attention_with_weights(device: torch.device, seen: list[str]) -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True, device=device)
+    x = torch.randn(2, 3, 8, device=device)
+    expected = attention(x, x, x)
+    with tridal.override_torch():
+        assert_close(attention(x, x, x), expected)
+    assert seen == ["softmax"]
+
+
+def test_autocast_transforms_and_higher_orders(device: torch.device, seen: list[str]) -> None:
+    x = torch.randn(3, 5, dtype=torch.float64, device=device)
+
+    def uses() -> list[torch.Tensor]:
+        with torch.autocast(device.type, torch.bfloat16):
+            cast = torch.softmax(x.float().bfloat16(), -1)
+        hessian = torch.func.hessian(lambda z: torch.log_softmax(z, -1).square().sum())(x)
+        return [hessian, torch.vmap(lambda z: torch.softmax(z, 0))(x), cast]
+
+    expected = uses()
+    with tridal.override_torch():
+        assert_close(uses(), expected, rtol=1e-2, atol=1e-2)
+    assert {"softmax", "log_softmax"} <= set(seen)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 0), (5, 0, 0)])
+def test_what_kernels_do_not_compute_is_torchs(device: torch.device, seen: list[str], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, device=device, requires_grad=True)
+    with tridal.override_torch():
+        for op in (torch.softmax, torch.log_softmax):
+            y = op(x, -1)
+            y.sum().backward()
+    assert_close(y, torch.log_softmax(x, -1))
+
+
+def test_errors_are_still_torchs(device: torch.device) -> None:
+    with tridal.override_torch():
+        with pytest.raises(IndexError):
+            torch.softmax(torch.randn(3, device=device), 1)
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            torch.softmax(torch.arange(3, device=device), 0)
+
+
+def test_other_devices_are_left_alone(device: torch.device, seen: list[str]) -> None:
+    with tridal.override_torch() as override:
+        assert "meta" not in override.device_types
+        assert torch.softmax(torch.empty(3, 5, device="meta"), -1).shape == (3, 5)
+    assert seen == []
+
+
+def test_nested_and_ended_in_any_order(device: torch.device, seen: list[str]) -> None:
+    x = torch.randn(3, 5, device=device)
+    first, second = tridal.override_torch(), tridal.override_torch()
+    with tridal.override_torch():
+        first.undo()
+        first.undo()
+    torch.softmax(x, -1)
+    assert seen == ["softmax"]
+    second.undo()
+    torch.softmax(x, -1)
+    assert seen == ["softmax"]
+    with pytest.raises(RuntimeError, match="has ended"), second:
+        pass
+
+
+def test_one_override_entered_twice(device: torch.device, seen: list[str]) -> None:
+    x = torch.randn(3, 5, device=device)
+    override = tridal.override_torch()
+    with override:
+        with override:
+            pass
+        torch.softmax(x, -1)
+    torch.softmax(x, -1)
+    assert seen == ["softmax"]
+
+
+def test_an_exception_ends_it(device: torch.device, seen: list[str]) -> None:
+    def fail() -> None:
+        with tridal.override_torch():
+            raise KeyError("somebody's own")
+
+    with pytest.raises(KeyError, match="somebody's own"):
+        fail()
+    torch.softmax(torch.randn(3, 5, device=device), -1)
+    assert seen == []
+
+
+def test_it_holds_for_all_threads_and_settings_for_each(backend: Any, seen: list[str]) -> None:
+    def work(name: str) -> None:
+        with tridal.use(device=name):
+            torch.softmax(torch.randn(3, 5, device=tridal.device()), -1)
+
+    with tridal.use(device=backend.name), tridal.override_torch():
+        thread = threading.Thread(target=work, args=(backend.name,))
+        thread.start()
+        thread.join()
+    assert seen == ["softmax"]
+
+
+def test_gradients_may_be_computed_after_its_end(device: torch.device, seen: list[str]) -> None:
+    x = torch.randn(3, 5, device=device, requires_grad=True)
+    with tridal.override_torch():
+        y = torch.softmax(x, -1).sin().sum()
+    y.backward()
+    assert seen == ["softmax"]
+    assert_close(x.grad, torch.autograd.grad(torch.softmax(x, -1).sin().sum(), x)[0])
+
+
+def test_tridals_own_functions_are_the_same(device: torch.device) -> None:
+    x = torch.randn(3, 5, device=device)
+    expected = tridal.softmax(x)
+    with tridal.override_torch():
+        assert torch.equal(tridal.softmax(x), expected)
+        assert torch.equal(torch.softmax(x, -1), expected)
+
+
+def test_nothing_to_override_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tridal.places.served", lambda device_type: False)
+    with tridal.override_torch() as override:
+        assert override.device_types == ()
+    assert "no available backend serves a device" in caplog.text
+
+
+def python(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRIDAL_DEVICE": "interpreter", **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_environment_variable(backend: Any) -> None:
+    program = "import tridal, torch; print('override.py' in torch._C._dispatch_dump('aten::_softmax'))"
+    for value, expected in (("1", "True"), ("yes", "True"), ("0", "False"), ("", "False")):
+        done = python("-c", program, TRIDAL_OVERRIDE_TORCH=value, TRIDAL_DEVICE=backend.name)
+        assert done.stdout.strip() == expected, done.stderr
+    done = python("-c", program, TRIDAL_OVERRIDE_TORCH="maybe")
+    assert "TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'" in done.stderr
+
+
+def test_programs_that_never_import_tridal(backend: Any, tmp_path: Path) -> None:
+    program = (
+        "import sys, torch\n"
+        "print(sys.argv[1:], __name__, 'override.py' in torch._C._dispatch_dump('aten::_softmax'))\n"
+        "print(torch.softmax(torch.zeros(2), 0).tolist())\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    for how in (("program.py",), ("-m", "program")):
+        done = python("-m", "tridal.run", *how, "a", "-b", cwd=tmp_path, TRIDAL_DEVICE=backend.name)
+        assert done.stdout.splitlines() == ["['a', '-b'] __main__ True", "[0.5, 0.5]"], done.stderr
+    done = python("-m", "tridal.run")
+    assert done.returncode == 2
+    assert "usage: python -m tridal.run" in done.stderr
