@@ -3,7 +3,8 @@
 That of Triton's fused-softmax tutorial, with the limits on threads and programs added, and registers rounded up to what
 the hardware allocates:
 
-    registers       registers of an SM // (registers of the kernel x warp size x warps)
+    registers       registers of an SM // (registers of the kernel x warp size x warps), and whole warps in each quarter of
+                    an SM, which has a quarter of the registers
     shared memory   shared memory of an SM // shared memory of the kernel
     threads         threads of an SM // (warp size x warps)
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from tridal.types import DeviceProperties, Resources, Tile
 
+_QUARTERS = 4  # of a multiprocessor, each with a scheduler and registers of its own, since compute capability 5
 _REGISTER_UNIT = 8  # a thread's registers are allocated in eights, on every architecture that Triton compiles for
 
 
@@ -24,6 +26,11 @@ def occupancy(tile: Tile, resources: Resources, device: DeviceProperties) -> tup
         registers = -(-resources.registers // _REGISTER_UNIT) * _REGISTER_UNIT
         fits = device.registers // (registers * threads)
         limits.append((fits, f"registers {device.registers}//({registers}*{warp_size}*{tile.num_warps})={fits}"))
+        quarter = device.registers // _QUARTERS
+        whole = _QUARTERS * (quarter // (registers * warp_size)) // tile.num_warps
+        if whole < fits:
+            words = f"quarters {_QUARTERS}*({quarter}//({registers}*{warp_size}))//{tile.num_warps}={whole}"
+            limits.append((whole, words))
     if device.shared_memory and resources.shared_memory:
         fits = device.shared_memory // resources.shared_memory
         limits.append((fits, f"shared memory {device.shared_memory}//{resources.shared_memory}={fits}"))

@@ -11,13 +11,13 @@ from tridal.errors import PlanError
 from tridal.types import ITEMSIZE, DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
 from tridal_cuda.occupancy import occupancy
 
-_FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few up to four warps and in a backward, else many
+_FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few in small tiles and where rows have edges
 _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
-_AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline starts at four stages instead of two
-_SHORTEST_PART, _LONGEST_PART, _MOST_PARTS = 2048, 4096, 16  # elements of a shared row that one program takes
-_RUN = 32  # bytes of neighbouring rows that are one access to memory, and rows of a tile that are better
+_AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
+_SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes
+_RUN = 64  # bytes of neighbouring rows that a tile takes at once where a row is not contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     """Rows whole in registers where they fit, shared among programs beyond; column tiles where that can't be."""
     fit = _fit(choose_tile(problem, device), device, probe)
     in_flight = fit.programs * fit.tile.rows * fit.tile.cols * _bytes_read(problem)
-    if fit.tile.algorithm == "tile" and fit.tile.cols > _WIDE_ROW and in_flight < _BYTES_IN_FLIGHT:
-        fit = _pipelined(fit, device, probe)
+    wide = fit.tile.algorithm == "tile" and fit.tile.cols > _WIDE_ROW
+    if wide and not fit.tile.edges and in_flight < _BYTES_IN_FLIGHT:
+        fit = _pipelined(fit, in_flight, device, probe)
     if fit.tile.algorithm == "split" and fit.programs * device.cores < fit.tile.split:
         fit = _fit(_looped(problem, device), device, probe)  # too few programs at once to share even one row
     tile, resident = fit.tile, fit.programs * device.cores
@@ -48,7 +49,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
         how = f"{programs} programs loop over them"
     else:
         programs = tiles
-        how = f"a program each, {-(-tiles // resident)} waves"
+        how = f"a program each, {tiles / resident:.1f} times as many as at once"
     spilled = f"; {fit.resources.spills} bytes a thread are spilled" if fit.resources.spills else ""
     reason = (
         f"occupancy {fit.programs} = {fit.arithmetic}; {device.cores} {device.core_name}s x {fit.programs} = {resident} "
@@ -59,49 +60,64 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
 
 def choose_tile(problem: Problem, device: DeviceProperties) -> Tile:
     """The tile that is tried first; its sides are powers of two."""
+    if problem.layout == "inner":
+        return _across_rows(problem, device)
     cols, edges = _power_above(problem.cols), False
     vector = 16 // ITEMSIZE[problem.dtype]
     if problem.layout == "row" and not problem.aligned and problem.cols >= 4 * vector:
         cols, edges = _power_above(problem.cols // vector * vector), True  # the rest lies beside the tile
-    widest = _widest(problem, device)
     rows = max(1, min(_power_above(problem.inner), _NARROW_TILE // cols))
-    if problem.layout == "inner":
-        rows = max(min(_power_above(problem.inner), _RUN, widest // cols), _RUN // problem.itemsize)
     few = problem.rows // rows < device.cores and cols > _WIDE_ROW
-    if rows * cols <= widest and not few:
-        return Tile("tile", rows, cols, _warps(problem, rows * cols), edges=edges)
+    if rows * cols <= _widest(problem, device) and not few:
+        many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
+        warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
+        # Without a limit, the ends of rows cost the registers that keep a second program resident.
+        spare = edges and warps == 16 and not problem.backward
+        return Tile("tile", rows, cols, warps, max_registers=2 * _FEW_ELEMENTS if spare else None, edges=edges)
     if problem.accumulator == 8:
         return _looped(problem, device)
-    if problem.layout == "inner":
-        rows, part = _RUN, widest // 2
-    elif problem.backward or problem.itemsize < 4:
-        part = _LONGEST_PART
-    else:
-        part = min(4 * _LONGEST_PART, max(2 * _LONGEST_PART, cols // _MOST_PARTS))
-    # Short enough for a few programs on every multiprocessor.
-    even = _power_above(-(-problem.rows * problem.cols // (4 * device.cores)))
-    part = max(_SHORTEST_PART, min(part, even)) // rows
-    split = -(-problem.cols // part)
-    return Tile("split", rows, part, _warps(problem, rows * part), split=split, edges=edges)
+    longest = _LONGEST_PART if problem.itemsize == 4 and not problem.backward else _LONGEST_PART // 2
+    part = _part(problem, device, longest)
+    warps = _warps(part, _FEW_ELEMENTS if part == _SHORTEST_PART else _MANY_ELEMENTS)
+    return Tile("split", 1, part, warps, split=-(-problem.cols // part), edges=edges)
+
+
+def _across_rows(problem: Problem, device: DeviceProperties) -> Tile:
+    """For neighbouring rows that are contiguous: a run of them, by all columns or by a share of them."""
+    run = _RUN // problem.itemsize
+    rows, cols = min(_power_above(problem.inner), run), _power_above(problem.cols)
+    if rows * cols <= _widest(problem, device) // 2:
+        return Tile("tile", rows, cols, _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS))
+    if problem.accumulator == 8:
+        return _looped(problem, device)
+    longest = _widest(problem, device)
+    rows = min(rows, 16)
+    part = min(cols, _part(problem, device, longest) // rows)
+    warps, split = _warps(rows * part, _MANY_ELEMENTS), -(-problem.cols // part)
+    return Tile("split" if split > 1 else "tile", rows, part, warps, split=split)
+
+
+def _part(problem: Problem, device: DeviceProperties, longest: int) -> int:
+    """Elements for a program: few enough for several programs on every multiprocessor, but not fewer than pay."""
+    even = -(-problem.rows * problem.cols // (4 * device.cores))
+    return max(_SHORTEST_PART, min(longest, _power_above(even)))
 
 
 def _looped(problem: Problem, device: DeviceProperties) -> Tile:
     rows = _RUN // problem.itemsize if problem.layout == "inner" else 1
     cols = _widest(problem, device) // 4 // rows
-    stages = _stages(device)
-    return Tile("looped", rows, cols, _warps(problem, rows * cols), num_stages=stages)
+    return Tile("looped", rows, cols, _warps(rows * cols, _FEW_ELEMENTS), num_stages=_most_stages(device))
 
 
-def _pipelined(fit: _Fit, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With the next tiles on their way through shared memory, if as many programs fit then."""
-    for stages in range(_stages(device), 1, -1):
-        piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
-        if piped.programs >= fit.programs:
-            return piped
-    return fit
+def _pipelined(fit: _Fit, in_flight: int, device: DeviceProperties, probe: Probe) -> _Fit:
+    """With just as many next tiles on their way through shared memory as keep memory busy, if all programs still fit."""
+    stages = min(_most_stages(device), 1 - (-_BYTES_IN_FLIGHT // in_flight))
+    warps = max(fit.tile.num_warps, 16)
+    piped = _fit(replace(fit.tile, num_warps=warps, num_stages=stages), device, probe)
+    return piped if piped.programs >= fit.programs else fit
 
 
-def _stages(device: DeviceProperties) -> int:
+def _most_stages(device: DeviceProperties) -> int:
     return 4 if (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY else 2
 
 
@@ -123,11 +139,8 @@ def _bytes_read(problem: Problem) -> int:
     return ITEMSIZE[problem.dtype] + (ITEMSIZE[problem.saved_dtype] if problem.backward else 0)
 
 
-def _warps(problem: Problem, elements: int) -> int:
-    few = elements // (32 * _FEW_ELEMENTS)
-    if few <= 4 or problem.backward:
-        return max(1, min(32, few))
-    return max(4, elements // (32 * _MANY_ELEMENTS))
+def _warps(elements: int, each: int) -> int:
+    return max(1, min(32, elements // (32 * each)))
 
 
 def _power_above(value: int) -> int:

@@ -48,6 +48,7 @@ class Variant:
     """Arguments that are multiples of 16."""
     num_warps: int
     num_stages: int
+    max_registers: int | None
     cooperative: bool
     """Whether all programs of a launch have to be resident at once."""
 
@@ -62,14 +63,14 @@ class Call:
     """Of each tensor (out, input and saved output in a backward) the address, or as much as `ADDRESS_BITS` of it."""
 
     @classmethod
-    def of(
-        cls, op: Op, geometry: Geometry, dtypes: tuple[str, ...], addresses: tuple[int, ...] | None = None
-    ) -> Call:
+    def of(cls, op: Op, geometry: Geometry, dtypes: tuple[str, ...], addresses: tuple[int, ...] | None = None) -> Call:
         """The call for tensors of these dtypes, in the order of `addresses`, which default to aligned ones."""
         addresses = addresses or (0,) * len(dtypes)
         g = geometry
         units = _UNITS[g.layout]
-        strides = [value for name, value in zip(_STRIDES, (*g.in_strides, *g.out_strides), strict=True) if name not in units]
+        strides = [
+            value for name, value in zip(_STRIDES, (*g.in_strides, *g.out_strides), strict=True) if name not in units
+        ]
         lengths = [*strides, g.inner if g.layout == "inner" else g.cols]
         problem = Problem(
             op=op,
@@ -143,6 +144,7 @@ class Call:
             divisible=tuple(divisible),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            max_registers=tile.max_registers,
             cooperative=tile.split > 1,
         )
 
@@ -222,6 +224,8 @@ def compile_variant(variant: Variant, target: tuple[str, int | str, int]) -> Any
         kernel = getattr(_kernels(interpreted=False), variant.kernel)
         source = _ast_source(kernel, variant, triton)
         options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+        if variant.max_registers:
+            options["maxnreg"] = variant.max_registers
         if variant.cooperative:
             options["launch_cooperative_grid"] = True
         return triton.compile(source, target=GPUTarget(*target), options=options)
@@ -260,7 +264,9 @@ def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties
     # The 3.2 of triton-ascend asks tensors for their shapes while it is profiled.
     since_3_3 = _version(triton) >= (3, 3)
     scalars = call.scalars(launch_plan.tile)
-    known = dict(variant.constants) | scalars if since_3_3 else {n: scalars[n] for n in scalars if n in dict(variant.types)}
+    known = (
+        dict(variant.constants) | scalars if since_3_3 else {n: scalars[n] for n in scalars if n in dict(variant.types)}
+    )
     pointers = {name for name, type_ in variant.types if type_.startswith("*")}
     values = [known[name] for name in names if name in known and name not in pointers]
     run, function, packed, programs = loaded.run, loaded.function, loaded.packed_metadata, launch_plan.programs
@@ -282,7 +288,9 @@ def _load(variant: Variant, target: tuple[str, int | str, int], index: int) -> A
 
 def _bind_interpreted(call: Call, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
     if launch_plan.tile.split > 1:
-        raise PlanError("the interpreter runs programs one after the other: programs that wait for each other never end")
+        raise PlanError(
+            "the interpreter runs programs one after the other: programs that wait for each other never end"
+        )
     variant = call.variant(launch_plan.tile)
     with _LOCK:
         triton = _import_triton()

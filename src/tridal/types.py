@@ -103,6 +103,8 @@ class Tile:
     num_stages: int = 1
     split: int = 1
     """Programs that share a row; above one only for "split", where all programs have to be resident at once."""
+    max_registers: int | None = None
+    """Registers that the compiler may give a thread; None leaves it to the compiler."""
     edges: bool = False
     """Whether the ends of rows that are not aligned are taken apart from their whole vectors ("row" layout only)."""
 
@@ -189,9 +191,7 @@ class Backend(Protocol):
         """Devices that needn't be present, by the name that `tridal plan --arch` takes."""
         ...
 
-    def plan(
-        self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]
-    ) -> LaunchPlan:
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """The launch plan for a problem of at least one element. `options` holds a value for each of its settings."""
         ...
 

@@ -1,0 +1,159 @@
+"""The CUDA plan: occupancy on real registers and shared memory, plans that hold for every shape. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tridal
+from tridal import registry
+from tridal.errors import PlanError
+from tridal.types import DeviceProperties, Problem, Resources, Tile
+
+CUDA = registry.get("cuda")
+ARCHITECTURES = CUDA.architectures()
+H100 = ARCHITECTURES["sm_90"]
+OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+
+
+def occupancy(tile: Tile, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
+    from tridal_cuda.occupancy import occupancy
+
+    return occupancy(tile, resources, device)
+
+
+def test_occupancy_is_the_tutorials_arithmetic() -> None:
+    tile = Tile("tile", 1, 1024, num_warps=8)
+    resident, words = occupancy(tile, Resources(registers=32, spills=0, shared_memory=57344), H100)
+    assert resident == 4
+    assert "registers 65536//(32*32*8)=8" in words
+    assert "shared memory 232448//57344=4" in words
+
+
+@pytest.mark.parametrize(
+    ("resources", "warps", "expected"),
+    [
+        (Resources(32, 0, 0), 8, 8),  # no shared memory: no limit
+        (Resources(33, 0, 0), 8, 6),  # registers are allocated in eights
+        (Resources(16, 0, 0), 8, 8),  # 2048 threads
+        (Resources(16, 0, 0), 1, 32),  # 32 programs
+        (Resources(255, 64, 0), 8, 1),
+        (Resources(99, 0, 0), 2, 8),  # nine by all registers, but a quarter of them holds four warps, not four and a half
+        (Resources(128, 0, 0), 32, 0),
+        (Resources(32, 0, 300_000), 4, 0),
+    ],
+)
+def test_occupancy_limits(resources: Resources, warps: int, expected: int) -> None:
+    assert occupancy(Tile("tile", 1, 1024, num_warps=warps), resources, H100)[0] == expected
+
+
+def test_unknown_numbers_limit_nothing() -> None:
+    bare = DeviceProperties("bare", "?", cores=4)
+    assert occupancy(Tile("tile", 1, 64), Resources(255, 0, 100_000), bare)[0] == 1
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    op = draw(st.sampled_from(OPS))
+    wide = draw(st.sampled_from([64, 5000, 300_000, 20_000_000]))
+    dtype, out = (draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])) for _ in range(2))
+    return Problem(
+        op=op,  # type: ignore[arg-type]
+        cols=draw(st.integers(1, wide)),
+        inner=draw(st.sampled_from([1, 2, 3, 31, 132, 4096, 100_000, 3_000_000_000])),
+        outer=draw(st.sampled_from([1, 2, 512])),
+        dtype=dtype,
+        out_dtype=out,
+        saved_dtype=dtype,
+        layout=draw(st.sampled_from(["row", "inner", "strided"])),
+        aligned=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=400)
+@given(problems(), st.sampled_from(sorted(ARCHITECTURES)), st.data())
+def test_every_plan_holds(problem: Problem, arch: str, data: st.DataObject) -> None:
+    device = ARCHITECTURES[arch]
+    probed: list[Tile] = []
+
+    def probe(tile: Tile) -> Resources:
+        probed.append(tile)
+        most = min(255, 65536 // (32 * tile.num_warps))  # the compiler spills rather than take more
+        shared = tile.rows * tile.cols * problem.itemsize * (tile.num_stages - 1)
+        return Resources(data.draw(st.integers(16, most)), data.draw(st.integers(0, 100)), shared)
+
+    try:
+        plan = CUDA.plan(problem, device, probe, {})
+    except PlanError:
+        needed = probed[-1].num_stages * probed[-1].rows * probed[-1].cols * problem.itemsize
+        assert needed > (device.shared_memory or 0)
+        return
+    tile = plan.tile
+    assert tile in probed
+    assert len(probed) <= 6, "compiling is dear"
+    for side in (tile.rows, tile.cols, tile.num_warps):
+        assert side & (side - 1) == 0 < side
+    assert tile.num_warps * 32 <= 1024
+    assert tile.rows * tile.cols <= 1 << 20, "Triton's largest tensor"
+    tiles = problem.outer * -(-problem.inner // tile.rows)
+    assert 1 <= plan.programs <= tiles * tile.split
+    vector = 16 // {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[problem.dtype]
+    held = problem.cols // vector * vector if tile.edges else problem.cols
+    if tile.algorithm == "tile":
+        assert tile.cols >= held
+    if tile.algorithm == "split":
+        assert tile.split > 1
+        assert tile.cols * tile.split >= held
+        assert plan.programs % tile.split == 0
+        assert plan.occupancy is not None
+        assert plan.programs <= device.cores * plan.occupancy, "all are resident at once"
+        assert problem.accumulator == 4, "two float32 make a word"
+    else:
+        assert tile.split == 1
+    assert not tile.edges or (problem.layout == "row" and not problem.aligned)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(("rows", "cols"), [(4096, 256), (4096, 12_672), (1823, 781), (3, 200_000)])
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_plans_on_what_the_compiler_reports(arch: str, rows: int, cols: int, op: str, dtype: str) -> None:
+    pytest.importorskip("triton")
+    plan = tridal.plan(rows, cols, dtype=dtype, op=op, arch=arch)
+    device = ARCHITECTURES[arch]
+    assert plan.resources is not None
+    assert plan.resources.registers >= 16
+    allocated = -(-plan.resources.registers // 8) * 8
+    expected = 65536 // (allocated * 32 * plan.tile.num_warps)
+    assert f"registers 65536//({allocated}*32*{plan.tile.num_warps})={expected}" in plan.reason
+    assert f"{device.cores} SMs x {plan.occupancy} = {device.cores * (plan.occupancy or 0)} programs" in plan.reason
+    assert f"{rows} rows" in plan.reason
+    assert plan.programs <= rows * plan.tile.split
+
+
+def test_pipelines_where_too_little_is_in_flight() -> None:
+    """Half-precision rows of 16,384 leave an H100 two programs of 32 KiB; an A100's smaller memory takes two stages."""
+    pytest.importorskip("triton")
+    stages = {a: tridal.plan(4096, 12_672, dtype="bfloat16", arch=a).tile.num_stages for a in ("sm_80", "sm_90")}
+    assert stages == {"sm_80": 2, "sm_90": 3}
+    assert tridal.plan(4096, 12_672, dtype="float32", arch="sm_90").tile.num_stages == 1
+
+
+def test_says_what_is_missing_here() -> None:
+    import torch
+
+    reason = CUDA.unavailable()
+    if torch.cuda.is_available():
+        assert reason is None
+    else:
+        assert reason is not None
+        assert re.search("built without CUDA|sees no CUDA device|ROCm", reason)
+
+
+def test_cuobjdump_explains_itself() -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(RuntimeError, match="cuobjdump reports no registers"):
+        CUDA.resources({"cubin": b"no cubin at all"}, 0)
