@@ -33,7 +33,7 @@ class Cuda:
 
         if torch.version.hip is not None:
             return f"this torch ({torch.__version__}) is built for ROCm"
-        if not torch.backends.cuda.is_built():
+        if torch.version.cuda is None:
             return f"this torch ({torch.__version__}) is built without CUDA"
         if not torch.cuda.is_available():
             return "torch sees no CUDA device: look at nvidia-smi for the driver, and at CUDA_VISIBLE_DEVICES"

@@ -66,7 +66,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     """Every architecture that a registered backend can plan for, by name."""
-    known = {}
+    known: dict[str, tuple[Backend, DeviceProperties]] = {}
     for entry in registry.registered():
         if entry.backend is not None and entry.problem is None:
             known |= {name: (entry.backend, found) for name, found in entry.backend.architectures().items()}
