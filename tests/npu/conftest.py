@@ -1,12 +1,15 @@
 """Tests of the Ascend path without a board. They need triton-ascend in an environment of its own: `make test-npu`.
 
 Elsewhere nothing here is collected: triton-ascend takes the place of triton, so that one environment can't hold both.
+Nor is anything where torch_npu is installed: `pytest --backend npu` has the real device then, and no emulated one.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,23 +23,29 @@ def _triton_is_ascend() -> bool:
     return any(Path(folder, "backends", "ascend").is_dir() for folder in folders)
 
 
-READY = _triton_is_ascend()
+READY = _triton_is_ascend() and importlib.util.find_spec("torch_npu") is None
 collect_ignore_glob = [] if READY else ["test_*.py"]
 
 if READY:
-    sys.path[:0] = [str(HERE), str(HERE.parents[1] / "verify")]
+    sys.path.insert(0, str(HERE.parents[1] / "verify"))
 
-COUNTED = ("kernels compiled", "cases executed", "mutants caught", "mutants", "calls end to end")
+COUNTED = ("kernels compiled", "cases executed", "mutants caught", "mutants", "conformance cases")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _board(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An npu device for torch, and a driver for triton-ascend that executes on this machine's processor."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything asks for backends: an npu device for torch, and a driver for triton-ascend that executes here."""
+    if not READY:
+        return
     import torch
-    from offboard import board, compiler, device
+
+    from offboard import board, compiler, device, native
 
     torch.set_num_threads(1)  # small tensors, and other test processes beside this one
-    compiler.stop_at_linalg(tmp_path_factory.mktemp("triton-cache"))
+    if "OFFBOARD_CACHE" in os.environ:
+        native.keep_in(Path(os.environ["OFFBOARD_CACHE"]))
+    kernels = tempfile.TemporaryDirectory(prefix="offboard-")  # what triton-ascend compiles is compiled anew every time
+    config.add_cleanup(kernels.cleanup)
+    compiler.stop_at_linalg(Path(kernels.name))
     device.install()
     board.install()
 
@@ -54,10 +63,11 @@ def count(record_property):
 
 def pytest_terminal_summary(terminalreporter) -> None:
     totals = dict.fromkeys(COUNTED, 0)
-    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
-        for name, value in report.user_properties:
-            if name in totals:
-                totals[name] += value
+    for report in terminalreporter.getreports(""):
+        if report.when == "teardown":  # by then a test has said all
+            for name, value in report.user_properties:
+                if name in totals:
+                    totals[name] += value
     if not any(totals.values()):
         return
     line = terminalreporter.write_line
@@ -65,5 +75,5 @@ def pytest_terminal_summary(terminalreporter) -> None:
     line(f"{totals['kernels compiled']} kernels compiled by triton-ascend to linalg, without CANN")
     line(f"{totals['cases executed']} cases executed from that linalg on this processor, and held to float64")
     line(f"{totals['mutants caught']} of {totals['mutants']} mutants caught")
-    line(f"{totals['calls end to end']} calls from tridal's functions through triton-ascend's launch and back")
+    line(f"{totals['conformance cases']} cases of the conformance suite passed on an emulated npu device, end to end")
     line("Compiled by triton-ascend and executed off the board; not run on an NPU.")

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 import torch
-from matrix import OPTIONS, Case, properties
-from offboard import board, device
 
+from offboard import board, device
 from tridal import launch
 from tridal_npu import backend
+
+from .matrix import OPTIONS, Case, properties
 
 _BITS = {2: torch.int16, 4: torch.int32}
 _UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -81,7 +82,7 @@ def complaints(case: Case, *, trusted: bool = True) -> list[str]:
 
 
 def fill(tensor: torch.Tensor, dim: int, *, backward: bool) -> None:
-    """Numbers of several magnitudes, and NaN, +inf and -inf: alone, in half of a row and in all of it, in a row each."""
+    """Numbers of several magnitudes, and NaN, +inf and -inf: alone, in half of a row or in all of it, in a row each."""
     if 0 in tensor.stride():  # a gradient that torch expanded: every element of a row is the same
         tensor = tensor.select(dim, 0).unsqueeze(dim)
     tensor.copy_(torch.randn(tensor.shape, dtype=torch.float64) * 4)
@@ -130,7 +131,8 @@ def mismatch(case: Case, out: torch.Tensor, source: torch.Tensor, saved: torch.T
     worst = int(excess.argmax())
     if excess.flatten()[worst] > 1:
         place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), out.shape))
-        return f"{got[place].item():.9g} at {place}, exactly {exact[place].item():.9g}: {excess[place].item():.3g} times too far"
+        values = f"{got[place].item():.9g} at {place}, exactly {exact[place].item():.9g}"
+        return f"{values}: {excess[place].item():.3g} times further than rounding takes it"
     return None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
-from execution import complaints
-from matrix import DTYPES, LAYOUTS, OPS, Case, group, properties
-from offboard import lint, native
 
+from offboard import lint, native
 from tridal import launch
+
+from .execution import complaints
+from .matrix import DTYPES, LAYOUTS, OPS, Case, group, properties
 
 GROUPS = [
     pytest.param(

@@ -9,11 +9,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from execution import complaints
-from matrix import LAYOUTS, OPS, Case, group, properties
-from offboard import native
 
+from offboard import native
 from tridal import launch
+
+from .execution import complaints
+from .matrix import LAYOUTS, OPS, Case, group, properties
 
 SOURCE = Path(launch.__file__).with_name("kernels") / "softmax.py"
 
@@ -50,8 +51,8 @@ MUTANTS = [
     Mutant("last column tile left out", "forward_looped", "tl.cdiv(cols, COLS)", "cols // COLS"),
     Mutant("NaN before the first number", "forward_looped", "tl.where(higher == -_INF, 0.0, higher)", "higher"),
     Mutant("sum overwritten", "backward_looped", "total += ", "total = "),
-    Mutant("gradient's stride for the saved output", "backward_looped", "y_ptr, block, first, column, out_outer, out_inner, out_col",
-           "y_ptr, block, first, column, in_outer, in_inner, in_col"),
+    Mutant("gradient's stride for the saved output", "backward_looped",
+           "y_ptr, block, first, column, out_outer, out_inner", "y_ptr, block, first, column, in_outer, in_inner"),
     Mutant("columns unmasked", "_place", "< cols - column", "< COLS"),
     Mutant("one column too many", "_place", "< cols - column", "<= cols - column"),
     Mutant("rows unmasked", "_place", "(_rows(ROWS, AXIS, WIDE) < inner - first) & mask", "mask"),

@@ -1,4 +1,4 @@
-"""Stops triton-ascend where the vendor's own compiler would take over: its linalg IR is what a kernel is compiled to."""
+"""Stops triton-ascend where the vendor's own compiler would take over: a kernel is compiled to its linalg IR."""
 
 from __future__ import annotations
 

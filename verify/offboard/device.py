@@ -121,26 +121,27 @@ class Tensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, twin: torch.Tensor, device: torch.device) -> Tensor:
+        """Wraps a twin that nothing else wraps."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, twin.shape, twin.stride(), twin.storage_offset(), dtype=twin.dtype, device=device
         )
         made.twin = twin
-        return made  # type: ignore[no-any-return]
+        return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def data_ptr(self) -> int:
         """Address of the twin's first element."""
         return self.twin.data_ptr()
 
-    def record_stream(self, stream: Stream) -> None:
+    def record_stream(self, stream: Any) -> None:
         """Memory is never given back early."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{self.twin!r} on {self.device}"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = dict(kwargs or {})
         if func.namespace not in ("aten", "prims"):  # somebody's own op: what it does on this device is its own affair
             return func.redispatch(_BACKEND, *args, **kwargs)
@@ -186,7 +187,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
     return target
 
 
-class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc,name-defined]
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_available(self) -> bool:
         return True
 
@@ -197,7 +198,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc,name-defined]
         return True
 
 
-class _Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+class _Guard(torch._C._acc.DeviceGuard):
     def type_(self) -> Any:
         return torch._C._autograd.DeviceType.PrivateUse1
 
@@ -234,4 +235,4 @@ def install() -> None:
     sys.modules["torch_npu._C"].__dict__["_npu_getCurrentRawStream"] = lambda index: current_stream(index).npu_stream
 
 
-_library = torch.library.Library("aten", "IMPL")
+_library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -1,12 +1,13 @@
 """Makes machine code of linalg IR with MLIR's and LLVM's own tools, and calls it program by program.
 
-triton-ascend gives a kernel two memrefs before its own arguments, for locks and a workspace, and six integers after them:
-the grid's three sizes, and a program's place in it. A memref is passed as five words (allocated, aligned, offset, size,
-stride), of which only the second counts.
+triton-ascend gives a kernel two memrefs before its own arguments, for locks and a workspace, and six integers after
+them: the grid's three sizes, and a program's place in it. A memref is passed as five words (allocated, aligned, offset,
+size, stride), of which only the second counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,13 +16,12 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 LLVM_VERSION = 19
-_TOOLS = ("mlir-opt", "mlir-translate", "opt", "llc")
 _PASSES = (
     "--convert-elementwise-to-linalg",
     "--one-shot-bufferize=allow-return-allocs-from-loops=true",
@@ -40,6 +40,7 @@ _PASSES = (
     "--convert-index-to-llvm",
     "--reconcile-unrealized-casts",
 )
+_LLVM_OPTIONS = ("-O1",)
 _HEADER = re.compile(r"func\.func @(\w+)\((.*?)\) attributes", re.DOTALL)
 _PARAMETER = re.compile(r"%arg\d+: (memref<[^>]*>|\w+)")
 _BEFORE, _AFTER = ["memref<?xi8>"] * 2, ["i32"] * 6
@@ -84,6 +85,14 @@ def _integer(kind: str, value: int) -> Any:
 
 
 _kernels: dict[str, Kernel] = {}
+_cache: Path | None = None
+
+
+def keep_in(folder: Path) -> None:
+    """From now on machine code is kept in a folder, and found there again by all that went into it."""
+    global _cache
+    folder.mkdir(parents=True, exist_ok=True)
+    _cache = folder
 
 
 def kernel(linalg: str) -> Kernel:
@@ -94,18 +103,32 @@ def kernel(linalg: str) -> Kernel:
 
 def build(linalgs: Iterable[str]) -> None:
     """Builds kernels together, which takes a tenth of the time that it takes one by one."""
-    missing = [linalg for linalg in dict.fromkeys(linalgs) if linalg not in _kernels]
-    if not missing:
-        return
-    modules, found = [], []
-    for linalg in missing:
-        symbol = "k" + hashlib.sha256(linalg.encode()).hexdigest()[:16]
-        name, parameters = _signature(linalg)
-        modules.append(_body(linalg).replace(f"func.func @{name}(", f"func.func @{symbol}(", 1))
-        found.append((symbol, name, parameters))
-    library = _compile("module {\n" + "\n".join(modules) + "\n}\n")
-    for linalg, (symbol, name, parameters) in zip(missing, found, strict=True):
-        _kernels[linalg] = Kernel(name, parameters, getattr(library, symbol))
+    symbols = {linalg: _symbol(linalg) for linalg in linalgs if linalg not in _kernels}
+    libraries = {linalg: library for linalg, symbol in symbols.items() if (library := _kept(symbol))}
+    missing = [linalg for linalg in symbols if linalg not in libraries]
+    if missing:
+        libraries |= dict.fromkeys(missing, _compile({symbols[linalg]: linalg for linalg in missing}))
+    for linalg, library in libraries.items():
+        _kernels[linalg] = Kernel(*_signature(linalg), getattr(library, symbols[linalg]))
+
+
+def _symbol(linalg: str) -> str:
+    return "k" + hashlib.sha256("\0".join((linalg, *_recipe())).encode()).hexdigest()
+
+
+@functools.cache
+def _recipe() -> tuple[str, ...]:
+    """All but the linalg IR that goes into machine code, and so into its name."""
+    version = subprocess.run([find_tool("mlir-opt"), "--version"], capture_output=True, text=True, check=True).stdout
+    return version, *_PASSES, *_LLVM_OPTIONS
+
+
+def _kept(symbol: str) -> ctypes.CDLL | None:
+    path = None if _cache is None else _cache / f"{symbol}.so"
+    if path is None or not path.exists():
+        return None
+    _runtime()
+    return ctypes.CDLL(str(path))
 
 
 def _signature(linalg: str) -> tuple[str, tuple[str, ...]]:
@@ -119,23 +142,32 @@ def _signature(linalg: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(types[len(_BEFORE) : -len(_AFTER)])
 
 
-def _body(linalg: str) -> str:
+def _renamed(linalg: str, symbol: str) -> str:
+    """The function of a module, under a name that no other kernel has."""
     text = linalg.strip()
     if not (text.startswith("module {") and text.endswith("}")):
         raise ValueError("expected linalg IR as one module without attributes")
-    return text.removeprefix("module {").removesuffix("}")
+    name, _ = _signature(linalg)
+    return text.removeprefix("module {").removesuffix("}").replace(f"func.func @{name}(", f"func.func @{symbol}(", 1)
 
 
-def _compile(module: str) -> ctypes.CDLL:
+def _compile(kernels: Mapping[str, str]) -> ctypes.CDLL:
+    """Machine code of kernels by symbol, in one library."""
     _runtime()
-    with tempfile.TemporaryDirectory(prefix="offboard-") as folder:
+    functions = "\n".join(_renamed(linalg, symbol) for symbol, linalg in kernels.items())
+    with tempfile.TemporaryDirectory(prefix="offboard-", dir=_cache) as folder:
         path = Path(folder, "kernels")
-        path.with_suffix(".linalg").write_text(module)
+        path.with_suffix(".linalg").write_text(f"module {{\n{functions}\n}}\n")
         _run("mlir-opt", path, ".linalg", ".mlir", "--allow-unregistered-dialect", *_PASSES)
         _run("mlir-translate", path, ".mlir", ".ll", "--mlir-to-llvmir")
-        _run("opt", path, ".ll", ".bc", "-O1")
-        _run("llc", path, ".bc", ".o", "-O1", "-relocation-model=pic", "-filetype=obj")
-        return _link([path.with_suffix(".o")], path.with_suffix(".so"))
+        _run("opt", path, ".ll", ".bc", *_LLVM_OPTIONS)
+        _run("llc", path, ".bc", ".o", *_LLVM_OPTIONS, "-relocation-model=pic", "-filetype=obj")
+        library = _link([path.with_suffix(".o")], path.with_suffix(".so"))
+        if _cache is not None:
+            for symbol in kernels:
+                with contextlib.suppress(FileExistsError):  # another process built the same
+                    os.link(path.with_suffix(".so"), _cache / f"{symbol}.so")
+        return library
 
 
 @functools.cache
@@ -166,7 +198,7 @@ def find_tool(tool: str) -> str:
     found = shutil.which(tool, path=folder) or shutil.which(f"{tool}-{LLVM_VERSION}")
     if found is None:
         raise FileNotFoundError(
-            f"{tool} of LLVM {LLVM_VERSION} is neither in {folder} nor on the path: install mlir-{LLVM_VERSION}-tools and "
-            f"llvm-{LLVM_VERSION} (Debian, Ubuntu), or name the folder in LLVM_BIN"
+            f"{tool} of LLVM {LLVM_VERSION} is neither in {folder} nor on the path: install "
+            f"mlir-{LLVM_VERSION}-tools and llvm-{LLVM_VERSION} (Debian, Ubuntu), or name the folder in LLVM_BIN"
         )
     return found

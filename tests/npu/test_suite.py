@@ -1,0 +1,19 @@
+"""The conformance suite that every backend is held to, on the emulated npu device, end to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tridal import registry, testing
+
+PARTS = 8  # for as many test processes as there are
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_conformance(part, count):
+    backend = registry.available("npu")
+    # torch's engine for gradients knows but one device of a backend that is written in Python.
+    cases = [case for case in testing.cases(backend) if not (case.last_device and case.direction != "forward")]
+    results = [testing.run_case(case, backend) for case in cases[part::PARTS]]
+    assert not [f"{result.name}: {result.message}" for result in results if not result.passed]
+    count("conformance cases", len(results))
