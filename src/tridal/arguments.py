@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from tridal.errors import DimensionError, DTypeError, LayoutError
@@ -34,7 +36,7 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if dtype is not None and not dtype.is_floating_point:
         raise DTypeError(f"softmax can't give {dtype}: dtype must be a floating-point dtype")
     rank = max(input.dim(), 1)
-    if not -rank <= dim < rank:
+    if not -rank <= operator.index(dim) < rank:
         raise DimensionError(
             f"dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
         )

@@ -80,7 +80,7 @@ def _prepare_forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype:
     check(input, dim, dtype)
     wanted = dtype or input.dtype
     read = {wanted, input.dtype} if input.is_floating_point() else {wanted}
-    if not _served(place, read) or not _stored(input):
+    if not serves(place, read) or not _stored(input):
         return None
     dim %= input.dim()
     contiguous = contiguous_strides(input.shape)
@@ -116,7 +116,7 @@ def _prepare_forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype:
 def _prepare_backward(
     place: Place, op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Backward | None:
-    if not _served(place, {grad.dtype, output.dtype, dtype}) or not (_stored(grad) and _stored(output)):
+    if not serves(place, {grad.dtype, output.dtype, dtype}) or not (_stored(grad) and _stored(output)):
         return None
     kernel, dim = BACKWARD[op], dim % grad.dim()
     # Narrowing float64 on its way out is left to torch: Triton's interpreter makes nonsense of a bfloat16 then.
@@ -153,8 +153,8 @@ def _stored(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() != 0 and tensor.numel() > 0 and tensor.dim() > 0
 
 
-def _served(place: Place, dtypes: set[torch.dtype]) -> bool:
-    """Whether kernels compute these dtypes there; says once for each cause that they don't, or refuses.
+def serves(place: Place, dtypes: set[torch.dtype]) -> bool:
+    """Whether kernels compute these dtypes at `place`; says once for each cause that they don't, or refuses.
 
     Raises:
         NoBackendError: they don't, and the setting `fallback` is "error".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
     if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
         return TORCH[name](input, dim, dtype=dtype)
     check(input, dim, dtype)
-    place = place_of(input.device)
+    dim, place = operator.index(dim), place_of(input.device)
     if stream is not None:
         if place.by_torch:
             kind = input.device.type
@@ -101,6 +102,8 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
             return _apply(name, input, dim, dtype, None)
     if place.by_torch:
         return TORCH[name](input, dim, dtype=dtype)
+    if place.backend is None:
+        execute.serves(place, set())  # raises
     if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
         dtype = autocast_dtype(input)
     return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]

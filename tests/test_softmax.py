@@ -1,0 +1,229 @@
+"""The public functions: torch's meaning, torch's errors or clearer ones, and what decides who computes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import tridal
+from tridal import execute, registry
+from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
+
+NAMES = ["softmax", "log_softmax"]
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["served", "torch"])
+def place(request: pytest.FixtureRequest, backend: Any) -> Iterator[torch.device]:
+    """A device that a backend serves, and one that torch does."""
+    with tridal.use(device=backend.name if request.param == "served" else "auto"):
+        yield tridal.device() if request.param == "served" else torch.device("cpu")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 6), max_size=4),
+    data=st.data(),
+    name=st.sampled_from(NAMES),
+    dtype=st.sampled_from([None, torch.float32, torch.float64]),
+)
+def test_any_shape_any_dim_any_order_of_dimensions(
+    backend: Any, shape: list[int], data: st.DataObject, name: str, dtype: torch.dtype | None
+) -> None:
+    rank = len(shape)
+    dim = data.draw(st.integers(-max(rank, 1), max(rank, 1) - 1))
+    order = data.draw(st.permutations(range(rank)))
+    with tridal.use(device=backend.name):
+        x = torch.randn(shape, dtype=torch.float64, device=tridal.device()).permute(order).requires_grad_()
+        ours, theirs = getattr(tridal, name)(x, dim, dtype), getattr(torch, name)(x, dim, dtype)
+        tolerance = {} if dtype is not torch.float32 else {"rtol": 1e-5, "atol": 1e-6}
+        assert_close(ours, theirs, **tolerance)
+        assert ours.is_contiguous()
+        grads = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (ours, theirs)]
+        assert_close(*grads, **tolerance)
+
+
+def test_dim_may_be_left_out(place: torch.device, name: str) -> None:
+    x = torch.randn(3, 5, device=place)
+    assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
+    assert_close(getattr(tridal, name)(input=x, dim=0), getattr(torch, name)(input=x, dim=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool])
+def test_integers_with_a_dtype(place: torch.device, name: str, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2, (3, 5), device=place).to(dtype)
+    assert_close(getattr(tridal, name)(x, -1, torch.float32), getattr(torch, name)(x, -1, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "builtin", "message"),
+    [
+        (
+            {"dim": 2},
+            DimensionError,
+            IndexError,
+            r"dim 2 is out of range for a tensor of shape \(3, 5\): expected -2 to 1",
+        ),
+        ({"dim": -3}, DimensionError, IndexError, "dim -3 is out of range"),
+        ({"dim": 1.0}, TypeError, TypeError, "dim must be an int, got 1.0|must be int, not float"),
+        ({"dim": None}, TypeError, TypeError, "dim must be an int, got None"),
+        ({"dim": "rows"}, TypeError, TypeError, "dim must be an int, got 'rows'"),
+        ({"dtype": torch.int32}, DTypeError, RuntimeError, "can't give torch.int32: dtype must be a floating-point"),
+        ({"dtype": torch.complex64}, DTypeError, RuntimeError, "not defined for complex numbers"),
+        ({"dtype": "float32"}, TypeError, TypeError, "dtype must be a torch.dtype or None, got 'float32'"),
+        ({"input": torch.arange(3)}, DTypeError, RuntimeError, "pass a floating-point dtype=, for example dtype="),
+        ({"input": torch.tensor(True)}, DTypeError, TypeError, "softmax of torch.bool is not defined"),
+        ({"input": torch.randn(3, dtype=torch.cfloat)}, DTypeError, RuntimeError, "not defined for complex numbers"),
+        ({"input": torch.eye(3).to_sparse()}, LayoutError, RuntimeError, "use torch.sparse.softmax, or to_dense"),
+        ({"input": torch.eye(3).to_sparse_csr()}, LayoutError, RuntimeError, "layout torch.sparse_csr"),
+        ({"input": [1.0, 2.0]}, TypeError, TypeError, "input must be a torch.Tensor, got list"),
+        ({"input": None}, TypeError, TypeError, "input must be a torch.Tensor, got NoneType"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(
+    place: torch.device, name: str, arguments: dict[str, Any], error: type, builtin: type, message: str
+) -> None:
+    arguments = {"input": torch.randn(3, 5), **arguments}
+    if isinstance(arguments["input"], torch.Tensor):
+        arguments["input"] = arguments["input"].to(place)
+    for _ in range(2):
+        with pytest.raises(error, match=message) as raised:
+            getattr(tridal, name)(**arguments)
+        assert isinstance(raised.value, builtin)
+
+
+def test_an_index_is_a_dim(place: torch.device, name: str) -> None:
+    class Index:
+        def __index__(self) -> int:
+            return 0
+
+    x = torch.randn(3, 5, device=place)
+    assert_close(getattr(tridal, name)(x, Index()), getattr(torch, name)(x, 0))
+
+
+def test_autocast_is_torchs(device: torch.device, name: str) -> None:
+    with torch.autocast(device.type, torch.bfloat16):
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            x = torch.randn(3, 5, device=device).to(dtype).requires_grad_()
+            for cast in (None, torch.bfloat16, torch.float64):
+                ours, theirs = getattr(tridal, name)(x, -1, cast), getattr(torch, name)(x, -1, cast)
+                assert ours.dtype == theirs.dtype
+                assert_close(ours.double(), theirs.double(), rtol=1e-2, atol=1e-2)
+                assert torch.autograd.grad(ours.sum(), x)[0].dtype == dtype
+
+
+def test_autocast_where_it_reaches_softmax(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On accelerators softmax is on autocast's float32 list; there is none on this machine's CPU."""
+    from tridal import places
+
+    key = torch._C._dispatch_key_parse(f"Autocast{torch._C._dispatch_key_for_device(device.type)}")
+    monkeypatch.setattr(places, "_places", {})
+    monkeypatch.setattr(places, "autocast_key", lambda device_type: key)
+    half, double = torch.randn(3, 5, device=device).half(), torch.randn(3, 5, dtype=torch.float64, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert getattr(tridal, name)(half).dtype is torch.float32
+        assert getattr(tridal, name)(half, -1, torch.float16).dtype is torch.float16
+        assert getattr(tridal, name)(double).dtype is torch.float64
+        assert torch.vmap(getattr(tridal, name))(half).dtype is torch.float32
+        with torch.autocast(device.type, enabled=False):
+            assert getattr(tridal, name)(half).dtype is torch.float16
+    assert getattr(tridal, name)(half).dtype is torch.float16
+
+
+def test_fallback_error_refuses(name: str) -> None:
+    with tridal.use(device="auto", fallback="error"):
+        for call in (lambda x: getattr(tridal, name)(x), torch.vmap(getattr(tridal, name))):
+            with pytest.raises(
+                NoBackendError, match="no available backend serves meta tensors, and fallback is 'error'"
+            ):
+                call(torch.empty(3, 5, device="meta"))
+
+
+class Narrow:
+    """A backend that computes float32 alone."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend, self.name, self.dtypes = backend, "narrow", frozenset({"float32"})
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(self._backend, member)
+
+
+@pytest.fixture
+def narrow(backend: Any) -> Iterator[Any]:
+    registry.register(Narrow(backend))
+    yield registry.get("narrow")
+    registry.unregister("narrow")
+
+
+def test_a_dtype_that_a_backend_lacks(narrow: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    execute._say_fallback.cache_clear()
+    with tridal.use(device="narrow"), caplog.at_level(logging.WARNING, "tridal"):
+        x = torch.randn(3, 5, device=tridal.device()).half()
+        for _ in range(3):
+            assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
+        assert_close(getattr(tridal, name)(x, -1, torch.float64), getattr(torch, name)(x, -1, torch.float64))
+    said = [record.message for record in caplog.records]
+    assert said == [
+        "backend 'narrow' does not compute float16: torch computes them",
+        "backend 'narrow' does not compute float16, float64: torch computes them",
+    ], "once for each cause"
+    with tridal.use(device="narrow", fallback="error"):
+        with pytest.raises(NoBackendError, match="'narrow' does not compute float16, and fallback is 'error'"):
+            getattr(tridal, name)(x)
+        assert_close(getattr(tridal, name)(x.float()), getattr(torch, name)(x.float(), -1))
+
+
+def test_a_backend_that_goes_is_not_asked_again(backend: Any, name: str) -> None:
+    registry.register(Narrow(backend))
+    with tridal.use(device="narrow"):
+        x = torch.randn(3, 5, device=tridal.device())
+        getattr(tridal, name)(x)
+        registry.unregister("narrow")
+        with pytest.raises(TridalError, match="narrow"):
+            getattr(tridal, name)(x)
+
+
+def test_streams_where_torch_computes(name: str) -> None:
+    with tridal.use(device="auto"), pytest.raises(StreamError, match="served by torch and have no stream"):
+        getattr(tridal, name)(torch.empty(3, 5, device="meta"), stream=0)
+
+
+@pytest.mark.parametrize("stream", [True, "fast", object(), 1.5], ids=str)
+def test_streams_that_are_none(device: torch.device, name: str, stream: Any) -> None:
+    with pytest.raises(StreamError, match="stream must be a torch stream or a raw handle"):
+        getattr(tridal, name)(torch.randn(3, 5, device=device), stream=stream)
+
+
+def test_the_output_is_all_that_is_allocated(device: torch.device, name: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Allocations(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if "empty" in str(func) or "clone" in str(func) or "_to_copy" in str(func):
+                Allocations.elements += result.numel() * (result.device.type != "meta")
+            return result
+
+    for x in (torch.randn(8, 16), torch.randn(8, 16).t(), torch.randn(4, 3, 8).permute(2, 1, 0)[:, :, ::2]):
+        x = x.to(device)
+        call = execute.forward(tridal.places.place_of(x.device), name, x, -1, None)
+        assert call is not None
+        Allocations.elements = 0
+        with Allocations():
+            call.run(x)
+        assert Allocations.elements == x.numel()
