@@ -9,6 +9,9 @@ JOBS ?= auto
 
 BIN := $(VENV)/bin
 
+include npu.mk
+
+.DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench clean
 .DELETE_ON_ERROR:
 
