@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -261,7 +262,33 @@ def test_says_that_triton_is_not_triton_ascend(packages):
 
 
 @pytest.mark.usefixtures("_no_device_module")
-def test_is_available_with_everything_there(packages):
+def test_says_that_pybind11_is_missing(packages, monkeypatch):
     folder = packages(torch_npu=REGISTERS_A_DEVICE.format(present=True), triton="")
     (folder / "triton" / "backends" / "ascend").mkdir(parents=True)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pybind11" else find(name))
+    assert "pip install pybind11" in backend.unavailable()
+
+
+@pytest.mark.usefixtures("_no_device_module")
+def test_is_available_with_everything_there(packages):
+    folder = packages(torch_npu=REGISTERS_A_DEVICE.format(present=True), triton="", pybind11="")
+    (folder / "triton" / "backends" / "ascend").mkdir(parents=True)
     assert backend.unavailable() is None
+
+
+def test_the_documentation_has_the_largest_tiles():
+    page = (Path(__file__).parents[1] / "docs" / "ascend.md").read_text()
+    for op in OPS:
+        largest: dict[tuple[str, str, bool], int] = {}
+        for layout, power, inner in itertools.product(LAYOUTS, range(18), (1, 64, 1 << 20)):
+            tile = plan(Problem(op, cols=1 << power, inner=inner, layout=layout)).tile
+            kind = layout, tile.algorithm, tile.rows > 1
+            largest[kind] = max(largest.get(kind, 0), tile.rows * tile.cols)
+        inner, inner_looped = largest["inner", "tile", True], largest["inner", "looped", True]
+        strided, strided_looped = largest["strided", "tile", True], largest["strided", "looped", False]
+        kinds = ("row", "tile", False), ("row", "tile", True), ("row", "looped", False)
+        cells = [f"{largest[kind]:,}" for kind in kinds]
+        cells += [f"{inner:,}" + f", column tiles {inner_looped:,}" * (inner != inner_looped)]
+        cells += [f"{strided:,}" + f", column tiles {strided_looped:,}" * (strided != strided_looped)]
+        assert f"| {op.replace('_backward', ', backward')} | {' | '.join(cells)} |" in page

@@ -66,6 +66,8 @@ class Npu:
                 "the triton that is installed is not triton-ascend, which takes its place: "
                 "pip uninstall triton, then pip install --force-reinstall triton-ascend"
             )
+        if importlib.util.find_spec("pybind11") is None:
+            return "triton-ascend needs pybind11 and does not bring it: pip install pybind11"
         return None
 
     def device_count(self) -> int:

@@ -6,6 +6,8 @@ import ctypes
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from offboard import board, device, lint, native
 from tridal import launch
@@ -143,3 +145,21 @@ def test_tensors_of_two_devices_do_not_mix():
         torch.ones(2, device="npu:0") + torch.ones(2, device="npu:1")
     with pytest.raises(RuntimeError, match="found cpu"):
         torch.ones(2, device="npu:0") + torch.ones(2)
+
+
+@triton.jit
+def exponential(out_ptr, in_ptr, size, BLOCK: tl.constexpr):
+    for start in tl.range(tl.program_id(0) * BLOCK, size, tl.num_programs(0) * BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        tl.store(out_ptr + index, tl.exp(tl.load(in_ptr + index, mask=index < size)), mask=index < size)
+
+
+def test_anybody_s_kernel_goes_through_triton_ascend_s_own_jit():
+    x = torch.randn(1000, device="npu")
+    out = torch.empty_like(x)
+    exponential[(5,)](out, x, 1000, BLOCK=64)
+    assert torch.allclose(out.cpu(), x.cpu().exp())
+    assert board.launches[-1].kernel == "exponential"
+    assert board.launches[-1].programs == 5
+    with pytest.raises(RuntimeError, match="grid should be less than 65536"):
+        exponential[(65_536,)](out, x, 1000, BLOCK=64)
