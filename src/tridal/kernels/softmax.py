@@ -100,15 +100,6 @@ def _pointers(
 
 
 @triton.jit
-def _ratio(a, b, ACC: tl.constexpr):
-    """a / b, correctly rounded: plain division of float32 isn't everywhere, and an error here is in all of a row."""
-    if ACC == tl.float32:
-        return tl.div_rn(a, b)
-    else:
-        return a / b
-
-
-@triton.jit
 def _exchange(words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
     """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs: two [PARTS, ROWS] tensors.
 
@@ -193,7 +184,7 @@ def forward(
             total = tl.sum(totals * tl.exp(tops - base[None, :]), 0)
             scale = tl.exp(top - base)
             top = highest
-        scale = _ratio(scale, total, ACC)
+        scale = scale / total
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
@@ -286,7 +277,7 @@ def forward_looped(
             low = tl.where(higher == -_INF, 0.0, higher)
             total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, AXIS)), AXIS)
             top = higher
-        scale = tl.expand_dims(_ratio(1.0, total, ACC), AXIS)
+        scale = tl.expand_dims(1.0 / total, AXIS)
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
         for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
