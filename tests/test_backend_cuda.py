@@ -41,7 +41,7 @@ def test_occupancy_is_the_tutorials_arithmetic() -> None:
         (Resources(16, 0, 0), 8, 8),  # 2048 threads
         (Resources(16, 0, 0), 1, 32),  # 32 programs
         (Resources(255, 64, 0), 8, 1),
-        (Resources(99, 0, 0), 2, 8),  # nine by all registers, but a quarter of them holds four warps, not four and a half
+        (Resources(99, 0, 0), 2, 8),  # nine by all registers, but a quarter holds four warps, not four and a half
         (Resources(128, 0, 0), 32, 0),
         (Resources(32, 0, 300_000), 4, 0),
     ],

@@ -59,17 +59,15 @@ def test_brings_the_settings_files(built: str, request: pytest.FixtureRequest) -
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
-    tracked = {Path(name) for name in python_files()}
-    assert held == {path.as_posix() for path in tracked}
+    assert held == package_files()
     assert "tridal/py.typed" in held
 
 
-def python_files() -> list[str]:
-    """Of the packages, as they are in the tree, by the path from where they are imported."""
+def package_files() -> set[str]:
+    """Of all packages in the tree, each by its path from where the package is imported."""
     packages = [ROOT / "src" / "tridal", *(ROOT / "backends" / name for name in BACKENDS)]
-    files = [file for package in packages for file in package.rglob("*") if file.is_file()]
-    return [str(f.relative_to(ROOT / "src" if ROOT / "src" in f.parents else ROOT / "backends")) for f in files
-            if "__pycache__" not in f.parts]  # fmt: skip
+    files = {file.relative_to(package.parent) for package in packages for file in package.rglob("*") if file.is_file()}
+    return {file.as_posix() for file in files if "__pycache__" not in file.parts}
 
 
 def test_asks_for_torch_and_for_no_triton(wheel: Path) -> None:
@@ -88,7 +86,7 @@ def test_installs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
         "import torch, tridal\n"
         "from tridal import registry\n"
         f"assert tridal.__file__.startswith({str(tmp_path)!r})\n"
-        "for entry in registry.registered(): print(entry.name, entry.problem, sys.modules[entry.backend.__module__].__file__)\n"
+        "for entry in registry.registered(): print(sys.modules[entry.backend.__module__].__file__, entry.problem)\n"
         "with tridal.use(device='interpreter'): print(tridal.softmax(torch.zeros(1, 4)).sum().item())\n"
     )
     told = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)

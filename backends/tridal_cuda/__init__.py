@@ -1,4 +1,4 @@
-"""The CUDA backend: NVIDIA GPUs, planned by the registers, the shared memory and the warps that a multiprocessor has."""
+"""The CUDA backend: NVIDIA GPUs, planned by the registers, shared memory and warps that a multiprocessor has."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ class Cuda:
         """A GPU of each compute capability."""
         return ARCHITECTURES
 
-    def plan(
-        self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]
-    ) -> LaunchPlan:
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """A tile by the width of a row, programs by occupancy."""
         return plan(problem, device, probe)
 

@@ -1,7 +1,7 @@
 """One GPU of each compute capability, for plans without the device at hand.
 
-Numbers a multiprocessor from the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++ Programming
-Guide; multiprocessors, L2 cache and memory from the data sheet of the GPU that is named.
+Numbers a multiprocessor from the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++
+Programming Guide; multiprocessors, L2 cache and memory from the data sheet of the GPU that is named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Registers and spills of a compiled kernel, read from its cubin with the cuobjdump that Triton brings. Needs no GPU."""
+"""Registers and spills of a compiled kernel, read from its cubin by the cuobjdump that Triton brings, without a GPU."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 That of Triton's fused-softmax tutorial, with the limits on threads and programs added, and registers rounded up to what
 the hardware allocates:
 
-    registers       registers of an SM // (registers of the kernel x warp size x warps), and whole warps in each quarter of
-                    an SM, which has a quarter of the registers
+    registers       registers of an SM // (registers of the kernel x warp size x warps), and whole warps in each
+                    quarter of an SM, which has a quarter of the registers
     shared memory   shared memory of an SM // shared memory of the kernel
     threads         threads of an SM // (warp size x warps)
 """

@@ -52,8 +52,9 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
         how = f"a program each, {tiles / resident:.1f} times as many as at once"
     spilled = f"; {fit.resources.spills} bytes a thread are spilled" if fit.resources.spills else ""
     reason = (
-        f"occupancy {fit.programs} = {fit.arithmetic}; {device.cores} {device.core_name}s x {fit.programs} = {resident} "
-        f"programs at once; {problem.rows} rows in {tiles} tiles of {tile.rows} x {tile.cols}: {how}{spilled}"
+        f"occupancy {fit.programs} = {fit.arithmetic}; {device.cores} {device.core_name}s x {fit.programs} = "
+        f"{resident} programs at once; {problem.rows} rows in {tiles} tiles of {tile.rows} x {tile.cols}: "
+        f"{how}{spilled}"
     )
     return LaunchPlan(tile, programs, reason, fit.programs, fit.resources)
 
@@ -110,7 +111,7 @@ def _looped(problem: Problem, device: DeviceProperties) -> Tile:
 
 
 def _pipelined(fit: _Fit, in_flight: int, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With just as many next tiles on their way through shared memory as keep memory busy, if all programs still fit."""
+    """With just as many next tiles on their way through shared memory as keep memory busy, if all still fit."""
     stages = min(_most_stages(device), 1 - (-_BYTES_IN_FLIGHT // in_flight))
     warps = max(fit.tile.num_warps, 16)
     piped = _fit(replace(fit.tile, num_warps=warps, num_stages=stages), device, probe)

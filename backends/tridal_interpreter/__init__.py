@@ -1,4 +1,4 @@
-"""The interpreter backend: Triton's interpreter runs the shared kernels as Python, on CPU tensors. For debugging and proof."""
+"""The interpreter backend: the shared kernels as Python, on CPU tensors, for debugging and for proof."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ class Interpreter:
         """Only itself."""
         return {"interpreter": self.properties(0)}
 
-    def plan(
-        self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]
-    ) -> LaunchPlan:
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """As many whole rows in a tile as Triton allows; column tiles of that size for rows that are wider."""
         cols = 1 << (problem.cols - 1).bit_length()
         if cols > LARGEST_TILE:

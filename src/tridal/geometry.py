@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tridal.types import Layout
 
-
 _FEW_ROWS = 8
 """Neighbouring rows that are too few for a tile: of the narrowest dtype, half of a 32-byte access to memory."""
 

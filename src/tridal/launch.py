@@ -260,7 +260,7 @@ def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties
         triton = _import_triton()
         loaded = _load(variant, device.target, triton.runtime.driver.active.get_current_device())
         names = getattr(_kernels(interpreted=False), variant.kernel).arg_names
-    # Before 3.3 the launcher takes run-time arguments alone; since then a value, which it ignores, for each constant too.
+    # Before 3.3 the launcher takes run-time arguments alone; since then a value for each constant too, unused.
     # The 3.2 of triton-ascend asks tensors for their shapes while it is profiled.
     since_3_3 = _version(triton) >= (3, 3)
     scalars = call.scalars(launch_plan.tile)
@@ -318,7 +318,8 @@ def _import_triton() -> ModuleType:
 def _kernels(interpreted: bool) -> ModuleType:
     """The kernel source as a module of compiled or of interpreted functions."""
     spec = importlib.util.spec_from_file_location(f"tridal.kernels.softmax_{'interpreted' * interpreted}", _SOURCE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with interpret_flag(interpreted):
         spec.loader.exec_module(module)

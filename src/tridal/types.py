@@ -111,7 +111,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports of a kernel: 32-bit registers a thread, bytes spilled a thread, shared memory in bytes."""
+    """What the compiler reports of a kernel: 32-bit registers and spilled bytes a thread, shared memory in bytes."""
 
     registers: int
     spills: int
@@ -174,6 +174,10 @@ class Backend(Protocol):
     """Its settings by name."""
     install: str
     """What a person has to do to get it, in one line."""
+
+    def __hash__(self) -> int:
+        """Backends are keys of caches."""
+        ...
 
     def unavailable(self) -> str | None:
         """Why it can't run here, in words for people; None if it can. Cheap, and never raises."""

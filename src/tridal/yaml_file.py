@@ -81,7 +81,7 @@ def _data(
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node, path: Path) -> object:
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node, deep=True)
     except (ValueError, OverflowError, TypeError) as error:  # say, the date 2020-99-99
         raise SettingsError(f"{path}:{node.start_mark.line + 1}: not a valid value: {error}") from None
 

@@ -1,0 +1,1 @@
+"""The kernels: Triton sources that know nothing of tridal."""

@@ -1,16 +1,18 @@
-"""The one softmax source that every device compiles: forward and backward, softmax and log_softmax. Imports triton only.
+"""The one softmax source that every device compiles: softmax and log_softmax, and their gradients. Imports triton only.
 
-A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in elements. A tile is ROWS neighbouring
-rows of one block by COLS columns; the reduction runs along AXIS of it: 1 where a row is contiguous ([ROWS, COLS]), 0
-where neighbouring rows are ([COLS, ROWS]), so that a tile's last axis is contiguous in memory whenever one of them is.
-Programs stride over tiles, so any number of them computes the same thing. Elements are computed in ACC, the dtype of sums.
+A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in elements. A tile is ROWS
+neighbouring rows of one block by COLS columns; the reduction runs along AXIS of it: 1 where a row is contiguous
+([ROWS, COLS]), 0 where neighbouring rows are ([COLS, ROWS]), so that a tile's last axis is contiguous in memory
+whenever one of them is. Programs stride over tiles, so any number of them computes the same thing. Elements are computed
+in ACC, the dtype of sums.
 
 What else a plan decides at compile time:
   SPLIT   programs that share a row. Each takes COLS of its columns, and they exchange (max, sum) through `words`, zero
           before and after. They wait for each other, so all programs of a launch have to be resident at once.
-  EDGES   for rows that start or end off a vector's boundary: the whole vectors of a row are the tile, and what is before
-          and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the first
-          row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in vectors too.
+  EDGES   for rows that start or end off a vector's boundary: the whole vectors of a row are the tile, and what is
+          before and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the
+          first row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in
+          vectors too.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
 The source stays inside Triton 3.2.
@@ -46,8 +48,8 @@ def _place(
 ):  # fmt: skip
     """Where a part of a tile lies: its block, first row, first column and mask, then column and mask of its edges.
 
-    With EDGES the first column is one for each row, and the edges, [2 * VECTOR, ROWS], hold what is before and after the
-    whole vectors of a row; the first part has them.
+    With EDGES the first column is one for each row, and the edges, [2 * VECTOR, ROWS], hold what is before and after
+    the whole vectors of a row; the first part has them.
     """
     tiles = tl.cdiv(inner, ROWS)
     block = tl.cast(tile // tiles, tl.int64)
@@ -212,7 +214,7 @@ def backward(
     COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EDGES: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """dX = Y * (dY - sum(Y * dY)), or dX = dY - exp(Y) * sum(dY) for log_softmax. `in` is dY; Y has the strides of dX."""
+    """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY). `in` is dY; Y has the strides of dX."""
     count = outer * tl.cdiv(inner, ROWS)
     part = tl.program_id(0) % SPLIT
     begin = tl.program_id(0) // SPLIT
