@@ -3,7 +3,7 @@
 A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in elements. A tile is ROWS
 neighbouring rows of one block by COLS columns; the reduction runs along AXIS of it: 1 where a row is contiguous
 ([ROWS, COLS]), 0 where neighbouring rows are ([COLS, ROWS]), so that a tile's last axis is contiguous in memory
-whenever one of them is. Programs stride over tiles, so any number of them computes the same thing. Elements are computed
+whenever one of them is. Programs stride over tiles, so any number of them computes the same. Elements are computed
 in ACC, the dtype of sums.
 
 What else a plan decides at compile time:
