@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,7 +116,10 @@ def _overview(rows: Sequence[Row], caption: str, file: Path) -> Path:
 
     names, classes = providers(rows), [group for group in CLASSES if select(rows, group=group.name)]
     groups = [group.name for group in classes]
-    caption = f"{'; '.join(f'{group.name}: {group.title}' for group in classes)}\n{caption}"
+    legend = textwrap.fill(
+        "; ".join(f"{group.name}: {group.title}" for group in classes), 60 * len(distinct(rows, "dtype"))
+    )
+    caption = f"{legend}\n{caption}"
     dtypes, directions = distinct(rows, "dtype"), distinct(rows, "direction")
     title = f"{rows[0]['op']}: typical share of copy by class of shapes, the worst below it, how many ran if not all"
     size = (0.72 * len(groups), 0.46 * len(names) + 0.7)

@@ -1,0 +1,94 @@
+"""What tridal costs beside its kernels: importing it, calling it, and what a call allocates. Prints a table.
+
+    python benchmarks/overheads.py
+
+Times are the least of several rounds, except those of whole processes, which are medians.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tridal
+
+SHAPE = (8, 128)
+UNIT_TEST = (1823, 781)
+
+
+def importing() -> float:
+    """Milliseconds that `import tridal` adds to `import torch`, as the process that imports both counts them."""
+    code = "import time, torch; start = time.perf_counter(); import tridal; print(time.perf_counter() - start)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(9)]
+    return statistics.median(float(run.stdout) for run in runs) * 1e3
+
+
+def calling(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> float:
+    """Microseconds of host time for a call."""
+    best = float("inf")
+    for _ in range(15):
+        start = time.perf_counter()
+        for _ in range(2000):
+            function(x)
+        best = min(best, (time.perf_counter() - start) / 2000)
+        if x.device.type != "cpu":
+            torch.accelerator.synchronize()
+    return best * 1e6
+
+
+def interpreting() -> float:
+    """Seconds of an interpreted softmax of the unit test's shape, after the first."""
+    x = torch.randn(UNIT_TEST)
+    with tridal.use(device="interpreter"):
+        tridal.softmax(x)
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            tridal.softmax(x)
+            times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def allocating(device: torch.device, shape: tuple[int, ...]) -> float:
+    """Bytes that a call allocates at its peak, over the bytes of its output, without a gradient."""
+    module = torch.get_device_module(device.type)
+    x = torch.randn(shape, device=device)
+    tridal.softmax(x)
+    module.synchronize()
+    module.reset_peak_memory_stats()
+    before = module.memory_allocated()
+    y = tridal.softmax(x)
+    return float((module.max_memory_allocated() - before) / (y.numel() * y.element_size()))
+
+
+def main() -> None:
+    """Measures all of it."""
+    torch.set_num_threads(1)
+    rows = [("`import tridal` after `import torch`", f"{importing():.1f} ms")]
+    devices = [torch.device("cpu")]
+    if torch.accelerator.is_available():
+        devices.append(torch.device(torch.accelerator.current_accelerator() or "cpu"))
+    for device in devices:
+        for grad in (False, True):
+            x = torch.randn(SHAPE, device=device, requires_grad=grad)
+            ours, theirs = calling(tridal.softmax, x), calling(lambda x: torch.softmax(x, -1), x)
+            what = f"a call on {device.type}, {'with' if grad else 'without'} a gradient"
+            rows.append((what, f"{ours:.2f} us, torch.softmax {theirs:.2f} us"))
+    for device in devices[1:]:
+        for shape in ((4096, 4096), (512, 262_144), (64, 4096, 256)):
+            rows.append((f"allocated for {'x'.join(map(str, shape))}", f"{allocating(device, shape):.3f} of the output"))
+    rows.append((f"{'x'.join(map(str, UNIT_TEST))} interpreted", f"{interpreting():.2f} s"))
+    print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, {devices[-1].type}")
+    for what, value in rows:
+        print(f"{what:45} {value}")
+
+
+if __name__ == "__main__":
+    main()
