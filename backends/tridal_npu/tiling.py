@@ -31,9 +31,9 @@ def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) ->
         reason=(
             f"{programs} programs = min({origin} {wanted}, {tiles} tiles); {problem.rows} rows in tiles of "
             f"{tile.rows} x {tile.cols} = {elements} elements, which take about "
-            f"{-(-elements * unified_buffer // limits.accepted)} of the unified buffer's {unified_buffer} bytes "
-            f"(limit for {problem.op}, {tile.algorithm}, {problem.layout} layout: {limits.accepted} elements, "
-            f"{limits.double_buffered} double-buffered): {double}double-buffered"
+            f"{-(-elements * unified_buffer // limits.accepted)} of the unified buffer's {unified_buffer} bytes before "
+            f"double buffering (limit for {problem.op}, {tile.algorithm}, {problem.layout} layout: {limits.accepted} "
+            f"elements, {limits.double_buffered} double-buffered): {double}double-buffered"
         ),
     )
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import mmap
 
 import pytest
+import torch
 
-from offboard import lint, native
+from offboard import device, lint, native
 from tridal import launch
+from tridal.geometry import geometry
+from tridal_npu import backend
 
 from .execution import complaints
 from .matrix import DTYPES, LAYOUTS, OPS, Case, group, properties
@@ -54,3 +58,22 @@ def test_computes(op, dtypes, layout, count):
     found = {str(case): wrong for case in cases if (wrong := complaints(case))}
     assert not found
     count("cases executed", len(cases))
+
+
+@pytest.mark.parametrize("num_programs", [1, 32])
+def test_rows_that_lie_further_apart_than_32_bits_count(num_programs, count):
+    shape, strides = (3, 70), ((1 << 31) + 3, 1)
+    size = 2 * (shape[0] * strides[0] + shape[1])
+    no_reserve = 0x4000  # of Linux: addresses at first, and memory only where it is used
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve) as memory:
+        source = torch.frombuffer(memory, dtype=torch.float16).as_strided(shape, strides)
+        source.copy_(torch.randn(shape))
+        out = torch.empty(shape, dtype=torch.float16)
+        call = launch.Call.of("softmax", geometry(shape, strides, 1), ("float16", "float16"))
+        prepared = launch.prepare(call, backend, properties(), {"num_programs": num_programs})
+        wide = dict(call.variant(prepared.plan.tile).constants)["WIDE"]
+        assert wide == (num_programs == 1), "several rows in a tile, unless every row has a program"
+        prepared.launch(device.current_stream().npu_stream, out, source)
+        assert torch.allclose(out.double(), torch.softmax(source.double(), -1), rtol=2**-10, atol=1e-7)
+        del source
+    count("cases executed", 1)
