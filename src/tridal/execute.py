@@ -20,7 +20,7 @@ from tridal.places import Backward, Call, Forward, Place, log
 from tridal.types import Op
 from tridal.words import with_words
 
-BACKWARD: dict[str, Op] = {"softmax": "softmax_backward", "log_softmax": "log_softmax_backward"}
+BACKWARD: dict[Op, Op] = {"softmax": "softmax_backward", "log_softmax": "log_softmax_backward"}
 
 _CAPACITY = 4096
 

@@ -91,6 +91,11 @@ def _define(op: Op) -> None:
         torch.library.register_vmap(f"tridal::{name}", rule, lib=_LIBRARY)
 
 
+def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
+    """Registers rule(kind, op, types, args, kwargs) for tensors of a subclass with `__torch_dispatch__`."""
+    torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=_LIBRARY)
+
+
 def _overload(op: str) -> Any:
     return getattr(torch.ops.tridal, op).default
 

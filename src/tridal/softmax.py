@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -100,9 +101,10 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
             raise StreamError(f"stream={stream!r}, but {kind} tensors are served by torch and have no stream")
         with _on_stream(stream, input):
             return _apply(name, input, dim, dtype, None)
-    if place.by_torch:
+    distributed = _is_distributed(input)
+    if place.by_torch and not distributed:
         return TORCH[name](input, dim, dtype=dtype)
-    if place.backend is None:
+    if place.backend is None and not distributed:
         execute.serves(place, set())  # raises
     if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
         dtype = autocast_dtype(input)
@@ -115,11 +117,21 @@ def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | No
 
     if stream is not None:
         raise StreamError("stream= has no meaning in a compiled function: it runs on the stream that is current for it")
-    if not tracing.served(input.device.type):
+    if not tracing.served(input.device.type) and not (tracing.distributes() and _is_distributed(input)):
         return TORCH[name](input, dim, dtype=dtype)
     if dtype is None and tracing.autocasts(input.device.type) and torch.is_autocast_enabled(input.device.type):
         dtype = autocast_dtype(input)
     return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
+
+
+def _is_distributed(input: torch.Tensor) -> bool:
+    """Whether it is a DTensor, whose rows may be spread over ranks; tridal's part for these is then imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(input, module.DTensor):
+        return False
+    from tridal import distributed  # noqa: F401
+
+    return True
 
 
 def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:

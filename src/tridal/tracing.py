@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from tridal import places
@@ -17,3 +19,9 @@ def served(device_type: str) -> bool:
 def autocasts(device_type: str) -> bool:
     """Whether autocast on that device type makes softmax compute in float32."""
     return places.autocast_key(device_type) is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def distributes() -> bool:
+    """Whether there can be DTensors in this process."""
+    return "torch.distributed.tensor" in sys.modules
