@@ -1,4 +1,4 @@
-"""What only an accelerator can show: streams, graphs, threads, memory, and offsets past 32 bits. Skipped without one."""
+"""What only an accelerator can show: streams, graphs, threads, memory, offsets past 32 bits. Skipped without one."""
 
 from __future__ import annotations
 

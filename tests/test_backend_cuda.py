@@ -142,6 +142,14 @@ def test_pipelines_where_too_little_is_in_flight() -> None:
     assert tridal.plan(4096, 12_672, dtype="float32", arch="sm_90").tile.num_stages == 1
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_short_rows_fill_a_tile(dim: int) -> None:
+    pytest.importorskip("triton")
+    shape = (3, 1_000_000) if dim == 0 else (1_000_000, 3)
+    tile = tridal.plan(*shape, dim=dim, arch="sm_90").tile
+    assert tile.rows * tile.cols == 1024
+
+
 def test_says_what_is_missing_here() -> None:
     import torch
 

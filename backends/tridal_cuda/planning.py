@@ -85,8 +85,8 @@ def choose_tile(problem: Problem, device: DeviceProperties) -> Tile:
 
 def _across_rows(problem: Problem, device: DeviceProperties) -> Tile:
     """For neighbouring rows that are contiguous: a run of them, by all columns or by a share of them."""
-    run = _RUN // problem.itemsize
-    rows, cols = min(_power_above(problem.inner), run), _power_above(problem.cols)
+    cols = _power_above(problem.cols)
+    rows = min(_power_above(problem.inner), max(_RUN // problem.itemsize, _NARROW_TILE // cols))
     if rows * cols <= _widest(problem, device) // 2:
         return Tile("tile", rows, cols, _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS))
     if problem.accumulator == 8:
