@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from tridal import execute
+from tridal import execute, masked
 from tridal.arguments import check
 from tridal.autograd import Eager, watched
 from tridal.errors import StreamError
+from tridal.fusing import Extras
 from tridal.ops import TORCH
 from tridal.places import place_of
 
@@ -21,7 +22,15 @@ Name = Literal["softmax", "log_softmax"]
 
 
 def softmax(
-    input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
+    input: torch.Tensor,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float | None = None,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    masked_rows: Literal["nan", "zero"] = "nan",
+    stream: Any = None,
 ) -> torch.Tensor:
     """exp(input) / sum(exp(input)) along `dim`, as torch.softmax defines it.
 
@@ -29,6 +38,10 @@ def softmax(
         input: a dense tensor of any shape and strides.
         dim: the dimension that sums to one; negative counts from the last.
         dtype: if given, the input is cast to it before the operation; required for integer and bool input.
+        scale: what the input is multiplied with first.
+        mask: broadcast to the input: added if floating; if boolean, elements where it is False are left out.
+        causal: leaves row i of the last two dimensions its columns 0 to i, as in scaled_dot_product_attention.
+        masked_rows: what a row is of which nothing but -inf is left: "nan", as in torch, or "zero".
         stream: a stream of the input's device to run on, as torch's stream object or as a raw handle. The caller
             orders it after whatever produced the input, as with any torch op. Default: the device's current stream.
 
@@ -41,7 +54,9 @@ def softmax(
         DTypeError, DimensionError, LayoutError, StreamError: the argument of that name is wrong.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
     """
-    return _apply("softmax", input, dim, dtype, stream)
+    if scale is None and mask is None and not causal and masked_rows == "nan":
+        return _apply("softmax", input, dim, dtype, stream)
+    return _weighed(input, dim, dtype, Extras(1.0 if scale is None else scale, mask, causal, masked_rows), stream)
 
 
 def log_softmax(
@@ -109,6 +124,28 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
     if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
         dtype = autocast_dtype(input)
     return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
+
+
+def _weighed(input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any) -> torch.Tensor:
+    """softmax of scores that are scaled or masked first."""
+    if has_torch_function_unary(input):
+        given: dict[str, Any] = {
+            "scale": extras.scale,
+            "mask": extras.mask,
+            "causal": extras.causal,
+            "masked_rows": extras.masked_rows,
+        }
+        return handle_torch_function(softmax, (input,), input, dim, dtype, **given, stream=stream)
+    if stream is not None:
+        check(input, dim, dtype)
+        with _on_stream(stream, input):
+            return _weighed(input, dim, dtype, extras, None)
+    place = None
+    if not _compiling() and type(input) in (torch.Tensor, torch.nn.Parameter) and not watched():
+        place = place_of(input.device)
+        if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
+            dtype = autocast_dtype(input)
+    return masked.softmax(softmax, place, input, dim, dtype, extras)
 
 
 def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ What else a plan decides at compile time:
           vectors too.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
+Scores that are scaled and masked on the way have kernels of their own at the end, for contiguous rows.
 The source stays inside Triton 3.2.
 """
 
@@ -338,3 +339,97 @@ def backward_looped(
                 out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
             tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _weigh(
+    x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """scale * x; then, if MASK is 1, plus the mask, if it is 2, only where the mask is not zero; -inf elsewhere.
+
+    Rows are queries of heads of batches, in each of which the mask has a stride, zero where it is broadcast. CAUSAL
+    leaves a query the columns up to its own.
+    """
+    x = tl.where(inside, x * scale, -_INF)
+    query = row % queries
+    if MASK != 0:
+        place = tl.cast(row // queries // heads, tl.int64) * mask_batch + (row // queries % heads) * mask_head
+        place += tl.cast(query, tl.int64) * mask_query
+        mask = tl.load(mask_ptr + place + column * mask_col, mask=inside, other=0)
+        x = x + mask.to(x.dtype) if MASK == 1 else tl.where(mask != 0, x, -_INF)
+    if CAUSAL:
+        x = tl.where(column <= query, x, -_INF)
+    return x
+
+
+@triton.jit
+def forward_masked(
+    out_ptr, in_ptr, mask_ptr, rows, cols, scale, queries, heads, mask_batch, mask_head, mask_query,
+    mask_col: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """softmax of contiguous rows, weighed: rows in one tile, each element read and written once.
+
+    A row of which nothing is left is NaN or, if ZERO, zero.
+    """
+    column = tl.expand_dims(tl.arange(0, COLS), 0)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = tl.expand_dims(tile * ROWS + tl.arange(0, ROWS), 1)
+        inside = (row < rows) & (column < cols)
+        x = tl.load(in_ptr + tl.cast(row, tl.int64) * cols + column, mask=inside, other=-_INF).to(ACC)
+        x = _weigh(
+            x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+            MASK, CAUSAL,
+        )  # fmt: skip
+        top = tl.max(x, 1)
+        if ZERO:
+            top = tl.where(top == -_INF, 0.0, top)
+        e = tl.exp(x - tl.expand_dims(top, 1))
+        total = tl.sum(e, 1)
+        if ZERO:
+            total = tl.where(total == 0, 1.0, total)
+        y = e * tl.expand_dims(1.0 / total, 1)
+        tl.store(out_ptr + tl.cast(row, tl.int64) * cols + column, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def forward_masked_looped(
+    out_ptr, in_ptr, mask_ptr, rows, cols, scale, queries, heads, mask_batch, mask_head, mask_query,
+    mask_col: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same for rows wider than a tile, in two passes."""
+    along = tl.expand_dims(tl.arange(0, COLS), 0)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = tl.expand_dims(tile * ROWS + tl.arange(0, ROWS), 1)
+        source = in_ptr + tl.cast(row, tl.int64) * cols
+        target = out_ptr + tl.cast(row, tl.int64) * cols
+        top = tl.full([ROWS], -_INF, ACC)
+        total = tl.zeros([ROWS], ACC)
+        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            column = part * COLS + along
+            inside = (row < rows) & (column < cols)
+            x = tl.load(source + column, mask=inside, other=-_INF).to(ACC)
+            x = _weigh(
+                x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+                MASK, CAUSAL,
+            )  # fmt: skip
+            higher = tl.maximum(top, tl.max(x, 1))
+            low = tl.where(higher == -_INF, 0.0, higher)
+            total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, 1)), 1)
+            top = higher
+        if ZERO:
+            top = tl.where(top == -_INF, 0.0, top)
+            total = tl.where(total == 0, 1.0, total)
+        ratio = tl.expand_dims(1.0 / total, 1)
+        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            column = part * COLS + along
+            inside = (row < rows) & (column < cols)
+            x = tl.load(source + column, mask=inside, other=-_INF).to(ACC)
+            x = _weigh(
+                x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+                MASK, CAUSAL,
+            )  # fmt: skip
+            y = tl.exp(x - tl.expand_dims(top, 1)) * ratio
+            tl.store(target + column, y.to(out_ptr.dtype.element_ty), mask=inside)
