@@ -172,7 +172,7 @@ def test_wide_rows_are_looped_where_the_next_power_of_two_would_not_fit():
         "softmax": 32_768,
         "log_softmax": 32_768,
         "softmax_backward": 16_384,
-        "log_softmax_backward": 32_768,
+        "log_softmax_backward": 16_384,
     }
 
 

@@ -12,6 +12,7 @@ from tridal_npu.unified_buffer import limit
 
 _BLOCK = 32  # bytes that the unified buffer and its data paths are aligned to: a tile's last axis is never narrower
 _RUN = 256  # bytes of neighbouring rows that are worth a transfer where a tile can't hold all of a row
+_MOST_NEIGHBOURS = 1_024  # rows: a maximum and a sum for each of more would count beside the tile itself
 
 
 def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) -> LaunchPlan:
@@ -48,7 +49,7 @@ def choose_tile(problem: Problem, unified_buffer: int, programs: int) -> Tile:
     share = max(1, problem.rows // programs)
     if problem.layout == "inner":
         cols = _power_above(problem.cols)
-        most_rows = min(share, _power_above(problem.inner))
+        most_rows = min(share, _power_above(problem.inner), _MOST_NEIGHBOURS)
         if cols * aligned <= elements("tile", aligned):
             return _tile("tile", max(aligned, min(most_rows, elements("tile", aligned) // cols)), cols)
         rows = max(aligned, min(most_rows, _RUN // problem.itemsize))
