@@ -644,7 +644,7 @@ USE = """
 def test_a_strangers_wheel_is_discovered_planned_with_and_used(strangers):
     origin, available, device_type, rows, reason, difference = json.loads(python(USE, strangers))
     assert (origin, available, device_type) == ("tridal-toy 1.2.3", True, "cpu")
-    assert (rows, reason) == (4, "a toy takes 4 rows at a time")
+    assert (rows, reason) == (1024, "a toy takes 1024 rows at a time")
     assert difference < 1e-6
 
 
@@ -658,7 +658,7 @@ def test_a_strangers_options_come_from_the_settings_and_are_checked(strangers):
             print(error)
     """
     said = python(refused, strangers, TRIDAL_TOY_ROWS="3")
-    assert said == "environment TRIDAL_TOY_ROWS: backends.toy.rows: expected 1, 2, 4 or 8, found 3\n"
+    assert said == "environment TRIDAL_TOY_ROWS: backends.toy.rows: expected a power of two, found 3\n"
 
 
 def test_without_the_wheel_there_is_no_toy():

@@ -1,4 +1,4 @@
-"""A toy backend: CPU tensors in Triton's interpreter, a few rows at a time."""
+"""A toy backend: CPU tensors in Triton's interpreter, a thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from contextlib import nullcontext
 
 from tridal.types import DeviceProperties, LaunchPlan, Option, Resources, Tile
 
+WIDEST = 1 << 20  # elements of a tile: the most that Triton allows
+
 
 class Toy:
     name = "toy"
     device_type = "cpu"
     dtypes = frozenset({"float32"})
-    algorithms = frozenset({"tile"})
+    algorithms = frozenset({"tile", "looped"})
     interpreted = True
     options = {  # noqa: RUF012
         "rows": Option(
-            default=4,
-            expected="1, 2, 4 or 8",
-            accepts=lambda value: type(value) is int and value in (1, 2, 4, 8),
-            help="rows of a tile",
+            default=1024,
+            expected="a power of two",
+            accepts=lambda value: type(value) is int and value > 0 and value & (value - 1) == 0,
+            help="rows of a tile, at most",
         )
     }
     install = "pip install tridal-toy triton numpy"
@@ -37,8 +39,11 @@ class Toy:
         return {"toy1": self.properties(0)}
 
     def plan(self, problem, device, probe, options):
-        tile = Tile("tile", rows=options["rows"], cols=1 << (problem.cols - 1).bit_length())
-        return LaunchPlan(tile, programs=device.cores, reason=f"a toy takes {options['rows']} rows at a time")
+        cols = 1 << (problem.cols - 1).bit_length()
+        if cols > WIDEST:
+            return LaunchPlan(Tile("looped", 1, WIDEST), programs=device.cores, reason="a row is wider than a tile")
+        rows = min(options["rows"], WIDEST // cols)
+        return LaunchPlan(Tile("tile", rows, cols), programs=device.cores, reason=f"a toy takes {rows} rows at a time")
 
     def resources(self, asm, shared_memory):
         return Resources(registers=0, spills=0, shared_memory=0)
