@@ -49,7 +49,7 @@ with_python = [page for page in PAGES if any(blocks(page, "python"))]
 READERS = """
 import types, torch, tridal
 x = torch.randn(4, 8)
-scores, mask = torch.randn(2, 3, 8, 8), torch.ones(8, 8, dtype=torch.bool)
+scores, mask, d = torch.randn(2, 3, 8, 8), torch.ones(8, 8, dtype=torch.bool), 64
 batch = {"input": torch.randn(4, 8, requires_grad=True), "target": torch.arange(4)}
 def model(**batch): return types.SimpleNamespace(loss=torch.nn.functional.cross_entropy(**batch))
 """
