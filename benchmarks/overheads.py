@@ -83,7 +83,9 @@ def main() -> None:
             rows.append((what, f"{ours:.2f} us, torch.softmax {theirs:.2f} us"))
     for device in devices[1:]:
         for shape in ((4096, 4096), (512, 262_144), (64, 4096, 256)):
-            rows.append((f"allocated for {'x'.join(map(str, shape))}", f"{allocating(device, shape):.3f} of the output"))
+            rows.append(
+                (f"allocated for {'x'.join(map(str, shape))}", f"{allocating(device, shape):.3f} of the output")
+            )
     rows.append((f"{'x'.join(map(str, UNIT_TEST))} interpreted", f"{interpreting():.2f} s"))
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, {devices[-1].type}")
     for what, value in rows:

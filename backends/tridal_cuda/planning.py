@@ -16,7 +16,8 @@ _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
-_SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes
+_SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
+_PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _RUN = 64  # bytes of neighbouring rows that a tile takes at once where a row is not contiguous
 
 
@@ -37,8 +38,8 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     wide = fit.tile.algorithm == "tile" and fit.tile.cols > _WIDE_ROW
     if wide and not fit.tile.edges and in_flight < _BYTES_IN_FLIGHT:
         fit = _pipelined(fit, in_flight, device, probe)
-    if fit.tile.algorithm == "split" and fit.programs * device.cores < fit.tile.split:
-        fit = _fit(_looped(problem, device), device, probe)  # too few programs at once to share even one row
+    while fit.tile.algorithm == "split" and fit.programs * device.cores < fit.tile.split:
+        fit = _fit(_longer_parts(fit.tile, problem, device), device, probe)
     tile, resident = fit.tile, fit.programs * device.cores
     tiles = problem.outer * -(-problem.inner // tile.rows)
     if tile.algorithm == "split":
@@ -79,6 +80,9 @@ def choose_tile(problem: Problem, device: DeviceProperties) -> Tile:
         return _looped(problem, device)
     longest = _LONGEST_PART if problem.itemsize == 4 and not problem.backward else _LONGEST_PART // 2
     part = _part(problem, device, longest)
+    part = max(part, _power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
+    if part > _widest(problem, device):
+        return _looped(problem, device)
     warps = _warps(part, _FEW_ELEMENTS if part == _SHORTEST_PART else _MANY_ELEMENTS)
     return Tile("split", 1, part, warps, split=-(-problem.cols // part), edges=edges)
 
@@ -94,6 +98,8 @@ def _across_rows(problem: Problem, device: DeviceProperties) -> Tile:
     longest = _widest(problem, device)
     rows = min(rows, 16)
     part = min(cols, _part(problem, device, longest) // rows)
+    if problem.cols > part * _PROGRAMS_A_CORE * device.cores:
+        return _looped(problem, device)
     warps, split = _warps(rows * part, _MANY_ELEMENTS), -(-problem.cols // part)
     return Tile("split" if split > 1 else "tile", rows, part, warps, split=split)
 
@@ -102,6 +108,14 @@ def _part(problem: Problem, device: DeviceProperties, longest: int) -> int:
     """Elements for a program: few enough for several programs on every multiprocessor, but not fewer than pay."""
     even = -(-problem.rows * problem.cols // (4 * device.cores))
     return max(_SHORTEST_PART, min(longest, _power_above(even)))
+
+
+def _longer_parts(tile: Tile, problem: Problem, device: DeviceProperties) -> Tile:
+    """For a row that more programs would share than can be resident at once."""
+    part = 2 * tile.cols
+    if tile.rows * part > _widest(problem, device):
+        return _looped(problem, device)
+    return replace(tile, cols=part, num_warps=_warps(tile.rows * part, _MANY_ELEMENTS), split=-(-problem.cols // part))
 
 
 def _looped(problem: Problem, device: DeviceProperties) -> Tile:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed import _functional_collectives
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from tridal import ops
@@ -33,7 +34,7 @@ def _forward(op: Op) -> Any:
     def compute(cls: type, func: Any, types: Any, args: tuple[DTensor, int, torch.dtype], kwargs: Any) -> DTensor:
         input, dim, dtype = args
         dim %= max(input.dim(), 1)
-        input = input.redistribute(placements=[_whole(placement) for placement in input.placements])
+        input = _at(input, input.device_mesh, [_whole(placement) for placement in input.placements])
         local, spread = input.to_local(), _spread(input, dim)
         if not spread:
             return _like(input, func(local, dim, dtype))
@@ -54,8 +55,8 @@ def _backward(op: Op) -> Any:
     ) -> DTensor:
         grad, output, dim, dtype = args
         dim %= max(output.dim(), 1)
-        output = output.redistribute(placements=[_whole(placement) for placement in output.placements])
-        grad = grad.redistribute(output.device_mesh, output.placements)
+        output = _at(output, output.device_mesh, [_whole(placement) for placement in output.placements])
+        grad = _at(grad, output.device_mesh, output.placements)
         spread = _spread(output, dim)
         if not spread:
             return _like(output, func(grad.to_local(), output.to_local(), dim, dtype))
@@ -68,6 +69,12 @@ def _backward(op: Op) -> Any:
         return _like(output, dx.to(dtype))
 
     return compute
+
+
+def _at(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """The tensor placed so. To move nothing is left out: before 2.12, torch can't below autograd."""
+    there = tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements)
+    return tensor if there else tensor.redistribute(mesh, placements)
 
 
 def _whole(placement: Placement) -> Placement:
