@@ -46,6 +46,7 @@ clean:  ## remove what was made here, environments included; keep bench-results/
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "Installing tridal[$*] into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	@$(BIN)/python -m compileall -q src backends  # as pip does for what it copies
 	@touch $@
 
 $(VENV)/.made:
