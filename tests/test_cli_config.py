@@ -73,7 +73,7 @@ def test_json_without_a_file_lists_the_defaults_of_every_backend():
     assert {row["source"] for row in report["settings"].values()} == {"default"}
     backends = [entry.backend for entry in registry.registered() if entry.backend is not None]
     options = {f"backends.{backend.name}.{option}" for backend in backends for option in backend.options}
-    assert report["settings"].keys() == {"device", "fallback"} | options
+    assert report["settings"].keys() == set(settings.FIELDS) | options
 
 
 def test_the_table_says_the_same_to_people(home):
@@ -118,7 +118,7 @@ def test_there_is_a_ready_file_for_every_bundled_backend_and_no_other():
 
 def test_the_default_file_is_the_defaults_in_the_code():
     written = effective(settings.read_file(CONFIGS / "default.yaml"))
-    bundled = {"device", "fallback"} | {
+    bundled = set(settings.FIELDS) | {
         f"backends.{entry.name}.{option}"
         for entry in registry.registered()
         if entry.origin.startswith("tridal ") and entry.backend is not None

@@ -55,7 +55,7 @@ def test_defaults_say_so():
     assert current().device == "auto"
     assert current().fallback == "torch"
     assert current().backends == {}
-    assert current().sources == {"device": "default", "fallback": "default"}
+    assert current().sources == {"device": "default", "fallback": "default", "batch_invariant": "default"}
 
 
 def test_fields_settings_and_use_name_the_same_settings():
@@ -86,6 +86,7 @@ def test_each_layer_wins_over_the_one_below(home, monkeypatch):
         assert inside.sources == {
             "device": "tridal.use",
             "fallback": "tridal.yaml:2",
+            "batch_invariant": "default",
             "backends.npu.num_programs": "environment TRIDAL_NPU_NUM_PROGRAMS",
             "backends.npu.other": "tridal.use",
         }
@@ -224,7 +225,7 @@ def test_a_variable_is_read_as_a_file_would_be(value):
         ("- device\n", ["bad.yaml:1", "expected a mapping", "'device: auto'", "found ['device']"]),
         ("auto\n", ["bad.yaml:1", "expected a mapping", "found 'auto'"]),
         ("fallback: torch\n\ndevcie: cpu\n", ["bad.yaml:3", "no setting is called 'devcie'", "did you mean 'device'"]),
-        ("on: cpu\n", ["bad.yaml:1", "no setting is called 'on'", "known: device, fallback, backends"]),
+        ("on: cpu\n", ["bad.yaml:1", "no setting is called 'on'", "known: device, fallback, batch_invariant, backends"]),
         ("device: a\nfallback: torch\ndevice: b\n", ["bad.yaml:3", "device", "line 1 already", "remove one"]),
         (
             "backends:\n  npu: {a: 1}\n  cuda: {}\n  npu: {b: 1}\n",

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from tridal import launch, registry
+from tridal import invariance, launch, registry
 from tridal.arguments import check
 from tridal.errors import NoBackendError
-from tridal.geometry import contiguous_strides, geometry
+from tridal.geometry import FEW_ROWS, contiguous_strides, geometry
 from tridal.places import Backward, Call, Forward, Place, log
 from tridal.types import Op
 from tridal.words import with_words
@@ -190,15 +190,21 @@ def _bind(
     `out`, fresh from torch's allocator and so aligned, and `saved` are contiguous and have the shape of `source`, which
     holds no dimension of size zero; `source` may be `out` itself. Both stand for tensors like them. 0 <= dim < rank.
     """
-    where = geometry(source.shape, source.stride(), dim)
+    backend, index, invariant = place.backend, place.index, place.settings.batch_invariant
+    assert backend is not None
+    where = geometry(source.shape, source.stride(), dim, 0 if invariant else FEW_ROWS)
     if where is None:
         return None
-    backend, index = place.backend, place.index
-    assert backend is not None
     dtypes = [dtype, source.dtype] if saved is None else [dtype, source.dtype, saved.dtype]
     read = [source] if saved is None else [source, saved]
     addresses = [0, *(tensor.data_ptr() & launch.ADDRESS_BITS for tensor in read)]
-    call = launch.Call.of(op, where, tuple(map(dtype_name, dtypes)), tuple(addresses))
+    kind = launch.Call
+    if invariant:
+        # How a tensor lies is not to matter either, so what does not lie plainly is copied first.
+        if not source.is_contiguous() or addresses[1]:
+            return None
+        backend, kind = invariance.invariant(backend), invariance.InvariantCall
+    call = kind.of(op, where, tuple(map(dtype_name, dtypes)), tuple(addresses))
     with backend.guard(index):
         launch_plan, bound, words = launch.prepare(
             call, backend, backend.properties(index), registry.options(backend, place.settings)

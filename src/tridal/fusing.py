@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tridal import execute, launch, registry
+from tridal import execute, invariance, launch, registry
 from tridal.places import Place
 from tridal.types import LaunchPlan, Problem, Tile
 
@@ -84,6 +84,8 @@ def _prepared(
     if lies is None or not execute.serves(place, {input.dtype, dtype} | _floating(mask)):
         return None
     call = _call(input, dtype, extras, *lies)
+    if place.settings.batch_invariant:
+        backend = invariance.invariant(backend)
     options = registry.options(backend, place.settings)
     with backend.guard(index):
         bound = launch.prepare(call, backend, backend.properties(index), options).launch  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tridal.types import Layout
 
-_FEW_ROWS = 8
+FEW_ROWS = 8
 """Neighbouring rows that are too few for a tile: of the narrowest dtype, half of a 32-byte access to memory."""
 
 
@@ -47,8 +47,10 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def geometry(shape: Sequence[int], strides: Sequence[int], dim: int) -> Geometry | None:
+def geometry(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> Geometry | None:
     """How a kernel walks a tensor of this shape and these strides, along `dim` (0 <= dim < rank).
+
+    Fewer neighbouring rows than `few_rows` are taken for blocks, if there are more blocks than that for rows.
 
     None if the dimensions other than `dim` need more than two strides: then no kernel reads the tensor as it lies.
     The shape holds no zero.
@@ -67,7 +69,7 @@ def geometry(shape: Sequence[int], strides: Sequence[int], dim: int) -> Geometry
     if len(levels) > 2:
         return None
     outer, inner = [(1, 0, 0)] * (2 - len(levels)) + levels
-    if inner[0] < min(_FEW_ROWS, outer[0]):
+    if inner[0] < min(few_rows, outer[0]):
         outer, inner = inner, outer  # a tile takes its rows from `inner`: better many rows apart than a few together
     return Geometry(
         outer[0], inner[0], shape[dim], (outer[1], inner[1], strides[dim]), (outer[2], inner[2], out_strides[dim])

@@ -42,6 +42,12 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: value in ("torch", "error"),
         help="what happens to tensors that no backend serves: torch computes them, or an error is raised",
     ),
+    "batch_invariant": Option(
+        default=False,
+        expected="true or false",
+        accepts=lambda value: isinstance(value, bool),
+        help="whether a row's result is the same to the last bit whatever rows, and how many, are around it",
+    ),
 }
 """Every setting but the backends' own. A new one is a line here, a line in `Settings` and a parameter of `use`."""
 
@@ -66,6 +72,7 @@ class Settings:
 
     device: str
     fallback: str
+    batch_invariant: bool
     backends: Mapping[str, Mapping[str, object]]
     """Options that were set, by backend and name; not yet checked, see `tridal.registry.options`."""
     sources: Mapping[str, str]
@@ -104,6 +111,7 @@ def use(
     *,
     device: str | None = None,
     fallback: str | None = None,
+    batch_invariant: bool | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
 ) -> _GeneratorContextManager[Settings]:
     """Settings for a block of code or, as a decorator, a plain function; None leaves a setting as it is.
@@ -113,7 +121,7 @@ def use(
     Raises:
         SettingsError: at once, for a value that cannot be used.
     """
-    given = {"device": device, "fallback": fallback, "backends": backends}
+    given = {"device": device, "fallback": fallback, "batch_invariant": batch_invariant, "backends": backends}
     return _pushed(_layer({key: value for key, value in given.items() if value is not None}, lambda keys: "tridal.use"))
 
 
