@@ -74,7 +74,9 @@ def _prepared(
     """run(out, input[, mask]) for contiguous tensors like these; None if no kernel does it."""
     mask, backend, index = extras.mask, place.backend, place.index
     last = dim % max(input.dim(), 1) == input.dim() - 1
-    if backend is None or not last or not input.numel() or input.numel() // input.shape[-1] >= 2**31:
+    if backend is None or "masked" not in backend.algorithms:
+        return None
+    if not last or not input.numel() or input.numel() // input.shape[-1] >= 2**31:
         return None
     if not input.is_floating_point() or torch.promote_types(input.dtype, dtype) != dtype or input.is_neg():
         return None

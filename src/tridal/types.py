@@ -167,7 +167,10 @@ class Backend(Protocol):
     dtypes: frozenset[str]
     """Names of the floating dtypes its kernels can read and write; other dtypes go to torch."""
     algorithms: frozenset[str]
-    """What its plans may ask for: some of `Algorithm`, and "edges" if a tile may take the ends of rows apart."""
+    """What its plans may ask for: some of `Algorithm`, and "edges" if a tile may take the ends of rows apart.
+
+    And "masked" if its tiles for softmax do for scores that are scaled and masked, which takes more memory.
+    """
     interpreted: bool
     """Whether its kernels run in Triton's interpreter: then it serves tensors only when asked for by name."""
     options: Mapping[str, Option]

@@ -14,7 +14,7 @@ import torch
 
 import tridal
 from offboard import board, device
-from tridal import settings
+from tridal import fusing, places, settings
 from tridal.errors import DTypeError, NoBackendError, SettingsError, StreamError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -183,6 +183,15 @@ def test_float64_goes_to_torch_or_is_refused():
     with tridal.use(fallback="error"), pytest.raises(NoBackendError, match="'npu' does not compute float64"):
         tridal.softmax(x)
     assert not board.launches
+
+
+def test_masks_are_composed_with_the_plain_kernel():
+    scores, mask = torch.randn(2, 3, 8, 200, device="npu"), torch.rand(2, 1, 8, 200, device="npu") > 0.3
+    y = tridal.softmax(scores, mask=mask)
+    assert close(y, exact(scores.cpu().masked_fill(~mask.cpu(), -torch.inf)))
+    assert [launch.kernel for launch in board.launches] == ["forward"]
+    extras = fusing.Extras(scale=1.0, mask=mask, causal=False, masked_rows="nan")
+    assert fusing.fused(places.place_of(scores.device), scores, -1, scores.dtype, extras) is None
 
 
 def test_bad_input_is_said_before_anything_is_launched():
