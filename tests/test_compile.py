@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,16 @@ def test_export(device: torch.device, name: str, strict: bool, tmp_path: Path) -
         assert_close(ours, theirs)
         (g,) = torch.autograd.grad(ours.sin().sum(), x)
         assert_close(g, torch.autograd.grad(theirs.sin().sum(), x)[0])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_aot_inductor(device: torch.device, name: str, tmp_path: Path) -> None:
+    x = torch.randn(6, 5, device=device)
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(Block(name), (x,), dynamic_shapes=({0: rows},))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "block.pt2"))
+    loaded = torch._inductor.aoti_load_package(package)
+    for count in (6, 11):
+        x = torch.randn(count, 5, device=device)
+        assert_close(loaded(x), getattr(torch, name)(x * 2, -1))

@@ -13,7 +13,7 @@ import torch
 
 from tridal import execute
 from tridal.arguments import check
-from tridal.autograd import Softmax, SoftmaxBackward, differentiate
+from tridal.autograd import Softmax, SoftmaxBackward, differentiate, watched
 from tridal.execute import BACKWARD
 from tridal.places import place_of
 from tridal.types import Op
@@ -55,9 +55,13 @@ def _define(op: Op) -> None:
         return output.new_empty(output.shape, dtype=dtype)
 
     def node(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        if _plain(input):  # as in compiled code: nothing below has to be asked, and mostly nobody wants gradients
+            return compute(input, dim, dtype)
         return differentiate(Softmax, input, op, dim, dtype)
 
     def node_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        if _plain(grad) and _plain(output):
+            return compute_backward(grad, output, dim, dtype)
         return differentiate(SoftmaxBackward, grad, output, op, dim, dtype)
 
     def batch(info: Any, in_dims: Any, input: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
@@ -89,6 +93,10 @@ def _define(op: Op) -> None:
         _LIBRARY.impl(name, autograd, "Autograd")
         torch.library.register_fake(f"tridal::{name}", shape, lib=_LIBRARY)
         torch.library.register_vmap(f"tridal::{name}", rule, lib=_LIBRARY)
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and not (tensor.requires_grad and torch.is_grad_enabled()) and not watched()
 
 
 def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
