@@ -225,7 +225,10 @@ def test_a_variable_is_read_as_a_file_would_be(value):
         ("- device\n", ["bad.yaml:1", "expected a mapping", "'device: auto'", "found ['device']"]),
         ("auto\n", ["bad.yaml:1", "expected a mapping", "found 'auto'"]),
         ("fallback: torch\n\ndevcie: cpu\n", ["bad.yaml:3", "no setting is called 'devcie'", "did you mean 'device'"]),
-        ("on: cpu\n", ["bad.yaml:1", "no setting is called 'on'", "known: device, fallback, batch_invariant, backends"]),
+        (
+            "on: cpu\n",
+            ["bad.yaml:1", "no setting is called 'on'", "known: device, fallback, batch_invariant, backends"],
+        ),
         ("device: a\nfallback: torch\ndevice: b\n", ["bad.yaml:3", "device", "line 1 already", "remove one"]),
         (
             "backends:\n  npu: {a: 1}\n  cuda: {}\n  npu: {b: 1}\n",
