@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tridal import registry
@@ -90,6 +90,7 @@ def test_a_tile_is_of_powers_of_two_and_holds_a_row_unless_it_is_looped(problem)
     assert (tile.algorithm == "looped") == (tile.cols < problem.cols)
 
 
+@example(Problem(op="log_softmax", cols=513, inner=1, layout="strided"))
 @given(problems)
 def test_a_tile_is_double_buffered_unless_a_row_would_then_have_to_be_read_twice(problem):
     launch_plan = plan(problem)
@@ -100,7 +101,8 @@ def test_a_tile_is_double_buffered_unless_a_row_would_then_have_to_be_read_twice
     if double:
         assert tile.rows * tile.cols <= DOUBLE_BUFFERED[problem.op]
     else:
-        assert (tile.algorithm, tile.rows, problem.layout) == ("tile", 1, "row")
+        assert (tile.algorithm, tile.rows) == ("tile", 1)
+        assert problem.layout != "inner"
 
 
 @given(problems)
