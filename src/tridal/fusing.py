@@ -12,9 +12,7 @@ from tridal import execute, invariance, launch, registry
 from tridal.places import Place
 from tridal.types import LaunchPlan, Problem, Tile
 
-_ALIGNMENT = 16  # bytes
 _CAPACITY = 1024
-_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ def fused(
     """The call for a plain tensor at `place`; None if no kernel does it."""
     mask = extras.mask
     key = (
-        place, dim, dtype, input.shape, input.stride(), input.dtype, input.data_ptr() % _ALIGNMENT,
+        place, dim, dtype, input.shape, input.stride(), input.dtype, input.data_ptr() % launch.ALIGNMENT,
         extras.scale, extras.causal, extras.zero, None if mask is None else _described(mask),
     )  # fmt: skip
     if key not in _runs:
@@ -64,7 +62,7 @@ def fused(
 
 
 def _described(mask: torch.Tensor) -> tuple[Any, ...]:
-    aligned = mask.data_ptr() % _ALIGNMENT == 0
+    aligned = mask.data_ptr() % launch.ALIGNMENT == 0
     return mask.shape, mask.stride(), mask.dtype, mask.device, mask.requires_grad, aligned
 
 
@@ -141,12 +139,12 @@ class _Call:
     def variant(self, tile: Tile) -> launch.Variant:
         """Rows in one tile, or column tiles where the plan shares a row among programs."""
         p = self.problem
-        types = {"out_ptr": f"*{_TYPES[p.out_dtype]}", "in_ptr": f"*{_TYPES[p.dtype]}"}
+        types = {"out_ptr": f"*{launch.TYPES[p.out_dtype]}", "in_ptr": f"*{launch.TYPES[p.dtype]}"}
         constants: dict[str, Any] = dict(self.constants)
         if self.mask is None:
             constants["mask_ptr"] = None
         else:
-            types["mask_ptr"] = f"*{_TYPES[self.mask]}"
+            types["mask_ptr"] = f"*{launch.TYPES[self.mask]}"
         types |= {
             name: ("fp64" if p.accumulator == 8 else "fp32") if name == "scale" else "i32" if value < 2**31 else "i64"
             for name, value in self.values
@@ -157,7 +155,7 @@ class _Call:
         strides = ("cols", "mask_batch", "mask_head", "mask_query")
         divisible = [
             *self.aligned,
-            *(name for name, value in self.values if name in strides and value % _ALIGNMENT == 0),
+            *(name for name, value in self.values if name in strides and value % launch.ALIGNMENT == 0),
         ]
         return launch.Variant(
             kernel="forward_masked" + "_looped" * looped,
@@ -192,9 +190,9 @@ def _call(
     kind = 0 if mask is None else 2 if mask.dtype is torch.bool else 1
     constants = {"mask_col": column, "MASK": kind, "CAUSAL": extras.causal, "ZERO": extras.zero}
     aligned = ["out_ptr"]
-    if not input.is_contiguous() or input.data_ptr() % _ALIGNMENT == 0:
+    if not input.is_contiguous() or input.data_ptr() % launch.ALIGNMENT == 0:
         aligned.append("in_ptr")
-    if mask is not None and mask.data_ptr() % _ALIGNMENT == 0:
+    if mask is not None and mask.data_ptr() % launch.ALIGNMENT == 0:
         aligned.append("mask_ptr")
     read, written = execute.dtype_name(input.dtype), execute.dtype_name(dtype)
     return _Call(

@@ -18,7 +18,6 @@ from tridal.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem, 
 _ROWS = 4096
 """Of every plan: as many as keep a device busy."""
 
-_ALIGNMENT = 16  # elements and bytes: what Triton specialises a multiple of
 _OF_A_ROW = {"out_ptr", "in_ptr", "y_ptr", "words", "cols", "in_inner", "out_inner", "in_outer", "out_outer"}
 """Arguments that are multiples of that if a row's length is, and nothing is off its boundary."""
 
@@ -57,6 +56,6 @@ class InvariantCall(launch.Call):
     def variant(self, tile: Tile) -> launch.Variant:
         """As of any call, but that vectors are promised by the length of a row alone."""
         variant = super().variant(tile)
-        whole = self.problem.layout == "row" and self.geometry.cols % _ALIGNMENT == 0 and not any(self.addresses)
+        whole = self.problem.layout == "row" and self.geometry.cols % launch.ALIGNMENT == 0 and not any(self.addresses)
         promised = [name for name, _ in variant.types if name in _OF_A_ROW] if whole else []
         return replace(variant, divisible=tuple(promised))

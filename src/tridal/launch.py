@@ -28,8 +28,8 @@ _SOURCE = Path(__file__).with_name("kernels") / "softmax.py"
 _LOCK = threading.RLock()  # Triton's first import, its compiler and its interpreter do not bear company
 _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
-_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
-_ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a multiple of
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
+ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a multiple of
 ADDRESS_BITS = 63  # of an address: what tells where its vectors, of up to 16 elements of 4 bytes, begin
 
 _UNITS = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
@@ -81,7 +81,7 @@ class Call:
             out_dtype=dtypes[0],
             saved_dtype=dtypes[-1] if len(dtypes) > 2 else dtypes[0],
             layout=g.layout,
-            aligned=not any(value % _ALIGNMENT for value in (*lengths, *addresses)),
+            aligned=not any(value % ALIGNMENT for value in (*lengths, *addresses)),
         )
         return cls(problem, geometry, addresses)
 
@@ -90,7 +90,7 @@ class Call:
         """Elements of a vector access of 16 bytes, of the narrowest tensor."""
         p = self.problem
         dtypes = (p.out_dtype, p.dtype, p.saved_dtype)[: len(self.addresses)]
-        return _ALIGNMENT // min(ITEMSIZE[dtype] for dtype in dtypes)
+        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in dtypes)
 
     def _shifts(self) -> list[int]:
         """Elements that each tensor's first row is off a vector's boundary."""
@@ -129,9 +129,9 @@ class Call:
             constants |= self._sharing(tile)
         run_time = {name: value for name, value in self.scalars(tile).items() if name not in constants}
         unspecialised = {"outer", "shift"} if p.layout == "inner" else {"outer", "inner", "shift"}
-        divisible = [n for n, a in zip(pointers, self.addresses, strict=True) if a % _ALIGNMENT == 0]
-        divisible += [n for n, value in run_time.items() if n not in unspecialised and value % _ALIGNMENT == 0]
-        types = {name: f"*{_TYPES[dtype]}" for name, dtype in pointers.items()}
+        divisible = [n for n, a in zip(pointers, self.addresses, strict=True) if a % ALIGNMENT == 0]
+        divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
+        types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
         if tile.split > 1:
             types["words"] = "*i64"
             divisible.append("words")
@@ -239,11 +239,11 @@ def _ast_source(kernel: Any, variant: Variant, triton: ModuleType) -> Any:
     index = kernel.arg_names.index
     if _version(triton) >= (3, 3):
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-        attributes = {(index(name),): [["tt.divisibility", _ALIGNMENT]] for name in variant.divisible}
+        attributes = {(index(name),): [["tt.divisibility", ALIGNMENT]] for name in variant.divisible}
         return ASTSource(kernel, signature, constants, attributes)
     from triton.backends.compiler import AttrsDescriptor
 
-    hints = AttrsDescriptor.from_hints({index(name): _ALIGNMENT for name in variant.divisible})
+    hints = AttrsDescriptor.from_hints({index(name): ALIGNMENT for name in variant.divisible})
     return ASTSource(kernel, types, constants, hints)
 
 
