@@ -30,7 +30,7 @@ def test_occupancy_is_the_tutorials_arithmetic() -> None:
     resident, words = occupancy(tile, Resources(registers=32, spills=0, shared_memory=57344), H100)
     assert resident == 4
     assert "registers 65536//(32*32*8)=8" in words
-    assert "shared memory 232448//57344=4" in words
+    assert "shared memory 233472//58368=4" in words
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,8 @@ def test_occupancy_is_the_tutorials_arithmetic() -> None:
         (Resources(99, 0, 0), 2, 8),  # nine by all registers, but a quarter holds four warps, not four and a half
         (Resources(128, 0, 0), 32, 0),
         (Resources(32, 0, 300_000), 4, 0),
+        (Resources(16, 0, 32_776), 2, 6),  # seven by their own shared memory, but the driver keeps a KiB for each
+        (Resources(16, 0, 232_448), 2, 1),
     ],
 )
 def test_occupancy_limits(resources: Resources, warps: int, expected: int) -> None:
@@ -166,3 +168,41 @@ def test_cuobjdump_explains_itself() -> None:
     pytest.importorskip("triton")
     with pytest.raises(RuntimeError, match="cuobjdump reports no registers"):
         CUDA.resources({"cubin": b"no cubin at all"}, 0)
+
+
+def _functions(ptx: str) -> dict[str, str]:
+    """Bodies of the functions of a kernel that were not inlined, by name."""
+    return dict(re.findall(r"^\.func\s+\(.*?\)\s*(\S+)\(.*?^{(.*?)^}", ptx, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize("cols", [20_000, 65_536, 50_257, 1_000_003])
+def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(cols: int, op: str) -> None:
+    """A function's shared memory overlaps with tiles on their way, and its warps leave loops one by one."""
+    pytest.importorskip("triton")
+    from tridal import geometry, launch
+
+    dtypes = ("bfloat16",) * (3 if op.endswith("backward") else 2)
+    call = launch.Call.of(op, geometry.geometry((4096, cols), (cols, 1), 1), dtypes)  # type: ignore[arg-type]
+    for warps, stages in ((1, 3), (4, 1), (4, 3)):
+        tile = Tile("split", 1, 8192, warps, num_stages=stages, split=-(-cols // 8192), edges=not call.problem.aligned)
+        ptx = launch.compile_variant(call.variant(tile), H100.target).asm["ptx"]  # type: ignore[arg-type]
+        (name, body), *more = _functions(ptx).items()
+        assert "exchange_row" in name
+        assert not more
+        assert "ld.volatile" in body
+        assert ".shared" not in body
+        assert "bar.sync" not in body
+
+
+def test_several_rows_are_waited_for_by_all_warps_alike() -> None:
+    """A loop with a barrier is left by all warps at once, if no two of them poll the same words."""
+    pytest.importorskip("triton")
+    from tridal import geometry, launch
+
+    call = launch.Call.of("softmax", geometry.geometry((4096, 512), (512, 1), 0), ("float32",) * 2)
+    for rows, cols, warps in ((16, 2048, 16), (32, 1024, 16), (32, 256, 4), (1, 8192, 4)):
+        tile = Tile("split", rows, cols, warps, split=-(-4096 // cols))
+        parts = dict(call.variant(tile).constants)["PARTS"]
+        assert parts >= tile.split
+        assert rows == 1 or parts * rows >= 64 * warps, "two words a thread, as wide accesses have them"

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal import geometry, invariance, launch, planning, registry, settings
-from tridal.types import Problem
+from tridal.types import Problem, Resources, Tile
 
 ROWS = (1, 2, 9, 33, 300)
 
@@ -100,7 +100,10 @@ def test_without_the_setting_plans_may_differ(backend: Any) -> None:
     few, many = (Problem("softmax", cols=781, inner=rows) for rows in (1, 100_000))
     device = next(device for other, device in planning.architectures().values() if other is backend)
     options = registry.options(backend, settings.current())
-    probe: Any = None
+
+    def probe(tile: Tile) -> Resources:
+        return Resources(registers=32, spills=0, shared_memory=0)
+
     if device.target is None:
         plans = [backend.plan(problem, device, probe, options).tile for problem in (few, many)]
         assert plans[0] != plans[1]

@@ -5,7 +5,8 @@ the hardware allocates:
 
     registers       registers of an SM // (registers of the kernel x warp size x warps), and whole warps in each
                     quarter of an SM, which has a quarter of the registers
-    shared memory   shared memory of an SM // shared memory of the kernel
+    shared memory   shared memory of an SM // shared memory of the kernel, each with a KiB that the driver keeps for a
+                    program: what an SM has exceeds what one program may have by just that
     threads         threads of an SM // (warp size x warps)
 """
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 from tridal.types import DeviceProperties, Resources, Tile
 
 _QUARTERS = 4  # of a multiprocessor, each with a scheduler and registers of its own, since compute capability 5
+_KEPT_MEMORY = 1024  # bytes of shared memory that each program takes besides its own, since compute capability 8
+_MEMORY_UNIT = 128  # bytes in which shared memory is allocated
 _REGISTER_UNIT = 8  # a thread's registers are allocated in eights, on every architecture that Triton compiles for
 
 
@@ -32,8 +35,10 @@ def occupancy(tile: Tile, resources: Resources, device: DeviceProperties) -> tup
             words = f"quarters {_QUARTERS}*({quarter}//({registers}*{warp_size}))//{tile.num_warps}={whole}"
             limits.append((whole, words))
     if device.shared_memory and resources.shared_memory:
-        fits = device.shared_memory // resources.shared_memory
-        limits.append((fits, f"shared memory {device.shared_memory}//{resources.shared_memory}={fits}"))
+        there = device.shared_memory + _KEPT_MEMORY
+        taken = -(-resources.shared_memory // _MEMORY_UNIT) * _MEMORY_UNIT + _KEPT_MEMORY
+        fits = there // taken
+        limits.append((fits, f"shared memory {there}//{taken}={fits}"))
     if device.max_threads:
         fits = device.max_threads // threads
         limits.append((fits, f"threads {device.max_threads}//{threads}={fits}"))

@@ -5,6 +5,7 @@ What each number comes from is told, with measurements, in docs/performance-note
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from tridal.errors import PlanError
@@ -15,8 +16,12 @@ _FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few in small tile
 _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
+_SHARED_BYTES_IN_FLIGHT = 160 << 10  # the same where programs also wait for each other
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
+_FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
+_PARTS, _PARTS_WITH_EDGES = 16, 32  # of a shared row, as long as they aren't longer than that
+_PARTS_ACROSS = 128  # of a row at most where a tile has several, each with as many words to poll
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _RUN = 64  # bytes of neighbouring rows that a tile takes at once where a row is not contiguous
 
@@ -33,13 +38,8 @@ class _Fit:
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Rows whole in registers where they fit, shared among programs beyond; column tiles where that can't be."""
-    fit = _fit(choose_tile(problem, device), device, probe)
-    in_flight = fit.programs * fit.tile.rows * fit.tile.cols * _bytes_read(problem)
-    wide = fit.tile.algorithm == "tile" and fit.tile.cols > _WIDE_ROW
-    if wide and not fit.tile.edges and in_flight < _BYTES_IN_FLIGHT:
-        fit = _pipelined(fit, in_flight, device, probe)
-    while fit.tile.algorithm == "split" and fit.programs * device.cores < fit.tile.split:
-        fit = _fit(_longer_parts(fit.tile, problem, device), device, probe)
+    fit = _whole(problem, device, probe) or _shared(problem, device, probe)
+    fit = fit or _fit(_looped(problem, device), device, probe)
     tile, resident = fit.tile, fit.programs * device.cores
     tiles = problem.outer * -(-problem.inner // tile.rows)
     if tile.algorithm == "split":
@@ -60,62 +60,113 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     return LaunchPlan(tile, programs, reason, fit.programs, fit.resources)
 
 
-def choose_tile(problem: Problem, device: DeviceProperties) -> Tile:
-    """The tile that is tried first; its sides are powers of two."""
+def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
+    """Rows in one tile, as they are or pipelined; None if they are too wide, or keep more busy when they are shared."""
+    tile = _whole_tile(problem, device)
+    if tile is None:
+        return None
+    fit = _fit(tile, device, probe)
+    if problem.layout == "inner" or tile.cols <= _WIDE_ROW:
+        return fit
+    in_flight = _in_flight(fit, problem)
+    few = problem.rows < _FEW_WAVES * fit.programs * device.cores
+    idle = tile.edges and (fit.programs == 1 or in_flight < _BYTES_IN_FLIGHT)
+    if problem.accumulator == 4 and (few or idle):
+        return None
+    if in_flight < _BYTES_IN_FLIGHT and not tile.edges:
+        stages = min(_most_stages(device), 1 + math.ceil(_BYTES_IN_FLIGHT / in_flight))
+        piped = _fit(replace(tile, num_warps=max(tile.num_warps, 16), num_stages=stages), device, probe)
+        return piped if piped.programs >= fit.programs else fit
+    return fit
+
+
+def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """A tile of whole rows, or None if they are too wide for one. Its sides are powers of two."""
+    widest = _widest(problem, device)
     if problem.layout == "inner":
-        return _across_rows(problem, device)
-    cols, edges = _power_above(problem.cols), False
+        cols, rows = _power_above(problem.cols), _neighbours(problem)
+        if rows * cols > (widest // 4 if _scattered(problem) else widest if problem.backward else widest // 2):
+            return None
+        return Tile("tile", rows, cols, _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS))
+    cols, edges = _columns(problem)
+    rows = max(1, min(_power_above(problem.inner), _NARROW_TILE // cols))
+    if rows * cols > widest:
+        return None
+    many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
+    warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
+    # Without a limit, the ends of rows cost the registers that keep a second program resident.
+    spare = edges and warps == 16 and not problem.backward
+    return Tile("tile", rows, cols, warps, max_registers=2 * _FEW_ELEMENTS if spare else None, edges=edges)
+
+
+def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
+    """Rows in parts, with the next ones on their way while programs wait; None if not all parts can be resident."""
+    if problem.accumulator == 8:
+        return None  # sums of float64 don't fit the words that programs exchange
+    tile = _shared_tile(problem, device)
+    if tile is None:
+        return None
+    programs = tile.split * problem.rows // tile.rows
+    if tile.rows == 1 and programs <= 16 * device.cores:  # perhaps all at once: then more warps take less time
+        quick = _fit(replace(tile, num_warps=_warps(tile.cols, _FEW_ELEMENTS)), device, probe)
+        if programs <= quick.programs * device.cores:
+            return quick
+    fit = _fit(tile, device, probe)
+    while fit.programs * device.cores < fit.tile.split:
+        longer = 2 * fit.tile.cols
+        if fit.tile.rows * longer > _widest(problem, device):
+            return None
+        fit = _fit(_parted(fit.tile, longer, problem), device, probe)
+    in_flight = _in_flight(fit, problem)
+    if in_flight < _SHARED_BYTES_IN_FLIGHT and fit.tile.rows == 1 and not fit.tile.edges:
+        stages = min(_most_stages(device) - 1, 1 + math.ceil(_SHARED_BYTES_IN_FLIGHT / in_flight))
+        piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
+        enough = max(2 * fit.programs, stages * -(-fit.tile.split // device.cores))
+        return piped if piped.programs * stages >= enough else fit
+    return fit
+
+
+def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """The parts that are tried first; None if they are too many."""
+    widest = _widest(problem, device)
+    if problem.layout == "inner":
+        rows = max(_neighbours(problem), min(_power_above(problem.inner), 32))
+        elements = _LONGEST_PART if problem.backward else widest
+        part, edges = (elements // 2 if _scattered(problem) else elements) // rows, False
+        part = max(part, _power_above(-(-problem.cols // _PARTS_ACROSS)))
+    else:
+        rows, edges = 1, _columns(problem)[1]
+        wanted = _power_above(-(-problem.cols // (_PARTS_WITH_EDGES if edges else _PARTS)))
+        part = max(_SHORTEST_PART, min(_LONGEST_PART, wanted))
+    part = max(part, _power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
+    if rows * part > widest:
+        return None
+    return _parted(Tile("split", rows, part, 1, edges=edges), part, problem)
+
+
+def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
+    """A tile for parts of `part` columns."""
+    warps = _warps(tile.rows * part, _FEW_ELEMENTS if _scattered(problem) else _MANY_ELEMENTS)
+    return replace(tile, cols=part, num_warps=warps, split=-(-problem.cols // part))
+
+
+def _columns(problem: Problem) -> tuple[int, bool]:
+    """Columns of a tile that holds a row, and whether what is off the boundaries of vectors lies beside it."""
     vector = 16 // ITEMSIZE[problem.dtype]
     if problem.layout == "row" and not problem.aligned and problem.cols >= 4 * vector:
-        cols, edges = _power_above(problem.cols // vector * vector), True  # the rest lies beside the tile
-    rows = max(1, min(_power_above(problem.inner), _NARROW_TILE // cols))
-    few = problem.rows // rows < device.cores and cols > _WIDE_ROW
-    if rows * cols <= _widest(problem, device) and not few:
-        many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
-        warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
-        # Without a limit, the ends of rows cost the registers that keep a second program resident.
-        spare = edges and warps == 16 and not problem.backward
-        return Tile("tile", rows, cols, warps, max_registers=2 * _FEW_ELEMENTS if spare else None, edges=edges)
-    if problem.accumulator == 8:
-        return _looped(problem, device)
-    longest = _LONGEST_PART if problem.itemsize == 4 and not problem.backward else _LONGEST_PART // 2
-    part = _part(problem, device, longest)
-    part = max(part, _power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
-    if part > _widest(problem, device):
-        return _looped(problem, device)
-    warps = _warps(part, _FEW_ELEMENTS if part == _SHORTEST_PART else _MANY_ELEMENTS)
-    return Tile("split", 1, part, warps, split=-(-problem.cols // part), edges=edges)
+        return _power_above(problem.cols // vector * vector), True
+    return _power_above(problem.cols), False
 
 
-def _across_rows(problem: Problem, device: DeviceProperties) -> Tile:
-    """For neighbouring rows that are contiguous: a run of them, by all columns or by a share of them."""
-    cols = _power_above(problem.cols)
-    rows = min(_power_above(problem.inner), max(_RUN // problem.itemsize, _NARROW_TILE // cols))
-    if rows * cols <= _widest(problem, device) // 2:
-        return Tile("tile", rows, cols, _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS))
-    if problem.accumulator == 8:
-        return _looped(problem, device)
-    longest = _widest(problem, device)
-    rows = min(rows, 16)
-    part = min(cols, _part(problem, device, longest) // rows)
-    if problem.cols > part * _PROGRAMS_A_CORE * device.cores:
-        return _looped(problem, device)
-    warps, split = _warps(rows * part, _MANY_ELEMENTS), -(-problem.cols // part)
-    return Tile("split" if split > 1 else "tile", rows, part, warps, split=split)
+def _neighbours(problem: Problem) -> int:
+    """Rows of a tile where neighbouring ones are contiguous: a run of them, or more if they are narrow."""
+    run = (32 if problem.backward else _RUN // problem.itemsize) if problem.aligned else 16
+    return min(_power_above(problem.inner), max(run, _NARROW_TILE // _power_above(problem.cols)))
 
 
-def _part(problem: Problem, device: DeviceProperties, longest: int) -> int:
-    """Elements for a program: few enough for several programs on every multiprocessor, but not fewer than pay."""
-    even = -(-problem.rows * problem.cols // (4 * device.cores))
-    return max(_SHORTEST_PART, min(longest, _power_above(even)))
-
-
-def _longer_parts(tile: Tile, problem: Problem, device: DeviceProperties) -> Tile:
-    """For a row that more programs would share than can be resident at once."""
-    part = 2 * tile.cols
-    if tile.rows * part > _widest(problem, device):
-        return _looped(problem, device)
-    return replace(tile, cols=part, num_warps=_warps(tile.rows * part, _MANY_ELEMENTS), split=-(-problem.cols // part))
+def _scattered(problem: Problem) -> bool:
+    """Whether every element takes an address of its own, and so as many registers again."""
+    return problem.layout == "inner" and not problem.aligned and problem.backward
 
 
 def _looped(problem: Problem, device: DeviceProperties) -> Tile:
@@ -124,12 +175,9 @@ def _looped(problem: Problem, device: DeviceProperties) -> Tile:
     return Tile("looped", rows, cols, _warps(rows * cols, _FEW_ELEMENTS), num_stages=_most_stages(device))
 
 
-def _pipelined(fit: _Fit, in_flight: int, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With just as many next tiles on their way through shared memory as keep memory busy, if all still fit."""
-    stages = min(_most_stages(device), 1 - (-_BYTES_IN_FLIGHT // in_flight))
-    warps = max(fit.tile.num_warps, 16)
-    piped = _fit(replace(fit.tile, num_warps=warps, num_stages=stages), device, probe)
-    return piped if piped.programs >= fit.programs else fit
+def _in_flight(fit: _Fit, problem: Problem) -> int:
+    """Bytes of the tiles that a multiprocessor holds."""
+    return fit.programs * fit.tile.rows * fit.tile.cols * _bytes_read(problem)
 
 
 def _most_stages(device: DeviceProperties) -> int:
@@ -146,7 +194,7 @@ def _fit(tile: Tile, device: DeviceProperties, probe: Probe) -> _Fit:
 
 def _widest(problem: Problem, device: DeviceProperties) -> int:
     """Elements that one program holds: half of the registers, by those that an element takes."""
-    each = max(problem.accumulator, _bytes_read(problem)) // 4
+    each = problem.accumulator * (2 if problem.backward else 1) // 4
     return (device.registers or 65536) // 2 // each
 
 

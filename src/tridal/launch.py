@@ -30,6 +30,7 @@ _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
 ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a multiple of
+_BLOCK = 32  # parts of a row that show their (max, sum) together: the kernel's own
 ADDRESS_BITS = 63  # of an address: what tells where its vectors, of up to 16 elements of 4 bytes, begin
 
 _UNITS = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
@@ -158,7 +159,8 @@ class Call:
             unused["shift"] = 0
         return unused | {
             "SPLIT": tile.split,
-            "PARTS": 1 << (tile.split - 1).bit_length(),
+            "PARTS": _parts(tile),
+            "WORDS": _words(tile),
             "EDGES": tile.edges,
             "VECTOR": vector,
             "ALIGNED": tile.edges and alike,
@@ -170,7 +172,22 @@ class Call:
         if tile.split == 1:
             return 0
         tiles = self.geometry.outer * -(-self.geometry.inner // tile.rows)
-        return tiles * tile.split * tile.rows + launch_plan.programs // tile.split
+        return tiles * _words(tile) + launch_plan.programs // tile.split
+
+
+def _parts(tile: Tile) -> int:
+    """Parts of a tile of several rows, rounded up until no word is polled by two warps.
+
+    Warps that poll the same words may see them change at different times, and leave a loop with a barrier one by one.
+    """
+    least = 2 * 32 * tile.num_warps // tile.rows
+    return max(1 << (tile.split - 1).bit_length(), least if tile.split > 1 < tile.rows else 1)
+
+
+def _words(tile: Tile) -> int:
+    """Words of a tile: one for each part of each row, and one for each block of parts where a row has many."""
+    blocks = -(-tile.split // _BLOCK) if tile.rows == 1 and tile.split > 2 * _BLOCK else 0
+    return tile.split * tile.rows + blocks
 
 
 class Prepared(NamedTuple):

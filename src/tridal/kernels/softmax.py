@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 _INF = tl.constexpr(float("inf"))
+_BLOCK = tl.constexpr(32)  # parts of a row that show their (max, sum) together
 
 
 @triton.jit
@@ -103,46 +104,118 @@ def _pointers(
 
 
 @triton.jit
-def _exchange(words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs: two [PARTS, ROWS] tensors.
+def _show(word, top, total):
+    """Stores (max, sum) as one 64-bit word, so that both are seen at once.
 
-    Both are in one 64-bit word, so that one store makes them visible together, and that word is never zero: a max of
-    zero comes with a sum of at least one.
+    It is never zero: a max of zero comes with a sum of at least one.
     """
-    word = tl.cast(tl.cast(top, tl.int32, bitcast=True), tl.int64) << 32
-    word = word | (tl.cast(tl.cast(total, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
-    row = tl.arange(0, ROWS)
-    parts = tl.arange(0, PARTS)
-    words += tl.cast(tile, tl.int64) * (SPLIT * ROWS)
-    tl.atomic_xchg(words + part * ROWS + row, word, sem="relaxed")
-    theirs = words + (parts[:, None] * ROWS + row[None, :])
-    real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
-    seen = tl.load(theirs, mask=real, other=1, volatile=True)
-    while tl.min(tl.min(tl.where(seen == 0, 0, 1), 0), 0) == 0:
-        seen = tl.load(theirs, mask=real, other=1, volatile=True)
-    tops = tl.cast(tl.cast(seen >> 32, tl.int32), tl.float32, bitcast=True)
-    totals = tl.cast(tl.cast(seen & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True)
-    return tl.where(real, tops, -_INF), tl.where(real, totals, 0.0)
+    value = tl.cast(tl.cast(top, tl.int32, bitcast=True), tl.int64) << 32
+    value = value | (tl.cast(tl.cast(total, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
+    tl.atomic_xchg(word, value, sem="relaxed")
 
 
 @triton.jit
-def _clear(words, tile, part, count, begin, step, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
+def _seen(words, real):
+    """Words, and whether all of the real ones have been stored."""
+    word = tl.load(words, mask=real, other=1, volatile=True)
+    return word, tl.min(tl.ravel(tl.where(word == 0, 0, 1)), 0)
+
+
+@triton.jit
+def _unpacked(word, real):
+    """(max, sum) of whole rows from words, [parts] or [parts, rows]."""
+    top = tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True)
+    total = tl.cast(tl.cast(word & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True)
+    return _combine(tl.where(real, top, -_INF), tl.where(real, total, 0.0))
+
+
+@triton.jit
+def _combine(tops, totals):
+    """(max, sum) of whole rows from those of their parts."""
+    top = tl.max(tops, 0)
+    low = tl.where(top == -_INF, 0.0, top)
+    return top, tl.sum(totals * tl.exp(tops - low), 0)
+
+
+@triton.jit
+def _gather(words, count, BLOCKS: tl.constexpr):
+    """Waits for `count` words of a row, in BLOCKS blocks, and combines them."""
+    part = tl.arange(0, _BLOCK)
+    top, total, done = 0.0, 0.0, 0
+    while done == 0:
+        word, done = _seen(words + part, part < count)
+        top, total = _unpacked(word, part < count)
+        for block in tl.static_range(1, BLOCKS):
+            first = block * _BLOCK
+            word, more = _seen(words + first + part, first + part < count)
+            more_top, more_total = _unpacked(word, first + part < count)
+            higher = tl.maximum(top, more_top)
+            low = tl.where(higher == -_INF, 0.0, higher)
+            total = total * tl.exp(top - low) + more_total * tl.exp(more_top - low)
+            top = higher
+            done = tl.minimum(done, more)
+    return top, total
+
+
+@triton.jit(noinline=True)
+def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.constexpr):
+    """`_exchange` of a single row, of scalars. Not inlined, because a loop around one that waits isn't pipelined.
+
+    Where very many share the row, the first of every block combines those of its block, so that nobody polls them all.
+    """
+    _show(words + part, top, total)
+    if WORDS > SPLIT:
+        if part % _BLOCK == 0:
+            block_top, block_total = _gather(words + part, SPLIT - part, 1)
+            _show(words + SPLIT + part // _BLOCK, block_top, block_total)
+        row_top, row_total = _gather(words + SPLIT, WORDS - SPLIT, (WORDS - SPLIT + _BLOCK - 1) // _BLOCK)
+    else:
+        row_top, row_total = _gather(words, SPLIT, (SPLIT + _BLOCK - 1) // _BLOCK)
+    return row_top, row_total
+
+
+@triton.jit
+def _exchange(
+    words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr
+):
+    """Shows (max, sum) of this part of a tile to those of the others, and returns those of whole rows."""
+    words += tl.cast(tile, tl.int64) * WORDS
+    if ROWS == 1:
+        row_top, row_total = _exchange_row(words, part, tl.max(top, 0), tl.max(total, 0), SPLIT, WORDS)
+        return tl.full([1], row_top, tl.float32), tl.full([1], row_total, tl.float32)
+    else:
+        row = tl.arange(0, ROWS)
+        _show(words + part * ROWS + row, top, total)
+        parts = tl.arange(0, PARTS)
+        real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
+        theirs = words + (parts[:, None] * ROWS + row[None, :])
+        word, done = _seen(theirs, real)
+        while done == 0:
+            word, done = _seen(theirs, real)
+        return _unpacked(word, real)
+
+
+@triton.jit
+def _clear(
+    words, tile, part, count, begin, step, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
     """Leaves `words` zero again behind the exchange for a tile.
 
-    Whoever has seen all parts of this tile knows that all are done with the tile before, and clears its own word of
+    Whoever has seen all parts of this tile knows that all are done with the tile before, and clears its own words of
     that. The last tile is cleared by whoever of its programs comes last, which a counter behind the words tells.
     """
-    row = tl.arange(0, ROWS)
     if tile > begin:
-        own = words + (tl.cast(tile - step, tl.int64) * SPLIT + part) * ROWS + row
-        tl.store(own, tl.zeros([ROWS], tl.int64))
+        before = words + tl.cast(tile - step, tl.int64) * WORDS
+        tl.store(before + part * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
+        if WORDS > SPLIT * ROWS:
+            tl.store(before + SPLIT + part // _BLOCK, tl.cast(0, tl.int64), mask=part % _BLOCK == 0)
     if tile + step >= count:
-        counter = words + tl.cast(count, tl.int64) * (SPLIT * ROWS) + begin
+        counter = words + tl.cast(count, tl.int64) * WORDS + begin
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
-            parts = tl.arange(0, PARTS)
-            last = words + tl.cast(tile, tl.int64) * (SPLIT * ROWS) + (parts[:, None] * ROWS + row[None, :])
-            real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
-            tl.store(last, tl.zeros([PARTS, ROWS], tl.int64), mask=real)
+            every = tl.arange(0, 2 * PARTS * ROWS)
+            last = words + tl.cast(tile, tl.int64) * WORDS + every
+            tl.store(last, tl.zeros([2 * PARTS * ROWS], tl.int64), mask=every < WORDS)
             tl.store(counter, 0)
 
 
@@ -151,8 +224,8 @@ def forward(
     out_ptr, in_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EDGES: tl.constexpr,
-    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, WORDS: tl.constexpr,
+    EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
@@ -181,11 +254,8 @@ def forward(
             total += tl.sum(e_edge, 0)
         scale = 1.0
         if SPLIT > 1:
-            tops, totals = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS)
-            highest = tl.max(tops, 0)
-            base = tl.where(highest == -_INF, 0.0, highest)
-            total = tl.sum(totals * tl.exp(tops - base[None, :]), 0)
-            scale = tl.exp(top - base)
+            highest, total = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
+            scale = tl.exp(top - tl.where(highest == -_INF, 0.0, highest))
             top = highest
         scale = scale / total
         target = _pointers(
@@ -204,7 +274,7 @@ def forward(
                 y_edge = e_edge * tl.expand_dims(scale, 0)
             tl.store(target, y_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
         if SPLIT > 1:
-            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS)
+            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS, WORDS)
 
 
 @triton.jit
@@ -212,8 +282,8 @@ def backward(
     out_ptr, in_ptr, y_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, EDGES: tl.constexpr,
-    VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, WORDS: tl.constexpr,
+    EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY). `in` is dY; Y has the strides of dX."""
     count = outer * tl.cdiv(inner, ROWS)
@@ -240,8 +310,7 @@ def backward(
             y_edge = tl.load(saved, mask=edge_mask, other=0.0).to(ACC)
             total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
         if SPLIT > 1:
-            _, totals = _exchange(words, tile, part, tl.full([ROWS], 1.0, tl.float32), total, SPLIT, PARTS, ROWS)
-            total = tl.sum(totals, 0)
+            _, total = _exchange(words, tile, part, tl.full([ROWS], 1.0, tl.float32), total, SPLIT, PARTS, ROWS, WORDS)
         across = tl.expand_dims(total, AXIS)
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
@@ -254,7 +323,7 @@ def backward(
             dx_edge = dy_edge - tl.exp(y_edge) * across if LOG else y_edge * (dy_edge - across)
             tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
         if SPLIT > 1:
-            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS)
+            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS, WORDS)
 
 
 @triton.jit
