@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from tridal.errors import PlanError, PluginError
 from tridal.geometry import Geometry
 from tridal.interpreting import interpret_flag, interpreted_library, interpreting
+from tridal.shortcut import shortcut
 from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op, Problem, Resources, Tile
 
 _SOURCE = Path(__file__).with_name("kernels") / "softmax.py"
@@ -277,22 +278,21 @@ def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties
         triton = _import_triton()
         loaded = _load(variant, device.target, triton.runtime.driver.active.get_current_device())
         names = getattr(_kernels(interpreted=False), variant.kernel).arg_names
-    # Before 3.3 the launcher takes run-time arguments alone; since then a value for each constant too, unused.
-    # The 3.2 of triton-ascend asks tensors for their shapes while it is profiled.
-    since_3_3 = _version(triton) >= (3, 3)
-    scalars = call.scalars(launch_plan.tile)
-    known = (
-        dict(variant.constants) | scalars if since_3_3 else {n: scalars[n] for n in scalars if n in dict(variant.types)}
-    )
-    pointers = {name for name, type_ in variant.types if type_.startswith("*")}
-    values = [known[name] for name in names if name in known and name not in pointers]
-    run, function, packed, programs = loaded.run, loaded.function, loaded.packed_metadata, launch_plan.programs
-
-    def launch(stream: int, *tensors: Any) -> None:
-        arguments = [tensor.data_ptr() for tensor in tensors] if since_3_3 else tensors
-        run(programs, 1, 1, stream, function, packed, None, None, None, *arguments, *values)
-
-    return launch
+    scalars, types, constants = call.scalars(launch_plan.tile), dict(variant.types), dict(variant.constants)
+    pointers = [name for name, kind in types.items() if kind.startswith("*")]
+    values = [scalars[name] for name in names if name in types and name not in pointers]
+    programs = launch_plan.programs
+    enter = None
+    if _version(triton) >= (3, 3):
+        enter = shortcut(loaded, triton.runtime.driver.active.launcher_cls, programs, len(pointers), values)
+        values = [(constants | scalars)[name] for name in names if name not in pointers]  # Triton's own way takes all
+    if enter is not None:
+        return enter
+    run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
+    # Tensors and not addresses: triton-ascend's launcher asks for their shapes while it is profiled.
+    return lambda stream, *tensors: run(
+        programs, 1, 1, stream, function, packed, None, None, None, *tensors, *values
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
