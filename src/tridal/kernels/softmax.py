@@ -104,6 +104,15 @@ def _pointers(
 
 
 @triton.jit
+def _reciprocal(total, ROWS: tl.constexpr):
+    """1 / total, to the last bit where that costs nothing: a device's own may be off by two, for each element alike."""
+    ratio = 1.0 / total
+    if ROWS == 1:
+        ratio = tl.fma(tl.fma(-total, ratio, 1.0), ratio, ratio)
+    return ratio
+
+
+@triton.jit
 def _show(word, top, total):
     """Stores (max, sum) as one 64-bit word, so that both are seen at once.
 
@@ -257,7 +266,7 @@ def forward(
             highest, total = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
             scale = tl.exp(top - tl.where(highest == -_INF, 0.0, highest))
             top = highest
-        scale = scale / total
+        scale *= _reciprocal(total, ROWS)
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
@@ -349,7 +358,7 @@ def forward_looped(
             low = tl.where(higher == -_INF, 0.0, higher)
             total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, AXIS)), AXIS)
             top = higher
-        scale = tl.expand_dims(1.0 / total, AXIS)
+        scale = tl.expand_dims(_reciprocal(total, ROWS), AXIS)
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
         for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
