@@ -14,8 +14,9 @@ import torch
 
 import tridal
 from offboard import board, device
-from tridal import fusing, places, settings
+from tridal import execute, places, settings
 from tridal.errors import DTypeError, NoBackendError, SettingsError, StreamError
+from tridal.masked import Extras
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -190,8 +191,8 @@ def test_masks_are_composed_with_the_plain_kernel():
     y = tridal.softmax(scores, mask=mask)
     assert close(y, exact(scores.cpu().masked_fill(~mask.cpu(), -torch.inf)))
     assert [launch.kernel for launch in board.launches] == ["forward"]
-    extras = fusing.Extras(scale=1.0, mask=mask, causal=False, masked_rows="nan")
-    assert fusing.fused(places.place_of(scores.device), scores, -1, scores.dtype, extras) is None
+    extras = Extras(scale=1.0, mask=mask, causal=False, masked_rows="nan")
+    assert execute.weighed(places.place_of(scores.device), scores, -1, scores.dtype, extras) is None
 
 
 def test_bad_input_is_said_before_anything_is_launched():
