@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal import execute, launch, places, planning, registry, testing
-from tridal.errors import DimensionError, DTypeError
+from tridal.errors import DimensionError, DTypeError, LayoutError
 from tridal.geometry import geometry
 from tridal.masked import Extras
 from tridal.testing.forcing import subject
@@ -371,11 +371,15 @@ def test_where_torch_computes() -> None:
         ({"causal": True, "dim": 0}, DimensionError, "causal=True needs queries by keys"),
         ({"masked_rows": "one"}, ValueError, "masked_rows must be 'nan' or 'zero', got 'one'"),
         ({"scale": 2.0, "dim": 5}, DimensionError, "dim 5 is out of range"),
+        ({"scale": 2.0, "dim": 1.0}, TypeError, "dim must be an int, got 1.0"),
+        ({"scale": 2.0, "dtype": torch.int64}, DTypeError, "dtype must be a floating-point dtype"),
+        ({"scale": 2.0, "input": torch.eye(3).to_sparse()}, LayoutError, "layout torch.sparse_coo"),
+        ({"scale": 2.0, "input": torch.ones(3, dtype=torch.int64)}, DTypeError, "pass a floating-point dtype="),
     ],
     ids=str,
 )  # fmt: skip
 def test_bad_extras(device: torch.device, extras: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        tridal.softmax(torch.randn(Q, K, device=device), **extras)
+        tridal.softmax(**{"input": torch.randn(Q, K, device=device), **extras})
     with pytest.raises(DimensionError, match="causal=True needs"):
         tridal.softmax(torch.randn(K, device=device), causal=True)

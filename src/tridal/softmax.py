@@ -131,17 +131,18 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
 
 def _weighed(input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any) -> torch.Tensor:
     """softmax of scores that are scaled or masked first."""
-    mask = extras.mask
     if _compiling():
         return _weighed_compiled(input, dim, dtype, extras, stream)
-    if type(input) not in _PLAIN or (mask is not None and type(mask) not in _PLAIN) or stream is not None:
+    mask = extras.mask
+    plain = type(input) in _PLAIN and (mask is None or type(mask) in _PLAIN) and stream is None and type(dim) is int
+    if not plain or input.layout is not torch.strided or input.is_nested or (mask is not None and mask.requires_grad):
         return _weighed_general(input, dim, dtype, extras, stream)
     place = place_of(input.device)
-    if place.by_torch or watched() or _function_modes() or (mask is not None and mask.requires_grad):
+    if place.by_torch or watched() or _function_modes():
         return _weighed_general(input, dim, dtype, extras, stream)
     if dtype is None and _autocasts(place):
         dtype = autocast_dtype(input)
-    call = None if input.is_nested else execute.weighed(place, input, dim, dtype, extras)
+    call = execute.weighed(place, input, dim, dtype, extras)
     if call is None:
         return _weighed_general(input, dim, dtype, extras, stream)
     if input.requires_grad and _grad_enabled():
@@ -164,7 +165,7 @@ def _weighed_general(
     place = place_of(input.device)
     if dtype is None and _autocasts(place):
         dtype = autocast_dtype(input)
-    return _as_op(place.by_torch, input, dim, dtype or input.dtype, extras)
+    return _as_op(place.by_torch, input, operator.index(dim), dtype or input.dtype, extras)
 
 
 def _weighed_compiled(
