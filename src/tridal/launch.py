@@ -34,6 +34,7 @@ ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a m
 ADDRESS_BITS = 63  # of an address: what tells where its vectors, of up to 16 elements of 4 bytes, begin
 
 PLAIN = Weighing()
+"""Of a call whose scores are taken as they are."""
 
 _UNITS = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
 """Strides that are one, by layout."""
@@ -309,6 +310,7 @@ def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties
         arguments = [tensor.data_ptr() for tensor in tensors] if since_3_3 else tensors
         run(programs, 1, 1, stream, function, packed, None, None, None, *arguments, *values)
 
+    # A mask's place is behind that of `words`, so that no constant stands between the tensors of a plain call.
     slots = [name for name in names if name in known or name in pointers]
     if slots[: len(pointers)] == pointers:
         return launch
