@@ -147,6 +147,104 @@ def test_streams_are_refused(device: torch.device) -> None:
         compiled(torch.randn(3, 5, device=device))
 
 
+def attention(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return tridal.softmax(x * 2, scale=0.5, mask=mask, causal=True, masked_rows="zero")
+
+
+def test_a_mask_is_one_op_in_one_graph_for_every_batch(device: torch.device) -> None:
+    counter = Counter()
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=counter)
+    for batch in (6, 9, 2, 64):
+        x, mask = torch.randn(batch, 3, 4, 5, device=device), torch.rand(batch, 1, 4, 5, device=device) > 0.3
+        assert_close(compiled(x, mask), attention(x, mask), rtol=0, atol=0)
+    assert [[name for name in graph if "built-in" not in name] for graph in counter.graphs] == [
+        ["tridal.masked_softmax.default"]
+    ]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_masks_forward_and_backward(device: torch.device, compiler: str, kind: torch.dtype) -> None:
+    compiled = torch.compile(attention, fullgraph=True, backend=compiler)
+    for batch in (6, 9):
+        x = torch.randn(batch, 4, 5, device=device, requires_grad=True)
+        mask = (torch.rand(4, 5, device=device) > 0.3).to(kind)
+        ours, theirs = compiled(x, mask), attention(x, mask)
+        assert_close(ours, theirs)
+        assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
+
+
+def test_a_masked_gradient_is_one_op(device: torch.device) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+
+    backward = Counter()
+    compiled = torch.compile(
+        lambda x: tridal.softmax(x, scale=0.5, causal=True),
+        fullgraph=True,
+        backend=aot_autograd(fw_compiler=Counter(), bw_compiler=backward),
+    )
+    x = torch.randn(4, 5, device=device, requires_grad=True)
+    compiled(x).backward(torch.randn(4, 5, device=device))
+    assert [name for name in backward.graphs[0] if "detach" not in name] == ["tridal.softmax_backward.default"]
+
+
+def test_a_mask_that_wants_a_gradient(device: torch.device) -> None:
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    x = torch.randn(3, 4, 5, device=device, requires_grad=True)
+    mask = torch.randn(4, 5, device=device, requires_grad=True)
+    ours, theirs = compiled(x, mask), attention(x, mask)
+    assert_close(ours, theirs)
+    for got, wanted in zip(*(torch.autograd.grad(y.sin().sum(), (x, mask)) for y in (ours, theirs)), strict=True):
+        assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("transform", [vmap, lambda f: grad(lambda z: f(z).square().sum()), jacfwd])
+def test_compiled_transforms_of_masks(device: torch.device, transform: Callable[[Any], Any]) -> None:
+    x, mask = torch.randn(3, 4, 5, device=device), torch.rand(4, 5, device=device) > 0.3
+    ours = torch.compile(transform(lambda z: attention(z, mask)), fullgraph=True, backend="aot_eager")(x)
+    assert_close(ours, transform(lambda z: attention(z, mask))(x))
+
+
+def test_masks_compile_to_torch_itself_on_devices_without_a_backend() -> None:
+    counter = Counter()
+    x, mask = torch.randn(3, 4, 5), torch.rand(4, 5) > 0.3
+    compiled = torch.compile(attention, fullgraph=True, backend=counter)
+    assert_close(compiled(x, mask), attention(x, mask))
+    assert len(counter.graphs) == 1
+    assert "tridal" not in str(counter.graphs)
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [
+        ({"mask": torch.ones(3)}, "can't be broadcast"),
+        ({"scale": 0.5, "stream": 0}, "no meaning in a compiled function"),
+    ],
+    ids=["mask", "stream"],
+)
+def test_bad_extras_are_named(device: torch.device, extras: dict[str, Any], message: str) -> None:
+    compiled = torch.compile(lambda x: tridal.softmax(x, **extras), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=message):
+        compiled(torch.randn(3, 5, device=device))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_masks(device: torch.device, strict: bool, tmp_path: Path) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return attention(x, mask)
+
+    batch = torch.export.Dim.DYNAMIC
+    inputs = torch.randn(6, 4, 5, device=device), torch.rand(6, 1, 5, device=device) > 0.3
+    program = torch.export.export(Attention(), inputs, dynamic_shapes=({0: batch}, {0: batch}), strict=strict)
+    torch.export.save(program, tmp_path / "attention.pt2")
+    loaded = torch.export.load(tmp_path / "attention.pt2")
+    assert "tridal.masked_softmax.default" in [str(node.target) for node in loaded.graph.nodes]
+    for count in (6, 11):
+        x, mask = torch.randn(count, 4, 5, device=device), torch.rand(count, 1, 5, device=device) > 0.3
+        assert_close(loaded.module()(x, mask), attention(x, mask))
+
+
 class Block(torch.nn.Module):
     """Something to export."""
 

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import tridal
 from tridal import geometry, invariance, launch, planning, registry, settings
 from tridal.types import Problem, Resources, Tile
+from tridal.weighing import Weighing
 
 ROWS = (1, 2, 9, 33, 300)
 
@@ -72,6 +73,21 @@ def test_masked_rows(invariant: torch.device) -> None:
     whole = tridal.softmax(x, scale=0.5, mask=mask)
     for part in (slice(0, 1), slice(5, 14), slice(290, 300)):
         assert torch.equal(tridal.softmax(x[part], scale=0.5, mask=mask), whole[part])
+    masks = torch.rand(300, 784, device=invariant)[:, :781] > 0.5
+    whole = tridal.softmax(x, mask=masks)
+    for part in (slice(0, 1), slice(5, 14), slice(290, 300)):
+        assert torch.equal(tridal.softmax(x[part], mask=masks[part]), whole[part])
+
+
+def test_nothing_is_promised_of_a_mask() -> None:
+    where, tile = geometry.geometry((64, 1024), (1024, 1), 1, 0), Tile("tile", 1, 1024)
+    weighing = Weighing(mask="uint8", strides=(1024, 0, 0, 1))
+    assert where is not None
+    promised = [
+        dict(kind.of("softmax", where, ("float32", "float32"), None, weighing).variant(tile).constants)["MASK_BYTES"]
+        for kind in (launch.Call, invariance.InvariantCall)
+    ]
+    assert promised == [4, 1]
 
 
 @pytest.mark.parametrize("cols", [64, 781, 12_672, 131_072])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tridal.errors import PlanError
 from tridal.geometry import geometry
 from tridal.launch import Call
 from tridal.types import DeviceProperties, LaunchPlan, Op, Tile
+from tridal.weighing import Weighing
 
 ROW = Tile("tile", rows=4, cols=1024)
 SM_90 = ("cuda", 90, 32)
@@ -39,6 +41,14 @@ def constants(c: Call, tile: Tile = ROW) -> dict[str, Any]:
 def test_the_number_of_rows_compiles_nothing() -> None:
     assert call((64, 1024)).variant(ROW) == call((65, 1024)).variant(ROW) == call((1, 1024)).variant(ROW)
     assert call((8, 30, 64), 1).variant(ROW) == call((9, 30, 64), 1).variant(ROW)
+
+
+def test_what_a_plain_call_does_not_do_is_a_constant() -> None:
+    names = {"mask_ptr", "factor", "queries", "heads", "mask_batch", "mask_head", "mask_query", "mask_col"}
+    for tile in (ROW, Tile("looped", 1, 256)):
+        assert names <= set(constants(call(), tile))
+        assert not names & set(dict(call().variant(tile).types))
+    assert constants(call(op="softmax_backward", dtypes=("float32",) * 3))["factor"] is None
 
 
 @pytest.mark.parametrize(
@@ -139,6 +149,63 @@ def test_rows_off_a_vectors_boundary_keep_whole_vectors(c: Call) -> None:
         accesses[edges] = [compiled.asm["ptx"].count(f"{kind}.global.v4") for kind in ("ld", "st")]
     assert accesses[False] == [0, 0]
     assert min(accesses[True]) > 0
+
+
+MASKED = Weighing(factor=0.5, mask="uint8", strides=(1024, 0, 0, 1))
+
+
+class Entered:
+    """A launcher that is entered by its compiled part."""
+
+    taken: tuple[Any, ...] = ()
+
+    def __init__(self, *_: Any) -> None:
+        self.launch = self._launch
+
+    def _launch(self, *arguments: Any) -> None:
+        Entered.taken = arguments
+
+    def __call__(self, *arguments: Any) -> None:
+        self.launch(*arguments)
+
+
+@pytest.mark.parametrize("launcher", [Entered, lambda *_: None], ids=["entered", "called"])
+@pytest.mark.parametrize("weighing", [launch.PLAIN, Weighing(factor=0.5), MASKED], ids=["plain", "scaled", "masked"])
+@pytest.mark.parametrize(
+    "tile", [ROW, Tile("split", 1, 256, split=4), Tile("looped", 1, 256)], ids=lambda t: t.algorithm
+)
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+def test_arguments_go_where_the_kernel_takes_them(
+    monkeypatch: pytest.MonkeyPatch, op: Op, tile: Tile, weighing: Weighing, launcher: Any
+) -> None:
+    """Whatever of a mask and of the words for a shared row there is."""
+    triton = pytest.importorskip("triton")
+    if op == "softmax_backward" and weighing.mask is not None:
+        weighing = Weighing(weighing.factor)
+    taken: list[Any] = []
+    source = SimpleNamespace(fn=None, signature={})
+    loaded = SimpleNamespace(
+        run=lambda *a: taken.extend(a[9:]), function=0, packed_metadata=None, src=source, metadata=None
+    )
+    monkeypatch.setattr(launch, "_load", lambda *_: loaded)
+    here = SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0, launcher_cls=launcher))
+    monkeypatch.setattr(triton.runtime, "driver", here)
+    c = Call.of(op, geometry((64, 1024), (1024, 1), 1), ("float32",) * (3 if "_" in op else 2), None, weighing)  # type: ignore[arg-type]
+    given = ["out_ptr", "in_ptr"] + ["y_ptr"] * c.problem.backward + ["mask_ptr"] * (weighing.mask is not None)
+    given += ["words"] * (tile.split > 1)
+    tensors = [SimpleNamespace(data_ptr=lambda name=name: name) for name in given]
+    device = DeviceProperties("here", "sm_90", 132, target=SM_90)
+    launch._bind_compiled(c, LaunchPlan(tile, programs=4, reason=""), device)(0, *tensors)
+    variant = c.variant(tile)
+    names = getattr(launch._kernels(interpreted=False), variant.kernel).arg_names
+    if launcher is Entered:
+        names = [name for name in names if name in dict(variant.types)]
+        taken = list(Entered.taken[9:])
+    at = dict(zip(names, taken, strict=True))
+    addresses = {name: at[name] if launcher is Entered else at[name].data_ptr() for name in given}
+    assert addresses == {name: name for name in given}
+    numbers = dict(variant.constants) | c.scalars(tile)
+    assert {name: at[name] for name in names if name not in given} == {n: numbers[n] for n in names if n not in given}
 
 
 def test_interpreted_programs_cannot_wait_for_each_other() -> None:

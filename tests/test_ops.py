@@ -30,7 +30,21 @@ def test_opcheck(device: torch.device, name: str, requires_grad: bool, dtype: to
     torch.library.opcheck(getattr(torch.ops.tridal, f"{name}_backward"), (g, y, 1, torch.float32))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.float32])
+def test_opcheck_of_masks(device: torch.device, requires_grad: bool, kind: torch.dtype | None) -> None:
+    x = torch.randn(2, 3, 4, 5, device=device).transpose(0, 1).requires_grad_(requires_grad)
+    mask = None if kind is None else (torch.rand(2, 4, 1, device=device) > -1).to(kind)
+    for dim, causal in ((-1, True), (1, False)):
+        arguments = (x, mask, 0.5, causal, True, dim, torch.float32)
+        torch.library.opcheck(torch.ops.tridal.masked_softmax, arguments)
+    g = torch.randn(4, 5, device=device, requires_grad=requires_grad)
+    torch.library.opcheck(torch.ops.tridal.softmax_backward, (g, g.detach().softmax(-1), -1, torch.float32, 0.5))
+
+
 def test_opcheck_where_torch_computes(name: str) -> None:
+    x, mask = torch.randn(3, 5), torch.arange(5) != 3
+    torch.library.opcheck(torch.ops.tridal.masked_softmax, (x, mask, 2.0, True, False, -1, torch.float32))
     torch.library.opcheck(getattr(torch.ops.tridal, name), (torch.randn(3, 5), -1, torch.float32))
 
 

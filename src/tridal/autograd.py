@@ -63,10 +63,27 @@ class Eager(Node):
         call: Call = ctx.call
         plain = type(grad) is torch.Tensor is type(output) and not torch.is_grad_enabled() and not watched()
         if plain and not _key_included(_VMAP_MODE):  # is_grads_batched= has a vmap of its own, older than functorch's
-            run = execute.backward(call.place, call.op, grad, output, call.dim, call.dtype)
+            run = execute.backward(call.place, call.op, grad, output, call.dim, call.dtype, call.scale)
             if run is not None:
                 return run(grad, output), None
-        return gradient(call.op, grad, output, call.dim, call.dtype), None
+        return gradient(call.op, grad, output, call.dim, call.dtype, call.scale), None
+
+
+class EagerMasked(Node):
+    """The node of a plain tensor with a mask that wants no gradient: apply(input, call, mask)."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, call: Call, mask: torch.Tensor) -> torch.Tensor:
+        """Runs the prepared call."""
+        output = call.run(input, mask)
+        ctx.save_for_backward(output)
+        ctx.call = call
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """As without: what was masked is zero in Y, and so it is in dX."""
+        return *Eager.backward(ctx, grad), None
 
 
 class Softmax(Node):
@@ -98,33 +115,80 @@ class Softmax(Node):
             return push(op, tangent, output, dim, output.dtype)
 
 
-class SoftmaxBackward(Node):
-    """The node of a gradient, `op` being the forward's: apply(below, dY, Y, op, dim, dtype)."""
+class MaskedSoftmax(Node):
+    """The node of any other tensor with extras: apply(below, input, mask, scale, causal, zero_rows, dim, dtype).
+
+    A mask has tangents here, and no gradient.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, below: Below, grad: torch.Tensor, output: torch.Tensor, op: Op, dim: int, dtype: torch.dtype
+        ctx: Any, below: Below, input: torch.Tensor, mask: torch.Tensor | None, scale: float, *key: Any
     ) -> torch.Tensor:
         """Goes on to whoever computes such tensors."""
         with below():
-            result = _overload(execute.BACKWARD[op])(grad, output, dim, dtype)
+            output = torch.ops.tridal.masked_softmax.default(input, mask, scale, *key)
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+        ctx.key = (key[2], input.dtype, scale)
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        """dX."""
+        (output,) = ctx.saved_tensors
+        dim, dtype, scale = ctx.key
+        return None, gradient("softmax", grad, output, dim, dtype, scale), None, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, _below: None, tangent: torch.Tensor | None, added: torch.Tensor | None, *_: None) -> torch.Tensor:
+        """The tangent of Y."""
+        (output,) = ctx.saved_tensors
+        dim, _dtype, scale = ctx.key
+        with _forward_mode(True):
+            result = torch.zeros_like(output)
+            if tangent is not None:
+                result = push("softmax", tangent, output, dim, output.dtype, scale)
+            if added is not None and added.is_floating_point():
+                result = result + push("softmax", added.expand(output.shape), output, dim, output.dtype)
+            return result
+
+
+class SoftmaxBackward(Node):
+    """The node of a gradient, `op` being the forward's: apply(below, dY, Y, op, dim, dtype, scale)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        below: Below,
+        grad: torch.Tensor,
+        output: torch.Tensor,
+        op: Op,
+        dim: int,
+        dtype: torch.dtype,
+        scale: float,
+    ) -> torch.Tensor:
+        """Goes on to whoever computes such tensors."""
+        with below():
+            result = _overload(execute.BACKWARD[op])(grad, output, dim, dtype, scale)
         ctx.save_for_backward(grad, output)
         ctx.save_for_forward(grad, output)
-        ctx.key = (op, dim, dtype)
+        ctx.key = (op, dim, dtype, scale)
         return result  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, tangent: torch.Tensor) -> tuple[Any, ...]:
         """Derivatives of sum(tangent * dX) by dY and by Y."""
         grad, output = ctx.saved_tensors
-        op, dim, _ = ctx.key
+        op, dim, _, scale = ctx.key
         g, y, t = _accumulators(grad, output, tangent)
         if op == "log_softmax":
             by_output = -y.exp() * t * g.sum(dim, keepdim=True)
         else:
             by_output = t * (g - (g * y).sum(dim, keepdim=True)) - g * (y * t).sum(dim, keepdim=True)
-        by_grad = push(op, tangent, output, dim, grad.dtype)  # dX is linear in dY, by the transpose of what pushes X
-        return None, by_grad, by_output.to(output.dtype), None, None, None
+        by_output = (by_output * scale).to(output.dtype)
+        # dX is linear in dY, by the transpose of what pushes X
+        return None, push(op, tangent, output, dim, grad.dtype, scale), by_output, None, None, None, None
 
     @staticmethod
     def jvp(
@@ -133,18 +197,18 @@ class SoftmaxBackward(Node):
         """The tangent of dX."""
         unpack: Any = forward_ad.unpack_dual
         grad, output = (unpack(saved, level=0).primal for saved in ctx.saved_tensors)
-        op, dim, dtype = ctx.key
+        op, dim, dtype, scale = ctx.key
         with _forward_mode(True):
             result = torch.zeros_like(output, dtype=dtype)
             if grad_tangent is not None:
-                result = result + gradient(op, grad_tangent, output, dim, dtype)
+                result = result + gradient(op, grad_tangent, output, dim, dtype, scale)
             if output_tangent is not None:
                 g, y, t = _accumulators(grad, output, output_tangent)
                 if op == "log_softmax":
                     by_output = -y.exp() * t * g.sum(dim, keepdim=True)
                 else:
                     by_output = t * (g - (g * y).sum(dim, keepdim=True)) - y * (g * t).sum(dim, keepdim=True)
-                result = result + by_output.to(dtype)
+                result = result + (by_output * scale).to(dtype)
             return result
 
 
@@ -169,17 +233,21 @@ def differentiate(node: type[Node], *args: Any) -> torch.Tensor:
         return node.apply(below, *args)
 
 
-def gradient(op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """dX in `dtype` from dY and Y, of whatever kind they are, differentiable."""
-    return _overload(execute.BACKWARD[op])(grad, output, dim, dtype)  # type: ignore[no-any-return]
+def gradient(
+    op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, scale: float = 1.0
+) -> torch.Tensor:
+    """dX in `dtype` from dY and Y, where Y = op(scale * X), of whatever kind they are, differentiable."""
+    return _overload(execute.BACKWARD[op])(grad, output, dim, dtype, scale)  # type: ignore[no-any-return]
 
 
-def push(op: Op, tangent: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
+def push(
+    op: Op, tangent: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, scale: float = 1.0
+) -> torch.Tensor:
     """The tangent of Y in `dtype` from that of X; differentiable. The Jacobian of softmax is symmetric: it is dX's."""
     if op == "softmax":
-        return gradient(op, tangent, output, dim, dtype)
+        return gradient(op, tangent, output, dim, dtype, scale)
     y, t = _accumulators(output, tangent)
-    return (t - (y.exp() * t).sum(dim, keepdim=True)).to(dtype)
+    return ((t - (y.exp() * t).sum(dim, keepdim=True)) * scale).to(dtype)
 
 
 def _accumulators(*tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from tridal import invariance, launch, registry
 from tridal.arguments import check
 from tridal.errors import NoBackendError
 from tridal.geometry import FEW_ROWS, contiguous_strides, geometry
+from tridal.masked import Extras, check_extras
 from tridal.places import Backward, Call, Forward, Place, log
 from tridal.types import Op
+from tridal.weighing import Weighing, place_mask
 from tridal.words import with_words
 
 BACKWARD: dict[Op, Op] = {"softmax": "softmax_backward", "log_softmax": "log_softmax_backward"}
@@ -44,23 +47,55 @@ def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dt
         return call
 
 
+def weighed(place: Place, input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras) -> Call | None:
+    """The prepared softmax of scores that are scaled and masked first; None if no kernel does that in one pass.
+
+    Raises:
+        as `forward`, and what is wrong with the extras.
+    """
+    address, mask = input.data_ptr(), extras.mask
+    key = (
+        dim, dtype, input.shape, input.stride(), input.dtype, address & launch.ADDRESS_BITS if address else None,
+        input.is_neg(), extras.scale, extras.causal, extras.masked_rows, None if mask is None else _described(mask),
+    )  # fmt: skip
+    try:
+        return place.forwards[key]
+    except KeyError:
+        run = _prepare_forward(place, "softmax", input, dim, dtype, extras)
+        call = None if run is None else Call(run, place, "softmax", dim, input.dtype, extras.scale)
+        _keep(place.forwards, key, call)
+        return call
+
+
+def _described(mask: torch.Tensor) -> tuple[Any, ...]:
+    address = mask.data_ptr()
+    alignment = address & launch.ADDRESS_BITS if address else None
+    return mask.shape, mask.stride(), mask.dtype, mask.device, alignment, mask.is_neg()
+
+
 def backward(
-    place: Place, op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+    place: Place,
+    op: Op,
+    grad: torch.Tensor,
+    output: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype,
+    scale: float = 1.0,
 ) -> Backward | None:
     """The prepared call for dY and the saved output Y of `op`, a forward; None if torch has to compute it.
 
-    Both have one shape, and `dtype` is that of the gradient wanted.
+    Both have one shape, `dtype` is that of the gradient wanted, and `scale` what it is multiplied with.
     """
     address, saved = grad.data_ptr(), output.data_ptr()
     alignment = (address & launch.ADDRESS_BITS, saved & launch.ADDRESS_BITS) if address and saved else None
     key = (
         op, dim, dtype, grad.shape, grad.stride(), grad.dtype, alignment, grad.is_neg(),
-        output.dtype, output.is_contiguous(), output.is_neg(),
+        output.dtype, output.is_contiguous(), output.is_neg(), scale,
     )  # fmt: skip
     try:
         return place.backwards[key]
     except KeyError:
-        run = _prepare_backward(place, op, grad, output, dim, dtype)
+        run = _prepare_backward(place, op, grad, output, dim, dtype, scale)
         _keep(place.backwards, key, run)
         return run
 
@@ -76,45 +111,81 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _prepare_forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Forward | None:
+def _prepare_forward(
+    place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras | None = None
+) -> Forward | None:
     check(input, dim, dtype)
     wanted = dtype or input.dtype
     read = {wanted, input.dtype} if input.is_floating_point() else {wanted}
+    if extras is not None:
+        check_extras(input, dim, extras)
+        read |= set() if extras.mask is None or extras.mask.dtype is torch.bool else {extras.mask.dtype}
     if not serves(place, read) or not _stored(input):
         return None
     dim %= input.dim()
+    if extras is not None and not _weighs(place, input, dim, extras):
+        return None
     contiguous = contiguous_strides(input.shape)
     run = None
     if torch.promote_types(input.dtype, wanted) == wanted and input.is_floating_point() and not input.is_neg():
         # Computing in the accumulator of `wanted` is then the same as casting to `wanted` first.
-        run = _bind(place, op, dim, input, wanted)
+        run = _bind(place, op, dim, input, wanted, extras=extras)
     allocate: Forward = torch.empty_like
     if input.stride() != contiguous or wanted != input.dtype:
         allocate = _allocator(wanted)
-    if run is not None:
-        launch_on = run
+    launch_on = run or _bind(place, op, dim, allocate(input.to("meta")), wanted, extras=extras)
+    assert launch_on is not None, "every contiguous tensor can be read"
+    readable = run is not None
 
-        def direct(input: torch.Tensor) -> torch.Tensor:
-            out = allocate(input)
-            launch_on(out, input)
-            return out
-
-        return direct
-
-    in_place = _bind(place, op, dim, allocate(input.to("meta")), wanted)
-    assert in_place is not None, "every contiguous tensor can be read"
+    def direct(input: torch.Tensor) -> torch.Tensor:
+        out = allocate(input)
+        launch_on(out, input)
+        return out
 
     def copied(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
         out.copy_(input)  # the kernel then works in place: nothing of this size is allocated but the result
-        in_place(out, out)
+        launch_on(out, out)
         return out
 
-    return copied
+    def masked(input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        out = allocate(input)
+        scores = input if readable else out.copy_(input)
+        launch_on(out, scores, mask.view(torch.uint8) if mask.dtype is torch.bool else mask)
+        return out
+
+    if extras is not None and extras.mask is not None:
+        return masked
+    return direct if readable else copied
+
+
+def _weighs(place: Place, input: torch.Tensor, dim: int, extras: Extras) -> bool:
+    """Whether a kernel at `place` does so in its pass."""
+    mask = extras.mask
+    if mask is not None and (mask.device != input.device or mask.is_neg() or not mask.data_ptr()):
+        return False
+    return _fuses(place) and _weighing(input, dim, extras) is not None
+
+
+def _fuses(place: Place) -> bool:
+    return place.backend is not None and "masked" in place.backend.algorithms
+
+
+def _weighing(scores: torch.Tensor, dim: int, extras: Extras) -> Weighing | None:
+    """What the extras are to a kernel that reads these scores; None if none can."""
+    mask, factor = extras.mask, None if extras.scale == 1 else float(extras.scale)
+    weighing = Weighing(factor, bool(extras.causal), extras.zero)
+    if mask is not None:
+        name = "uint8" if mask.dtype is torch.bool else dtype_name(mask.dtype)
+        weighing = replace(weighing, mask=name, address=mask.data_ptr() & launch.ADDRESS_BITS)
+    elif not extras.causal:
+        return weighing
+    strides = (0,) * scores.dim() if mask is None else mask.expand(scores.shape).stride()
+    return place_mask(weighing, scores.shape, scores.stride(), strides, dim)
 
 
 def _prepare_backward(
-    place: Place, op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype
+    place: Place, op: Op, grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, scale: float
 ) -> Backward | None:
     if not serves(place, {grad.dtype, output.dtype, dtype}) or not (_stored(grad) and _stored(output)):
         return None
@@ -124,12 +195,13 @@ def _prepare_backward(
     allocate: Forward = torch.empty_like if stored == output.dtype and output.is_contiguous() else _allocator(stored)
     plain = output.is_contiguous() and not output.is_neg()
     saved = output if plain else torch.empty_like(output, device="meta", memory_format=torch.contiguous_format)
-    as_it_lies = None if grad.is_neg() else _bind(place, kernel, dim, grad, stored, saved)
+    extras = Extras(scale, None, False, "nan") if _fuses(place) else None
+    as_it_lies = None if grad.is_neg() else _bind(place, kernel, dim, grad, stored, saved, extras)
     copy = torch.empty_like(grad, device="meta", memory_format=torch.contiguous_format)
-    launch_on = as_it_lies or _bind(place, kernel, dim, copy, stored, saved)
+    launch_on = as_it_lies or _bind(place, kernel, dim, copy, stored, saved, extras)
     assert launch_on is not None, "every contiguous tensor can be read"
     readable = as_it_lies is not None
-    in_place, narrowed = grad.dtype == stored, stored != dtype
+    in_place, narrowed, apart = grad.dtype == stored, stored != dtype, scale != 1 and extras is None
 
     def call(grad: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         if not plain:
@@ -138,6 +210,8 @@ def _prepare_backward(
         if not readable:
             grad = out.copy_(grad) if in_place else grad.resolve_neg().contiguous()
         launch_on(out, grad, output)
+        if apart:
+            out *= scale
         return out.to(dtype) if narrowed else out
 
     return call
@@ -183,16 +257,26 @@ def _say_fallback(why: str) -> None:
 
 
 def _bind(
-    place: Place, op: Op, dim: int, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
+    place: Place,
+    op: Op,
+    dim: int,
+    source: torch.Tensor,
+    dtype: torch.dtype,
+    saved: torch.Tensor | None = None,
+    extras: Extras | None = None,
 ) -> Callable[..., None] | None:
-    """run(out, source[, saved]) on the device's current stream; None if no kernel reads `source` as it lies.
+    """run(out, source[, saved or mask]) on the device's current stream; None if no kernel reads `source` as it lies.
 
     `out`, fresh from torch's allocator and so aligned, and `saved` are contiguous and have the shape of `source`, which
     holds no dimension of size zero; `source` may be `out` itself. Both stand for tensors like them. 0 <= dim < rank.
     """
     backend, index, invariant = place.backend, place.index, place.settings.batch_invariant
     assert backend is not None
-    where = geometry(source.shape, source.stride(), dim, 0 if invariant else FEW_ROWS)
+    mask = None if extras is None else extras.mask
+    weighing = launch.PLAIN if extras is None else _weighing(source, dim, extras)
+    assert weighing is not None, "who asks has made sure that it can be weighed"
+    numbered = mask is not None or weighing.causal  # then a block's rows have to follow those of the block before
+    where = geometry(source.shape, source.stride(), dim, 0 if invariant or numbered else FEW_ROWS)
     if where is None:
         return None
     dtypes = [dtype, source.dtype] if saved is None else [dtype, source.dtype, saved.dtype]
@@ -204,7 +288,7 @@ def _bind(
         if not source.is_contiguous() or addresses[1]:
             return None
         backend, kind = invariance.invariant(backend), invariance.InvariantCall
-    call = kind.of(op, where, tuple(map(dtype_name, dtypes)), tuple(addresses))
+    call = kind.of(op, where, tuple(map(dtype_name, dtypes)), tuple(addresses), weighing)
     with backend.guard(index):
         launch_plan, bound, words = launch.prepare(
             call, backend, backend.properties(index), registry.options(backend, place.settings)
@@ -214,11 +298,11 @@ def _bind(
         bound = with_words(bound, words, place.device)
     stream, guard = backend.stream, backend.guard
 
-    def forward(out: torch.Tensor, source: torch.Tensor) -> None:
+    def of_two(out: torch.Tensor, source: torch.Tensor) -> None:
         bound(stream(index), out, source)
 
-    def backward(out: torch.Tensor, source: torch.Tensor, saved: torch.Tensor) -> None:
-        bound(stream(index), out, source, saved)
+    def of_three(out: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> None:
+        bound(stream(index), out, source, other)
 
     def guarded(*tensors: torch.Tensor) -> None:
         with guard(index):
@@ -226,4 +310,4 @@ def _bind(
 
     if backend.device_count() > 1:
         return guarded
-    return forward if saved is None else backward
+    return of_two if saved is None and mask is None else of_three

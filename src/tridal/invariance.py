@@ -59,3 +59,6 @@ class InvariantCall(launch.Call):
         whole = self.problem.layout == "row" and self.geometry.cols % launch.ALIGNMENT == 0 and not any(self.addresses)
         promised = [name for name, _ in variant.types if name in _OF_A_ROW] if whole else []
         return replace(variant, divisible=tuple(promised))
+
+    def _mask_bytes(self, tile: Tile) -> int:
+        return 1

@@ -24,6 +24,7 @@ from tridal.geometry import Geometry
 from tridal.interpreting import interpret_flag, interpreted_library, interpreting
 from tridal.shortcut import shortcut
 from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op, Problem, Resources, Tile
+from tridal.weighing import Weighing
 
 _SOURCE = Path(__file__).with_name("kernels") / "softmax.py"
 _LOCK = threading.RLock()  # Triton's first import, its compiler and its interpreter do not bear company
@@ -33,6 +34,9 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "f
 ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a multiple of
 _BLOCK = 32  # parts of a row that show their (max, sum) together: the kernel's own
 ADDRESS_BITS = 63  # of an address: what tells where its vectors, of up to 16 elements of 4 bytes, begin
+
+PLAIN = Weighing()
+"""Of a call whose scores are taken as they are."""
 
 _UNITS = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
 """Strides that are one, by layout."""
@@ -63,9 +67,17 @@ class Call:
     geometry: Geometry
     addresses: tuple[int, ...]
     """Of each tensor (out, input and saved output in a backward) the address, or as much as `ADDRESS_BITS` of it."""
+    weighing: Weighing = PLAIN
 
     @classmethod
-    def of(cls, op: Op, geometry: Geometry, dtypes: tuple[str, ...], addresses: tuple[int, ...] | None = None) -> Call:
+    def of(
+        cls,
+        op: Op,
+        geometry: Geometry,
+        dtypes: tuple[str, ...],
+        addresses: tuple[int, ...] | None = None,
+        weighing: Weighing = PLAIN,
+    ) -> Call:
         """The call for tensors of these dtypes, in the order of `addresses`, which default to aligned ones."""
         addresses = addresses or (0,) * len(dtypes)
         g = geometry
@@ -85,7 +97,7 @@ class Call:
             layout=g.layout,
             aligned=not any(value % ALIGNMENT for value in (*lengths, *addresses)),
         )
-        return cls(problem, geometry, addresses)
+        return cls(problem, geometry, addresses, weighing)
 
     @property
     def vector(self) -> int:
@@ -100,28 +112,33 @@ class Call:
         dtypes = (p.out_dtype, p.dtype, p.saved_dtype)
         return [a // ITEMSIZE[dtype] % self.vector for a, dtype in zip(self.addresses, dtypes, strict=False)]
 
-    def scalars(self, tile: Tile) -> dict[str, int]:
-        """Run-time integers of the kernel by name."""
+    def scalars(self, tile: Tile) -> dict[str, Any]:
+        """Run-time numbers of the kernel by name."""
         g = self.geometry
-        values = dict(zip(_SIZES + _STRIDES, (g.outer, g.inner, g.cols, *g.in_strides, *g.out_strides), strict=True))
-        return values if tile.algorithm == "looped" else {**values, "shift": self._shifts()[1] if tile.edges else 0}
+        numbers = (g.outer, g.inner, g.cols, *g.in_strides, *g.out_strides)
+        values: dict[str, Any] = dict(zip(_SIZES + _STRIDES, numbers, strict=True))
+        if tile.algorithm != "looped":
+            values["shift"] = self._shifts()[1] if tile.edges else 0
+        return values | ({"factor": self.weighing.factor} if self.problem.backward else self.weighing.numbers)
 
     def variant(self, tile: Tile) -> Variant:
         """What the compiler has to specialise on for this call with this tile.
 
         A stride of one is a constant, since contiguity decides how memory is read. The number of rows never is: a new
-        batch size compiles nothing, unless it passes 32 bits.
+        batch size compiles nothing, unless it passes 32 bits. Where a mask does not need a number, it is one, too.
         """
-        p, g = self.problem, self.geometry
+        p, g, w = self.problem, self.geometry, self.weighing
         pointers = {"out_ptr": p.out_dtype, "in_ptr": p.dtype}
         if p.backward:
             pointers["y_ptr"] = p.saved_dtype
+        if w.mask is not None:
+            pointers["mask_ptr"] = w.mask
         units = _UNITS[p.layout]
         constants: dict[str, Any] = dict.fromkeys(units, 1)
         constants |= {
             "LOG": p.op.startswith("log_"),
             "ACC": "fp64" if p.accumulator == 8 else "fp32",
-            "WIDE": g.extent(tile.rows, tile.cols) >= 2**31,
+            "WIDE": max(g.extent(tile.rows, tile.cols), (tile.cols - 1) * w.strides[-1]) >= 2**31,
             "AXIS": 0 if p.layout == "inner" else 1,
             "ROWS": tile.rows,
             "COLS": tile.cols,
@@ -129,15 +146,21 @@ class Call:
         }
         if tile.algorithm != "looped":
             constants |= self._sharing(tile)
+        if p.backward:
+            constants |= {} if w.factor is not None else {"factor": None}
+        else:
+            constants |= self._weighing(tile)
         run_time = {name: value for name, value in self.scalars(tile).items() if name not in constants}
-        unspecialised = {"outer", "shift"} if p.layout == "inner" else {"outer", "inner", "shift"}
-        divisible = [n for n, a in zip(pointers, self.addresses, strict=True) if a % ALIGNMENT == 0]
+        unspecialised = {"outer", "shift", *w.numbers} | ({"inner"} if p.layout != "inner" else set())
+        divisible = [n for n, a in zip(pointers, self.addresses, strict=False) if a % ALIGNMENT == 0]
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
         if tile.split > 1:
             types["words"] = "*i64"
             divisible.append("words")
         types |= {name: "i32" if value < 2**31 else "i64" for name, value in run_time.items()}
+        if "factor" in run_time:
+            types["factor"] = constants["ACC"]
         direction = "backward" if p.backward else "forward"
         return Variant(
             kernel=direction + "_looped" * (tile.algorithm == "looped"),
@@ -166,6 +189,18 @@ class Call:
             "VECTOR": vector,
             "ALIGNED": tile.edges and alike,
         }
+
+    def _weighing(self, tile: Tile) -> dict[str, Any]:
+        """Constants of a forward that tell how scores are weighed: all of its numbers, where nothing is done."""
+        w = self.weighing
+        constants: dict[str, Any] = {} if w.mask is not None else {"mask_ptr": None}
+        constants |= {n: v for n, v in w.numbers.items() if v is None or (n != "factor" and v in (0, 1))}
+        return constants | {"CAUSAL": w.causal, "ZERO": w.zero, "MASK_BYTES": self._mask_bytes(tile)}
+
+    def _mask_bytes(self, tile: Tile) -> int:
+        if self.problem.layout == "inner":  # then a tile's vectors lie across rows
+            return 1
+        return self.weighing.boundary(self.vector, tile.cols, self._shifts()[1] if tile.edges else None)
 
     def words(self, launch_plan: LaunchPlan) -> int:
         """64-bit words, zero before and after, that the programs of a launch exchange through."""
@@ -281,18 +316,23 @@ def _bind_compiled(call: Call, launch_plan: LaunchPlan, device: DeviceProperties
     scalars, types, constants = call.scalars(launch_plan.tile), dict(variant.types), dict(variant.constants)
     pointers = [name for name, kind in types.items() if kind.startswith("*")]
     values = [scalars[name] for name in names if name in types and name not in pointers]
-    programs = launch_plan.programs
-    enter = None
-    if _version(triton) >= (3, 3):
+    programs, since_3_3 = launch_plan.programs, _version(triton) >= (3, 3)
+    assert pointers == [name for name in names if name in pointers], "tensors are given in the kernel's order"
+    if since_3_3:
         enter = shortcut(loaded, triton.runtime.driver.active.launcher_cls, programs, len(pointers), values)
-        values = [(constants | scalars)[name] for name in names if name not in pointers]  # Triton's own way takes all
-    if enter is not None:
-        return enter
+        if enter is not None:
+            return enter
     run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
-    # Tensors and not addresses: triton-ascend's launcher asks for their shapes while it is profiled.
-    return lambda stream, *tensors: run(
-        programs, 1, 1, stream, function, packed, None, None, None, *tensors, *values
-    )  # fmt: skip
+    # Since 3.3 this way takes a value for each constant too. It gets tensors and not addresses, because triton-ascend's
+    # launcher asks for their shapes while it is profiled.
+    known = constants | scalars if since_3_3 else {name: scalars.get(name) for name in types}
+    slots = [name for name in names if name in known or name in pointers]
+
+    def launch(stream: int, *tensors: Any) -> None:
+        arguments = known | dict(zip(pointers, tensors, strict=True))
+        run(programs, 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in slots])
+
+    return launch
 
 
 @functools.lru_cache(maxsize=1024)

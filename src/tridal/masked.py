@@ -1,21 +1,33 @@
-"""softmax of scores that are scaled and masked on the way: one pass over them where a kernel can, else composed.
+"""What `scale`, `mask`, `causal` and `masked_rows` mean, what can be wrong with them, and the same by torch's ops.
 
-The kernel serves plain tensors in eager code: contiguous rows along the last dimension, a mask that is broadcast over
-the dimensions before. What is composed from torch's ops and `tridal.softmax` means the same under every transform.
+A kernel does the same in its one pass where there is one; what is composed goes with everything that torch's ops do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from tridal import autograd
-from tridal.arguments import check
 from tridal.errors import DimensionError, DTypeError
-from tridal.fusing import Extras, fused
-from tridal.places import Place
+
+
+class Extras(NamedTuple):
+    """What is done to scores before their softmax."""
+
+    scale: float
+    mask: torch.Tensor | None
+    """Added if it is floating; if it is boolean, what is False is left out."""
+    causal: bool
+    """Whether query i, along the last but one dimension, has columns 0 to i alone."""
+    masked_rows: str
+    """What a row is of which nothing is left: "nan", as torch's, or "zero"."""
+
+    @property
+    def zero(self) -> bool:
+        """Whether such a row is zero."""
+        return self.masked_rows == "zero"
 
 
 def check_extras(input: torch.Tensor, dim: int, extras: Extras) -> None:
@@ -48,60 +60,26 @@ def check_extras(input: torch.Tensor, dim: int, extras: Extras) -> None:
 
 
 def composed(
-    softmax: Callable[[torch.Tensor], torch.Tensor], input: torch.Tensor, dim: int, extras: Extras
+    softmax: Callable[[torch.Tensor, int], torch.Tensor],
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype,
+    extras: Extras,
 ) -> torch.Tensor:
-    """softmax(scores) of an input that is in the dtype to compute in."""
-    x = input * extras.scale
+    """softmax(scores) in `dtype`, weighed in float32 or wider; differentiable by all that is a tensor."""
+    wide = torch.promote_types(dtype, torch.float32)
+    x = input.to(dtype).to(wide) * extras.scale
     kept = None
     if extras.mask is not None and extras.mask.dtype is torch.bool:
         kept = extras.mask
     elif extras.mask is not None:
-        x = x + extras.mask
+        x = x + extras.mask.to(wide)
     if extras.causal:
         below = torch.ones(input.shape[-2:], dtype=torch.bool, device=input.device).tril()
         kept = below if kept is None else kept & below
     if kept is not None:
         x = x.masked_fill(~kept, -torch.inf)
     if not extras.zero:
-        return softmax(x)
+        return softmax(x, dim).to(dtype)
     nothing = (x == -torch.inf).all(dim, keepdim=True)
-    return softmax(x.masked_fill(nothing, 0.0)).masked_fill(nothing, 0.0)
-
-
-class Masked(autograd.Node):
-    """The node of a plain tensor: apply(input, run, backward call, scale)."""
-
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, run: Callable[..., Any], key: Any, scale: float) -> torch.Tensor:
-        """Runs the prepared call."""
-        output: torch.Tensor = run(input)
-        ctx.save_for_backward(output)
-        ctx.key = key
-        ctx.scale = scale
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """scale * Y * (dY - sum(Y * dY)): where something was masked, Y is zero and so is this."""
-        (output,) = ctx.saved_tensors
-        dim, dtype = ctx.key
-        return autograd.gradient("softmax", grad, output, dim, dtype) * ctx.scale, None, None, None
-
-
-def softmax(
-    plain: Callable[..., torch.Tensor], place: Place | None, input: torch.Tensor, dim: int, dtype: torch.dtype | None,
-    extras: Extras,
-) -> torch.Tensor:  # fmt: skip
-    """The softmax of weighed scores: by the kernel at `place` if one does it, else composed around `plain`."""
-    check(input, dim, dtype)
-    check_extras(input, dim, extras)
-    wanted = dtype or input.dtype
-    run = None if place is None else fused(place, input, dim, wanted, extras)
-    if run is None:
-        accumulator = torch.promote_types(wanted, torch.float32)
-        if input.is_floating_point():
-            accumulator = torch.promote_types(accumulator, input.dtype)
-        return composed(lambda x: plain(x, dim), input.to(accumulator), dim, extras).to(wanted)
-    if input.requires_grad and torch.is_grad_enabled():
-        return Masked.apply(input, run, (dim % input.dim(), input.dtype), extras.scale)
-    return run(input)
+    return softmax(x.masked_fill(nothing, 0.0), dim).masked_fill(nothing, 0.0).to(dtype)

@@ -15,8 +15,8 @@ from tridal.devices import TORCH_TYPES
 from tridal.settings import Settings, current
 from tridal.types import Backend, Op
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
-"""run(input): the softmax of a tensor like the one that the call was prepared for."""
+Forward = Callable[..., torch.Tensor]
+"""run(input[, mask]): the softmax of tensors like those that the call was prepared for."""
 Backward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """run(dY, Y): the gradient for tensors like those that the call was prepared for."""
 
@@ -52,6 +52,8 @@ class Call:
     dim: int
     dtype: torch.dtype
     """The input's, and therefore the gradient's."""
+    scale: float = 1.0
+    """What the input is multiplied with first, and therefore the gradient, last."""
 
 
 _places: dict[tuple[torch.device, Settings], Place] = {}

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
-from tridal import execute, masked
+from tridal import execute
 from tridal.arguments import check
-from tridal.autograd import Eager, watched
+from tridal.autograd import Eager, EagerMasked, watched
 from tridal.errors import StreamError
-from tridal.fusing import Extras
+from tridal.masked import Extras, check_extras, composed
 from tridal.ops import TORCH
-from tridal.places import place_of
+from tridal.places import Place, place_of
 
 Name = Literal["softmax", "log_softmax"]
 
@@ -67,6 +67,9 @@ def log_softmax(
 
 
 PUBLIC = {"softmax": softmax, "log_softmax": log_softmax}
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NO_STREAM = "stream= has no meaning in a compiled function: it runs on the stream that is current for it"
 
 _compiling = torch.compiler.is_dynamo_compiling
 _function_modes = torch._C._len_torch_function_stack
@@ -128,24 +131,68 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
 
 def _weighed(input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any) -> torch.Tensor:
     """softmax of scores that are scaled or masked first."""
-    if has_torch_function_unary(input):
-        given: dict[str, Any] = {
-            "scale": extras.scale,
-            "mask": extras.mask,
-            "causal": extras.causal,
-            "masked_rows": extras.masked_rows,
-        }
-        return handle_torch_function(softmax, (input,), input, dim, dtype, **given, stream=stream)
+    if _compiling():
+        return _weighed_compiled(input, dim, dtype, extras, stream)
+    mask = extras.mask
+    plain = type(input) in _PLAIN and (mask is None or type(mask) in _PLAIN) and stream is None and type(dim) is int
+    if not plain or input.layout is not torch.strided or input.is_nested or (mask is not None and mask.requires_grad):
+        return _weighed_general(input, dim, dtype, extras, stream)
+    place = place_of(input.device)
+    if place.by_torch or watched() or _function_modes():
+        return _weighed_general(input, dim, dtype, extras, stream)
+    if dtype is None and _autocasts(place):
+        dtype = autocast_dtype(input)
+    call = execute.weighed(place, input, dim, dtype, extras)
+    if call is None:
+        return _weighed_general(input, dim, dtype, extras, stream)
+    if input.requires_grad and _grad_enabled():
+        return Eager.apply(input, call) if mask is None else EagerMasked.apply(input, call, mask)
+    return call.run(input) if mask is None else call.run(input, mask)
+
+
+def _weighed_general(
+    input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any
+) -> torch.Tensor:
+    """As `_general`. DTensors, which the op knows nothing of, get what their own ops compose."""
+    if has_torch_function((input, extras.mask)):
+        given = extras._asdict()
+        return handle_torch_function(softmax, (input, extras.mask), input, dim, dtype, **given, stream=stream)
+    check(input, dim, dtype)
+    check_extras(input, dim, extras)
     if stream is not None:
-        check(input, dim, dtype)
         with _on_stream(stream, input):
             return _weighed(input, dim, dtype, extras, None)
-    place = None
-    if not _compiling() and type(input) in (torch.Tensor, torch.nn.Parameter) and not watched():
-        place = place_of(input.device)
-        if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
-            dtype = autocast_dtype(input)
-    return masked.softmax(softmax, place, input, dim, dtype, extras)
+    place = place_of(input.device)
+    if dtype is None and _autocasts(place):
+        dtype = autocast_dtype(input)
+    return _as_op(place.by_torch, input, operator.index(dim), dtype or input.dtype, extras)
+
+
+def _weighed_compiled(
+    input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any
+) -> torch.Tensor:
+    from tridal import tracing
+
+    if stream is not None:
+        raise StreamError(_NO_STREAM)
+    check(input, dim, dtype)
+    check_extras(input, dim, extras)
+    kind = input.device.type
+    if dtype is None and tracing.autocasts(kind) and torch.is_autocast_enabled(kind):
+        dtype = autocast_dtype(input)
+    return _as_op(not tracing.served(kind), input, dim, dtype or input.dtype, extras)
+
+
+def _as_op(by_torch: bool, input: torch.Tensor, dim: int, dtype: torch.dtype, extras: Extras) -> torch.Tensor:
+    mask = extras.mask
+    if by_torch or input.is_nested or _is_distributed(input) or _is_distributed(mask):
+        return composed(softmax, input, dim, dtype, extras)
+    op = torch.ops.tridal.masked_softmax.default
+    return op(input, mask, extras.scale, extras.causal, extras.zero, dim, dtype)  # type: ignore[no-any-return]
+
+
+def _autocasts(place: Place) -> bool:
+    return place.autocast is not None and not _key_excluded(place.autocast)
 
 
 def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
@@ -153,7 +200,7 @@ def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | No
     from tridal import tracing
 
     if stream is not None:
-        raise StreamError("stream= has no meaning in a compiled function: it runs on the stream that is current for it")
+        raise StreamError(_NO_STREAM)
     if not tracing.served(input.device.type) and not (tracing.distributes() and _is_distributed(input)):
         return TORCH[name](input, dim, dtype=dtype)
     if dtype is None and tracing.autocasts(input.device.type) and torch.is_autocast_enabled(input.device.type):
@@ -161,7 +208,7 @@ def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | No
     return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
 
 
-def _is_distributed(input: torch.Tensor) -> bool:
+def _is_distributed(input: torch.Tensor | None) -> bool:
     """Whether it is a DTensor, whose rows may be spread over ranks; tridal's part for these is then imported."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(input, module.DTensor):

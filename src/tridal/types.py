@@ -169,7 +169,8 @@ class Backend(Protocol):
     algorithms: frozenset[str]
     """What its plans may ask for: some of `Algorithm`, and "edges" if a tile may take the ends of rows apart.
 
-    And "masked" if its tiles for softmax do for scores that are scaled and masked, which takes more memory.
+    And "masked" if its tiles for softmax do for scores that are scaled and masked on the way, which takes more memory;
+    the problem is the same, and what a mask takes, only a probe tells.
     """
     interpreted: bool
     """Whether its kernels run in Triton's interpreter: then it serves tensors only when asked for by name."""

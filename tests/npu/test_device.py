@@ -14,8 +14,10 @@ import torch
 
 import tridal
 from offboard import board, device
-from tridal import fusing, places, settings
+from tridal import execute, places, registry, settings
 from tridal.errors import DTypeError, NoBackendError, SettingsError, StreamError
+from tridal.masked import Extras
+from tridal_npu import backend
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -190,8 +192,43 @@ def test_masks_are_composed_with_the_plain_kernel():
     y = tridal.softmax(scores, mask=mask)
     assert close(y, exact(scores.cpu().masked_fill(~mask.cpu(), -torch.inf)))
     assert [launch.kernel for launch in board.launches] == ["forward"]
-    extras = fusing.Extras(scale=1.0, mask=mask, causal=False, masked_rows="nan")
-    assert fusing.fused(places.place_of(scores.device), scores, -1, scores.dtype, extras) is None
+    extras = Extras(scale=1.0, mask=mask, causal=False, masked_rows="nan")
+    assert execute.weighed(places.place_of(scores.device), scores, -1, scores.dtype, extras) is None
+
+
+class Roomy:
+    """The NPU's backend, if its tiles left room for masks."""
+
+    name = "roomy"
+    algorithms = backend.algorithms | {"masked"}
+
+    def __getattr__(self, member):
+        return getattr(backend, member)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 200), (1, 3, 4, 40_000)], ids=["tile", "looped"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_the_weighing_kernels_compile_and_run_all_the_same(shape, kind):
+    scores, keep = torch.randn(shape, device="npu", requires_grad=True), torch.rand(shape[0], 1, *shape[2:]) > 0.3
+    mask = keep if kind is torch.bool else torch.randn(keep.shape).masked_fill(~keep, -torch.inf)
+    registry.register(Roomy())
+    try:
+        with tridal.use(device="roomy"):
+            y = tridal.softmax(scores, scale=0.5, mask=mask.npu(), causal=True, masked_rows="zero")
+            (dx,) = torch.autograd.grad(y, scores, torch.ones_like(y) * 3 - y.detach())
+    finally:
+        registry.unregister("roomy")
+    x = scores.detach().cpu().double() * 0.5
+    x = x.masked_fill(~keep, -torch.inf) if kind is torch.bool else x + mask
+    x = x.masked_fill(torch.ones(x.shape[-2:]).tril() == 0, -torch.inf)
+    expected = torch.where((x == -torch.inf).all(-1, keepdim=True), 0.0, exact(x))
+    assert close(y, expected)
+    saved = y.detach().cpu().double()
+    grad = 3 - saved
+    assert close(dx, 0.5 * saved * (grad - (grad * saved).sum(-1, keepdim=True)))
+    kernel = "looped" if shape[-1] > 1_000 else ""
+    assert [launch.kernel.removesuffix("_looped") for launch in board.launches] == ["forward", "backward"]
+    assert all(launch.kernel.endswith(kernel) for launch in board.launches)
 
 
 def test_bad_input_is_said_before_anything_is_launched():

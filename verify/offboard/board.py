@@ -65,8 +65,8 @@ class Launcher:
         if x * y * z >= PROGRAM_LIMIT:
             raise RuntimeError(f"{x * y * z} programs: a launch takes fewer than {PROGRAM_LIMIT}")
         launches.append(Launch(kernel.name, x * y * z, stream, current))
-        addresses = [each if isinstance(each, int) else each.data_ptr() for each in arguments]
-        kernel((x, y, z), addresses)
+        words = [each if isinstance(each, (int, float)) else each.data_ptr() for each in arguments]
+        kernel((x, y, z), words)
 
 
 class Board(DriverBase):  # type: ignore[misc]

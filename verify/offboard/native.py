@@ -53,10 +53,10 @@ class Kernel:
 
     name: str
     parameters: tuple[str, ...]
-    """MLIR's type of each of its own arguments: a memref, i32 or i64."""
+    """MLIR's type of each of its own arguments: a memref, i32, i64 or f32."""
     _function: Callable[..., None] = field(repr=False)
 
-    def __call__(self, grid: tuple[int, int, int], arguments: Sequence[int]) -> None:
+    def __call__(self, grid: tuple[int, int, int], arguments: Sequence[int | float]) -> None:
         """Runs every program of a grid, one after the other. Tensors are given by address.
 
         Raises TypeError for a wrong number of arguments, OverflowError for an integer that its type doesn't hold.
@@ -65,7 +65,7 @@ class Kernel:
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(arguments)}")
         words: list[Any] = [*_memref(0), *_memref(0)]
         for kind, value in zip(self.parameters, arguments, strict=True):
-            words += _memref(value) if kind.startswith("memref") else [_integer(kind, value)]
+            words += _memref(int(value)) if kind.startswith("memref") else [_number(kind, value)]
         x, y, z = grid
         for program in range(x * y * z):
             place = (program % x, program // x % y, program // (x * y))
@@ -77,8 +77,10 @@ def _memref(address: int) -> list[Any]:
     return [ctypes.c_void_p(address), ctypes.c_void_p(address), *map(ctypes.c_int64, (0, 0, 1))]
 
 
-def _integer(kind: str, value: int) -> Any:
-    integer = _INTEGERS[kind](value)
+def _number(kind: str, value: int | float) -> Any:
+    if kind == "f32":
+        return ctypes.c_float(value)
+    integer = _INTEGERS[kind](int(value))
     if integer.value != value:
         raise OverflowError(f"{value} does not fit {kind}")
     return integer
@@ -142,22 +144,24 @@ def _signature(linalg: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(types[len(_BEFORE) : -len(_AFTER)])
 
 
-def _renamed(linalg: str, symbol: str) -> str:
-    """The function of a module, under a name that no other kernel has."""
-    text = linalg.strip()
-    if not (text.startswith("module {") and text.endswith("}")):
+def _renamed(linalg: str, symbol: str) -> tuple[str, str]:
+    """The affine maps and the function of a module, under names that no other kernel has."""
+    maps, module, function = linalg.strip().partition("module {")
+    if not (module and function.endswith("}")) or any(not line.startswith("#map") for line in maps.splitlines()):
         raise ValueError("expected linalg IR as one module without attributes")
     name, _ = _signature(linalg)
-    return text.removeprefix("module {").removesuffix("}").replace(f"func.func @{name}(", f"func.func @{symbol}(", 1)
+    function = function.removesuffix("}").replace(f"func.func @{name}(", f"func.func @{symbol}(", 1)
+    return maps.replace("#map", f"#{symbol}_map"), function.replace("#map", f"#{symbol}_map")
 
 
 def _compile(kernels: Mapping[str, str]) -> ctypes.CDLL:
     """Machine code of kernels by symbol, in one library."""
     _runtime()
-    functions = "\n".join(_renamed(linalg, symbol) for symbol, linalg in kernels.items())
+    renamed = [_renamed(linalg, symbol) for symbol, linalg in kernels.items()]
+    maps, functions = map("\n".join, zip(*renamed, strict=True))
     with tempfile.TemporaryDirectory(prefix="offboard-", dir=_cache) as folder:
         path = Path(folder, "kernels")
-        path.with_suffix(".linalg").write_text(f"module {{\n{functions}\n}}\n")
+        path.with_suffix(".linalg").write_text(f"{maps}\nmodule {{\n{functions}\n}}\n")
         _run("mlir-opt", path, ".linalg", ".mlir", "--allow-unregistered-dialect", *_PASSES)
         _run("mlir-translate", path, ".mlir", ".ll", "--mlir-to-llvmir")
         _run("opt", path, ".ll", ".bc", *_LLVM_OPTIONS)

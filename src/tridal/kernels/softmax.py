@@ -15,7 +15,7 @@ What else a plan decides at compile time:
           vectors too.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
-Scores that are scaled and masked on the way have kernels of their own at the end, for contiguous rows.
+And how a forward weighs its scores on the way, which is nothing for a plain softmax: see `_weigh`.
 The source stays inside Triton 3.2.
 """
 
@@ -110,6 +110,39 @@ def _reciprocal(total, ROWS: tl.constexpr):
     if ROWS == 1:
         ratio = tl.fma(tl.fma(-total, ratio, 1.0), ratio, ratio)
     return ratio
+
+
+@triton.jit
+def _weigh(
+    x, inside, block, first, column, inner, mask_ptr, factor, queries, heads,
+    mask_batch, mask_head, mask_query, mask_col, CAUSAL: tl.constexpr, MASK_BYTES: tl.constexpr,
+    WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """factor * x; plus the mask, or -inf where a mask of bytes is zero; -inf outside, and where CAUSAL beyond a query.
+
+    Rows are numbered: queries of heads of batches, in each of which the mask has a stride, zero where it is broadcast.
+    COLS columns from `column` are weighed; their part of the mask starts at a multiple of MASK_BYTES.
+    """
+    if factor is not None:
+        x = tl.where(inside, x * factor, -_INF)
+    if CAUSAL or mask_ptr is not None:
+        row = tl.cast(block * inner + first, tl.int32) + _rows(ROWS, AXIS, False)
+        query = row % queries
+        along = _along(COLS, AXIS, WIDE)
+    if mask_ptr is not None:
+        place = tl.cast(row // queries // heads, tl.int64) * mask_batch + tl.cast(query, tl.int64) * mask_query
+        place += tl.cast(row // queries % heads, tl.int64) * mask_head
+        pointers = mask_ptr + (place + column * tl.cast(mask_col, tl.int64)) + along * mask_col
+        if MASK_BYTES > 1:
+            pointers = tl.multiple_of(pointers, [1, MASK_BYTES])
+        mask = tl.load(pointers, mask=inside, other=0)
+        if mask_ptr.dtype.element_ty == tl.uint8:
+            x = tl.where(mask != 0, x, -_INF)
+        else:
+            x += mask.to(x.dtype)
+    if CAUSAL:
+        x = tl.where(along <= query - column, x, -_INF)
+    return x
 
 
 @triton.jit
@@ -230,11 +263,13 @@ def _clear(
 
 @triton.jit
 def forward(
-    out_ptr, in_ptr, words, outer, inner, cols,
+    out_ptr, in_ptr, mask_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
+    factor, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, WORDS: tl.constexpr,
-    EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr,
+    MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
@@ -249,13 +284,21 @@ def forward(
             in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, EDGES
         )  # fmt: skip
         x = tl.load(source, mask=mask, other=-_INF).to(ACC)
+        x = _weigh(
+            x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+            mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+        )  # fmt: skip
         top = tl.max(x, AXIS)
         if EDGES:
             source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
             x_edge = tl.load(source, mask=edge_mask, other=-_INF).to(ACC)
+            x_edge = _weigh(
+                x_edge, edge_mask, block, first, edge, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, WIDE, 0, ROWS, 1,
+            )  # fmt: skip
             top = tl.maximum(top, tl.max(x_edge, 0))
-        # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to.
-        low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 else top
+        # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
+        low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
         e = tl.exp(x - tl.expand_dims(low, AXIS))
         total = tl.sum(e, AXIS)
         if EDGES:
@@ -266,6 +309,8 @@ def forward(
             highest, total = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
             scale = tl.exp(top - tl.where(highest == -_INF, 0.0, highest))
             top = highest
+        if ZERO:
+            total = tl.where(total == 0, 1.0, total)
         scale *= _reciprocal(total, ROWS)
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
@@ -289,12 +334,15 @@ def forward(
 @triton.jit
 def backward(
     out_ptr, in_ptr, y_ptr, words, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift, factor,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, WORDS: tl.constexpr,
     EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY). `in` is dY; Y has the strides of dX."""
+    """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY), times `factor` if there is one.
+
+    `in` is dY; Y has the strides of dX.
+    """
     count = outer * tl.cdiv(inner, ROWS)
     part = tl.program_id(0) % SPLIT
     begin = tl.program_id(0) // SPLIT
@@ -325,11 +373,15 @@ def backward(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
         dx = dy - tl.exp(y) * across if LOG else y * (dy - across)
+        if factor is not None:
+            dx *= factor
         tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
         if EDGES:
             across = tl.expand_dims(total, 0)
             target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
             dx_edge = dy_edge - tl.exp(y_edge) * across if LOG else y_edge * (dy_edge - across)
+            if factor is not None:
+                dx_edge *= factor
             tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
         if SPLIT > 1:
             _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS, WORDS)
@@ -337,9 +389,10 @@ def backward(
 
 @triton.jit
 def forward_looped(
-    out_ptr, in_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    out_ptr, in_ptr, mask_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    factor, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr,
+    COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows wider than a tile: one pass over column tiles for (max, sum) online, a second to normalise."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
@@ -353,11 +406,18 @@ def forward_looped(
                 in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
             x = tl.load(source, mask=mask, other=-_INF).to(ACC)
+            x = _weigh(
+                x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+            )  # fmt: skip
             higher = tl.maximum(top, tl.max(x, AXIS))
             # As long as a row has shown nothing but -inf, -inf - -inf must not make its sum NaN.
             low = tl.where(higher == -_INF, 0.0, higher)
             total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, AXIS)), AXIS)
             top = higher
+        if ZERO:
+            top = tl.where(top == -_INF, 0.0, top)
+            total = tl.where(total == 0, 1.0, total)
         scale = tl.expand_dims(_reciprocal(total, ROWS), AXIS)
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
@@ -368,7 +428,12 @@ def forward_looped(
             source = _pointers(
                 in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
-            x = tl.load(source, mask=mask, other=-_INF).to(ACC) - top
+            x = tl.load(source, mask=mask, other=-_INF).to(ACC)
+            x = _weigh(
+                x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+            )  # fmt: skip
+            x -= top
             y = x - tl.log(total) if LOG else tl.exp(x) * scale
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
@@ -378,7 +443,7 @@ def forward_looped(
 
 @triton.jit
 def backward_looped(
-    out_ptr, in_ptr, y_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    out_ptr, in_ptr, y_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col, factor,
     LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
     COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -413,101 +478,9 @@ def backward_looped(
             dy = tl.load(source, mask=mask, other=0.0).to(ACC)
             y = tl.load(saved, mask=mask, other=0.0).to(ACC)
             dx = dy - tl.exp(y) * across if LOG else y * (dy - across)
+            if factor is not None:
+                dx *= factor
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
             tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _weigh(
-    x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """scale * x; then, if MASK is 1, plus the mask, if it is 2, only where the mask is not zero; -inf elsewhere.
-
-    Rows are queries of heads of batches, in each of which the mask has a stride, zero where it is broadcast. CAUSAL
-    leaves a query the columns up to its own.
-    """
-    x = tl.where(inside, x * scale, -_INF)
-    query = row % queries
-    if MASK != 0:
-        place = tl.cast(row // queries // heads, tl.int64) * mask_batch + (row // queries % heads) * mask_head
-        place += tl.cast(query, tl.int64) * mask_query
-        mask = tl.load(mask_ptr + place + column * mask_col, mask=inside, other=0)
-        x = x + mask.to(x.dtype) if MASK == 1 else tl.where(mask != 0, x, -_INF)
-    if CAUSAL:
-        x = tl.where(column <= query, x, -_INF)
-    return x
-
-
-@triton.jit
-def forward_masked(
-    out_ptr, in_ptr, mask_ptr, rows, cols, scale, queries, heads, mask_batch, mask_head, mask_query,
-    mask_col: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, ACC: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """softmax of contiguous rows, weighed: rows in one tile, each element read and written once.
-
-    A row of which nothing is left is NaN or, if ZERO, zero.
-    """
-    column = tl.expand_dims(tl.arange(0, COLS), 0)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = tl.expand_dims(tile * ROWS + tl.arange(0, ROWS), 1)
-        inside = (row < rows) & (column < cols)
-        x = tl.load(in_ptr + tl.cast(row, tl.int64) * cols + column, mask=inside, other=-_INF).to(ACC)
-        x = _weigh(
-            x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-            MASK, CAUSAL,
-        )  # fmt: skip
-        top = tl.max(x, 1)
-        if ZERO:
-            top = tl.where(top == -_INF, 0.0, top)
-        e = tl.exp(x - tl.expand_dims(top, 1))
-        total = tl.sum(e, 1)
-        if ZERO:
-            total = tl.where(total == 0, 1.0, total)
-        y = e * tl.expand_dims(1.0 / total, 1)
-        tl.store(out_ptr + tl.cast(row, tl.int64) * cols + column, y.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def forward_masked_looped(
-    out_ptr, in_ptr, mask_ptr, rows, cols, scale, queries, heads, mask_batch, mask_head, mask_query,
-    mask_col: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, ACC: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The same for rows wider than a tile, in two passes."""
-    along = tl.expand_dims(tl.arange(0, COLS), 0)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        row = tl.expand_dims(tile * ROWS + tl.arange(0, ROWS), 1)
-        source = in_ptr + tl.cast(row, tl.int64) * cols
-        target = out_ptr + tl.cast(row, tl.int64) * cols
-        top = tl.full([ROWS], -_INF, ACC)
-        total = tl.zeros([ROWS], ACC)
-        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
-            column = part * COLS + along
-            inside = (row < rows) & (column < cols)
-            x = tl.load(source + column, mask=inside, other=-_INF).to(ACC)
-            x = _weigh(
-                x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-                MASK, CAUSAL,
-            )  # fmt: skip
-            higher = tl.maximum(top, tl.max(x, 1))
-            low = tl.where(higher == -_INF, 0.0, higher)
-            total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, 1)), 1)
-            top = higher
-        if ZERO:
-            top = tl.where(top == -_INF, 0.0, top)
-            total = tl.where(total == 0, 1.0, total)
-        ratio = tl.expand_dims(1.0 / total, 1)
-        for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
-            column = part * COLS + along
-            inside = (row < rows) & (column < cols)
-            x = tl.load(source + column, mask=inside, other=-_INF).to(ACC)
-            x = _weigh(
-                x, row, column, inside, mask_ptr, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-                MASK, CAUSAL,
-            )  # fmt: skip
-            y = tl.exp(x - tl.expand_dims(top, 1)) * ratio
-            tl.store(target + column, y.to(out_ptr.dtype.element_ty), mask=inside)

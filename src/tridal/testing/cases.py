@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -16,6 +16,10 @@ Direction: TypeAlias = Literal["forward", "backward", "double"]
 Layout: TypeAlias = Literal["contiguous", "transposed", "expanded", "sliced", "stepped", "channels_last", "permuted"]
 Values: TypeAlias = Literal[
     "normal", "shifted", "constant", "dominant", "largest", "some -inf", "row of -inf", "some +inf", "some nan"
+]
+
+Mask: TypeAlias = Literal[
+    "boolean", "boolean sliced", "boolean keys", "boolean batches", "added", "added halves", "added keys"
 ]
 
 NAMES: tuple[Name, ...] = ("softmax", "log_softmax")
@@ -38,6 +42,11 @@ class Case:
     """How the input lies in memory."""
     grad_layout: Layout = "contiguous"
     values: Values = "normal"
+    scale: float | None = None
+    mask: Mask | None = None
+    """What the mask does and over which dimensions it is not broadcast: all of them, the keys, or these and batches."""
+    causal: bool = False
+    masked_rows: Literal["nan", "zero"] = "nan"
     plan: str = "planned"
     """A name of `tridal.testing.PLANS`: how the backend's own plan is overridden."""
     stream: bool = False
@@ -51,6 +60,11 @@ class Case:
         return self.cast or self.dtype
 
     @property
+    def weighed(self) -> bool:
+        """Whether scores are scaled or masked first."""
+        return self.scale is not None or self.mask is not None or self.causal or self.masked_rows != "nan"
+
+    @property
     def name(self) -> str:
         """What tells this case from all others, in one line."""
         shape = "x".join(map(str, self.shape)) or "0-d"
@@ -59,10 +73,20 @@ class Case:
         words += [word for word in (self.layout,) if word != "contiguous"]
         words += [f"{self.grad_layout} gradient"] if self.grad_layout != "contiguous" else []
         words += [self.values] if self.values != "normal" else []
+        words += [f"scale {self.scale:g}"] if self.scale is not None else []
+        words += [f"mask {self.mask}"] if self.mask is not None else []
+        words += ["causal"] * self.causal + ["zero rows"] * (self.masked_rows == "zero")
         words += [f"plan {self.plan}"] if self.plan != "planned" else []
         words += ["stream"] * self.stream + ["last device"] * self.last_device
         return " ".join(words)
 
+
+_WEIGHINGS: tuple[dict[str, Any], ...] = (
+    {"scale": 0.25}, {"scale": -0.5, "causal": True}, {"mask": "boolean", "masked_rows": "zero"},
+    {"mask": "added", "scale": 2.0}, {"mask": "boolean keys", "causal": True, "masked_rows": "zero"},
+    {"mask": "boolean batches", "scale": 0.125}, {"mask": "boolean sliced", "masked_rows": "zero"},
+    {"mask": "added halves", "causal": True}, {"mask": "added keys"}, {"mask": "boolean"}, {"masked_rows": "zero"},
+)  # fmt: skip
 
 UNIT_TEST = (1823, 781)
 """The shape of the unit test in Triton's tutorials: odd rows, and rows that no power of two divides."""
@@ -93,7 +117,7 @@ def cases(backend: Backend) -> tuple[Case, ...]:
     """
     from tridal.testing.forcing import plans
 
-    found = [*_shapes_and_dims(), *_layouts(), *_dtypes(backend), *_values(), *_double(backend)]
+    found = [*_shapes_and_dims(), *_layouts(), *_dtypes(backend), *_values(), *_double(backend), *_weighed()]
     found += [case for plan in plans(backend) for case in _forced(plan)]
     if _has_streams(backend.device_type):
         found += [Case(op, d, (37, 53), stream=True) for op, d in product(NAMES, DIRECTIONS)]
@@ -162,6 +186,26 @@ def _forced(plan: str) -> Iterator[Case]:
         yield Case(op, direction, (3, 10, 7, 9), 1, layout="stepped", plan=plan)
         for values in ("some -inf", "row of -inf", "some +inf", "some nan", "dominant"):
             yield replace(Case(op, direction, (17, 211), plan=plan), values=values)
+    for shape, weighing in product(((37, 53), (300, 781), (5, 4097), (2, 3, 17, 64)), _WEIGHINGS):
+        yield Case("softmax", "forward", shape, plan=plan, **weighing)
+    for weighing in _WEIGHINGS:
+        yield Case("softmax", "forward", (2, 3, 17, 211), dtype="bfloat16", values="some -inf", plan=plan, **weighing)
+    for shape in ((37, 53), (300, 781), (5, 4097)):
+        yield Case("softmax", "backward", shape, scale=0.125, mask="boolean", masked_rows="zero", plan=plan)
+
+
+def _weighed() -> Iterator[Case]:
+    for direction, shape, weighing in product(DIRECTIONS, ((2, 3, 33, 257), (40, 1024), (3, 5000)), _WEIGHINGS):
+        yield Case("softmax", direction, shape, **weighing)
+    for direction, layout in product(DIRECTIONS, _LAYOUTS):
+        yield Case("softmax", direction, (3, 10, 7, 9), layout=layout, scale=0.5, mask="boolean", masked_rows="zero")
+    masks: tuple[Mask, ...] = ("boolean", "added", "boolean batches")
+    for dim, mask in product((0, 1, 2), masks):
+        yield Case("softmax", "forward", (3, 10, 7, 9), dim, mask=mask, scale=0.5, masked_rows="zero")
+    for dtype, cast in (("float16", None), ("float64", None), ("bfloat16", "float32"), ("float32", "bfloat16")):
+        for weighing in _WEIGHINGS:
+            yield Case("softmax", "forward", (9, 17, 65), dtype=dtype, cast=cast, **weighing)
+        yield Case("softmax", "backward", (9, 17, 65), dtype=dtype, cast=cast, scale=0.5, causal=True)
 
 
 def _computes(backend: Backend, case: Case) -> bool:

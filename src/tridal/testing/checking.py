@@ -11,7 +11,7 @@ import torch
 
 from tridal.testing import tolerance
 from tridal.testing.cases import Case
-from tridal.testing.inputs import place, values
+from tridal.testing.inputs import mask, place, values
 from tridal.types import Backend
 
 _REFERENCE = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
@@ -71,6 +71,9 @@ def _compare(case: Case, subject: Subject) -> tuple[float, float, str | None]:
     kwargs: dict[str, Any] = {} if case.cast is None else {"dtype": getattr(torch, case.cast)}
     if case.stream:
         kwargs["stream"] = torch.get_device_module(subject.device.type).current_stream(subject.device)
+    if case.weighed:
+        kwargs |= {"scale": case.scale, "causal": case.causal, "masked_rows": case.masked_rows}
+        kwargs["mask"] = None if case.mask is None else mask(case.mask, case.shape, subject.device)
     x = place(values(case.values, case.shape, case.dim), case.layout, case.dtype, subject.device)
     before = x.detach().clone()
     exact_x = before.cpu().to(getattr(torch, case.out_dtype)).double()
@@ -131,10 +134,25 @@ def _gradient(x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, second: bool) 
 
 def _exact(case: Case, subject: Subject, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact Y, and how far from it each element may be."""
+    scaled = x * (1.0 if case.scale is None else case.scale)
+    x = _masked(case, scaled)
     y = _REFERENCE[case.op](x, case.dim)
+    if case.masked_rows == "zero":
+        y = torch.where((x == -torch.inf).all(case.dim, keepdim=True), 0.0, y)
     arithmetic = _arithmetic(case, subject, case.out_dtype)
-    bound = tolerance.forward(case.op == "log_softmax", _as_row(x), _as_row(y), case.dim, arithmetic)
+    before = _as_row(scaled) if case.weighed else None
+    bound = tolerance.forward(case.op == "log_softmax", _as_row(x), _as_row(y), case.dim, arithmetic, before)
     return y, bound.reshape(y.shape)
+
+
+def _masked(case: Case, x: torch.Tensor) -> torch.Tensor:
+    """What a case's mask and causality leave of scaled scores."""
+    if case.mask is not None:
+        given = mask(case.mask, case.shape, x.device)
+        x = x.masked_fill(~given, -torch.inf) if given.dtype is torch.bool else x + given
+    if case.causal:
+        x = x.masked_fill(torch.ones(x.shape[-2:]).tril() == 0, -torch.inf)
+    return x
 
 
 def _exact_gradient(
@@ -147,8 +165,9 @@ def _exact_gradient(
         exact = _gradient(x, _REFERENCE[case.op](x, case.dim), dy, second=True)
         bound = tolerance.second_order(log, _as_row(dy), case.dim, arithmetic)
     else:
-        exact = _REFERENCE_BACKWARD[case.op](dy, y, case.dim, torch.float64)
-        bound = tolerance.backward(log, _as_row(y), _as_row(dy), _as_row(exact), case.dim, arithmetic)
+        scale = 1.0 if case.scale is None else case.scale
+        exact = _REFERENCE_BACKWARD[case.op](dy, y, case.dim, torch.float64) * scale
+        bound = tolerance.backward(log, _as_row(y), _as_row(dy), _as_row(exact), case.dim, arithmetic, scale)
     return exact, bound.reshape(y.shape)
 
 

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from tridal.testing.cases import Layout, Values
+from tridal.testing.cases import Layout, Mask, Values
 
 
 def values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -> torch.Tensor:
@@ -34,6 +34,20 @@ def values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -> tor
     elif kind == "some nan":
         row[some.select((dim + 1) % x.dim(), 0)] = torch.nan
     return x
+
+
+def mask(kind: Mask, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """A mask for an input of that shape: of its first row nothing is left, where it is not broadcast over rows."""
+    how, _, over = kind.partition(" ")
+    batches = (shape[0], *(1,) * (len(shape) - 2), shape[-1])
+    of = {"keys": shape[-1:], "batches": batches}.get(over, shape)
+    keep = torch.rand(of, generator=torch.Generator().manual_seed(2)) < 0.7
+    if over not in ("keys", "batches"):
+        keep[(0,) * (len(shape) - 1)] = False
+    if how == "boolean":
+        return place(keep, "sliced" if over == "sliced" else "contiguous", "bool", device)
+    added = values("normal", of, -1, seed=3).masked_fill(~keep, -torch.inf)
+    return place(added, "contiguous", "float16" if over == "halves" else "float32", device)
 
 
 def place(source: torch.Tensor, layout: Layout, dtype: str, device: torch.device) -> torch.Tensor:

@@ -62,21 +62,31 @@ class Arithmetic:
         return self.accumulator * (4 * distance + self.sum_roundings + 3 * math.log2(max(self.cols, 1)) + 16)
 
 
-def forward(log: bool, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
-    """Bound for Y. softmax errs relatively; log_softmax absolutely, as log(1 + e) is about e."""
+def forward(log: bool, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
+    """Bound for Y. softmax errs relatively; log_softmax absolutely, as log(1 + e) is about e.
+
+    `scaled` is what x was before something was added to it. To round it twice, with its factor, and x once makes an
+    error in x, which `exp` turns into a relative one; that of the sum is the mean over the softmax.
+    """
     if log:
         return y.abs() * arithmetic.unit + arithmetic.noise(_distance(x, dim) + y.abs())
-    return y * (arithmetic.unit + arithmetic.noise(_distance(x, dim))) + arithmetic.tiny
+    noise = arithmetic.noise(_distance(x, dim))
+    if scaled is not None:
+        shift = torch.where(x.isfinite(), arithmetic.accumulator * (2 * scaled.abs() + x.abs()), 0.0)
+        noise = noise + shift + (y * shift).sum(dim, keepdim=True)
+    return y * (arithmetic.unit + noise) + arithmetic.tiny
 
 
-def backward(log: bool, y: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
-    """Bound for dX as it follows from the stored Y, whose own error is the forward's affair."""
+def backward(
+    log: bool, y: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
+) -> Tensor:
+    """Bound for dX as it follows from the stored Y, whose own error is the forward's affair; all is times `scale`."""
     if log:  # dX = dY - exp(Y) sum(dY)
         total = dy.abs().sum(dim, keepdim=True)
         size = dy.abs() + y.exp() * total * (1 + y.abs().nan_to_num(posinf=0))
     else:  # dX = Y (dY - sum(Y dY))
         size = y * (dy.abs() + (y * dy.abs()).sum(dim, keepdim=True))
-    return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * size + arithmetic.tiny
+    return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
 
 
 def second_order(log: bool, dy: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
