@@ -23,6 +23,7 @@ _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one 
 _PARTS, _PARTS_WITH_EDGES = 16, 32  # of a shared row, as long as they aren't longer than that
 _PARTS_ACROSS = 128  # of a row at most where a tile has several, each with as many words to poll
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
+_EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx
 _RUN = 64  # bytes of neighbouring rows that a tile takes at once where a row is not contiguous
 
 
@@ -65,13 +66,14 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     tile = _whole_tile(problem, device)
     if tile is None:
         return None
+    wide = problem.layout != "inner" and tile.cols > _WIDE_ROW
+    if wide and tile.edges and problem.accumulator == 4:
+        return None
     fit = _fit(tile, device, probe)
-    if problem.layout == "inner" or tile.cols <= _WIDE_ROW:
-        return fit
+    if not wide:
+        return fit if problem.backward else _squeezed(fit, device, probe)
     in_flight = _in_flight(fit, problem)
-    few = problem.rows < _FEW_WAVES * fit.programs * device.cores
-    idle = tile.edges and (fit.programs == 1 or in_flight < _BYTES_IN_FLIGHT)
-    if problem.accumulator == 4 and (few or idle):
+    if problem.rows < _FEW_WAVES * fit.programs * device.cores and problem.accumulator == 4:
         return None
     if in_flight < _BYTES_IN_FLIGHT and not tile.edges:
         stages = min(_most_stages(device), 1 + math.ceil(_BYTES_IN_FLIGHT / in_flight))
@@ -87,16 +89,25 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         cols, rows = _power_above(problem.cols), _neighbours(problem)
         if rows * cols > (widest // 4 if _scattered(problem) else widest if problem.backward else widest // 2):
             return None
-        return Tile("tile", rows, cols, _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS))
+        warps = _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS)
+        return Tile("tile", rows, cols, warps, exp2_bias=_exp2_bias(problem))
     cols, edges = _columns(problem)
     rows = max(1, min(_power_above(problem.inner), _NARROW_TILE // cols))
     if rows * cols > widest:
         return None
     many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
     warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
-    # Without a limit, the ends of rows cost the registers that keep a second program resident.
-    spare = edges and warps == 16 and not problem.backward
-    return Tile("tile", rows, cols, warps, max_registers=2 * _FEW_ELEMENTS if spare else None, edges=edges)
+    return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem))
+
+
+def _squeezed(fit: _Fit, device: DeviceProperties, probe: Probe) -> _Fit:
+    """With two registers an element, if that takes no spills: the ends of rows and masks take more if they may."""
+    tile, most = fit.tile, 2 * _FEW_ELEMENTS
+    few = tile.rows * tile.cols <= _FEW_ELEMENTS * 32 * tile.num_warps
+    if not few or fit.resources.registers <= most:
+        return fit
+    tight = _fit(replace(tile, max_registers=most), device, probe)
+    return tight if tight.programs > fit.programs and tight.resources.spills <= fit.resources.spills else fit
 
 
 def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
@@ -141,7 +152,7 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     part = max(part, _power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
     if rows * part > widest:
         return None
-    return _parted(Tile("split", rows, part, 1, edges=edges), part, problem)
+    return _parted(Tile("split", rows, part, 1, edges=edges, exp2_bias=_exp2_bias(problem)), part, problem)
 
 
 def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
@@ -172,7 +183,14 @@ def _scattered(problem: Problem) -> bool:
 def _looped(problem: Problem, device: DeviceProperties) -> Tile:
     rows = _RUN // problem.itemsize if problem.layout == "inner" else 1
     cols = _widest(problem, device) // 4 // rows
-    return Tile("looped", rows, cols, _warps(rows * cols, _FEW_ELEMENTS), num_stages=_most_stages(device))
+    warps, stages = _warps(rows * cols, _FEW_ELEMENTS), _most_stages(device)
+    return Tile("looped", rows, cols, warps, num_stages=stages, exp2_bias=_exp2_bias(problem))
+
+
+def _exp2_bias(problem: Problem) -> float | None:
+    """For float32, where the result is an exp and not a sum of many: nowhere else would it be seen."""
+    shown = problem.op in ("softmax", "log_softmax_backward")
+    return _EXP2_BIAS if shown and problem.accumulator == 4 and problem.out_dtype == "float32" else None
 
 
 def _in_flight(fit: _Fit, problem: Problem) -> int:

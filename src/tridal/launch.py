@@ -138,6 +138,7 @@ class Call:
         constants |= {
             "LOG": p.op.startswith("log_"),
             "ACC": "fp64" if p.accumulator == 8 else "fp32",
+            "EXP2_BIAS": tile.exp2_bias,
             "WIDE": max(g.extent(tile.rows, tile.cols), (tile.cols - 1) * w.strides[-1]) >= 2**31,
             "AXIS": 0 if p.layout == "inner" else 1,
             "ROWS": tile.rows,

@@ -107,6 +107,8 @@ class Tile:
     """Registers that the compiler may give a thread; None leaves it to the compiler."""
     edges: bool = False
     """Whether the ends of rows that are not aligned are taken apart from their whole vectors ("row" layout only)."""
+    exp2_bias: float | None = None
+    """Mean relative error of the device's exp2 in float32, if exp is to make up for what it loses over that."""
 
 
 @dataclass(frozen=True, slots=True)

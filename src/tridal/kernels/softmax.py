@@ -14,6 +14,8 @@ What else a plan decides at compile time:
           first row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in
           vectors too.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
+  EXP2_BIAS
+          what `_exp` makes up for, where float32 results show it.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
 And how a forward weighs its scores on the way, which is nothing for a plain softmax: see `_weigh`.
 The source stays inside Triton 3.2.
@@ -104,10 +106,32 @@ def _pointers(
 
 
 @triton.jit
-def _reciprocal(total, ROWS: tl.constexpr):
-    """1 / total, to the last bit where that costs nothing: a device's own may be off by two, for each element alike."""
+def _exp(x, EXP2_BIAS: tl.constexpr):
+    """exp(x). Given the mean error of a device's exp2, makes up for it, and for the rounding of x * log2(e)."""
+    if EXP2_BIAS is None:
+        return tl.exp(x)
+    else:
+        x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)  # for float32 as good as -inf, and a number
+        power = x * 1.44269504
+        rest = tl.fma(x, 1.925963033500252e-08, tl.fma(x, 1.44269502162933349609375, -power))
+        e = tl.exp2(power)
+        return tl.fma(e, tl.fma(rest, 0.6931471805599453, -EXP2_BIAS), e)
+
+
+@triton.jit
+def _sum(x, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """Sums along AXIS; neighbours first where precision is wanted, as a long chain of sums rounds off as often."""
+    if EXP2_BIAS is not None:
+        if (AXIS == 1) and (COLS >= 2048):
+            x = tl.sum(tl.reshape(x, [ROWS, COLS // 4, 4]), 2)
+    return tl.sum(x, AXIS)
+
+
+@triton.jit
+def _reciprocal(total, EXP2_BIAS: tl.constexpr):
+    """1 / total, to the last bit where precision is wanted: a device's own may be off by two, for a whole row."""
     ratio = 1.0 / total
-    if ROWS == 1:
+    if EXP2_BIAS is not None:
         ratio = tl.fma(tl.fma(-total, ratio, 1.0), ratio, ratio)
     return ratio
 
@@ -266,10 +290,10 @@ def forward(
     out_ptr, in_ptr, mask_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
     factor, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, WORDS: tl.constexpr,
-    EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr,
-    MASK_BYTES: tl.constexpr,
+    LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
+    WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, CAUSAL: tl.constexpr,
+    ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
@@ -299,10 +323,10 @@ def forward(
             top = tl.maximum(top, tl.max(x_edge, 0))
         # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
         low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
-        e = tl.exp(x - tl.expand_dims(low, AXIS))
-        total = tl.sum(e, AXIS)
+        e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
+        total = _sum(e, AXIS, ROWS, COLS, EXP2_BIAS)
         if EDGES:
-            e_edge = tl.exp(x_edge - tl.expand_dims(low, 0))
+            e_edge = _exp(x_edge - tl.expand_dims(low, 0), EXP2_BIAS)
             total += tl.sum(e_edge, 0)
         scale = 1.0
         if SPLIT > 1:
@@ -311,7 +335,7 @@ def forward(
             top = highest
         if ZERO:
             total = tl.where(total == 0, 1.0, total)
-        scale *= _reciprocal(total, ROWS)
+        scale *= _reciprocal(total, EXP2_BIAS)
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
@@ -335,9 +359,9 @@ def forward(
 def backward(
     out_ptr, in_ptr, y_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift, factor,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, WORDS: tl.constexpr,
-    EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
+    WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY), times `factor` if there is one.
 
@@ -372,14 +396,14 @@ def backward(
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
-        dx = dy - tl.exp(y) * across if LOG else y * (dy - across)
+        dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
         if factor is not None:
             dx *= factor
         tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
         if EDGES:
             across = tl.expand_dims(total, 0)
             target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
-            dx_edge = dy_edge - tl.exp(y_edge) * across if LOG else y_edge * (dy_edge - across)
+            dx_edge = dy_edge - _exp(y_edge, EXP2_BIAS) * across if LOG else y_edge * (dy_edge - across)
             if factor is not None:
                 dx_edge *= factor
             tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
@@ -391,8 +415,9 @@ def backward(
 def forward_looped(
     out_ptr, in_ptr, mask_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
     factor, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
+    LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr,
+    MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows wider than a tile: one pass over column tiles for (max, sum) online, a second to normalise."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
@@ -413,12 +438,12 @@ def forward_looped(
             higher = tl.maximum(top, tl.max(x, AXIS))
             # As long as a row has shown nothing but -inf, -inf - -inf must not make its sum NaN.
             low = tl.where(higher == -_INF, 0.0, higher)
-            total = total * tl.exp(top - low) + tl.sum(tl.exp(x - tl.expand_dims(low, AXIS)), AXIS)
+            total = total * tl.exp(top - low) + tl.sum(_exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS), AXIS)
             top = higher
         if ZERO:
             top = tl.where(top == -_INF, 0.0, top)
             total = tl.where(total == 0, 1.0, total)
-        scale = tl.expand_dims(_reciprocal(total, ROWS), AXIS)
+        scale = tl.expand_dims(_reciprocal(total, EXP2_BIAS), AXIS)
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
         for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
@@ -434,7 +459,7 @@ def forward_looped(
                 mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
             )  # fmt: skip
             x -= top
-            y = x - tl.log(total) if LOG else tl.exp(x) * scale
+            y = x - tl.log(total) if LOG else _exp(x, EXP2_BIAS) * scale
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
@@ -444,8 +469,8 @@ def forward_looped(
 @triton.jit
 def backward_looped(
     out_ptr, in_ptr, y_ptr, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col, factor,
-    LOG: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, STAGES: tl.constexpr,
+    LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of rows wider than a tile: one pass over column tiles for the sum, a second for dX."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
@@ -477,7 +502,7 @@ def backward_looped(
             )  # fmt: skip
             dy = tl.load(source, mask=mask, other=0.0).to(ACC)
             y = tl.load(saved, mask=mask, other=0.0).to(ACC)
-            dx = dy - tl.exp(y) * across if LOG else y * (dy - across)
+            dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
             if factor is not None:
                 dx *= factor
             target = _pointers(
