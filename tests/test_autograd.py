@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tridal
-from tridal import execute
+from tridal import autograd, execute, settings
 
 Op = Callable[..., torch.Tensor]
 
@@ -196,3 +197,27 @@ def test_nothing_is_kept_alive(device: torch.device, name: str) -> None:
         del y
         gc.collect()
         assert alive() is None
+
+
+def test_settings_hold_for_the_backward_in_whatever_thread_it_runs(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accelerator's gradients are computed by a thread that torch starts, which knows of no `use`."""
+    seen: list[bool] = []
+    original = autograd.gradient
+
+    def watching(*arguments: Any, **more: Any) -> torch.Tensor:
+        seen.append(settings.current().batch_invariant)
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(autograd, "gradient", watching)
+    x = torch.randn(3, 4, device=device, dtype=torch.float64, requires_grad=True)
+    with tridal.use(batch_invariant=True):
+        y = torch.ops.tridal.softmax(x, -1, x.dtype) + torch.ops.tridal.masked_softmax(
+            x, None, 0.5, False, False, -1, x.dtype
+        )
+    worker = threading.Thread(target=lambda: torch.autograd.grad(y, x, torch.ones_like(x)))
+    worker.start()
+    worker.join()
+    assert seen == [True, True]
+    assert not settings.current().batch_invariant

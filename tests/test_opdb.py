@@ -57,7 +57,13 @@ def run(call: Any, info: Any, device: torch.device) -> int:
         if dtype.is_complex:
             continue
         for sample in info.sample_inputs(device.type, dtype, requires_grad=dtype.is_floating_point):
-            y, expected = call(sample)
+            try:
+                y, expected = call(sample)
+            except RuntimeError:
+                # Some of torch's versions and devices refuse a gradient in half precision for a float32 input.
+                with pytest.raises(RuntimeError, match="expected scalar type"):
+                    info(sample.input, *sample.args, **sample.kwargs)
+                continue
             tolerance = coarser(dtype, expected.dtype)
             agree(y, expected, tolerance)
             agree(gradients(y, sample), gradients(expected, sample), tolerance)

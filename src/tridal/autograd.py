@@ -17,6 +17,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from tridal import execute
 from tridal.places import Call
+from tridal.settings import current, within
 from tridal.types import Op
 
 _transforming = torch._C._are_functorch_transforms_active
@@ -66,7 +67,8 @@ class Eager(Node):
             run = execute.backward(call.place, call.op, grad, output, call.dim, call.dtype, call.scale)
             if run is not None:
                 return run(grad, output), None
-        return gradient(call.op, grad, output, call.dim, call.dtype, call.scale), None
+        with within(call.place.settings):
+            return gradient(call.op, grad, output, call.dim, call.dtype, call.scale), None
 
 
 class EagerMasked(Node):
@@ -97,6 +99,7 @@ class Softmax(Node):
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
         ctx.key = (op, dim, input.dtype)
+        ctx.settings = current()
         return output  # type: ignore[no-any-return]
 
     @staticmethod
@@ -104,7 +107,8 @@ class Softmax(Node):
         """dX."""
         (output,) = ctx.saved_tensors
         op, dim, dtype = ctx.key
-        return None, gradient(op, grad, output, dim, dtype), None, None, None
+        with within(ctx.settings):
+            return None, gradient(op, grad, output, dim, dtype), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, _below: None, tangent: torch.Tensor, *_: None) -> torch.Tensor:
@@ -131,6 +135,7 @@ class MaskedSoftmax(Node):
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
         ctx.key = (key[2], input.dtype, scale)
+        ctx.settings = current()
         return output  # type: ignore[no-any-return]
 
     @staticmethod
@@ -138,7 +143,8 @@ class MaskedSoftmax(Node):
         """dX."""
         (output,) = ctx.saved_tensors
         dim, dtype, scale = ctx.key
-        return None, gradient("softmax", grad, output, dim, dtype, scale), None, None, None, None, None, None
+        with within(ctx.settings):
+            return None, gradient("softmax", grad, output, dim, dtype, scale), None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, _below: None, tangent: torch.Tensor | None, added: torch.Tensor | None, *_: None) -> torch.Tensor:
@@ -174,6 +180,7 @@ class SoftmaxBackward(Node):
         ctx.save_for_backward(grad, output)
         ctx.save_for_forward(grad, output)
         ctx.key = (op, dim, dtype, scale)
+        ctx.settings = current()
         return result  # type: ignore[no-any-return]
 
     @staticmethod
@@ -187,8 +194,9 @@ class SoftmaxBackward(Node):
         else:
             by_output = t * (g - (g * y).sum(dim, keepdim=True)) - g * (y * t).sum(dim, keepdim=True)
         by_output = (by_output * scale).to(output.dtype)
-        # dX is linear in dY, by the transpose of what pushes X
-        return None, push(op, tangent, output, dim, grad.dtype, scale), by_output, None, None, None, None
+        with within(ctx.settings):  # dX is linear in dY, by the transpose of what pushes X
+            by_grad = push(op, tangent, output, dim, grad.dtype, scale)
+        return None, by_grad, by_output, None, None, None, None
 
     @staticmethod
     def jvp(

@@ -126,6 +126,16 @@ def use(
 
 
 @contextmanager
+def within(settings: Settings) -> Iterator[None]:
+    """Settings that were in force elsewhere, for a block of code: a backward may run in a thread of its own."""
+    token = _context.set(settings)
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+@contextmanager
 def _pushed(layer: _Layer) -> Iterator[Settings]:
     token = _context.set(_overlay(current(), layer))
     try:
