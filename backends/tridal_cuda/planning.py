@@ -20,7 +20,7 @@ _SHARED_BYTES_IN_FLIGHT = 160 << 10  # the same where programs also wait for eac
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
 _FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
-_PARTS, _PARTS_WITH_EDGES = 16, 32  # of a shared row, as long as they aren't longer than that
+_PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
 _PARTS_ACROSS = 128  # of a row at most where a tile has several, each with as many words to poll
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx
@@ -71,7 +71,8 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
         return None
     fit = _fit(tile, device, probe)
     if not wide:
-        return fit if problem.backward else _squeezed(fit, device, probe)
+        few = tile.rows * tile.cols <= _FEW_ELEMENTS * 32 * tile.num_warps
+        return _squeezed(fit, device, probe) if few and not problem.backward else fit
     in_flight = _in_flight(fit, problem)
     if problem.rows < _FEW_WAVES * fit.programs * device.cores and problem.accumulator == 4:
         return None
@@ -92,7 +93,8 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         warps = _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS)
         return Tile("tile", rows, cols, warps, exp2_bias=_exp2_bias(problem))
     cols, edges = _columns(problem)
-    rows = max(1, min(_power_above(problem.inner), _NARROW_TILE // cols))
+    narrow = _NARROW_TILE // 2 if edges and problem.itemsize == 4 else _NARROW_TILE  # ends take registers for each row
+    rows = max(1, min(_power_above(problem.inner), narrow // cols))
     if rows * cols > widest:
         return None
     many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
@@ -101,13 +103,14 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
 
 
 def _squeezed(fit: _Fit, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With two registers an element, if that takes no spills: the ends of rows and masks take more if they may."""
-    tile, most = fit.tile, 2 * _FEW_ELEMENTS
-    few = tile.rows * tile.cols <= _FEW_ELEMENTS * 32 * tile.num_warps
-    if not few or fit.resources.registers <= most:
-        return fit
-    tight = _fit(replace(tile, max_registers=most), device, probe)
-    return tight if tight.programs > fit.programs and tight.resources.spills <= fit.resources.spills else fit
+    """With fewer registers, if that takes no spills and more programs fit: ends and weights take what they may."""
+    held = fit.tile.rows * fit.tile.cols // (32 * fit.tile.num_warps)
+    for most in (2 * held,) if held <= _FEW_ELEMENTS else (held + 16, held + 32):
+        if fit.resources.registers > most:
+            tight = _fit(replace(fit.tile, max_registers=most), device, probe)
+            if tight.programs > fit.programs and tight.resources.spills <= fit.resources.spills:
+                return tight
+    return fit
 
 
 def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
@@ -128,8 +131,10 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         if fit.tile.rows * longer > _widest(problem, device):
             return None
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
+    if fit.tile.edges:
+        return fit if problem.backward else _squeezed(fit, device, probe)
     in_flight = _in_flight(fit, problem)
-    if in_flight < _SHARED_BYTES_IN_FLIGHT and fit.tile.rows == 1 and not fit.tile.edges:
+    if in_flight < _SHARED_BYTES_IN_FLIGHT and fit.tile.rows == 1:
         stages = min(_most_stages(device) - 1, 1 + math.ceil(_SHARED_BYTES_IN_FLIGHT / in_flight))
         piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
         enough = max(2 * fit.programs, stages * -(-fit.tile.split // device.cores))
