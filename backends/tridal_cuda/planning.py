@@ -69,16 +69,16 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     wide = problem.layout != "inner" and tile.cols > _WIDE_ROW
     if wide and tile.edges and problem.accumulator == 4:
         return None
-    fit = _fit(tile, device, probe)
+    fit = _squeezed(_fit(tile, device, probe), problem, device, probe)
     if not wide:
-        few = tile.rows * tile.cols <= _FEW_ELEMENTS * 32 * tile.num_warps
-        return _squeezed(fit, device, probe) if few and not problem.backward else fit
+        return fit
     in_flight = _in_flight(fit, problem)
     if problem.rows < _FEW_WAVES * fit.programs * device.cores and problem.accumulator == 4:
         return None
     if in_flight < _BYTES_IN_FLIGHT and not tile.edges:
         stages = min(_most_stages(device), 1 + math.ceil(_BYTES_IN_FLIGHT / in_flight))
         piped = _fit(replace(tile, num_warps=max(tile.num_warps, 16), num_stages=stages), device, probe)
+        piped = _squeezed(piped, problem, device, probe)
         return piped if piped.programs >= fit.programs else fit
     return fit
 
@@ -102,12 +102,14 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem))
 
 
-def _squeezed(fit: _Fit, device: DeviceProperties, probe: Probe) -> _Fit:
+def _squeezed(fit: _Fit, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
     """With fewer registers, if that takes no spills and more programs fit: ends and weights take what they may."""
-    held = fit.tile.rows * fit.tile.cols // (32 * fit.tile.num_warps)
-    for most in (2 * held,) if held <= _FEW_ELEMENTS else (held + 16, held + 32):
+    tile = fit.tile
+    held = tile.rows * tile.cols // (32 * tile.num_warps)
+    limits = (held + 16, held + 32) if tile.edges and held > _FEW_ELEMENTS else (2 * held,)
+    for most in limits if not problem.backward and held >= _FEW_ELEMENTS else ():
         if fit.resources.registers > most:
-            tight = _fit(replace(fit.tile, max_registers=most), device, probe)
+            tight = _fit(replace(tile, max_registers=most), device, probe)
             if tight.programs > fit.programs and tight.resources.spills <= fit.resources.spills:
                 return tight
     return fit
@@ -132,11 +134,11 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
             return None
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
     if fit.tile.edges:
-        return fit if problem.backward else _squeezed(fit, device, probe)
+        return _squeezed(fit, problem, device, probe)
     in_flight = _in_flight(fit, problem)
     if in_flight < _SHARED_BYTES_IN_FLIGHT and fit.tile.rows == 1:
         stages = min(_most_stages(device) - 1, 1 + math.ceil(_SHARED_BYTES_IN_FLIGHT / in_flight))
-        piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
+        piped = _squeezed(_fit(replace(fit.tile, num_stages=stages), device, probe), problem, device, probe)
         enough = max(2 * fit.programs, stages * -(-fit.tile.split // device.cores))
         return piped if piped.programs * stages >= enough else fit
     return fit

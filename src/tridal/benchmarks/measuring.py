@@ -116,7 +116,12 @@ def tensors(point: Point, device: torch.device) -> tuple[torch.Tensor, torch.Ten
 def _measure(
     point: Point, provider: Provider, x: torch.Tensor, grad: torch.Tensor, timed: Callable[[Callable[[], Any]], Timing]
 ) -> Timing:
-    with torch.set_grad_enabled(point.direction == "backward"), provider.using(point.op, point.dim) as function:
+    with (
+        torch.set_grad_enabled(point.direction == "backward"),
+        # A backward in this thread: waking one of torch's own for each may take longer than the flush of the cache.
+        torch.autograd.set_multithreading_enabled(False),
+        provider.using(point.op, point.dim) as function,
+    ):
         call = _call(point, function, x, grad)
         if difference := _difference(point, call(), x, grad):
             raise ArithmeticError(f"wrong by {difference:.2g} of the largest result")
