@@ -128,11 +128,12 @@ def _sum(x, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIA
 
 
 @triton.jit
-def _reciprocal(total, EXP2_BIAS: tl.constexpr):
+def _reciprocal(total, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """1 / total, to the last bit where precision is wanted: a device's own may be off by two, for a whole row."""
     ratio = 1.0 / total
     if EXP2_BIAS is not None:
-        ratio = tl.fma(tl.fma(-total, ratio, 1.0), ratio, ratio)
+        if COLS >= 128:  # a narrower row has too few elements to share the work
+            ratio = tl.fma(tl.fma(-total, ratio, 1.0), ratio, ratio)
     return ratio
 
 
@@ -335,7 +336,7 @@ def forward(
             top = highest
         if ZERO:
             total = tl.where(total == 0, 1.0, total)
-        scale *= _reciprocal(total, EXP2_BIAS)
+        scale *= _reciprocal(total, COLS, EXP2_BIAS)
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
@@ -443,7 +444,7 @@ def forward_looped(
         if ZERO:
             top = tl.where(top == -_INF, 0.0, top)
             total = tl.where(total == 0, 1.0, total)
-        scale = tl.expand_dims(_reciprocal(total, EXP2_BIAS), AXIS)
+        scale = tl.expand_dims(_reciprocal(total, COLS, EXP2_BIAS), AXIS)
         top = tl.expand_dims(top, AXIS)
         total = tl.expand_dims(total, AXIS)
         for part in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
