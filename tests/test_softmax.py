@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 import tridal
 from tridal import execute, registry
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
+from tridal.types import LaunchPlan
 
 NAMES = ["softmax", "log_softmax"]
 
@@ -226,3 +228,42 @@ def test_the_output_is_all_that_is_allocated(device: torch.device, name: str) ->
         with Allocations():
             call.run(x)
         assert Allocations.elements == x.numel()
+
+
+@pytest.mark.parametrize("cols", [5, 300, 2500])
+def test_exp_by_way_of_exp2_is_as_good(backend: Any, cols: int) -> None:
+    """What a plan may ask for where a device's exp goes over exp2: no bit is lost, and nothing infinite is."""
+
+    class Precise:
+        name = "precise"
+
+        def __getattr__(self, member: str) -> Any:
+            return getattr(backend, member)
+
+        def plan(self, *arguments: Any) -> LaunchPlan:
+            planned = backend.plan(*arguments)
+            bias = planned.tile.exp2_bias or 0.0  # an interpreter's exp2 has none
+            return replace(planned, tile=replace(planned.tile, exp2_bias=bias))
+
+    precise: Any = Precise()
+    registry.register(precise)
+    try:
+        with tridal.use(device="precise", fallback="error"):
+            device = tridal.device()
+            x = torch.randn(7, cols, device=device) * 6
+            x[1, ::2] = -torch.inf
+            x[2] = -torch.inf
+            x[3, 1] = torch.nan
+            x[4, 2] = torch.inf
+            x[5, 0] = 1e30
+            x[6] = -(10.0 ** torch.linspace(0, 38, cols, device=device))
+            y = tridal.softmax(x, -1)
+            g = torch.randn_like(x[0])
+            z = torch.log_softmax(x[:1], -1)
+            dx = torch.ops.tridal.log_softmax_backward(g[None], z, -1, torch.float32)
+    finally:
+        registry.unregister("precise")
+    roundings = 200 if backend.interpreted else 24  # an interpreter's fma rounds twice, so the product's error remains
+    assert_close(y.double(), torch.softmax(x.double(), -1), rtol=roundings * 2.0**-24, atol=1e-37, equal_nan=True)
+    exact = g.double() - z.double().exp() * g.double().sum()
+    assert_close(dx.double(), exact, rtol=1e-6, atol=1e-6 * float(g.abs().sum()))
