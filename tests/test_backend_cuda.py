@@ -180,10 +180,10 @@ def _functions(ptx: str) -> dict[str, str]:
 def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(cols: int, op: str) -> None:
     """A function's shared memory overlaps with tiles on their way, and its warps leave loops one by one."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch
+    from tridal import geometry, launch, variants
 
     dtypes = ("bfloat16",) * (3 if op.endswith("backward") else 2)
-    call = launch.Call.of(op, geometry.geometry((4096, cols), (cols, 1), 1), dtypes)  # type: ignore[arg-type]
+    call = variants.Call.of(op, geometry.geometry((4096, cols), (cols, 1), 1), dtypes)  # type: ignore[arg-type]
     for warps, stages in ((1, 3), (4, 1), (4, 3)):
         tile = Tile("split", 1, 8192, warps, num_stages=stages, split=-(-cols // 8192), edges=not call.problem.aligned)
         ptx = launch.compile_variant(call.variant(tile), H100.target).asm["ptx"]  # type: ignore[arg-type]
@@ -198,9 +198,9 @@ def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(col
 def test_several_rows_are_waited_for_by_all_warps_alike() -> None:
     """A loop with a barrier is left by all warps at once, if no two of them poll the same words."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch
+    from tridal import geometry, variants
 
-    call = launch.Call.of("softmax", geometry.geometry((4096, 512), (512, 1), 0), ("float32",) * 2)
+    call = variants.Call.of("softmax", geometry.geometry((4096, 512), (512, 1), 0), ("float32",) * 2)
     for rows, cols, warps in ((16, 2048, 16), (32, 1024, 16), (32, 256, 4), (1, 8192, 4)):
         tile = Tile("split", rows, cols, warps, split=-(-4096 // cols))
         parts = dict(call.variant(tile).constants)["PARTS"]

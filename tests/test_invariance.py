@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from tridal import geometry, invariance, launch, planning, registry, settings
+from tridal import geometry, invariance, launch, planning, registry, settings, variants
 from tridal.types import Problem, Resources, Tile
 from tridal.weighing import Weighing
 
@@ -85,7 +85,7 @@ def test_nothing_is_promised_of_a_mask() -> None:
     assert where is not None
     promised = [
         dict(kind.of("softmax", where, ("float32", "float32"), None, weighing).variant(tile).constants)["MASK_BYTES"]
-        for kind in (launch.Call, invariance.InvariantCall)
+        for kind in (variants.Call, invariance.InvariantCall)
     ]
     assert promised == [4, 1]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tridal import launch, registry
+from tridal import launch, registry, variants
 from tridal.errors import PlanError
 from tridal.geometry import geometry
-from tridal.launch import Call
 from tridal.types import DeviceProperties, LaunchPlan, Op, Tile
+from tridal.variants import Call
 from tridal.weighing import Weighing
 
 ROW = Tile("tile", rows=4, cols=1024)
@@ -170,7 +170,7 @@ class Entered:
 
 
 @pytest.mark.parametrize("launcher", [Entered, lambda *_: None], ids=["entered", "called"])
-@pytest.mark.parametrize("weighing", [launch.PLAIN, Weighing(factor=0.5), MASKED], ids=["plain", "scaled", "masked"])
+@pytest.mark.parametrize("weighing", [variants.PLAIN, Weighing(factor=0.5), MASKED], ids=["plain", "scaled", "masked"])
 @pytest.mark.parametrize(
     "tile", [ROW, Tile("split", 1, 256, split=4), Tile("looped", 1, 256)], ids=lambda t: t.algorithm
 )

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute, launch, places, planning, registry, testing
+from tridal import execute, launch, places, planning, registry, testing, variants
 from tridal.errors import DimensionError, DTypeError, LayoutError
 from tridal.geometry import geometry
 from tridal.masked import Extras
@@ -35,12 +35,12 @@ def reference(x: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: Any =
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[launch.Call]:
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[variants.Call]:
     """The calls that are prepared from now on, with nothing prepared before."""
-    seen: list[launch.Call] = []
+    seen: list[variants.Call] = []
     prepare = launch.prepare
 
-    def record(call: launch.Call, *arguments: Any) -> Any:
+    def record(call: variants.Call, *arguments: Any) -> Any:
         seen.append(call)
         return prepare(call, *arguments)
 
@@ -65,7 +65,7 @@ MASKS: dict[str, tuple[int, ...]] = {
 @pytest.mark.parametrize("kind", ["boolean", "added", "added halves"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks(
-    device: torch.device, prepared: list[launch.Call], shape: tuple[int, ...], kind: str, causal: bool
+    device: torch.device, prepared: list[variants.Call], shape: tuple[int, ...], kind: str, causal: bool
 ) -> None:
     x = torch.randn(B, H, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     keep = torch.rand(shape, device=device) > 0.3
@@ -129,14 +129,14 @@ def test_inputs_that_lie_anyhow(device: torch.device, place: Callable[[torch.Ten
     assert_close(tridal.softmax(x, mask=mask, scale=2.0), reference(x, mask=mask, scale=2.0))
 
 
-def scores(shape: tuple[int, ...], mask: torch.Tensor | None, dtype: torch.dtype, **extras: Any) -> launch.Call:
+def scores(shape: tuple[int, ...], mask: torch.Tensor | None, dtype: torch.dtype, **extras: Any) -> variants.Call:
     """The call that contiguous scores make."""
     x = torch.empty(shape, dtype=dtype, device="meta")
     given = Extras(**{"scale": 0.5, "mask": mask, "causal": False, "masked_rows": "nan", **extras})
     where, weighing = geometry(shape, x.stride(), len(shape) - 1, 0), execute._weighing(x, len(shape) - 1, given)
     assert where is not None
     assert weighing is not None
-    return launch.Call.of("softmax", where, (execute.dtype_name(dtype),) * 2, None, weighing)
+    return variants.Call.of("softmax", where, (execute.dtype_name(dtype),) * 2, None, weighing)
 
 
 TILES = {
@@ -182,7 +182,7 @@ def test_a_mask_is_read_in_vectors_where_it_lies_as_the_scores_do(
     assert (reads["keys"] > edges) is tile.edges, "rows of an odd length start anywhere, their keys' mask does not"
 
 
-def test_a_call_like_another_is_not_prepared_again(device: torch.device, prepared: list[launch.Call]) -> None:
+def test_a_call_like_another_is_not_prepared_again(device: torch.device, prepared: list[variants.Call]) -> None:
     for _ in range(3):
         tridal.softmax(torch.randn(Q, K, device=device), mask=torch.ones(K, dtype=torch.bool, device=device))
     assert len(prepared) == 1
@@ -196,14 +196,14 @@ def test_another_batch_compiles_nothing() -> None:
     assert of[0].variant(TILES["tile"]) == of[1].variant(TILES["tile"])
 
 
-def test_a_scale_of_one_is_the_plain_call(device: torch.device, prepared: list[launch.Call]) -> None:
+def test_a_scale_of_one_is_the_plain_call(device: torch.device, prepared: list[variants.Call]) -> None:
     x = torch.randn(Q, K, device=device)
     assert torch.equal(tridal.softmax(x, scale=1.0), tridal.softmax(x))
     assert prepared[0] == prepared[1]
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_every_dimension_is_one_pass(device: torch.device, prepared: list[launch.Call], dim: int) -> None:
+def test_every_dimension_is_one_pass(device: torch.device, prepared: list[variants.Call], dim: int) -> None:
     x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     for mask in (torch.rand(B, 1, K, device=device) > 0.4, torch.randn(Q, 1, device=device), None):
         ours, theirs = tridal.softmax(x, dim, mask=mask, scale=0.5), reference(x, dim, mask=mask, scale=0.5)
@@ -211,7 +211,7 @@ def test_every_dimension_is_one_pass(device: torch.device, prepared: list[launch
     assert [call.problem.op for call in prepared] == ["softmax"] * 3
 
 
-def test_what_no_kernel_does_is_composed(device: torch.device, prepared: list[launch.Call]) -> None:
+def test_what_no_kernel_does_is_composed(device: torch.device, prepared: list[variants.Call]) -> None:
     x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     mask = torch.randn(Q, K, dtype=torch.float64, device=device, requires_grad=True)
     ours, theirs = tridal.softmax(x, mask=mask, causal=True), reference(x, mask=mask, causal=True)
@@ -229,7 +229,7 @@ def test_what_no_kernel_does_is_composed(device: torch.device, prepared: list[la
     assert {call.weighing.mask for call in prepared} == {None}, "a mask that takes more than three strides"
 
 
-def test_a_backend_that_weighs_nothing_gets_plain_calls(backend: Backend, prepared: list[launch.Call]) -> None:
+def test_a_backend_that_weighs_nothing_gets_plain_calls(backend: Backend, prepared: list[variants.Call]) -> None:
     class Plain:
         name, algorithms = "plain", backend.algorithms - {"masked"}
 
@@ -246,7 +246,7 @@ def test_a_backend_that_weighs_nothing_gets_plain_calls(backend: Backend, prepar
             assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
     finally:
         registry.unregister("plain")
-    assert {call.weighing for call in prepared} == {launch.PLAIN}
+    assert {call.weighing for call in prepared} == {variants.PLAIN}
 
 
 @st.composite

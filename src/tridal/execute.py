@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tridal import invariance, launch, registry
+from tridal import invariance, launch, registry, variants
 from tridal.arguments import check
 from tridal.errors import NoBackendError
 from tridal.geometry import FEW_ROWS, contiguous_strides, geometry
@@ -36,7 +36,7 @@ def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dt
         NoBackendError: torch would have to compute it, and the setting `fallback` is "error".
     """
     address = input.data_ptr()
-    alignment = address & launch.ADDRESS_BITS if address else None  # nothing is behind address 0: empty, or unstored
+    alignment = address & variants.ADDRESS_BITS if address else None  # nothing is behind address 0: empty, or unstored
     key = (op, dim, dtype, input.shape, input.stride(), input.dtype, alignment, input.is_neg())
     try:
         return place.forwards[key]
@@ -55,7 +55,7 @@ def weighed(place: Place, input: torch.Tensor, dim: int, dtype: torch.dtype | No
     """
     address, mask = input.data_ptr(), extras.mask
     key = (
-        dim, dtype, input.shape, input.stride(), input.dtype, address & launch.ADDRESS_BITS if address else None,
+        dim, dtype, input.shape, input.stride(), input.dtype, address & variants.ADDRESS_BITS if address else None,
         input.is_neg(), extras.scale, extras.causal, extras.masked_rows, None if mask is None else _described(mask),
     )  # fmt: skip
     try:
@@ -69,7 +69,7 @@ def weighed(place: Place, input: torch.Tensor, dim: int, dtype: torch.dtype | No
 
 def _described(mask: torch.Tensor) -> tuple[Any, ...]:
     address = mask.data_ptr()
-    alignment = address & launch.ADDRESS_BITS if address else None
+    alignment = address & variants.ADDRESS_BITS if address else None
     return mask.shape, mask.stride(), mask.dtype, mask.device, alignment, mask.is_neg()
 
 
@@ -87,7 +87,7 @@ def backward(
     Both have one shape, `dtype` is that of the gradient wanted, and `scale` what it is multiplied with.
     """
     address, saved = grad.data_ptr(), output.data_ptr()
-    alignment = (address & launch.ADDRESS_BITS, saved & launch.ADDRESS_BITS) if address and saved else None
+    alignment = (address & variants.ADDRESS_BITS, saved & variants.ADDRESS_BITS) if address and saved else None
     key = (
         op, dim, dtype, grad.shape, grad.stride(), grad.dtype, alignment, grad.is_neg(),
         output.dtype, output.is_contiguous(), output.is_neg(), scale,
@@ -177,7 +177,7 @@ def _weighing(scores: torch.Tensor, dim: int, extras: Extras) -> Weighing | None
     weighing = Weighing(factor, bool(extras.causal), extras.zero)
     if mask is not None:
         name = "uint8" if mask.dtype is torch.bool else dtype_name(mask.dtype)
-        weighing = replace(weighing, mask=name, address=mask.data_ptr() & launch.ADDRESS_BITS)
+        weighing = replace(weighing, mask=name, address=mask.data_ptr() & variants.ADDRESS_BITS)
     elif not extras.causal:
         return weighing
     strides = (0,) * scores.dim() if mask is None else mask.expand(scores.shape).stride()
@@ -273,7 +273,7 @@ def _bind(
     backend, index, invariant = place.backend, place.index, place.settings.batch_invariant
     assert backend is not None
     mask = None if extras is None else extras.mask
-    weighing = launch.PLAIN if extras is None else _weighing(source, dim, extras)
+    weighing = variants.PLAIN if extras is None else _weighing(source, dim, extras)
     assert weighing is not None, "who asks has made sure that it can be weighed"
     numbered = mask is not None or weighing.causal  # then a block's rows have to follow those of the block before
     where = geometry(source.shape, source.stride(), dim, 0 if invariant or numbered else FEW_ROWS)
@@ -281,8 +281,8 @@ def _bind(
         return None
     dtypes = [dtype, source.dtype] if saved is None else [dtype, source.dtype, saved.dtype]
     read = [source] if saved is None else [source, saved]
-    addresses = [0, *(tensor.data_ptr() & launch.ADDRESS_BITS for tensor in read)]
-    kind = launch.Call
+    addresses = [0, *(tensor.data_ptr() & variants.ADDRESS_BITS for tensor in read)]
+    kind = variants.Call
     if invariant:
         # How a tensor lies is not to matter either, so what does not lie plainly is copied first.
         if not source.is_contiguous() or addresses[1]:

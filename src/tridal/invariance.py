@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from tridal import launch
+from tridal import variants
 from tridal.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
 
 _ROWS = 4096
@@ -48,15 +48,17 @@ def invariant(backend: Backend) -> Backend:
     return cast(Backend, Invariant(backend))
 
 
-class InvariantCall(launch.Call):
+class InvariantCall(variants.Call):
     """A call on contiguous tensors that promises the compiler only what holds for each row of any batch."""
 
     __slots__ = ()
 
-    def variant(self, tile: Tile) -> launch.Variant:
+    def variant(self, tile: Tile) -> variants.Variant:
         """As of any call, but that vectors are promised by the length of a row alone."""
         variant = super().variant(tile)
-        whole = self.problem.layout == "row" and self.geometry.cols % launch.ALIGNMENT == 0 and not any(self.addresses)
+        whole = (
+            self.problem.layout == "row" and self.geometry.cols % variants.ALIGNMENT == 0 and not any(self.addresses)
+        )
         promised = [name for name, _ in variant.types if name in _OF_A_ROW] if whole else []
         return replace(variant, divisible=tuple(promised))
 

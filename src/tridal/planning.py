@@ -6,7 +6,7 @@ from typing import cast, get_args
 
 import torch
 
-from tridal import launch, registry, settings
+from tridal import launch, registry, settings, variants
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, UnknownDeviceError, nearest
 from tridal.execute import dtype_name
 from tridal.geometry import geometry
@@ -73,7 +73,7 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     return known
 
 
-def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim: int) -> launch.Call:
+def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim: int) -> variants.Call:
     """The call that a contiguous, aligned rows x cols matrix makes."""
     for name, value in (("rows", rows), ("cols", cols)):
         if not isinstance(value, int) or value < 1:
@@ -87,4 +87,4 @@ def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim:
         raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
     where = geometry((rows, cols), (cols, 1), dim % 2)
     assert where is not None
-    return launch.Call.of(cast(Op, op), where, (name,) * (3 if op.endswith("_backward") else 2))
+    return variants.Call.of(cast(Op, op), where, (name,) * (3 if op.endswith("_backward") else 2))

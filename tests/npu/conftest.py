@@ -51,6 +51,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """No settings but a test's own."""
+    from tridal import settings
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("TRIDAL_DEVICE", raising=False)
+    settings.reload()
+    yield
+    monkeypatch.undo()
+    settings.reload()
+
+
+@pytest.fixture
 def count(record_property):
     """count("cases executed", 12): adds to what is printed at the end."""
 

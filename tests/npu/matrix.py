@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tridal import launch
+from tridal import launch, variants
 from tridal.geometry import geometry
 from tridal.types import DeviceProperties, LaunchPlan
 from tridal_npu import backend
@@ -72,7 +72,7 @@ class Case:
             "expanded": ((rows, cols), (1, 0), 1),
         }[self.form]
 
-    def call(self) -> launch.Call:
+    def call(self) -> variants.Call:
         """The call that the op makes of such tensors."""
         shape, strides, dim = self.shape_strides_dim
         where = geometry(shape, strides, dim)
@@ -81,13 +81,13 @@ class Case:
         names = [str(dtype).removeprefix("torch.") for dtype in (self.written_dtype, self.read_dtype)]
         dtypes = (*names, names[1]) if self.backward else tuple(names)
         off = 0 if self.aligned else self.read_dtype.itemsize
-        return launch.Call.of(self.op, where, dtypes, (0, off, off)[: len(dtypes)])
+        return variants.Call.of(self.op, where, dtypes, (0, off, off)[: len(dtypes)])
 
     def plan(self) -> LaunchPlan:
         """The backend's own plan."""
         return launch.plan(self.call(), backend, properties(), OPTIONS)
 
-    def variant(self) -> launch.Variant:
+    def variant(self) -> variants.Variant:
         """What is compiled for it."""
         return self.call().variant(self.plan().tile)
 

@@ -15,15 +15,7 @@ from tridal.cli import app
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("TRIDAL_DEVICE", raising=False)
-    settings.reload()
-    yield
-    monkeypatch.undo()
-    settings.reload()
+pytestmark = pytest.mark.usefixtures("own_settings")
 
 
 def tridal(*arguments: str) -> dict:

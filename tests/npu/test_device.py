@@ -23,16 +23,9 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """No settings but a test's own, and no launches but a test's own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("TRIDAL_DEVICE", raising=False)
-    settings.reload()
+def _fresh(own_settings: None) -> None:
+    """No settings and no launches but a test's own."""
     board.launches.clear()
-    yield
-    monkeypatch.undo()
-    settings.reload()
 
 
 def exact(input: torch.Tensor, dim: int = -1) -> torch.Tensor:

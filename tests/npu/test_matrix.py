@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offboard import device, lint, native
-from tridal import launch
+from tridal import launch, variants
 from tridal.geometry import geometry
 from tridal_npu import backend
 
@@ -27,9 +27,9 @@ GROUPS = [
 
 
 @functools.lru_cache(maxsize=2)
-def compiled(op: str, dtypes: tuple[str, str], layout: str) -> dict[launch.Variant, tuple[Case, str]]:
+def compiled(op: str, dtypes: tuple[str, str], layout: str) -> dict[variants.Variant, tuple[Case, str]]:
     """Each different kernel of a group, with a case that it is compiled for and its linalg IR."""
-    found: dict[launch.Variant, tuple[Case, str]] = {}
+    found: dict[variants.Variant, tuple[Case, str]] = {}
     for case in group(op, dtypes, layout):
         variant = case.variant()
         if variant not in found:
@@ -69,7 +69,7 @@ def test_rows_that_lie_further_apart_than_32_bits_count(num_programs, count):
         source = torch.frombuffer(memory, dtype=torch.float16).as_strided(shape, strides)
         source.copy_(torch.randn(shape))
         out = torch.empty(shape, dtype=torch.float16)
-        call = launch.Call.of("softmax", geometry(shape, strides, 1), ("float16", "float16"))
+        call = variants.Call.of("softmax", geometry(shape, strides, 1), ("float16", "float16"))
         prepared = launch.prepare(call, backend, properties(), {"num_programs": num_programs})
         wide = dict(call.variant(prepared.plan.tile).constants)["WIDE"]
         assert wide == (num_programs == 1), "several rows in a tile, unless every row has a program"
