@@ -23,7 +23,7 @@ _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one 
 _PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
 _PARTS_ACROSS = 128  # of a row at most where a tile has several, each with as many words to poll
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
-_EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx
+_EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx, on sm_90
 _RUN = 64  # bytes of neighbouring rows that a tile takes at once where a row is not contiguous
 
 

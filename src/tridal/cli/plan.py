@@ -82,12 +82,16 @@ def described(backend: Backend, properties: DeviceProperties, planned: LaunchPla
     )
     table.add_row("algorithm", f"{tile.algorithm}: {ALGORITHMS[tile.algorithm]}")
     shape = f"{count(tile.rows, 'row')} x {count(tile.cols, 'column')}"
-    more = f", {tile.split} to a row" if tile.split > 1 else ", ends of rows apart" if tile.edges else ""
-    table.add_row("tile", f"{shape}, {count(tile.num_warps, 'warp')}, {count(tile.num_stages, 'stage')}{more}")
+    parts = [f"{tile.split} to a row"] * (tile.split > 1) + ["ends of rows apart"] * tile.edges
+    parts += ["made up for what exp2 loses"] * (tile.exp2_bias is not None)
+    table.add_row("tile", ", ".join([shape, count(tile.num_warps, "warp"), count(tile.num_stages, "stage"), *parts]))
     if resources is not None:
         spills = f"{resources.spills} bytes spilled" if resources.spills else "nothing spilled"
         shared = size(resources.shared_memory)
-        table.add_row("compiled", f"{resources.registers} registers a thread, {spills}, {shared} of shared memory")
+        most = f" of {tile.max_registers} allowed" if tile.max_registers else ""
+        table.add_row(
+            "compiled", f"{resources.registers} registers a thread{most}, {spills}, {shared} of shared memory"
+        )
     if planned.occupancy is not None:
         table.add_row("occupancy", f"{count(planned.occupancy, 'program')} on each {properties.core_name}")
     table.add_row("programs", f"{planned.programs:,}")
