@@ -184,7 +184,7 @@ def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(col
 
     dtypes = ("bfloat16",) * (3 if op.endswith("backward") else 2)
     call = variants.Call.of(op, geometry.geometry((4096, cols), (cols, 1), 1), dtypes)  # type: ignore[arg-type]
-    for warps, stages in ((1, 3), (4, 1), (4, 3)):
+    for warps, stages in ((1, 3), (2, 3), (4, 1), (4, 3), (8, 1)):
         tile = Tile("split", 1, 8192, warps, num_stages=stages, split=-(-cols // 8192), edges=not call.problem.aligned)
         ptx = launch.compile_variant(call.variant(tile), H100.target).asm["ptx"]  # type: ignore[arg-type]
         (name, body), *more = _functions(ptx).items()
