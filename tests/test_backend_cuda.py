@@ -60,12 +60,12 @@ def test_unknown_numbers_limit_nothing() -> None:
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     op = draw(st.sampled_from(OPS))
-    wide = draw(st.sampled_from([64, 5000, 300_000, 20_000_000, 3_000_000_000]))
+    wide = draw(st.sampled_from([64, 2000, 5000, 300_000, 20_000_000, 3_000_000_000]))
     dtype, out = (draw(st.sampled_from(["float16", "bfloat16", "float32", "float64"])) for _ in range(2))
     return Problem(
         op=op,  # type: ignore[arg-type]
         cols=draw(st.integers(1, wide)),
-        inner=draw(st.sampled_from([1, 2, 3, 31, 132, 4096, 100_000, 3_000_000_000])),
+        inner=draw(st.sampled_from([1, 2, 3, 16, 31, 132, 4096, 100_000, 3_000_000_000])),
         outer=draw(st.sampled_from([1, 2, 512])),
         dtype=dtype,
         out_dtype=out,
@@ -206,3 +206,13 @@ def test_several_rows_are_waited_for_by_all_warps_alike() -> None:
         parts = dict(call.variant(tile).constants)["PARTS"]
         assert parts >= tile.split
         assert rows == 1 or parts * rows >= 64 * warps, "two words a thread, as wide accesses have them"
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize("cols", [300, 1051, 1500, 5000])
+def test_a_row_is_shared_by_several_or_not_at_all(op: str, cols: int) -> None:
+    """Also between the widest tile of whole rows and the widest part of one."""
+    for inner in (16, 64, 1000):
+        problem = Problem(op=op, cols=cols, inner=inner, outer=64, layout="inner")  # type: ignore[arg-type]
+        plan = CUDA.plan(problem, H100, lambda tile: Resources(100, 0, 0), {})
+        assert (plan.tile.algorithm == "split") == (plan.tile.split > 1)

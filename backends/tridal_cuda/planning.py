@@ -165,7 +165,8 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
 def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     """A tile for parts of `part` columns."""
     warps = _warps(tile.rows * part, _FEW_ELEMENTS if _scattered(problem) else _MANY_ELEMENTS)
-    return replace(tile, cols=part, num_warps=warps, split=-(-problem.cols // part))
+    split = -(-problem.cols // part)
+    return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)
 
 
 def _columns(problem: Problem) -> tuple[int, bool]:
