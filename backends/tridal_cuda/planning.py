@@ -39,8 +39,7 @@ class _Fit:
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Rows whole in registers where they fit, shared among programs beyond; column tiles where that can't be."""
-    fit = _whole(problem, device, probe) or _shared(problem, device, probe)
-    fit = fit or _fit(_looped(problem, device), device, probe)
+    fit = _whole(problem, device, probe) or _shared(problem, device, probe) or _looped(problem, device, probe)
     tile, resident = fit.tile, fit.programs * device.cores
     tiles = problem.outer * -(-problem.inner // tile.rows)
     if tile.algorithm == "split":
@@ -72,13 +71,12 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     fit = _squeezed(_fit(tile, device, probe), problem, device, probe)
     if not wide:
         return fit
-    in_flight = _in_flight(fit, problem)
     if problem.rows < _FEW_WAVES * fit.programs * device.cores and problem.accumulator == 4:
         return None
-    if in_flight < _BYTES_IN_FLIGHT and not tile.edges:
-        stages = min(_most_stages(device), 1 + math.ceil(_BYTES_IN_FLIGHT / in_flight))
-        piped = _fit(replace(tile, num_warps=max(tile.num_warps, 16), num_stages=stages), device, probe)
-        piped = _squeezed(piped, problem, device, probe)
+    missing = _BYTES_IN_FLIGHT / _in_flight(fit, problem)
+    if missing > 1 and not tile.edges:
+        warps = max(tile.num_warps, 16)
+        piped = _pipelined(replace(tile, num_warps=warps), missing, _most_stages(device), problem, device, probe)
         return piped if piped.programs >= fit.programs else fit
     return fit
 
@@ -100,6 +98,12 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
     warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
     return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem))
+
+
+def _pipelined(tile: Tile, missing: float, most: int, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
+    """With just as many next tiles on their way through shared memory as are missing, and `most` tiles in all."""
+    stages = min(most, 1 + math.ceil(missing))
+    return _squeezed(_fit(replace(tile, num_stages=stages), device, probe), problem, device, probe)
 
 
 def _squeezed(fit: _Fit, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
@@ -135,10 +139,10 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
     if fit.tile.edges:
         return _squeezed(fit, problem, device, probe)
-    in_flight = _in_flight(fit, problem)
-    if in_flight < _SHARED_BYTES_IN_FLIGHT and fit.tile.rows == 1:
-        stages = min(_most_stages(device) - 1, 1 + math.ceil(_SHARED_BYTES_IN_FLIGHT / in_flight))
-        piped = _squeezed(_fit(replace(fit.tile, num_stages=stages), device, probe), problem, device, probe)
+    missing = _SHARED_BYTES_IN_FLIGHT / _in_flight(fit, problem)
+    if missing > 1 and fit.tile.rows == 1:
+        piped = _pipelined(fit.tile, missing, _most_stages(device) - 1, problem, device, probe)
+        stages = piped.tile.num_stages
         enough = max(2 * fit.programs, stages * -(-fit.tile.split // device.cores))
         return piped if piped.programs * stages >= enough else fit
     return fit
@@ -188,11 +192,13 @@ def _scattered(problem: Problem) -> bool:
     return problem.layout == "inner" and not problem.aligned and problem.backward
 
 
-def _looped(problem: Problem, device: DeviceProperties) -> Tile:
+def _looped(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
+    """Column tiles of rows, which are read twice."""
     rows = _RUN // problem.itemsize if problem.layout == "inner" else 1
     cols = _widest(problem, device) // 4 // rows
     warps, stages = _warps(rows * cols, _FEW_ELEMENTS), _most_stages(device)
-    return Tile("looped", rows, cols, warps, num_stages=stages, exp2_bias=_exp2_bias(problem))
+    tile = Tile("looped", rows, cols, warps, num_stages=stages, exp2_bias=_exp2_bias(problem))
+    return _fit(tile, device, probe)
 
 
 def _exp2_bias(problem: Problem) -> float | None:

@@ -47,18 +47,21 @@ class Node(_SingleLevelFunction):
 
 
 class Eager(Node):
-    """The node of a plain tensor: apply(input, call)."""
+    """The node of a plain tensor: apply(input, call[, a mask that wants no gradient]).
+
+    A mask changes nothing in the backward: what was masked is zero in Y, and so it is in dX.
+    """
 
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, call: Call) -> torch.Tensor:
+    def forward(ctx: Any, input: torch.Tensor, call: Call, *mask: torch.Tensor) -> torch.Tensor:
         """Runs the prepared call."""
-        output = call.run(input)
+        output = call.run(input, *mask)
         ctx.save_for_backward(output)
         ctx.call = call
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """Launches the kernel, unless someone has to see or to differentiate this gradient."""
         (output,) = ctx.saved_tensors
         call: Call = ctx.call
@@ -66,26 +69,9 @@ class Eager(Node):
         if plain and not _key_included(_VMAP_MODE):  # is_grads_batched= has a vmap of its own, older than functorch's
             run = execute.backward(call.place, call.op, grad, output, call.dim, call.dtype, call.scale)
             if run is not None:
-                return run(grad, output), None
+                return run(grad, output), None, None
         with within(call.place.settings):
-            return gradient(call.op, grad, output, call.dim, call.dtype, call.scale), None
-
-
-class EagerMasked(Node):
-    """The node of a plain tensor with a mask that wants no gradient: apply(input, call, mask)."""
-
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, call: Call, mask: torch.Tensor) -> torch.Tensor:
-        """Runs the prepared call."""
-        output = call.run(input, mask)
-        ctx.save_for_backward(output)
-        ctx.call = call
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """As without: what was masked is zero in Y, and so it is in dX."""
-        return *Eager.backward(ctx, grad), None
+            return gradient(call.op, grad, output, call.dim, call.dtype, call.scale), None, None
 
 
 class Softmax(Node):
@@ -96,25 +82,22 @@ class Softmax(Node):
         """Goes on to whoever computes such tensors."""
         with below():
             output = _overload(op)(input, dim, dtype)
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-        ctx.key = (op, dim, input.dtype)
-        ctx.settings = current()
+        _keep(ctx, (op, dim, input.dtype, 1.0), output)
         return output  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         """dX."""
         (output,) = ctx.saved_tensors
-        op, dim, dtype = ctx.key
+        op, dim, dtype, scale = ctx.key
         with within(ctx.settings):
-            return None, gradient(op, grad, output, dim, dtype), None, None, None
+            return None, gradient(op, grad, output, dim, dtype, scale), *[None] * 6  # torch takes more than there are
 
     @staticmethod
     def jvp(ctx: Any, _below: None, tangent: torch.Tensor, *_: None) -> torch.Tensor:
         """The tangent of Y."""
         (output,) = ctx.saved_tensors
-        op, dim, _ = ctx.key
+        op, dim, _, _ = ctx.key
         with _forward_mode(True):
             return push(op, tangent, output, dim, output.dtype)
 
@@ -132,25 +115,16 @@ class MaskedSoftmax(Node):
         """Goes on to whoever computes such tensors."""
         with below():
             output = torch.ops.tridal.masked_softmax.default(input, mask, scale, *key)
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-        ctx.key = (key[2], input.dtype, scale)
-        ctx.settings = current()
+        _keep(ctx, ("softmax", key[2], input.dtype, scale), output)
         return output  # type: ignore[no-any-return]
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        """dX."""
-        (output,) = ctx.saved_tensors
-        dim, dtype, scale = ctx.key
-        with within(ctx.settings):
-            return None, gradient("softmax", grad, output, dim, dtype, scale), None, None, None, None, None, None
+    backward = staticmethod(Softmax.backward)
 
     @staticmethod
     def jvp(ctx: Any, _below: None, tangent: torch.Tensor | None, added: torch.Tensor | None, *_: None) -> torch.Tensor:
         """The tangent of Y."""
         (output,) = ctx.saved_tensors
-        dim, _dtype, scale = ctx.key
+        _, dim, _, scale = ctx.key
         with _forward_mode(True):
             result = torch.zeros_like(output)
             if tangent is not None:
@@ -177,10 +151,7 @@ class SoftmaxBackward(Node):
         """Goes on to whoever computes such tensors."""
         with below():
             result = _overload(execute.BACKWARD[op])(grad, output, dim, dtype, scale)
-        ctx.save_for_backward(grad, output)
-        ctx.save_for_forward(grad, output)
-        ctx.key = (op, dim, dtype, scale)
-        ctx.settings = current()
+        _keep(ctx, (op, dim, dtype, scale), grad, output)
         return result  # type: ignore[no-any-return]
 
     @staticmethod
@@ -218,6 +189,14 @@ class SoftmaxBackward(Node):
                     by_output = t * (g - (g * y).sum(dim, keepdim=True)) - y * (g * t).sum(dim, keepdim=True)
                 result = result + (by_output * scale).to(dtype)
             return result
+
+
+def _keep(ctx: Any, key: tuple[Op, int, torch.dtype, float], *tensors: torch.Tensor) -> None:
+    """What the backward and the tangent of a node need: op, dim, dtype of the result, scale, and the settings."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.key = key
+    ctx.settings = current()
 
 
 def differentiate(node: type[Node], *args: Any) -> torch.Tensor:

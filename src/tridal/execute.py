@@ -53,11 +53,8 @@ def weighed(place: Place, input: torch.Tensor, dim: int, dtype: torch.dtype | No
     Raises:
         as `forward`, and what is wrong with the extras.
     """
-    address, mask = input.data_ptr(), extras.mask
-    key = (
-        dim, dtype, input.shape, input.stride(), input.dtype, address & variants.ADDRESS_BITS if address else None,
-        input.is_neg(), extras.scale, extras.causal, extras.masked_rows, None if mask is None else _described(mask),
-    )  # fmt: skip
+    mask = None if extras.mask is None else (*_described(extras.mask), extras.mask.device)
+    key = (dim, dtype, *_described(input), extras.scale, extras.causal, extras.masked_rows, mask)
     try:
         return place.forwards[key]
     except KeyError:
@@ -67,10 +64,11 @@ def weighed(place: Place, input: torch.Tensor, dim: int, dtype: torch.dtype | No
         return call
 
 
-def _described(mask: torch.Tensor) -> tuple[Any, ...]:
-    address = mask.data_ptr()
+def _described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor decides how it is read, as in the key of `forward`, which has no time for a function."""
+    address = tensor.data_ptr()
     alignment = address & variants.ADDRESS_BITS if address else None
-    return mask.shape, mask.stride(), mask.dtype, mask.device, alignment, mask.is_neg()
+    return tensor.shape, tensor.stride(), tensor.dtype, alignment, tensor.is_neg()
 
 
 def backward(

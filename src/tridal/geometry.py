@@ -47,6 +47,24 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def merged(
+    shape: Sequence[int], *strides: Sequence[int], without: int, apart: int | None = None
+) -> list[tuple[int, ...]]:
+    """The dimensions but `without` as few (size, stride, ...), outermost first.
+
+    Neighbours become one where all strides allow it, and sizes of one are left out. `apart` stays, and begins anew.
+    """
+    levels: list[tuple[int, ...]] = []
+    for axis, (size, *steps) in enumerate(zip(shape, *strides, strict=True)):
+        if axis == without or (size == 1 and axis != apart):
+            continue
+        if levels and axis != apart and levels[-1][1:] == tuple(step * size for step in steps):
+            levels[-1] = (levels[-1][0] * size, *steps)
+        else:
+            levels.append((size, *steps))
+    return levels
+
+
 def geometry(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> Geometry | None:
     """How a kernel walks a tensor of this shape and these strides, along `dim` (0 <= dim < rank).
 
@@ -56,16 +74,7 @@ def geometry(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: i
     The shape holds no zero.
     """
     out_strides = contiguous_strides(shape)
-    levels: list[tuple[int, int, int]] = []  # (size, stride read, stride written), outermost first
-    for axis, (size, step, out_step) in enumerate(zip(shape, strides, out_strides, strict=True)):
-        if axis == dim or size == 1:
-            continue
-        if levels:
-            above, above_step, above_out = levels[-1]
-            if above_step == step * size and above_out == out_step * size:
-                levels[-1] = (above * size, step, out_step)
-                continue
-        levels.append((size, step, out_step))
+    levels = merged(shape, strides, out_strides, without=dim)
     if len(levels) > 2:
         return None
     outer, inner = [(1, 0, 0)] * (2 - len(levels)) + levels

@@ -137,11 +137,8 @@ def within(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _pushed(layer: _Layer) -> Iterator[Settings]:
-    token = _context.set(_overlay(current(), layer))
-    try:
+    with within(_overlay(current(), layer)):
         yield current()
-    finally:
-        _context.reset(token)
 
 
 def _overlay(below: Settings, layer: _Layer) -> Settings:

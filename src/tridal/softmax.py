@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function, has_torch
 
 from tridal import execute
 from tridal.arguments import check
-from tridal.autograd import Eager, EagerMasked, watched
+from tridal.autograd import Eager, watched
 from tridal.errors import StreamError
 from tridal.masked import Extras, check_extras, composed
 from tridal.ops import TORCH
@@ -124,7 +124,7 @@ def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | Non
         return TORCH[name](input, dim, dtype=dtype)
     if place.backend is None and not distributed:
         execute.serves(place, set())  # raises
-    if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
+    if dtype is None and _autocasts(place):
         dtype = autocast_dtype(input)
     return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
 
@@ -145,9 +145,10 @@ def _weighed(input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: E
     call = execute.weighed(place, input, dim, dtype, extras)
     if call is None:
         return _weighed_general(input, dim, dtype, extras, stream)
+    given = () if mask is None else (mask,)
     if input.requires_grad and _grad_enabled():
-        return Eager.apply(input, call) if mask is None else EagerMasked.apply(input, call, mask)
-    return call.run(input) if mask is None else call.run(input, mask)
+        return Eager.apply(input, call, *given)
+    return call.run(input, *given)
 
 
 def _weighed_general(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tridal.geometry import merged
 from tridal.types import ITEMSIZE
 
 MOST_ROWS = 2**31
@@ -72,20 +73,14 @@ def place_mask(
     """
     if math.prod(shape) // shape[dim] >= MOST_ROWS:
         return None
-    levels: list[tuple[int, int]] = []  # (size, stride), outermost first
     queries = len(shape) - 2 if weighing.causal else None  # a dimension of its own then, whatever its size
-    for axis, (size, step) in enumerate(zip(shape, mask_strides, strict=True)):
-        if axis == dim or (size == 1 and axis != queries):
-            continue
-        if levels and axis != queries and levels[-1][1] == step * size:
-            levels[-1] = (levels[-1][0] * size, step)
-        else:
-            levels.append((size, step))
+    levels = merged(shape, mask_strides, without=dim, apart=queries)
     if len(levels) > 3:
         return None
     inside = 1 if weighing.causal else 0  # levels that are to stay innermost; the others are the outermost
     outer, inner = levels[: len(levels) - inside], levels[len(levels) - inside :]
-    (_, batch), (heads, head), (rows, query) = [*outer, *[(1, 0)] * (3 - len(levels)), *inner]
+    missing: list[tuple[int, ...]] = [(1, 0)] * (3 - len(levels))
+    (_, batch), (heads, head), (rows, query) = [*outer, *missing, *inner]
     apart = math.gcd(
         *(
             a - b
