@@ -110,7 +110,7 @@ def test_words_hold_every_part_of_a_row_and_a_counter_for_each_group() -> None:
     assert c.variant(tile).cooperative
     assert c.words(LaunchPlan(tile, programs=35, reason="")) == 64 * 5 + 7
     tall = LaunchPlan(replace(tile, rows=16), programs=10, reason="")
-    assert call((3, 5000, 40), 1).words(tall) == 9 * 5 * 16 + 2
+    assert call((3, 5000, 40), 1).words(tall) == 9 * (5 * 16 + 1) + 2, "and a counter for each tile of several rows"
     assert c.words(LaunchPlan(ROW, programs=64, reason="")) == 0
 
 

@@ -45,3 +45,10 @@ def occupancy(tile: Tile, resources: Resources, device: DeviceProperties) -> tup
     if device.max_programs:
         limits.append((device.max_programs, f"programs {device.max_programs}"))
     return min((fits for fits, _ in limits), default=1), f"min({', '.join(words for _, words in limits)})"
+
+
+def registers_for(programs: int, tile: Tile, device: DeviceProperties) -> int:
+    """The most registers that a thread may take where a multiprocessor is to hold so many programs; 0 if it can't."""
+    warps = -(-programs * tile.num_warps // _QUARTERS)
+    each = (device.registers or 0) // _QUARTERS // ((device.warp_size or 32) * warps)
+    return each // _REGISTER_UNIT * _REGISTER_UNIT

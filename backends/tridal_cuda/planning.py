@@ -10,21 +10,24 @@ from dataclasses import dataclass, replace
 
 from tridal.errors import PlanError
 from tridal.types import ITEMSIZE, DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
-from tridal_cuda.occupancy import occupancy
+from tridal_cuda.occupancy import occupancy, registers_for
 
-_FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few in small tiles and where rows have edges
+_FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few in small tiles, backward, and where rows have edges
 _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
+_TOO_FEW_BYTES = 64 << 10  # at which it is better to share rows, and have the next ones on their way
 _SHARED_BYTES_IN_FLIGHT = 160 << 10  # the same where programs also wait for each other
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
 _FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
 _PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
-_PARTS_ACROSS = 128  # of a row at most where a tile has several, each with as many words to poll
+_BYTES_ACROSS = 32 << 10  # of several shared rows that one program takes, which exchange a word for each row and part
+_PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
+_ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need more to hold half a run
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx, on sm_90
-_RUN = 64  # bytes of neighbouring rows that a tile takes at once where a row is not contiguous
+_RUN = 32  # neighbouring rows that a tile takes at once where a row is not contiguous; half of it if rows are long
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     if tile.algorithm == "split":
         programs = min(tiles, resident // tile.split) * tile.split
         how = f"{tile.split} programs share a row and wait for each other, so {programs} of them are launched"
-    elif tile.algorithm == "looped" or tile.num_stages > 1:
+    elif tile.persistent:
         programs = min(tiles, resident)
         how = f"{programs} programs loop over them"
     else:
@@ -61,61 +64,60 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
 
 
 def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
-    """Rows in one tile, as they are or pipelined; None if they are too wide, or keep more busy when they are shared."""
+    """Rows in one tile, a program each; None if they are too wide, or keep more busy when they are shared."""
     tile = _whole_tile(problem, device)
     if tile is None:
         return None
-    wide = problem.layout != "inner" and tile.cols > _WIDE_ROW
-    if wide and tile.edges and problem.accumulator == 4:
+    shareable = problem.layout != "inner" and tile.cols > _WIDE_ROW and problem.accumulator == 4
+    if shareable and tile.edges:
         return None
-    fit = _squeezed(_fit(tile, device, probe), problem, device, probe)
-    if not wide:
-        return fit
-    if problem.rows < _FEW_WAVES * fit.programs * device.cores and problem.accumulator == 4:
+    fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
+    few = problem.rows < _FEW_WAVES * fit.programs * device.cores
+    if shareable and (few or _in_flight(fit, problem) <= _TOO_FEW_BYTES):
         return None
-    missing = _BYTES_IN_FLIGHT / _in_flight(fit, problem)
-    if missing > 1 and not tile.edges:
-        warps = max(tile.num_warps, 16)
-        piped = _pipelined(replace(tile, num_warps=warps), missing, _most_stages(device), problem, device, probe)
-        return piped if piped.programs >= fit.programs else fit
     return fit
 
 
 def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     """A tile of whole rows, or None if they are too wide for one. Its sides are powers of two."""
     widest = _widest(problem, device)
+    bias = _exp2_bias(problem)
     if problem.layout == "inner":
-        cols, rows = _power_above(problem.cols), _neighbours(problem)
-        if rows * cols > (widest // 4 if _scattered(problem) else widest if problem.backward else widest // 2):
+        cols = _power_above(problem.cols)
+        rows = min(_power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))
+        most = widest // 2 if problem.aligned and not problem.backward else widest
+        while 2 * rows > _RUN and rows * cols > most:
+            rows //= 2
+        if rows * cols > widest:
             return None
-        warps = _warps(rows * cols, _FEW_ELEMENTS if rows < 32 else _MANY_ELEMENTS)
-        return Tile("tile", rows, cols, warps, exp2_bias=_exp2_bias(problem))
+        warps = _warps(rows * cols, _FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
+        return Tile("tile", rows, cols, warps, exp2_bias=bias, persistent=False)
     cols, edges = _columns(problem)
-    narrow = _NARROW_TILE // 2 if edges and problem.itemsize == 4 else _NARROW_TILE  # ends take registers for each row
-    rows = max(1, min(_power_above(problem.inner), narrow // cols))
+    narrow = _NARROW_TILE
+    if edges:  # ends take registers for each row
+        narrow = _NARROW_TILE // 2 if problem.itemsize == 4 else 2 * _NARROW_TILE
+    rows = max(1, min(_power_above(problem.inner), narrow // cols)) if cols < _NARROW_TILE else 1
     if rows * cols > widest:
         return None
-    many = rows * cols > _WIDE_ROW // 2 and not (edges or problem.backward)
+    many = rows * cols > _NARROW_TILE and not (edges or problem.backward)
     warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
-    return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem))
+    return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=bias, persistent=False)
 
 
-def _pipelined(tile: Tile, missing: float, most: int, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With just as many next tiles on their way through shared memory as are missing, and `most` tiles in all."""
-    stages = min(most, 1 + math.ceil(missing))
-    return _squeezed(_fit(replace(tile, num_stages=stages), device, probe), problem, device, probe)
+def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
+    """With fewer registers, as long as that lets more programs in without spills, until `wanted` bytes are read.
 
-
-def _squeezed(fit: _Fit, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With fewer registers, if that takes no spills and more programs fit: ends and weights take what they may."""
-    tile = fit.tile
-    held = tile.rows * tile.cols // (32 * tile.num_warps)
-    limits = (held + 16, held + 32) if tile.edges and held > _FEW_ELEMENTS else (2 * held,)
-    for most in limits if not problem.backward and held >= _FEW_ELEMENTS else ():
-        if fit.resources.registers > most:
-            tight = _fit(replace(tile, max_registers=most), device, probe)
-            if tight.programs > fit.programs and tight.resources.spills <= fit.resources.spills:
-                return tight
+    The compiler takes registers because it may: it is not told how many programs there should be.
+    """
+    while _in_flight(fit, problem) < wanted:
+        most = registers_for(fit.programs + 1, fit.tile, device)
+        tight = replace(fit.tile, max_registers=most)
+        if most < 1 or occupancy(tight, replace(fit.resources, registers=most), device)[0] <= fit.programs:
+            break
+        more = _fit(tight, device, probe)
+        if more.programs <= fit.programs or more.resources.spills > fit.resources.spills:
+            break
+        fit = more
     return fit
 
 
@@ -128,8 +130,10 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         return None
     programs = tile.split * problem.rows // tile.rows
     if tile.rows == 1 and programs <= 16 * device.cores:  # perhaps all at once: then more warps take less time
+        each = -(-programs // device.cores)
         quick = _fit(replace(tile, num_warps=_warps(tile.cols, _FEW_ELEMENTS)), device, probe)
-        if programs <= quick.programs * device.cores:
+        quick = _squeezed(quick, each * _bytes_held(quick.tile, problem), problem, device, probe)
+        if each <= quick.programs:
             return quick
     fit = _fit(tile, device, probe)
     while fit.programs * device.cores < fit.tile.split:
@@ -137,13 +141,15 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         if fit.tile.rows * longer > _widest(problem, device):
             return None
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
-    if fit.tile.edges:
-        return _squeezed(fit, problem, device, probe)
+    alone = tile.rows == 1 and not tile.edges
+    fit = _squeezed(fit, _TOO_FEW_BYTES if alone else _SHARED_BYTES_IN_FLIGHT, problem, device, probe)
     missing = _SHARED_BYTES_IN_FLIGHT / _in_flight(fit, problem)
-    if missing > 1 and fit.tile.rows == 1:
-        piped = _pipelined(fit.tile, missing, _most_stages(device) - 1, problem, device, probe)
-        stages = piped.tile.num_stages
-        enough = max(2 * fit.programs, stages * -(-fit.tile.split // device.cores))
+    if missing > 1 and not tile.edges:
+        stages = min(_most_stages(device) - 1, 1 + math.ceil(missing))
+        piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
+        piped = _squeezed(piped, _in_flight(fit, problem), problem, device, probe)
+        few = 2 if tile.rows == 1 else stages  # words of several rows take longer to exchange
+        enough = max(few * fit.programs, stages * -(-fit.tile.split // device.cores))
         return piped if piped.programs * stages >= enough else fit
     return fit
 
@@ -152,10 +158,11 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     """The parts that are tried first; None if they are too many."""
     widest = _widest(problem, device)
     if problem.layout == "inner":
-        rows = max(_neighbours(problem), min(_power_above(problem.inner), 32))
-        elements = _LONGEST_PART if problem.backward else widest
-        part, edges = (elements // 2 if _scattered(problem) else elements) // rows, False
+        rows, edges = min(_power_above(problem.inner), _RUN), False
+        part = (_LONGEST_PART if problem.backward else _BYTES_ACROSS // problem.itemsize) // rows
         part = max(part, _power_above(-(-problem.cols // _PARTS_ACROSS)))
+        while 2 * rows > _RUN and rows * part > _ELEMENTS_ACROSS:
+            rows //= 2
     else:
         rows, edges = 1, _columns(problem)[1]
         wanted = _power_above(-(-problem.cols // (_PARTS_WITH_EDGES if edges else _PARTS)))
@@ -168,7 +175,8 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
 
 def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     """A tile for parts of `part` columns."""
-    warps = _warps(tile.rows * part, _FEW_ELEMENTS if _scattered(problem) else _MANY_ELEMENTS)
+    few = tile.rows > 1 and problem.backward
+    warps = _warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS)
     split = -(-problem.cols // part)
     return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)
 
@@ -181,20 +189,9 @@ def _columns(problem: Problem) -> tuple[int, bool]:
     return _power_above(problem.cols), False
 
 
-def _neighbours(problem: Problem) -> int:
-    """Rows of a tile where neighbouring ones are contiguous: a run of them, or more if they are narrow."""
-    run = (32 if problem.backward else _RUN // problem.itemsize) if problem.aligned else 16
-    return min(_power_above(problem.inner), max(run, _NARROW_TILE // _power_above(problem.cols)))
-
-
-def _scattered(problem: Problem) -> bool:
-    """Whether every element takes an address of its own, and so as many registers again."""
-    return problem.layout == "inner" and not problem.aligned and problem.backward
-
-
 def _looped(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
     """Column tiles of rows, which are read twice."""
-    rows = _RUN // problem.itemsize if problem.layout == "inner" else 1
+    rows = _RUN // 2 if problem.layout == "inner" else 1
     cols = _widest(problem, device) // 4 // rows
     warps, stages = _warps(rows * cols, _FEW_ELEMENTS), _most_stages(device)
     tile = Tile("looped", rows, cols, warps, num_stages=stages, exp2_bias=_exp2_bias(problem))
@@ -202,14 +199,20 @@ def _looped(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
 
 
 def _exp2_bias(problem: Problem) -> float | None:
-    """For float32, where the result is an exp and not a sum of many: nowhere else would it be seen."""
-    shown = problem.op in ("softmax", "log_softmax_backward")
-    return _EXP2_BIAS if shown and problem.accumulator == 4 and problem.out_dtype == "float32" else None
+    """For float32, where the result is an exp and not a sum of many: nowhere else would the error be seen."""
+    if problem.accumulator == 8:
+        return None
+    shown = problem.op in ("softmax", "log_softmax_backward") and problem.out_dtype == "float32"
+    return _EXP2_BIAS if shown else 0.0
 
 
 def _in_flight(fit: _Fit, problem: Problem) -> int:
-    """Bytes of the tiles that a multiprocessor holds."""
-    return fit.programs * fit.tile.rows * fit.tile.cols * _bytes_read(problem)
+    """Bytes of the tiles that a multiprocessor holds, as far as rows reach."""
+    return fit.programs * _bytes_held(fit.tile, problem)
+
+
+def _bytes_held(tile: Tile, problem: Problem) -> int:
+    return tile.rows * min(tile.cols, problem.cols) * _bytes_read(problem)
 
 
 def _most_stages(device: DeviceProperties) -> int:

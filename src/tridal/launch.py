@@ -42,6 +42,10 @@ def prepare(call: Call, backend: Backend, device: DeviceProperties, options: Map
     launch_plan = plan(call, backend, device, options)
     if launch_plan.programs < 1:
         raise PlanError(f"backend {backend.name!r} planned {launch_plan.programs} programs for {call.problem}")
+    tile, tiles = launch_plan.tile, call.tiles(launch_plan.tile)
+    if not tile.persistent and launch_plan.programs != tiles * tile.split:
+        told = f"{launch_plan.programs} programs for {tiles} tiles, which are not persistent"
+        raise PlanError(f"backend {backend.name!r} planned {told}: there has to be one for each")
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     return Prepared(launch_plan, bind(call, launch_plan, device), call.words(launch_plan))
 

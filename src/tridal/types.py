@@ -108,7 +108,11 @@ class Tile:
     edges: bool = False
     """Whether the ends of rows that are not aligned are taken apart from their whole vectors ("row" layout only)."""
     exp2_bias: float | None = None
-    """Mean relative error of the device's exp2 in float32, if exp is to make up for what it loses over that."""
+    """Mean relative error of the device's exp2 in float32, if exp is to be computed by that and to make up for it; zero
+    if results don't show it. None takes the device's exp.
+    """
+    persistent: bool = True
+    """Whether programs go on to further tiles. If not, there is one for each, and it takes fewer registers."""
 
 
 @dataclass(frozen=True, slots=True)

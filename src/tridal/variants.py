@@ -167,6 +167,7 @@ class Call:
         if not tile.edges:
             unused["shift"] = 0
         return unused | {
+            "LOOP": tile.persistent,
             "SPLIT": tile.split,
             "PARTS": _parts(tile),
             "WORDS": _words(tile),
@@ -190,22 +191,22 @@ class Call:
     def words(self, launch_plan: LaunchPlan) -> int:
         """64-bit words, zero before and after, that the programs of a launch exchange through."""
         tile = launch_plan.tile
-        if tile.split == 1:
-            return 0
-        tiles = self.geometry.outer * -(-self.geometry.inner // tile.rows)
-        return tiles * _words(tile) + launch_plan.programs // tile.split
+        return self.tiles(tile) * _words(tile) + launch_plan.programs // tile.split if tile.split > 1 else 0
+
+    def tiles(self, tile: Tile) -> int:
+        """Tiles of whole rows."""
+        return self.geometry.outer * -(-self.geometry.inner // tile.rows)
 
 
 def _parts(tile: Tile) -> int:
-    """Parts of a tile of several rows, rounded up until no word is polled by two warps.
-
-    Warps that poll the same words may see them change at different times, and leave a loop with a barrier one by one.
-    """
-    least = 2 * 32 * tile.num_warps // tile.rows
-    return max(1 << (tile.split - 1).bit_length(), least if tile.split > 1 < tile.rows else 1)
+    """Parts of a row, rounded up to a power of two."""
+    return 1 << (tile.split - 1).bit_length()
 
 
 def _words(tile: Tile) -> int:
-    """Words of a tile: one for each part of each row, and one for each block of parts where a row has many."""
-    blocks = -(-tile.split // _BLOCK) if tile.rows == 1 and tile.split > 2 * _BLOCK else 0
-    return tile.split * tile.rows + blocks
+    """Words of a tile: one for each part of each row, then a counter of parts, or blocks of parts of a single row."""
+    if tile.rows > 1:
+        more = 1
+    else:
+        more = -(-tile.split // _BLOCK) if tile.split > 2 * _BLOCK else 0
+    return tile.split * tile.rows + more

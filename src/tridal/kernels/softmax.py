@@ -13,9 +13,10 @@ What else a plan decides at compile time:
           before and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the
           first row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in
           vectors too.
+  LOOP    programs go on to further tiles; if not, there are as many as tiles, which takes fewer registers.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
   EXP2_BIAS
-          what `_exp` makes up for, where float32 results show it.
+          how `_exp` computes, and what error it makes up for where float32 results show it.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
 And how a forward weighs its scores on the way, which is nothing for a plain softmax: see `_weigh`.
 The source stays inside Triton 3.2.
@@ -90,6 +91,12 @@ def _head(start, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def _changing(stride, tile):
+    """The stride, as if it changed from tile to tile: or a loop would keep the offsets of all elements in registers."""
+    return stride + tl.where(tile < 0, 16, 0)
+
+
+@triton.jit
 def _pointers(
     pointer, block, first, column, outer_stride, inner_stride, col_stride,
     WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGNED: tl.constexpr,
@@ -107,21 +114,26 @@ def _pointers(
 
 @triton.jit
 def _exp(x, EXP2_BIAS: tl.constexpr):
-    """exp(x). Given the mean error of a device's exp2, makes up for it, and for the rounding of x * log2(e)."""
+    """exp(x). By a device's exp2, if its mean error is given: that is made up for, and so is the rounding of
+    x * log2(e), unless it is given as zero.
+    """
     if EXP2_BIAS is None:
-        return tl.exp(x)
+        e = tl.exp(x)
     else:
-        x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)  # for float32 as good as -inf, and a number
+        if EXP2_BIAS is not None and EXP2_BIAS != 0:
+            x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)  # for float32 as good as -inf, and a number
         power = x * 1.44269504
-        rest = tl.fma(x, 1.925963033500252e-08, tl.fma(x, 1.44269502162933349609375, -power))
         e = tl.exp2(power)
-        return tl.fma(e, tl.fma(rest, 0.6931471805599453, -EXP2_BIAS), e)
+        if EXP2_BIAS is not None and EXP2_BIAS != 0:
+            rest = tl.fma(x, 1.925963033500252e-08, tl.fma(x, 1.44269502162933349609375, -power))
+            e = tl.fma(e, tl.fma(rest, 0.6931471805599453, -EXP2_BIAS), e)
+    return e
 
 
 @triton.jit
 def _sum(x, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """Sums along AXIS; neighbours first where precision is wanted, as a long chain of sums rounds off as often."""
-    if EXP2_BIAS is not None:
+    if EXP2_BIAS is not None and EXP2_BIAS != 0:
         if (AXIS == 1) and (COLS >= 2048):
             x = tl.sum(tl.reshape(x, [ROWS, COLS // 4, 4]), 2)
     return tl.sum(x, AXIS)
@@ -131,7 +143,7 @@ def _sum(x, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIA
 def _reciprocal(total, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """1 / total, to the last bit where precision is wanted: a device's own may be off by two, for a whole row."""
     ratio = 1.0 / total
-    if EXP2_BIAS is not None:
+    if EXP2_BIAS is not None and EXP2_BIAS != 0:
         if COLS >= 128:  # a narrower row has too few elements to share the work
             ratio = tl.fma(tl.fma(-total, ratio, 1.0), ratio, ratio)
     return ratio
@@ -171,14 +183,10 @@ def _weigh(
 
 
 @triton.jit
-def _show(word, top, total):
-    """Stores (max, sum) as one 64-bit word, so that both are seen at once.
-
-    It is never zero: a max of zero comes with a sum of at least one.
-    """
-    value = tl.cast(tl.cast(top, tl.int32, bitcast=True), tl.int64) << 32
-    value = value | (tl.cast(tl.cast(total, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
-    tl.atomic_xchg(word, value, sem="relaxed")
+def _word(top, total):
+    """(max, sum) as one 64-bit word. It is never zero: a max of zero comes with a sum of at least one."""
+    word = tl.cast(tl.cast(top, tl.int32, bitcast=True), tl.int64) << 32
+    return word | (tl.cast(tl.cast(total, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
@@ -189,19 +197,13 @@ def _seen(words, real):
 
 
 @triton.jit
-def _unpacked(word, real):
-    """(max, sum) of whole rows from words, [parts] or [parts, rows]."""
-    top = tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True)
-    total = tl.cast(tl.cast(word & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True)
-    return _combine(tl.where(real, top, -_INF), tl.where(real, total, 0.0))
-
-
-@triton.jit
-def _combine(tops, totals):
-    """(max, sum) of whole rows from those of their parts."""
+def _combined(word, real):
+    """(max, sum) of whole rows from words, [parts] or [parts, rows]; and by what sums of each part are scaled."""
+    tops = tl.where(real, tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True), -_INF)
+    totals = tl.where(real, tl.cast(tl.cast(word & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True), 0.0)
     top = tl.max(tops, 0)
-    low = tl.where(top == -_INF, 0.0, top)
-    return top, tl.sum(totals * tl.exp(tops - low), 0)
+    scales = tl.exp(tops - tl.where(top == -_INF, 0.0, top))
+    return top, tl.sum(totals * scales, 0), scales
 
 
 @triton.jit
@@ -211,11 +213,11 @@ def _gather(words, count, BLOCKS: tl.constexpr):
     top, total, done = 0.0, 0.0, 0
     while done == 0:
         word, done = _seen(words + part, part < count)
-        top, total = _unpacked(word, part < count)
+        top, total, _ = _combined(word, part < count)
         for block in tl.static_range(1, BLOCKS):
             first = block * _BLOCK
             word, more = _seen(words + first + part, first + part < count)
-            more_top, more_total = _unpacked(word, first + part < count)
+            more_top, more_total, _ = _combined(word, first + part < count)
             higher = tl.maximum(top, more_top)
             low = tl.where(higher == -_INF, 0.0, higher)
             total = total * tl.exp(top - low) + more_total * tl.exp(more_top - low)
@@ -230,36 +232,53 @@ def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.conste
 
     Where very many share the row, the first of every block combines those of its block, so that nobody polls them all.
     """
-    _show(words + part, top, total)
+    tl.atomic_xchg(words + part, _word(top, total), sem="relaxed")
     if WORDS > SPLIT:
         if part % _BLOCK == 0:
             block_top, block_total = _gather(words + part, SPLIT - part, 1)
-            _show(words + SPLIT + part // _BLOCK, block_top, block_total)
+            tl.atomic_xchg(words + SPLIT + part // _BLOCK, _word(block_top, block_total), sem="relaxed")
         row_top, row_total = _gather(words + SPLIT, WORDS - SPLIT, (WORDS - SPLIT + _BLOCK - 1) // _BLOCK)
     else:
         row_top, row_total = _gather(words, SPLIT, (SPLIT + _BLOCK - 1) // _BLOCK)
     return row_top, row_total
 
 
+@triton.jit(noinline=True)
+def _await(counter, COUNT: tl.constexpr):
+    """Waits until a counter has come to COUNT. Not inlined, as `_exchange_row` isn't."""
+    seen = tl.load(counter, volatile=True)
+    while seen < COUNT:
+        seen = tl.load(counter, volatile=True)
+
+
 @triton.jit
 def _exchange(
     words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr
 ):
-    """Shows (max, sum) of this part of a tile to those of the others, and returns those of whole rows."""
+    """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs.
+
+    Returns those of whole rows, and what exps of this part have to be multiplied by, since they are less its own max.
+    A row's words are waited for themselves, which takes one way through memory. Those of several rows are too many for
+    that: a counter behind them tells when all are there.
+    """
     words += tl.cast(tile, tl.int64) * WORDS
     if ROWS == 1:
         row_top, row_total = _exchange_row(words, part, tl.max(top, 0), tl.max(total, 0), SPLIT, WORDS)
-        return tl.full([1], row_top, tl.float32), tl.full([1], row_total, tl.float32)
+        highest = tl.full([1], row_top, tl.float32)
+        return highest, tl.full([1], row_total, tl.float32), tl.exp(top - tl.where(highest == -_INF, 0.0, highest))
     else:
         row = tl.arange(0, ROWS)
-        _show(words + part * ROWS + row, top, total)
+        zeros = tl.atomic_xchg(words + part * ROWS + row, _word(top, total), sem="relaxed")
+        # Counted when all are back. A barrier would say so as well, but a loop around one isn't pipelined.
+        tl.atomic_add(words + SPLIT * ROWS, 1 + tl.sum(zeros, 0), sem="release")
+        _await(words + SPLIT * ROWS, SPLIT)
         parts = tl.arange(0, PARTS)
         real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
-        theirs = words + (parts[:, None] * ROWS + row[None, :])
-        word, done = _seen(theirs, real)
-        while done == 0:
-            word, done = _seen(theirs, real)
-        return _unpacked(word, real)
+        # Not a load: Triton would move that to where the loop's next rows are loaded.
+        word = tl.atomic_or(words + (parts[:, None] * ROWS + row[None, :]), 0, mask=real, sem="relaxed")
+        highest, row_total, scales = _combined(word, real)
+        # Not from `top`, or Triton has that in the layout of words, and to that end x in two.
+        return highest, row_total, tl.sum(tl.where((parts == part)[:, None], scales, 0.0), 0)
 
 
 @triton.jit
@@ -276,7 +295,8 @@ def _clear(
         before = words + tl.cast(tile - step, tl.int64) * WORDS
         tl.store(before + part * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
         if WORDS > SPLIT * ROWS:
-            tl.store(before + SPLIT + part // _BLOCK, tl.cast(0, tl.int64), mask=part % _BLOCK == 0)
+            each: tl.constexpr = _BLOCK if ROWS == 1 else SPLIT
+            tl.store(before + SPLIT * ROWS + part // each, tl.cast(0, tl.int64), mask=part % each == 0)
     if tile + step >= count:
         counter = words + tl.cast(count, tl.int64) * WORDS + begin
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
@@ -292,21 +312,23 @@ def forward(
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift,
     factor, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
-    WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, LOOP: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, CAUSAL: tl.constexpr,
     ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
     part = tl.program_id(0) % SPLIT
     begin = tl.program_id(0) // SPLIT
-    step = tl.num_programs(0) // SPLIT
-    for tile in tl.range(begin, count, step, num_stages=STAGES):
+    step = tl.num_programs(0) // SPLIT if LOOP else 1
+    for tile in tl.range(begin, count if LOOP else begin + 1, step, num_stages=STAGES):
         block, first, column, mask, edge, edge_mask = _place(
             tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
         )
+        in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
+        out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
         source = _pointers(
-            in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, EDGES
+            in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
         )  # fmt: skip
         x = tl.load(source, mask=mask, other=-_INF).to(ACC)
         x = _weigh(
@@ -331,14 +353,12 @@ def forward(
             total += tl.sum(e_edge, 0)
         scale = 1.0
         if SPLIT > 1:
-            highest, total = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
-            scale = tl.exp(top - tl.where(highest == -_INF, 0.0, highest))
-            top = highest
+            top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
         if ZERO:
             total = tl.where(total == 0, 1.0, total)
         scale *= _reciprocal(total, COLS, EXP2_BIAS)
         target = _pointers(
-            out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
+            out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
         if LOG:
             y = (x - tl.expand_dims(top, AXIS)) - tl.expand_dims(tl.log(total), AXIS)
@@ -361,8 +381,8 @@ def backward(
     out_ptr, in_ptr, y_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift, factor,
     LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
-    WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, LOOP: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY), times `factor` if there is one.
 
@@ -371,16 +391,18 @@ def backward(
     count = outer * tl.cdiv(inner, ROWS)
     part = tl.program_id(0) % SPLIT
     begin = tl.program_id(0) // SPLIT
-    step = tl.num_programs(0) // SPLIT
-    for tile in tl.range(begin, count, step, num_stages=STAGES):
+    step = tl.num_programs(0) // SPLIT if LOOP else 1
+    for tile in tl.range(begin, count if LOOP else begin + 1, step, num_stages=STAGES):
         block, first, column, mask, edge, edge_mask = _place(
             tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
         )
+        in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
+        out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
         source = _pointers(
-            in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, EDGES
+            in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
         )  # fmt: skip
         saved = _pointers(
-            y_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
+            y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
         dy = tl.load(source, mask=mask, other=0.0).to(ACC)
         y = tl.load(saved, mask=mask, other=0.0).to(ACC)
@@ -392,10 +414,11 @@ def backward(
             y_edge = tl.load(saved, mask=edge_mask, other=0.0).to(ACC)
             total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
         if SPLIT > 1:
-            _, total = _exchange(words, tile, part, tl.full([ROWS], 1.0, tl.float32), total, SPLIT, PARTS, ROWS, WORDS)
+            top = tl.full([ROWS], 1.0, tl.float32)
+            _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
         across = tl.expand_dims(total, AXIS)
         target = _pointers(
-            out_ptr, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, ALIGNED
+            out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
         )  # fmt: skip
         dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
         if factor is not None:
