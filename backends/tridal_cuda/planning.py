@@ -12,11 +12,12 @@ from tridal.errors import PlanError
 from tridal.types import ITEMSIZE, DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
 from tridal_cuda.occupancy import occupancy, registers_for
 
-_FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few in small tiles, backward, and where rows have edges
+_FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few of narrow rows, and backward
 _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's
+_ROWS_WITH_EDGES = 8  # of a tile of narrow rows at least, of which the whole vectors and the ends each fill a warp
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
-_TOO_FEW_BYTES = 64 << 10  # at which it is better to share rows, and have the next ones on their way
+_TOO_FEW_BYTES = 56 << 10  # with which it is better to share rows; and with all of those, if by a single program
 _SHARED_BYTES_IN_FLIGHT = 160 << 10  # the same where programs also wait for each other
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
 _FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
@@ -73,7 +74,8 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
         return None
     fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
     few = problem.rows < _FEW_WAVES * fit.programs * device.cores
-    if shareable and (few or _in_flight(fit, problem) <= _TOO_FEW_BYTES):
+    least = _TOO_FEW_BYTES if fit.programs > 1 else _BYTES_IN_FLIGHT
+    if shareable and (few or _in_flight(fit, problem) <= least):
         return None
     return fit
 
@@ -93,14 +95,16 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         warps = _warps(rows * cols, _FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
         return Tile("tile", rows, cols, warps, exp2_bias=bias, persistent=False)
     cols, edges = _columns(problem)
-    narrow = _NARROW_TILE
-    if edges:  # ends take registers for each row
-        narrow = _NARROW_TILE // 2 if problem.itemsize == 4 else 2 * _NARROW_TILE
-    rows = max(1, min(_power_above(problem.inner), narrow // cols)) if cols < _NARROW_TILE else 1
+    rows, half = max(1, _NARROW_TILE // cols), problem.itemsize == 2
+    if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
+        rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
+    rows = min(_power_above(problem.inner), rows)
     if rows * cols > widest:
         return None
-    many = rows * cols > _NARROW_TILE and not (edges or problem.backward)
+    many = cols > _NARROW_TILE and not problem.backward
     warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
+    if edges and half and rows >= _ROWS_WITH_EDGES:
+        warps = 2
     return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=bias, persistent=False)
 
 
@@ -141,17 +145,16 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         if fit.tile.rows * longer > _widest(problem, device):
             return None
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
-    alone = tile.rows == 1 and not tile.edges
-    fit = _squeezed(fit, _TOO_FEW_BYTES if alone else _SHARED_BYTES_IN_FLIGHT, problem, device, probe)
-    missing = _SHARED_BYTES_IN_FLIGHT / _in_flight(fit, problem)
+    tight = _squeezed(fit, _SHARED_BYTES_IN_FLIGHT, problem, device, probe)
+    missing = _SHARED_BYTES_IN_FLIGHT / _in_flight(tight, problem)
     if missing > 1 and not tile.edges:
         stages = min(_most_stages(device) - 1, 1 + math.ceil(missing))
         piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
-        piped = _squeezed(piped, _in_flight(fit, problem), problem, device, probe)
+        piped = _squeezed(piped, _TOO_FEW_BYTES, problem, device, probe)
         few = 2 if tile.rows == 1 else stages  # words of several rows take longer to exchange
-        enough = max(few * fit.programs, stages * -(-fit.tile.split // device.cores))
-        return piped if piped.programs * stages >= enough else fit
-    return fit
+        enough = max(few * tight.programs, stages * -(-fit.tile.split // device.cores))
+        return piped if piped.programs * stages >= enough else tight
+    return tight
 
 
 def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
