@@ -232,6 +232,18 @@ def test_a_plan_without_programs_is_refused() -> None:
         launch.prepare(call(), Idle(), DeviceProperties("here", "here", 1), {})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("programs", [1, 63, 65])
+def test_programs_that_do_not_go_on_are_as_many_as_tiles(programs: int) -> None:
+    class Short:
+        name, interpreted, options = "short", True, {}  # type: ignore[var-annotated]
+
+        def plan(self, *_: Any) -> LaunchPlan:
+            return LaunchPlan(Tile("tile", 1, 1024, persistent=False), programs, reason="")
+
+    with pytest.raises(PlanError, match=rf"'short' planned {programs} programs that are not persistent for 64 tiles"):
+        launch.plan(call((64, 1024)), Short(), DeviceProperties("here", "here", 1), {})  # type: ignore[arg-type]
+
+
 def test_probing_without_a_target_is_explained() -> None:
     class Probing:
         name, interpreted, options = "probing", False, {}  # type: ignore[var-annotated]

@@ -36,7 +36,8 @@ class Invariant:
         alike = replace(problem, outer=1, inner=_ROWS, aligned=True)
         planned = self._backend.plan(alike, device, probe, options)
         tiles = problem.outer * -(-problem.inner // planned.tile.rows)
-        programs = min(planned.programs, tiles * planned.tile.split)
+        every = tiles * planned.tile.split
+        programs = min(planned.programs, every) if planned.tile.persistent else every
         return replace(
             planned, programs=programs, reason=f"{planned.reason}; batch-invariant, so as for {_ROWS} rows: {programs}"
         )

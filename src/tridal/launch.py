@@ -40,25 +40,32 @@ class Prepared(NamedTuple):
 def prepare(call: Call, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> Prepared:
     """Plans a call on a device that is present, and compiles what is missing."""
     launch_plan = plan(call, backend, device, options)
-    if launch_plan.programs < 1:
-        raise PlanError(f"backend {backend.name!r} planned {launch_plan.programs} programs for {call.problem}")
-    tile, tiles = launch_plan.tile, call.tiles(launch_plan.tile)
-    if not tile.persistent and launch_plan.programs != tiles * tile.split:
-        told = f"{launch_plan.programs} programs for {tiles} tiles, which are not persistent"
-        raise PlanError(f"backend {backend.name!r} planned {told}: there has to be one for each")
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     return Prepared(launch_plan, bind(call, launch_plan, device), call.words(launch_plan))
 
 
 def plan(call: Call, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
-    """The backend's plan for a call; its probes compile for `device`, which needn't be present."""
+    """The backend's plan for a call; its probes compile for `device`, which needn't be present.
+
+    Raises PlanError if it can't be launched as it is.
+    """
 
     def probe(tile: Tile) -> Resources:
         if device.target is None:
             raise PlanError(f"backend {backend.name!r} probed for registers, but {device.name} has no compile target")
         return _resources(backend, call.variant(tile), device.target)
 
-    return backend.plan(call.problem, device, probe, options)
+    launch_plan = backend.plan(call.problem, device, probe, options)
+    tile, programs = launch_plan.tile, launch_plan.programs
+    if programs < 1:
+        raise PlanError(f"backend {backend.name!r} planned {programs} programs for {call.problem}")
+    tiles = call.tiles(tile)
+    if not tile.persistent and programs != tiles * tile.split:
+        raise PlanError(
+            f"backend {backend.name!r} planned {programs} programs that are not persistent for {tiles} tiles: "
+            "there has to be one for each"
+        )
+    return launch_plan
 
 
 @functools.lru_cache(maxsize=1024)

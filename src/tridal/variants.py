@@ -205,8 +205,5 @@ def _parts(tile: Tile) -> int:
 
 def _words(tile: Tile) -> int:
     """Words of a tile: one for each part of each row, then a counter of parts, or blocks of parts of a single row."""
-    if tile.rows > 1:
-        more = 1
-    else:
-        more = -(-tile.split // _BLOCK) if tile.split > 2 * _BLOCK else 0
-    return tile.split * tile.rows + more
+    blocks = -(-tile.split // _BLOCK) if tile.split > 2 * _BLOCK else 0
+    return tile.split * tile.rows + (1 if tile.rows > 1 else blocks)

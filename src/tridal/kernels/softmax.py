@@ -313,8 +313,8 @@ def forward(
     factor, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, LOOP: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-    PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, CAUSAL: tl.constexpr,
-    ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
+    PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    CAUSAL: tl.constexpr, ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)

@@ -12,7 +12,7 @@ import torch
 import tridal
 from tridal import registry, settings
 from tridal.testing.checking import Subject
-from tridal.types import Algorithm, Backend, DeviceProperties, LaunchPlan, Probe, Problem
+from tridal.types import Algorithm, Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
 
 _WIDEST_TILE = 16_384  # columns that any device holds on chip
 
@@ -20,7 +20,7 @@ _WIDEST_TILE = 16_384  # columns that any device holds on chip
 def _algorithm(algorithm: Algorithm) -> Callable[[LaunchPlan, Problem], LaunchPlan]:
     def override(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
         whole = 1 << (problem.cols - 1).bit_length()
-        plain = replace(plan.tile, algorithm=algorithm, split=1, edges=plan.tile.edges and algorithm != "looped")
+        plain = replace(_persistent(plan.tile), algorithm=algorithm, split=1)
         if algorithm == "tile":
             if whole > _WIDEST_TILE:
                 return plan
@@ -44,12 +44,17 @@ def _edges(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     whole = 1 << (problem.cols - 1).bit_length()
     if problem.layout != "row" or whole > _WIDEST_TILE:
         return plan
-    tile = replace(plan.tile, algorithm="tile", split=1, edges=True, cols=whole, rows=_several(plan, problem))
-    return replace(plan, tile=tile)
+    tile, rows = _persistent(plan.tile), _several(plan, problem)
+    return replace(plan, tile=replace(tile, algorithm="tile", split=1, edges=True, cols=whole, rows=rows))
 
 
 def _single(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    return replace(plan, programs=plan.tile.split)
+    return replace(plan, programs=plan.tile.split, tile=_persistent(plan.tile))
+
+
+def _persistent(tile: Tile) -> Tile:
+    """The tile for any number of programs, and with what registers the compiler likes."""
+    return replace(tile, persistent=True, max_registers=None)
 
 
 PLANS: Mapping[str, Callable[[LaunchPlan, Problem], LaunchPlan] | None] = {
