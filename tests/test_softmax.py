@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.testing import assert_close
 import tridal
 from tridal import execute, registry
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
-from tridal.types import LaunchPlan
+from tridal.types import LaunchPlan, Problem
 
 NAMES = ["softmax", "log_softmax"]
 
@@ -230,40 +231,69 @@ def test_the_output_is_all_that_is_allocated(device: torch.device, name: str) ->
         assert Allocations.elements == x.numel()
 
 
-@pytest.mark.parametrize("cols", [5, 300, 2500])
-def test_exp_by_way_of_exp2_is_as_good(backend: Any, cols: int) -> None:
-    """What a plan may ask for where a device's exp goes over exp2: no bit is lost, and nothing infinite is."""
+@contextmanager
+def _planned(backend: Any, change: Callable[[LaunchPlan, Problem], LaunchPlan]) -> Iterator[torch.device]:
+    """The device of a backend whose plans are changed."""
 
-    class Precise:
-        name = "precise"
+    class Changed:
+        name = "changed"
 
         def __getattr__(self, member: str) -> Any:
             return getattr(backend, member)
 
-        def plan(self, *arguments: Any) -> LaunchPlan:
-            planned = backend.plan(*arguments)
-            bias = planned.tile.exp2_bias or 0.0  # an interpreter's exp2 has none
-            return replace(planned, tile=replace(planned.tile, exp2_bias=bias))
+        def plan(self, problem: Problem, *arguments: Any) -> LaunchPlan:
+            return change(backend.plan(problem, *arguments), problem)
 
-    precise: Any = Precise()
-    registry.register(precise)
+    registry.register(Changed())  # type: ignore[arg-type]
     try:
-        with tridal.use(device="precise", fallback="error"):
-            device = tridal.device()
-            x = torch.randn(7, cols, device=device) * 6
-            x[1, ::2] = -torch.inf
-            x[2] = -torch.inf
-            x[3, 1] = torch.nan
-            x[4, 2] = torch.inf
-            x[5, 0] = 1e30
-            x[6] = -(10.0 ** torch.linspace(0, 38, cols, device=device))
-            y = tridal.softmax(x, -1)
-            g = torch.randn_like(x[0])
-            z = torch.log_softmax(x[:1], -1)
-            dx = torch.ops.tridal.log_softmax_backward(g[None], z, -1, torch.float32)
+        with tridal.use(device="changed", fallback="error"):
+            yield tridal.device()
     finally:
-        registry.unregister("precise")
+        registry.unregister("changed")
+
+
+@pytest.mark.parametrize("cols", [5, 300, 2500])
+def test_exp_by_way_of_exp2_is_as_good(backend: Any, cols: int) -> None:
+    """What a plan may ask for where a device's exp goes over exp2: no bit is lost, and nothing infinite is."""
+
+    def precise(planned: LaunchPlan, _: Problem) -> LaunchPlan:
+        bias = planned.tile.exp2_bias or 2.0**-60  # an interpreter's exp2 has none, and zero would be for 16 bits
+        return replace(planned, tile=replace(planned.tile, exp2_bias=bias))
+
+    with _planned(backend, precise) as device:
+        x = torch.randn(7, cols, device=device) * 6
+        x[1, ::2] = -torch.inf
+        x[2] = -torch.inf
+        x[3, 1] = torch.nan
+        x[4, 2] = torch.inf
+        x[5, 0] = 1e30
+        x[6] = -(10.0 ** torch.linspace(0, 38, cols, device=device))
+        y = tridal.softmax(x, -1)
+        g = torch.randn_like(x[0])
+        z = torch.log_softmax(x[:1], -1)
+        dx = torch.ops.tridal.log_softmax_backward(g[None], z, -1, torch.float32)
     roundings = 200 if backend.interpreted else 24  # an interpreter's fma rounds twice, so the product's error remains
     assert_close(y.double(), torch.softmax(x.double(), -1), rtol=roundings * 2.0**-24, atol=1e-37, equal_nan=True)
     exact = g.double() - z.double().exp() * g.double().sum()
     assert_close(dx.double(), exact, rtol=1e-6, atol=1e-6 * float(g.abs().sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("shape", "dim"), [((7, 301), -1), ((33, 64), 0), ((2, 40, 5), 1), ((0, 4), 1)])
+def test_a_program_for_each_tile(backend: Any, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    """And exp2 as the device has it, which is enough for 16 bits."""
+
+    def each(planned: LaunchPlan, problem: Problem) -> LaunchPlan:
+        tile = replace(planned.tile, persistent=False, exp2_bias=0.0)
+        return replace(planned, tile=tile, programs=problem.outer * -(-problem.inner // tile.rows))
+
+    with _planned(backend, each) as device:
+        x = (torch.randn(shape, device=device) * 4).to(dtype).requires_grad_()
+        y = tridal.softmax(x, dim)
+        g = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, g)
+    exact = torch.softmax(x.detach().double(), dim)
+    eps = torch.finfo(dtype).eps
+    assert_close(y.double(), exact, rtol=eps + 2e-6, atol=1e-7)
+    expected = torch._softmax_backward_data(g.double(), y.detach().double(), dim, torch.float64)
+    assert_close(dx.double(), expected, rtol=eps, atol=2e-6)  # differences of what is about one
