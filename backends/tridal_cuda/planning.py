@@ -95,7 +95,7 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         warps = _warps(rows * cols, _FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
         return Tile("tile", rows, cols, warps, exp2_bias=bias, persistent=False)
     cols, edges = _columns(problem)
-    rows, half = max(1, _NARROW_TILE // cols), problem.itemsize == 2
+    rows, half = max(1, _NARROW_TILE // cols), problem.itemsize == 2 and not problem.backward
     if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
         rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
     rows = min(_power_above(problem.inner), rows)
@@ -150,7 +150,7 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
     if missing > 1 and not tile.edges:
         stages = min(_most_stages(device) - 1, 1 + math.ceil(missing))
         piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
-        piped = _squeezed(piped, _TOO_FEW_BYTES, problem, device, probe)
+        piped = _squeezed(piped, _BYTES_IN_FLIGHT, problem, device, probe)
         few = 2 if tile.rows == 1 else stages  # words of several rows take longer to exchange
         enough = max(few * tight.programs, stages * -(-fit.tile.split // device.cores))
         return piped if piped.programs * stages >= enough else tight
@@ -202,11 +202,8 @@ def _looped(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
 
 
 def _exp2_bias(problem: Problem) -> float | None:
-    """For float32, where the result is an exp and not a sum of many: nowhere else would the error be seen."""
-    if problem.accumulator == 8:
-        return None
-    shown = problem.op in ("softmax", "log_softmax_backward") and problem.out_dtype == "float32"
-    return _EXP2_BIAS if shown else 0.0
+    """Made up for in float32: nowhere else would it be seen. float64 has an exp of its own."""
+    return None if problem.accumulator == 8 else _EXP2_BIAS if problem.out_dtype == "float32" else 0.0
 
 
 def _in_flight(fit: _Fit, problem: Problem) -> int:

@@ -197,37 +197,37 @@ def _seen(words, real):
 
 
 @triton.jit
-def _combined(word, real):
+def _combined(word, real, EXP2_BIAS: tl.constexpr):
     """(max, sum) of whole rows from words, [parts] or [parts, rows]; and by what sums of each part are scaled."""
     tops = tl.where(real, tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True), -_INF)
     totals = tl.where(real, tl.cast(tl.cast(word & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True), 0.0)
     top = tl.max(tops, 0)
-    scales = tl.exp(tops - tl.where(top == -_INF, 0.0, top))
+    scales = _exp(tops - tl.where(top == -_INF, 0.0, top), EXP2_BIAS)
     return top, tl.sum(totals * scales, 0), scales
 
 
 @triton.jit
-def _gather(words, count, BLOCKS: tl.constexpr):
+def _gather(words, count, BLOCKS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """Waits for `count` words of a row, in BLOCKS blocks, and combines them."""
     part = tl.arange(0, _BLOCK)
     top, total, done = 0.0, 0.0, 0
     while done == 0:
         word, done = _seen(words + part, part < count)
-        top, total, _ = _combined(word, part < count)
+        top, total, _ = _combined(word, part < count, EXP2_BIAS)
         for block in tl.static_range(1, BLOCKS):
             first = block * _BLOCK
             word, more = _seen(words + first + part, first + part < count)
-            more_top, more_total, _ = _combined(word, first + part < count)
+            more_top, more_total, _ = _combined(word, first + part < count, EXP2_BIAS)
             higher = tl.maximum(top, more_top)
             low = tl.where(higher == -_INF, 0.0, higher)
-            total = total * tl.exp(top - low) + more_total * tl.exp(more_top - low)
+            total = total * _exp(top - low, EXP2_BIAS) + more_total * _exp(more_top - low, EXP2_BIAS)
             top = higher
             done = tl.minimum(done, more)
     return top, total
 
 
 @triton.jit(noinline=True)
-def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.constexpr):
+def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """`_exchange` of a single row, of scalars. Not inlined, because a loop around one that waits isn't pipelined.
 
     Where very many share the row, the first of every block combines those of its block, so that nobody polls them all.
@@ -235,11 +235,12 @@ def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.conste
     tl.atomic_xchg(words + part, _word(top, total), sem="relaxed")
     if WORDS > SPLIT:
         if part % _BLOCK == 0:
-            block_top, block_total = _gather(words + part, SPLIT - part, 1)
+            block_top, block_total = _gather(words + part, SPLIT - part, 1, EXP2_BIAS)
             tl.atomic_xchg(words + SPLIT + part // _BLOCK, _word(block_top, block_total), sem="relaxed")
-        row_top, row_total = _gather(words + SPLIT, WORDS - SPLIT, (WORDS - SPLIT + _BLOCK - 1) // _BLOCK)
+        blocks: tl.constexpr = (WORDS - SPLIT + _BLOCK - 1) // _BLOCK
+        row_top, row_total = _gather(words + SPLIT, WORDS - SPLIT, blocks, EXP2_BIAS)
     else:
-        row_top, row_total = _gather(words, SPLIT, (SPLIT + _BLOCK - 1) // _BLOCK)
+        row_top, row_total = _gather(words, SPLIT, (SPLIT + _BLOCK - 1) // _BLOCK, EXP2_BIAS)
     return row_top, row_total
 
 
@@ -253,8 +254,9 @@ def _await(counter, COUNT: tl.constexpr):
 
 @triton.jit
 def _exchange(
-    words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr
-):
+    words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
+    EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
     """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs.
 
     Returns those of whole rows, and what exps of this part have to be multiplied by, since they are less its own max.
@@ -263,9 +265,10 @@ def _exchange(
     """
     words += tl.cast(tile, tl.int64) * WORDS
     if ROWS == 1:
-        row_top, row_total = _exchange_row(words, part, tl.max(top, 0), tl.max(total, 0), SPLIT, WORDS)
+        row_top, row_total = _exchange_row(words, part, tl.max(top, 0), tl.max(total, 0), SPLIT, WORDS, EXP2_BIAS)
         highest = tl.full([1], row_top, tl.float32)
-        return highest, tl.full([1], row_total, tl.float32), tl.exp(top - tl.where(highest == -_INF, 0.0, highest))
+        scale = _exp(top - tl.where(highest == -_INF, 0.0, highest), EXP2_BIAS)
+        return highest, tl.full([1], row_total, tl.float32), scale
     else:
         row = tl.arange(0, ROWS)
         zeros = tl.atomic_xchg(words + part * ROWS + row, _word(top, total), sem="relaxed")
@@ -276,7 +279,7 @@ def _exchange(
         real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
         # Not a load: Triton would move that to where the loop's next rows are loaded.
         word = tl.atomic_or(words + (parts[:, None] * ROWS + row[None, :]), 0, mask=real, sem="relaxed")
-        highest, row_total, scales = _combined(word, real)
+        highest, row_total, scales = _combined(word, real, EXP2_BIAS)
         # Not from `top`, or Triton has that in the layout of words, and to that end x in two.
         return highest, row_total, tl.sum(tl.where((parts == part)[:, None], scales, 0.0), 0)
 
@@ -353,7 +356,7 @@ def forward(
             total += tl.sum(e_edge, 0)
         scale = 1.0
         if SPLIT > 1:
-            top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
+            top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
         if ZERO:
             total = tl.where(total == 0, 1.0, total)
         scale *= _reciprocal(total, COLS, EXP2_BIAS)
@@ -415,7 +418,7 @@ def backward(
             total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
         if SPLIT > 1:
             top = tl.full([ROWS], 1.0, tl.float32)
-            _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS)
+            _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
         across = tl.expand_dims(total, AXIS)
         target = _pointers(
             out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
