@@ -14,8 +14,15 @@ import tridal
 from tridal import registry, words
 from tridal.types import Backend
 
-SHAPES = [(64, 1000), (4096, 781), (3, 200_000), (64, 70_001)]
-"""Tiles, edges, and rows that are shared by programs."""
+SHAPES = [
+    ((64, 1000), 1),
+    ((4096, 781), 1),
+    ((3, 200_000), 1),
+    ((64, 70_001), 1),
+    ((30_000, 100), 0),
+    ((8, 9000, 64), 1),
+]
+"""Tiles, edges, and rows that are shared by programs, one by one and several at a time; and the dimension."""
 
 
 @pytest.fixture
@@ -32,19 +39,19 @@ def close(y: torch.Tensor, x: torch.Tensor, dim: int = -1) -> None:
     torch.testing.assert_close(y, torch.softmax(x.double(), dim).to(y.dtype), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_streams(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+def test_streams(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
     x, streams = torch.randn(shape, device=device), [module.Stream(device) for _ in range(4)]
     module.synchronize()
     results = []
     for _ in range(8):
         for stream in streams:
-            results.append(tridal.softmax(x, stream=stream))
+            results.append(tridal.softmax(x, dim, stream=stream))
     with module.stream(streams[0]):
-        results.append(tridal.softmax(x))
+        results.append(tridal.softmax(x, dim))
     module.synchronize()
     for y in results:
-        close(y, x)
+        close(y, x, dim)
     assert all(not tensor.any() for tensor in words._by_stream.values()), "words are left zero"
 
 
@@ -70,14 +77,14 @@ def test_gradient_on_a_stream(module: Any, device: torch.device) -> None:
     torch.testing.assert_close(x.grad.double(), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_graph(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+def test_graph(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
     if not hasattr(module, "CUDAGraph"):
         pytest.skip("no graphs here")
     x, g = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
 
     def step() -> tuple[torch.Tensor, torch.Tensor]:
-        y = tridal.softmax(x)
+        y = tridal.softmax(x, dim)
         return y, torch.autograd.grad(y, x, g)[0]
 
     side = module.Stream(device)
