@@ -194,9 +194,9 @@ def _columns(problem: Problem) -> tuple[int, bool]:
 
 def _looped(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
     """Column tiles of rows, which are read twice."""
-    rows = _RUN // 2 if problem.layout == "inner" else 1
+    rows, each = (_RUN // 2, _FEW_ELEMENTS // 2) if problem.layout == "inner" else (1, _FEW_ELEMENTS)
     cols = _widest(problem, device) // 4 // rows
-    warps, stages = _warps(rows * cols, _FEW_ELEMENTS), _most_stages(device)
+    warps, stages = _warps(rows * cols, each), _most_stages(device)
     tile = Tile("looped", rows, cols, warps, num_stages=stages, exp2_bias=_exp2_bias(problem))
     return _fit(tile, device, probe)
 
