@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,11 @@ def test_edges(c: Call, shift: int, aligned: bool) -> None:
     assert c.scalars(tile)["shift"] == shift
     assert constants(c, tile)["ALIGNED"] is aligned
     assert constants(c)["EDGES"] is constants(c)["ALIGNED"] is False
+
+
+def test_the_kernel_shows_parts_in_blocks_of_as_many_as_words_are_counted_for() -> None:
+    (block,) = re.findall(r"^_BLOCK = tl.constexpr\((\d+)\)", launch._SOURCE.read_text(), re.MULTILINE)
+    assert variants._BLOCK == int(block)
 
 
 def test_words_hold_every_part_of_a_row_and_a_counter_for_each_group() -> None:

@@ -120,11 +120,11 @@ def _exp(x, EXP2_BIAS: tl.constexpr):
     if EXP2_BIAS is None:
         e = tl.exp(x)
     else:
-        if EXP2_BIAS is not None and EXP2_BIAS != 0:
+        if EXP2_BIAS != 0:
             x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)  # for float32 as good as -inf, and a number
         power = x * 1.44269504
         e = tl.exp2(power)
-        if EXP2_BIAS is not None and EXP2_BIAS != 0:
+        if EXP2_BIAS != 0:
             rest = tl.fma(x, 1.925963033500252e-08, tl.fma(x, 1.44269502162933349609375, -power))
             e = tl.fma(e, tl.fma(rest, 0.6931471805599453, -EXP2_BIAS), e)
     return e
