@@ -107,7 +107,7 @@ def test_edges(c: Call, shift: int, aligned: bool) -> None:
 
 def test_the_kernel_shows_parts_in_blocks_of_as_many_as_words_are_counted_for() -> None:
     (block,) = re.findall(r"^_BLOCK = tl.constexpr\((\d+)\)", launch._SOURCE.read_text(), re.MULTILINE)
-    assert variants._BLOCK == int(block)
+    assert int(block) == variants._BLOCK
 
 
 def test_words_hold_every_part_of_a_row_and_a_counter_for_each_group() -> None:
