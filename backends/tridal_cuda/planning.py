@@ -168,7 +168,9 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
             rows //= 2
     else:
         rows, edges = 1, _columns(problem)[1]
-        wanted = _power_above(-(-problem.cols // (_PARTS_WITH_EDGES if edges else _PARTS)))
+        few = 2 * _PARTS * problem.rows <= device.cores and not problem.backward  # then more cores read sooner
+        parts = _PARTS_WITH_EDGES if edges else 2 * _PARTS if few else _PARTS
+        wanted = _power_above(-(-problem.cols // parts))
         part = max(_SHORTEST_PART, min(_LONGEST_PART, wanted))
     part = max(part, _power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
     if rows * part > widest:
