@@ -140,6 +140,8 @@ def test_the_debugging_session_repeats(tmp_path: Path) -> None:
     before, found, after = kernels.read_text().partition(f"        {line[1]}\n")
     assert found, f"the kernels have no line {line[1]}"
     kernels.write_text(f"{before}{found}        breakpoint()\n{after}")
+    behind = before.count("\n") + 3  # from one on, where Python stops before 3.13: behind breakpoint()
+    assert f"softmax.py({behind})forward()\n-> {after.partition(chr(10))[0].strip()}\n" in session
 
     typed = re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE)
     told = subprocess.run(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.testing import assert_close
 import tridal
 from tridal import execute, registry
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
+from tridal.testing.forcing import overridden
 from tridal.types import LaunchPlan, Problem
 
 NAMES = ["softmax", "log_softmax"]
@@ -231,27 +231,6 @@ def test_the_output_is_all_that_is_allocated(device: torch.device, name: str) ->
         assert Allocations.elements == x.numel()
 
 
-@contextmanager
-def _planned(backend: Any, change: Callable[[LaunchPlan, Problem], LaunchPlan]) -> Iterator[torch.device]:
-    """The device of a backend whose plans are changed."""
-
-    class Changed:
-        name = "changed"
-
-        def __getattr__(self, member: str) -> Any:
-            return getattr(backend, member)
-
-        def plan(self, problem: Problem, *arguments: Any) -> LaunchPlan:
-            return change(backend.plan(problem, *arguments), problem)
-
-    registry.register(Changed())  # type: ignore[arg-type]
-    try:
-        with tridal.use(device="changed", fallback="error"):
-            yield tridal.device()
-    finally:
-        registry.unregister("changed")
-
-
 @pytest.mark.parametrize("cols", [5, 300, 2500])
 def test_exp_by_way_of_exp2_is_as_good(backend: Any, cols: int) -> None:
     """What a plan may ask for where a device's exp goes over exp2: no bit is lost, and nothing infinite is."""
@@ -260,7 +239,8 @@ def test_exp_by_way_of_exp2_is_as_good(backend: Any, cols: int) -> None:
         bias = planned.tile.exp2_bias or 2.0**-60  # an interpreter's exp2 has none, and zero would be for 16 bits
         return replace(planned, tile=replace(planned.tile, exp2_bias=bias))
 
-    with _planned(backend, precise) as device:
+    with overridden(backend, "precise", precise) as name, tridal.use(device=name, fallback="error"):
+        device = tridal.device()
         x = torch.randn(7, cols, device=device) * 6
         x[1, ::2] = -torch.inf
         x[2] = -torch.inf
@@ -285,9 +265,10 @@ def test_a_program_for_each_tile(backend: Any, dtype: torch.dtype, shape: tuple[
 
     def each(planned: LaunchPlan, problem: Problem) -> LaunchPlan:
         tile = replace(planned.tile, persistent=False, exp2_bias=0.0)
-        return replace(planned, tile=tile, programs=problem.outer * -(-problem.inner // tile.rows))
+        return replace(planned, tile=tile, programs=problem.tiles(tile.rows))
 
-    with _planned(backend, each) as device:
+    with overridden(backend, "each", each) as name, tridal.use(device=name, fallback="error"):
+        device = tridal.device()
         x = (torch.randn(shape, device=device) * 4).to(dtype).requires_grad_()
         y = tridal.softmax(x, dim)
         g = torch.randn_like(y)

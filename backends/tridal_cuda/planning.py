@@ -45,7 +45,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     """Rows whole in registers where they fit, shared among programs beyond; column tiles where that can't be."""
     fit = _whole(problem, device, probe) or _shared(problem, device, probe) or _looped(problem, device, probe)
     tile, resident = fit.tile, fit.programs * device.cores
-    tiles = problem.outer * -(-problem.inner // tile.rows)
+    tiles = problem.tiles(tile.rows)
     if tile.algorithm == "split":
         programs = min(tiles, resident // tile.split) * tile.split
         how = f"{tile.split} programs share a row and wait for each other, so {programs} of them are launched"
@@ -87,9 +87,7 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     if problem.layout == "inner":
         cols = _power_above(problem.cols)
         rows = min(_power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))
-        most = widest // 2 if problem.aligned and not problem.backward else widest
-        while 2 * rows > _RUN and rows * cols > most:
-            rows //= 2
+        rows = _neighbours(rows, cols, widest // 2 if problem.aligned and not problem.backward else widest)
         if rows * cols > widest:
             return None
         warps = _warps(rows * cols, _FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
@@ -102,9 +100,8 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     if rows * cols > widest:
         return None
     many = cols > _NARROW_TILE and not problem.backward
-    warps = _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
-    if edges and half and rows >= _ROWS_WITH_EDGES:
-        warps = 2
+    narrow = edges and half and rows >= _ROWS_WITH_EDGES
+    warps = 2 if narrow else _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
     return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=bias, persistent=False)
 
 
@@ -132,11 +129,11 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
     tile = _shared_tile(problem, device)
     if tile is None:
         return None
-    programs = tile.split * problem.rows // tile.rows
-    if tile.rows == 1 and programs <= 16 * device.cores:  # perhaps all at once: then more warps take less time
-        each = -(-programs // device.cores)
-        quick = _fit(replace(tile, num_warps=_warps(tile.cols, _FEW_ELEMENTS)), device, probe)
-        quick = _squeezed(quick, each * _bytes_held(quick.tile, problem), problem, device, probe)
+    each, more = -(-tile.split * problem.rows // device.cores), _warps(tile.cols, _FEW_ELEMENTS)
+    hurried = replace(tile, num_warps=more)  # if all programs fit at once, then more warps take less time
+    if tile.rows == 1 and each <= 16 and registers_for(each, hurried, device) > _FEW_ELEMENTS:
+        quick = _fit(hurried, device, probe)
+        quick = _squeezed(quick, each * _bytes_held(hurried, problem), problem, device, probe)
         if each <= quick.programs:
             return quick
     fit = _fit(tile, device, probe)
@@ -164,8 +161,7 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         rows, edges = min(_power_above(problem.inner), _RUN), False
         part = (_LONGEST_PART if problem.backward else _BYTES_ACROSS // problem.itemsize) // rows
         part = max(part, _power_above(-(-problem.cols // _PARTS_ACROSS)))
-        while 2 * rows > _RUN and rows * part > _ELEMENTS_ACROSS:
-            rows //= 2
+        rows = _neighbours(rows, part, _ELEMENTS_ACROSS)
     else:
         rows, edges = 1, _columns(problem)[1]
         few = 2 * _PARTS * problem.rows <= device.cores and not problem.backward  # then more cores read sooner
@@ -184,6 +180,13 @@ def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     warps = _warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS)
     split = -(-problem.cols // part)
     return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)
+
+
+def _neighbours(rows: int, cols: int, most: int) -> int:
+    """So many rows, or fewer if they would be more than `most` elements, but half a run."""
+    while 2 * rows > _RUN and rows * cols > most:
+        rows //= 2
+    return rows
 
 
 def _columns(problem: Problem) -> tuple[int, bool]:

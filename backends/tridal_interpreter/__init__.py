@@ -57,7 +57,7 @@ class Interpreter:
             tile = Tile("looped", rows=1, cols=LARGEST_TILE)
         else:
             tile = Tile("tile", rows=min(1 << (problem.inner - 1).bit_length(), LARGEST_TILE // cols), cols=cols)
-        tiles = problem.outer * -(-problem.inner // tile.rows)
+        tiles = problem.tiles(tile.rows)
         programs = min(tiles, options["num_programs"])
         return LaunchPlan(
             tile,

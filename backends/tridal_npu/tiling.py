@@ -20,7 +20,7 @@ def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) ->
     unified_buffer = device.shared_memory or SMALLEST_UNIFIED_BUFFER
     wanted = device.cores if isinstance(num_programs, str) else num_programs
     tile = choose_tile(problem, unified_buffer, wanted)
-    tiles = problem.outer * -(-problem.inner // tile.rows)
+    tiles = problem.tiles(tile.rows)
     programs = min(tiles, wanted)
     limits = limit(problem, tile.algorithm, tile.rows, unified_buffer)
     elements = tile.rows * tile.cols

@@ -35,8 +35,7 @@ class Invariant:
         """The other's plan for a fixed number of rows, launched for as many as there are."""
         alike = replace(problem, outer=1, inner=_ROWS, aligned=True)
         planned = self._backend.plan(alike, device, probe, options)
-        tiles = problem.outer * -(-problem.inner // planned.tile.rows)
-        every = tiles * planned.tile.split
+        every = problem.tiles(planned.tile.rows) * planned.tile.split
         programs = min(planned.programs, every) if planned.tile.persistent else every
         return replace(
             planned, programs=programs, reason=f"{planned.reason}; batch-invariant, so as for {_ROWS} rows: {programs}"

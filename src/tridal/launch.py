@@ -59,7 +59,7 @@ def plan(call: Call, backend: Backend, device: DeviceProperties, options: Mappin
     tile, programs = launch_plan.tile, launch_plan.programs
     if programs < 1:
         raise PlanError(f"backend {backend.name!r} planned {programs} programs for {call.problem}")
-    tiles = call.tiles(tile)
+    tiles = call.problem.tiles(tile.rows)
     if not tile.persistent and programs != tiles * tile.split:
         raise PlanError(
             f"backend {backend.name!r} planned {programs} programs that are not persistent for {tiles} tiles: "

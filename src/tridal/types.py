@@ -72,6 +72,10 @@ class Problem:
         """Number of rows in all."""
         return self.outer * self.inner
 
+    def tiles(self, rows: int) -> int:
+        """Tiles of so many neighbouring rows: none reaches from one block into the next."""
+        return self.outer * -(-self.inner // rows)
+
     @property
     def backward(self) -> bool:
         """Whether this is a gradient: two tensors are read, and one is written."""

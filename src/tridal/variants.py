@@ -191,11 +191,9 @@ class Call:
     def words(self, launch_plan: LaunchPlan) -> int:
         """64-bit words, zero before and after, that the programs of a launch exchange through."""
         tile = launch_plan.tile
-        return self.tiles(tile) * _words(tile) + launch_plan.programs // tile.split if tile.split > 1 else 0
-
-    def tiles(self, tile: Tile) -> int:
-        """Tiles of whole rows."""
-        return self.geometry.outer * -(-self.geometry.inner // tile.rows)
+        if tile.split == 1:
+            return 0
+        return self.problem.tiles(tile.rows) * _words(tile) + launch_plan.programs // tile.split
 
 
 def _parts(tile: Tile) -> int:

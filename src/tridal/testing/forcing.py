@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import torch
 
@@ -14,10 +14,13 @@ from tridal import registry, settings
 from tridal.testing.checking import Subject
 from tridal.types import Algorithm, Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
 
+Override: TypeAlias = Callable[[LaunchPlan, Problem], LaunchPlan]
+"""The plan to launch instead of the one that was made for a problem."""
+
 _WIDEST_TILE = 16_384  # columns that any device holds on chip
 
 
-def _algorithm(algorithm: Algorithm) -> Callable[[LaunchPlan, Problem], LaunchPlan]:
+def _algorithm(algorithm: Algorithm) -> Override:
     def override(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
         whole = 1 << (problem.cols - 1).bit_length()
         plain = replace(_persistent(plan.tile), algorithm=algorithm, split=1)
@@ -57,7 +60,7 @@ def _persistent(tile: Tile) -> Tile:
     return replace(tile, persistent=True, max_registers=None)
 
 
-PLANS: Mapping[str, Callable[[LaunchPlan, Problem], LaunchPlan] | None] = {
+PLANS: Mapping[str, Override | None] = {
     "planned": None,
     **{algorithm: _algorithm(algorithm) for algorithm in get_args(Algorithm)},
     "edges": _edges,
@@ -74,18 +77,27 @@ def plans(backend: Backend) -> tuple[str, ...]:
 class _Forced:
     """A backend that overrides another's plans, under a name of its own; the rest is the other's."""
 
-    def __init__(self, backend: Backend, plan: str) -> None:
-        self.name = f"{backend.name}{plan}"
+    def __init__(self, backend: Backend, name: str, override: Override) -> None:
+        self.name = f"{backend.name}{name}"
         self._backend = backend
-        self._override = PLANS[plan]
+        self._override = override
 
     def __getattr__(self, member: str) -> Any:
         return getattr(self._backend, member)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        planned = self._backend.plan(problem, device, probe, options)
-        assert self._override is not None
-        return self._override(planned, problem)
+        return self._override(self._backend.plan(problem, device, probe, options), problem)
+
+
+@contextmanager
+def overridden(backend: Backend, name: str, override: Override) -> Iterator[str]:
+    """Name of a backend whose plans are those of another, overridden: its own name and `name`. There for a block."""
+    forced: Any = _Forced(backend, name, override)
+    registry.register(forced)
+    try:
+        yield forced.name
+    finally:
+        registry.unregister(forced.name)
 
 
 @contextmanager
@@ -95,13 +107,8 @@ def subject(backend: Backend, plan: str = "planned", index: int | None = None) -
     Nothing falls back to torch meanwhile. Raises DeviceUnavailableError if the backend can't run here.
     """
     registry.available(backend.name)
-    forced: Any = _Forced(backend, plan)
-    if plan != "planned":
-        registry.register(forced)
-    try:
-        with settings.use(device=forced.name if plan != "planned" else backend.name, fallback="error"):
-            place = torch.device(backend.device_type) if index is None else torch.device(backend.device_type, index)
-            yield Subject(place, tridal.softmax, tridal.log_softmax, interpreted=backend.interpreted)
-    finally:
-        if plan != "planned":
-            registry.unregister(forced.name)
+    override = PLANS[plan]
+    served = nullcontext(backend.name) if override is None else overridden(backend, plan, override)
+    with served as name, settings.use(device=name, fallback="error"):
+        place = torch.device(backend.device_type) if index is None else torch.device(backend.device_type, index)
+        yield Subject(place, tridal.softmax, tridal.log_softmax, interpreted=backend.interpreted)
