@@ -206,25 +206,27 @@ def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(col
         assert "bar.sync" not in body
 
 
-@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize(("op", "programs"), [("softmax", 4), ("softmax_backward", 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_programs_wait_for_several_rows_in_a_pipeline(op: str, dtype: str) -> None:
-    """A loop around a barrier, or around a wait that is not a call, would not be pipelined."""
+def test_parts_of_several_rows_are_held_once(op: str, programs: int, dtype: str) -> None:
+    """Elements in the layout of the words as well, or offsets kept from before the loop, would take all registers."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch, variants
+    plan = tridal.plan(4096, 16_384, dim=0, dtype=dtype, op=op, arch="sm_90")
+    assert plan.resources is not None
+    assert (plan.tile.algorithm, plan.tile.rows, plan.tile.num_stages) == ("split", 32, 1)
+    assert plan.occupancy == programs
+    assert plan.resources.spills <= 16
 
-    g = geometry.geometry((4096, 512), (512, 1), 0)
-    call = variants.Call.of(op, g, (dtype,) * (3 if op.endswith("backward") else 2))  # type: ignore[arg-type]
-    for rows, cols, warps in ((16, 1024, 8), (32, 512, 8), (32, 256, 4)):
-        tile = Tile("split", rows, cols, warps, num_stages=2, split=4096 // cols)
-        asm = launch.compile_variant(call.variant(tile), H100.target).asm  # type: ignore[arg-type]
-        (name, body), *more = _functions(asm["ptx"]).items()
-        assert "await" in name
-        assert not more
-        assert "ld.volatile" in body
-        assert ".shared" not in body
-        assert "bar.sync" not in body
-        assert "async_copy" in asm["ttgir"]
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_are_shared_for_haste_have_a_program_each(dtype: str) -> None:
+    """Where all programs are resident at once, none has to ask for more, and more rows compile nothing new."""
+    pytest.importorskip("triton")
+    few = [tridal.plan(rows, 131_072, dtype=dtype, arch="sm_90") for rows in (5, 16)]
+    assert len({plan.tile for plan in few}) == 1
+    assert not few[0].tile.persistent
+    assert [plan.programs for plan in few] == [rows * few[0].tile.split for rows in (5, 16)]
+    assert tridal.plan(4096, 131_072, dtype=dtype, arch="sm_90").tile.persistent
 
 
 @pytest.mark.parametrize("op", ["softmax", "softmax_backward"])

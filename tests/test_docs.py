@@ -137,9 +137,9 @@ def test_the_debugging_session_repeats(tmp_path: Path) -> None:
     assert line is not None
     shutil.copytree(Path(tridal.__file__).parent, tmp_path / "tridal")
     kernels = tmp_path / "tridal" / "kernels" / "softmax.py"
-    before, found, after = kernels.read_text().partition(f"        {line[1]}\n")
+    before, found, after = kernels.read_text().partition(f"            {line[1]}\n")
     assert found, f"the kernels have no line {line[1]}"
-    kernels.write_text(f"{before}{found}        breakpoint()\n{after}")
+    kernels.write_text(f"{before}{found}            breakpoint()\n{after}")
     behind = before.count("\n") + 3  # from one on, where Python stops before 3.13: behind breakpoint()
     assert f"softmax.py({behind})forward()\n-> {after.partition(chr(10))[0].strip()}\n" in session
 

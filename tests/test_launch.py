@@ -110,13 +110,15 @@ def test_the_kernel_shows_parts_in_blocks_of_as_many_as_words_are_counted_for() 
     assert int(block) == variants._BLOCK
 
 
-def test_words_hold_every_part_of_a_row_and_a_counter_for_each_group() -> None:
+def test_words_hold_every_part_of_a_row_and_a_desk() -> None:
     tile = Tile("split", rows=1, cols=1024, split=5)
     c = call((64, 5000))
     assert c.variant(tile).cooperative
-    assert c.words(LaunchPlan(tile, programs=35, reason="")) == 64 * 5 + 7
+    assert c.words(LaunchPlan(tile, programs=35, reason="")) == 64 * 5 + 2 + 3 * 7
     tall = LaunchPlan(replace(tile, rows=16), programs=10, reason="")
-    assert call((3, 5000, 40), 1).words(tall) == 9 * (5 * 16 + 1) + 2, "and a counter for each tile of several rows"
+    assert call((3, 5000, 40), 1).words(tall) == 9 * 5 * 16 + 2 + 3 * 2
+    wide = LaunchPlan(replace(tile, split=65), programs=130, reason="")
+    assert c.words(wide) == 64 * (65 + 3) + 2 + 3 * 2, "and one for each block of very many"
     assert c.words(LaunchPlan(ROW, programs=64, reason="")) == 0
 
 

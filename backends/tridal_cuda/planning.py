@@ -23,9 +23,10 @@ _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stag
 _FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
 _PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
-_BYTES_ACROSS = 32 << 10  # of several shared rows that one program takes, which exchange a word for each row and part
 _PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
 _ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need more to hold half a run
+_FEWER_REGISTERS = 8  # than the limit, if that spills
+_FEW_SPILLS = 16  # bytes a thread that are worth one more program where programs wait for each other
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx, on sm_90
 _RUN = 32  # neighbouring rows that a tile takes at once where a row is not contiguous; half of it if rows are long
@@ -87,8 +88,12 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     if problem.layout == "inner":
         cols = _power_above(problem.cols)
         rows = min(_power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))
-        rows = _neighbours(rows, cols, widest // 2 if problem.aligned and not problem.backward else widest)
-        if rows * cols > widest:
+        most = min(widest, _ELEMENTS_ACROSS)
+        if problem.aligned or problem.backward:
+            rows = _neighbours(rows, cols, most)
+        elif problem.itemsize > 2:  # each element has an address, and that of two bytes takes as many registers
+            most = widest
+        if rows * cols > most:
             return None
         warps = _warps(rows * cols, _FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
         return Tile("tile", rows, cols, warps, exp2_bias=bias, persistent=False)
@@ -116,7 +121,10 @@ def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties
         if most < 1 or occupancy(tight, replace(fit.resources, registers=most), device)[0] <= fit.programs:
             break
         more = _fit(tight, device, probe)
-        if more.programs <= fit.programs or more.resources.spills > fit.resources.spills:
+        bearable = fit.resources.spills + (_FEW_SPILLS if fit.tile.split > 1 else 0)
+        if more.resources.spills > bearable:  # the compiler makes more of fewer at times
+            more = _fit(replace(tight, max_registers=most - _FEWER_REGISTERS), device, probe)
+        if more.programs <= fit.programs or more.resources.spills > bearable:
             break
         fit = more
     return fit
@@ -130,7 +138,8 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
     if tile is None:
         return None
     each, more = -(-tile.split * problem.rows // device.cores), _warps(tile.cols, _FEW_ELEMENTS)
-    hurried = replace(tile, num_warps=more)  # if all programs fit at once, then more warps take less time
+    # If all programs fit at once, then more warps take less time, and none has to ask for more.
+    hurried = replace(tile, num_warps=more, persistent=False)
     if tile.rows == 1 and each <= 16 and registers_for(each, hurried, device) > _FEW_ELEMENTS:
         quick = _fit(hurried, device, probe)
         quick = _squeezed(quick, each * _bytes_held(hurried, problem), problem, device, probe)
@@ -144,12 +153,11 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
     tight = _squeezed(fit, _SHARED_BYTES_IN_FLIGHT, problem, device, probe)
     missing = _SHARED_BYTES_IN_FLIGHT / _in_flight(tight, problem)
-    if missing > 1 and not tile.edges:
+    if missing > 1 and tile.rows == 1 and not tile.edges:
         stages = min(_most_stages(device) - 1, 1 + math.ceil(missing))
         piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
         piped = _squeezed(piped, _BYTES_IN_FLIGHT, problem, device, probe)
-        few = 2 if tile.rows == 1 else stages  # words of several rows take longer to exchange
-        enough = max(few * tight.programs, stages * -(-fit.tile.split // device.cores))
+        enough = max(2 * tight.programs, stages * -(-fit.tile.split // device.cores))
         return piped if piped.programs * stages >= enough else tight
     return tight
 
@@ -159,8 +167,7 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     widest = _widest(problem, device)
     if problem.layout == "inner":
         rows, edges = min(_power_above(problem.inner), _RUN), False
-        part = (_LONGEST_PART if problem.backward else _BYTES_ACROSS // problem.itemsize) // rows
-        part = max(part, _power_above(-(-problem.cols // _PARTS_ACROSS)))
+        part = max(_LONGEST_PART // rows, _power_above(-(-problem.cols // _PARTS_ACROSS)))
         rows = _neighbours(rows, part, _ELEMENTS_ACROSS)
     else:
         rows, edges = 1, _columns(problem)[1]
@@ -176,7 +183,7 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
 
 def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     """A tile for parts of `part` columns."""
-    few = tile.rows > 1 and problem.backward
+    few = tile.rows > 1 and problem.backward and part * tile.rows <= _LONGEST_PART
     warps = _warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS)
     split = -(-problem.cols // part)
     return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)

@@ -193,7 +193,8 @@ class Call:
         tile = launch_plan.tile
         if tile.split == 1:
             return 0
-        return self.problem.tiles(tile.rows) * _words(tile) + launch_plan.programs // tile.split
+        groups = launch_plan.programs // tile.split
+        return self.problem.tiles(tile.rows) * _words(tile) + 2 + 3 * groups
 
 
 def _parts(tile: Tile) -> int:
@@ -202,6 +203,6 @@ def _parts(tile: Tile) -> int:
 
 
 def _words(tile: Tile) -> int:
-    """Words of a tile: one for each part of each row, then a counter of parts, or blocks of parts of a single row."""
+    """Words of a tile: one for each part of each row, then one for each block of many parts of a single row."""
     blocks = -(-tile.split // _BLOCK) if tile.split > 2 * _BLOCK else 0
-    return tile.split * tile.rows + (1 if tile.rows > 1 else blocks)
+    return tile.split * tile.rows + (blocks if tile.rows == 1 else 0)

@@ -7,13 +7,16 @@ whenever one of them is. Programs stride over tiles, so any number of them compu
 in ACC, the dtype of sums.
 
 What else a plan decides at compile time:
-  SPLIT   programs that share a row. Each takes COLS of its columns, and they exchange (max, sum) through `words`, zero
-          before and after. They wait for each other, so all programs of a launch have to be resident at once.
+  SPLIT   programs that share a row, a group. Each takes COLS of its columns, and they exchange (max, sum) through
+          `words`, zero before and after: WORDS of each tile, then a desk: how many tiles were drawn, how many groups
+          have left, and for each group what it has drawn and who has left. They wait for each other, so all programs
+          of a launch have to be resident at once.
   EDGES   for rows that start or end off a vector's boundary: the whole vectors of a row are the tile, and what is
           before and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the
           first row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in
           vectors too.
-  LOOP    programs go on to further tiles; if not, there are as many as tiles, which takes fewer registers.
+  LOOP    programs go on to further tiles; if not, there are as many as tiles, which takes fewer registers. Groups draw
+          them, as some parts of a device reach memory faster than others; not if STAGES tiles are fetched ahead.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
   EXP2_BIAS
           how `_exp` computes, and what error it makes up for where float32 results show it.
@@ -244,14 +247,6 @@ def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.conste
     return row_top, row_total
 
 
-@triton.jit(noinline=True)
-def _await(counter, COUNT: tl.constexpr):
-    """Waits until a counter has come to COUNT. Not inlined, as `_exchange_row` isn't."""
-    seen = tl.load(counter, volatile=True)
-    while seen < COUNT:
-        seen = tl.load(counter, volatile=True)
-
-
 @triton.jit
 def _exchange(
     words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
@@ -260,8 +255,6 @@ def _exchange(
     """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs.
 
     Returns those of whole rows, and what exps of this part have to be multiplied by, since they are less its own max.
-    A row's words are waited for themselves, which takes one way through memory. Those of several rows are too many for
-    that: a counter behind them tells when all are there.
     """
     words += tl.cast(tile, tl.int64) * WORDS
     if ROWS == 1:
@@ -271,42 +264,87 @@ def _exchange(
         return highest, tl.full([1], row_total, tl.float32), scale
     else:
         row = tl.arange(0, ROWS)
-        zeros = tl.atomic_xchg(words + part * ROWS + row, _word(top, total), sem="relaxed")
-        # Counted when all are back. A barrier would say so as well, but a loop around one isn't pipelined.
-        tl.atomic_add(words + SPLIT * ROWS, 1 + tl.sum(zeros, 0), sem="release")
-        _await(words + SPLIT * ROWS, SPLIT)
         parts = tl.arange(0, PARTS)
         real = (parts < SPLIT)[:, None] & (row < ROWS)[None, :]
-        # Not a load: Triton would move that to where the loop's next rows are loaded.
-        word = tl.atomic_or(words + (parts[:, None] * ROWS + row[None, :]), 0, mask=real, sem="relaxed")
-        highest, row_total, scales = _combined(word, real, EXP2_BIAS)
+        tl.atomic_xchg(words + part * ROWS + row, _word(top, total), sem="relaxed")
+        word = tl.zeros([PARTS, ROWS], tl.int64)
+        done = 0
+        while done == 0:
+            word, done = _seen(words + (parts[:, None] * ROWS + row[None, :]), real)
+        # `done` is looked at again because Triton 3.6 can't compile a loop of whose results only the tile is wanted.
+        highest, row_total, scales = _combined(tl.where(done == 0, 0, word), real, EXP2_BIAS)
         # Not from `top`, or Triton has that in the layout of words, and to that end x in two.
         return highest, row_total, tl.sum(tl.where((parts == part)[:, None], scales, 0.0), 0)
 
 
 @triton.jit
-def _clear(
-    words, tile, part, count, begin, step, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+def _clear(words, tile, part, SPLIT: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Makes the words that a part has written zero again, for a tile that all parts are done with.
+
+    Which they are with the tile before, once all have shown their words of this one.
+    """
+    if tile >= 0:
+        words += tl.cast(tile, tl.int64) * WORDS
+        tl.store(words + part * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
+        if WORDS > SPLIT * ROWS:
+            tl.store(words + SPLIT + part // _BLOCK, tl.cast(0, tl.int64), mask=part % _BLOCK == 0)
+
+
+@triton.jit
+def _turns(count, group, groups, LOOP: tl.constexpr, DRAWS: tl.constexpr):
+    """The range of a group's loop: its tiles; if they are drawn, the most turns that a fast group may take."""
+    if DRAWS:
+        return 0, tl.cdiv(count, groups) * 5 // 4 + 1, 1
+    elif LOOP:
+        return group, count, groups
+    else:
+        return group, group + 1, 1
+
+
+@triton.jit
+def _told(words, count, group, turn, WORDS: tl.constexpr):
+    """Where a group is told the tile of its next turn. Of two, as its slowest part may still be reading the other."""
+    return words + tl.cast(count, tl.int64) * WORDS + 2 + 3 * group + turn % 2
+
+
+@triton.jit
+def _draw(words, count, group, part, turn, turns, WORDS: tl.constexpr):
+    """The first part of a group draws the tile for the group's next turn, if there is one, and tells the others."""
+    if (part == 0) & (turn + 1 < turns):
+        drawn = 1 + tl.atomic_add(words + tl.cast(count, tl.int64) * WORDS, 1, sem="relaxed")
+        tl.atomic_xchg(_told(words, count, group, turn, WORDS), drawn, sem="relaxed")
+
+
+@triton.jit
+def _drawn(drawn, words, count, group, groups, turn, turns, tile, WORDS: tl.constexpr):
+    """The tile that was drawn in this turn; what was told two turns ago is no higher than `tile`, of this turn."""
+    if turn + 1 < turns:
+        while drawn <= tl.maximum(tile - groups + 1, 0):
+            drawn = tl.load(_told(words, count, group, turn, WORDS), volatile=True)
+        tile = tl.cast(drawn, tl.int32) - 1 + groups
+    return tile
+
+
+@triton.jit
+def _leave(
+    words, tile, count, group, groups, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Leaves `words` zero again behind the exchange for a tile.
+    """Whoever is the last of its group to leave clears the words of its last tile; the last of all clears the desk.
 
-    Whoever has seen all parts of this tile knows that all are done with the tile before, and clears its own words of
-    that. The last tile is cleared by whoever of its programs comes last, which a counter behind the words tells.
+    Relaxed, since whoever counts itself has made use of what it has read: all its threads have, behind a barrier.
     """
-    if tile > begin:
-        before = words + tl.cast(tile - step, tl.int64) * WORDS
-        tl.store(before + part * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
-        if WORDS > SPLIT * ROWS:
-            each: tl.constexpr = _BLOCK if ROWS == 1 else SPLIT
-            tl.store(before + SPLIT * ROWS + part // each, tl.cast(0, tl.int64), mask=part % each == 0)
-    if tile + step >= count:
-        counter = words + tl.cast(count, tl.int64) * WORDS + begin
-        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
-            every = tl.arange(0, 2 * PARTS * ROWS)
-            last = words + tl.cast(tile, tl.int64) * WORDS + every
-            tl.store(last, tl.zeros([2 * PARTS * ROWS], tl.int64), mask=every < WORDS)
-            tl.store(counter, 0)
+    tl.debug_barrier()
+    desk = words + tl.cast(count, tl.int64) * WORDS
+    of_group = desk + 2 + 3 * group
+    if tl.atomic_add(of_group + 2, 1, sem="relaxed") == SPLIT - 1:
+        every = tl.arange(0, 2 * PARTS * ROWS)
+        last = words + tl.cast(tile, tl.int64) * WORDS + every
+        tl.store(last, tl.zeros([2 * PARTS * ROWS], tl.int64), mask=every < WORDS)
+        three = tl.arange(0, 4)
+        tl.store(of_group + three, tl.zeros([4], tl.int64), mask=three < 3)
+        if tl.atomic_add(desk + 1, 1, sem="relaxed") == groups - 1:
+            tl.store(desk + tl.arange(0, 2), tl.zeros([2], tl.int64))
 
 
 @triton.jit
@@ -321,62 +359,74 @@ def forward(
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
-    part = tl.program_id(0) % SPLIT
-    begin = tl.program_id(0) // SPLIT
-    step = tl.num_programs(0) // SPLIT if LOOP else 1
-    for tile in tl.range(begin, count if LOOP else begin + 1, step, num_stages=STAGES):
-        block, first, column, mask, edge, edge_mask = _place(
-            tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
-        )
-        in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
-        out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
-        source = _pointers(
-            in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
-        )  # fmt: skip
-        x = tl.load(source, mask=mask, other=-_INF).to(ACC)
-        x = _weigh(
-            x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
-            mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
-        )  # fmt: skip
-        top = tl.max(x, AXIS)
-        if EDGES:
-            source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
-            x_edge = tl.load(source, mask=edge_mask, other=-_INF).to(ACC)
-            x_edge = _weigh(
-                x_edge, edge_mask, block, first, edge, inner, mask_ptr, factor, queries, heads,
-                mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, WIDE, 0, ROWS, 1,
+    part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
+    DRAWS: tl.constexpr = SPLIT > 1 and LOOP and STAGES == 1
+    begin, end, step = _turns(count, group, groups, LOOP, DRAWS)
+    drawn, last = group, -1
+    for turn in tl.range(begin, end, step, num_stages=STAGES):
+        tile = drawn if DRAWS else turn
+        if not DRAWS or tile < count:
+            block, first, column, mask, edge, edge_mask = _place(
+                tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
+            )
+            in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
+            out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
+            source = _pointers(
+                in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
             )  # fmt: skip
-            top = tl.maximum(top, tl.max(x_edge, 0))
-        # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
-        low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
-        e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
-        total = _sum(e, AXIS, ROWS, COLS, EXP2_BIAS)
-        if EDGES:
-            e_edge = _exp(x_edge - tl.expand_dims(low, 0), EXP2_BIAS)
-            total += tl.sum(e_edge, 0)
-        scale = 1.0
-        if SPLIT > 1:
-            top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
-        if ZERO:
-            total = tl.where(total == 0, 1.0, total)
-        scale *= _reciprocal(total, COLS, EXP2_BIAS)
-        target = _pointers(
-            out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
-        )  # fmt: skip
-        if LOG:
-            y = (x - tl.expand_dims(top, AXIS)) - tl.expand_dims(tl.log(total), AXIS)
-        else:
-            y = e * tl.expand_dims(scale, AXIS)
-        tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask)
-        if EDGES:
-            target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+            x = tl.load(source, mask=mask, other=-_INF).to(ACC)
+            x = _weigh(
+                x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+            )  # fmt: skip
+            if DRAWS:
+                _draw(words, count, group, part, turn, end, WORDS)
+            top = tl.max(x, AXIS)
+            if EDGES:
+                source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
+                x_edge = tl.load(source, mask=edge_mask, other=-_INF).to(ACC)
+                x_edge = _weigh(
+                    x_edge, edge_mask, block, first, edge, inner, mask_ptr, factor, queries, heads,
+                    mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, WIDE, 0, ROWS, 1,
+                )  # fmt: skip
+                top = tl.maximum(top, tl.max(x_edge, 0))
+            # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
+            low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
+            e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
+            total = _sum(e, AXIS, ROWS, COLS, EXP2_BIAS)
+            if EDGES:
+                e_edge = _exp(x_edge - tl.expand_dims(low, 0), EXP2_BIAS)
+                total += tl.sum(e_edge, 0)
+            scale = 1.0
+            if SPLIT > 1:
+                top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
+            if DRAWS:
+                told = tl.load(_told(words, count, group, turn, WORDS), volatile=True)
+            if ZERO:
+                total = tl.where(total == 0, 1.0, total)
+            scale *= _reciprocal(total, COLS, EXP2_BIAS)
+            target = _pointers(
+                out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
+            )  # fmt: skip
             if LOG:
-                y_edge = (x_edge - tl.expand_dims(top, 0)) - tl.expand_dims(tl.log(total), 0)
+                y = (x - tl.expand_dims(top, AXIS)) - tl.expand_dims(tl.log(total), AXIS)
             else:
-                y_edge = e_edge * tl.expand_dims(scale, 0)
-            tl.store(target, y_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
-        if SPLIT > 1:
-            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS, WORDS)
+                y = e * tl.expand_dims(scale, AXIS)
+            tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask)
+            if EDGES:
+                target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+                if LOG:
+                    y_edge = (x_edge - tl.expand_dims(top, 0)) - tl.expand_dims(tl.log(total), 0)
+                else:
+                    y_edge = e_edge * tl.expand_dims(scale, 0)
+                tl.store(target, y_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
+            if SPLIT > 1:
+                _clear(words, last if DRAWS else tile - groups, part, SPLIT, ROWS, WORDS)
+            if DRAWS:
+                last, drawn = tile, _drawn(told, words, count, group, groups, turn, end, tile, WORDS)
+    if SPLIT > 1:
+        last = last if DRAWS else end - 1 - (end - 1 - begin) % step
+        _leave(words, last, count, group, groups, SPLIT, PARTS, ROWS, WORDS)
 
 
 @triton.jit
@@ -392,50 +442,62 @@ def backward(
     `in` is dY; Y has the strides of dX.
     """
     count = outer * tl.cdiv(inner, ROWS)
-    part = tl.program_id(0) % SPLIT
-    begin = tl.program_id(0) // SPLIT
-    step = tl.num_programs(0) // SPLIT if LOOP else 1
-    for tile in tl.range(begin, count if LOOP else begin + 1, step, num_stages=STAGES):
-        block, first, column, mask, edge, edge_mask = _place(
-            tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
-        )
-        in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
-        out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
-        source = _pointers(
-            in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
-        )  # fmt: skip
-        saved = _pointers(
-            y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
-        )  # fmt: skip
-        dy = tl.load(source, mask=mask, other=0.0).to(ACC)
-        y = tl.load(saved, mask=mask, other=0.0).to(ACC)
-        total = tl.sum(dy if LOG else y * dy, AXIS)
-        if EDGES:
-            source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
-            saved = _pointers(y_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
-            dy_edge = tl.load(source, mask=edge_mask, other=0.0).to(ACC)
-            y_edge = tl.load(saved, mask=edge_mask, other=0.0).to(ACC)
-            total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
-        if SPLIT > 1:
-            top = tl.full([ROWS], 1.0, tl.float32)
-            _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
-        across = tl.expand_dims(total, AXIS)
-        target = _pointers(
-            out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
-        )  # fmt: skip
-        dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
-        if factor is not None:
-            dx *= factor
-        tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
-        if EDGES:
-            across = tl.expand_dims(total, 0)
-            target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
-            dx_edge = dy_edge - _exp(y_edge, EXP2_BIAS) * across if LOG else y_edge * (dy_edge - across)
+    part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
+    DRAWS: tl.constexpr = SPLIT > 1 and LOOP and STAGES == 1
+    begin, end, step = _turns(count, group, groups, LOOP, DRAWS)
+    drawn, last = group, -1
+    for turn in tl.range(begin, end, step, num_stages=STAGES):
+        tile = drawn if DRAWS else turn
+        if not DRAWS or tile < count:
+            block, first, column, mask, edge, edge_mask = _place(
+                tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
+            )
+            in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
+            out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
+            source = _pointers(
+                in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+            )  # fmt: skip
+            saved = _pointers(
+                y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
+            )  # fmt: skip
+            dy = tl.load(source, mask=mask, other=0.0).to(ACC)
+            y = tl.load(saved, mask=mask, other=0.0).to(ACC)
+            if DRAWS:
+                _draw(words, count, group, part, turn, end, WORDS)
+            total = tl.sum(dy if LOG else y * dy, AXIS)
+            if EDGES:
+                source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
+                saved = _pointers(y_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+                dy_edge = tl.load(source, mask=edge_mask, other=0.0).to(ACC)
+                y_edge = tl.load(saved, mask=edge_mask, other=0.0).to(ACC)
+                total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
+            if SPLIT > 1:
+                top = tl.full([ROWS], 1.0, tl.float32)
+                _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
+            if DRAWS:
+                told = tl.load(_told(words, count, group, turn, WORDS), volatile=True)
+            across = tl.expand_dims(total, AXIS)
+            target = _pointers(
+                out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
+            )  # fmt: skip
+            dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
             if factor is not None:
-                dx_edge *= factor
-            tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
-        if SPLIT > 1:
-            _clear(words, tile, part, count, begin, step, SPLIT, PARTS, ROWS, WORDS)
+                dx *= factor
+            tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
+            if EDGES:
+                across = tl.expand_dims(total, 0)
+                target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
+                dx_edge = dy_edge - _exp(y_edge, EXP2_BIAS) * across if LOG else y_edge * (dy_edge - across)
+                if factor is not None:
+                    dx_edge *= factor
+                tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
+            if SPLIT > 1:
+                _clear(words, last if DRAWS else tile - groups, part, SPLIT, ROWS, WORDS)
+            if DRAWS:
+                last, drawn = tile, _drawn(told, words, count, group, groups, turn, end, tile, WORDS)
+    if SPLIT > 1:
+        last = last if DRAWS else end - 1 - (end - 1 - begin) % step
+        _leave(words, last, count, group, groups, SPLIT, PARTS, ROWS, WORDS)
 
 
 @triton.jit
