@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -138,11 +139,30 @@ def test_plans_on_what_the_compiler_reports(arch: str, rows: int, cols: int, op:
 
 
 def test_pipelines_where_too_little_is_in_flight() -> None:
-    """Half-precision rows of 32,768 are shared, the next parts on their way; a T4's memory takes a stage less."""
+    """Half-precision rows of 20,480 are shared, the next parts on their way; a T4's memory takes a stage less."""
     pytest.importorskip("triton")
-    tiles = {a: tridal.plan(4096, 32_768, dtype="float16", arch=a).tile for a in ("sm_75", "sm_90")}
+    tiles = {a: tridal.plan(4096, 20_480, dtype="float16", arch=a).tile for a in ("sm_75", "sm_90")}
     assert {a: (t.algorithm, t.num_stages) for a, t in tiles.items()} == {"sm_75": ("split", 1), "sm_90": ("split", 3)}
     assert tridal.plan(4096, 12_672, dtype="float32", arch="sm_90").tile.num_stages == 1
+
+
+@pytest.mark.parametrize("cols", [32_768, 65_536, 1_048_576])
+def test_wide_rows_of_16_bits_are_read_again_from_the_cache(cols: int) -> None:
+    """Each pass loads for itself, which the compiler must not undo, and what is on its way fits a core's cache."""
+    pytest.importorskip("triton")
+    from tridal import geometry, launch, variants
+
+    call = variants.Call.of("softmax", geometry.geometry((2048, cols), (cols, 1), 1), ("bfloat16", "bfloat16"))
+    plan = launch.plan(call, CUDA, H100, {})
+    assert plan.tile.rereads
+    assert plan.occupancy is not None
+    assert 96 << 10 < plan.occupancy * plan.tile.cols * 2 <= (H100.shared_memory or 0)
+    compiled = launch.compile_variant(call.variant(plan.tile), H100.target)  # type: ignore[arg-type]
+    loads = re.findall(r"ld\.global(\.L1::evict_\w+)?[\w.:]*\.v4", compiled.asm["ptx"])
+    each = plan.tile.cols // (8 * 32 * plan.tile.num_warps)
+    assert Counter(loads) == {".L1::evict_last": each, "": each, ".L1::evict_first": each}
+    assert not tridal.plan(2048, cols, dtype="float32", arch="sm_90").tile.rereads
+    assert not tridal.plan(2048, cols, dtype="bfloat16", op="softmax_backward", arch="sm_90").tile.rereads
 
 
 @pytest.mark.parametrize(("cols", "programs"), [(12_672, 3), (4096, 12)])

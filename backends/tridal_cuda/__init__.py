@@ -22,7 +22,7 @@ class Cuda:
     name = "cuda"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    algorithms = frozenset({"tile", "split", "looped", "edges", "masked"})
+    algorithms = frozenset({"tile", "split", "looped", "edges", "rereads", "masked"})
     interpreted = False
     options: Mapping[str, Option] = {}
     install = "an NVIDIA driver, and a CUDA build of PyTorch, which brings Triton along (pytorch.org, Get Started)"

@@ -20,13 +20,14 @@ _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy
 _TOO_FEW_BYTES = 56 << 10  # with which it is better to share rows; and with all of those, if by a single program
 _SHARED_BYTES_IN_FLIGHT = 160 << 10  # the same where programs also wait for each other
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
+_REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
 _FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
 _PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
 _PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
 _ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need more to hold half a run
-_FEWER_REGISTERS = 8  # than the limit, if that spills
-_FEW_SPILLS = 16  # bytes a thread that are worth one more program where programs wait for each other
+_FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more of it at times
+_FEW_SPILLS = 32  # bytes a thread that are worth one more program where programs wait for each other
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx, on sm_90
 _RUN = 32  # neighbouring rows that a tile takes at once where a row is not contiguous; half of it if rows are long
@@ -73,9 +74,13 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     shareable = problem.layout != "inner" and tile.cols > _WIDE_ROW and problem.accumulator == 4
     if shareable and tile.edges:
         return None
-    fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
+    fit = _fit(tile, device, probe)
+    if tile.rereads:  # more would drive each other out of the cache; loads come earlier where the compiler has a limit
+        fit = _fit(replace(tile, max_registers=registers_for(fit.programs, tile, device)), device, probe)
+    else:
+        fit = _squeezed(fit, _BYTES_IN_FLIGHT, problem, device, probe)
     few = problem.rows < _FEW_WAVES * fit.programs * device.cores
-    least = _TOO_FEW_BYTES if fit.programs > 1 else _BYTES_IN_FLIGHT
+    least = _TOO_FEW_BYTES if fit.programs > 1 and not tile.rereads else _BYTES_IN_FLIGHT
     if shareable and (few or _in_flight(fit, problem) <= least):
         return None
     return fit
@@ -107,7 +112,8 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     many = cols > _NARROW_TILE and not problem.backward
     narrow = edges and half and rows >= _ROWS_WITH_EDGES
     warps = 2 if narrow else _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
-    return Tile("tile", rows, cols, warps, edges=edges, exp2_bias=bias, persistent=False)
+    tile = Tile("tile", rows, cols, warps, edges=edges, exp2_bias=bias, persistent=False)
+    return _rereading(tile) if cols > _REREAD_ELEMENTS and _rereadable(problem, device) else tile
 
 
 def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
@@ -121,9 +127,10 @@ def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties
         if most < 1 or occupancy(tight, replace(fit.resources, registers=most), device)[0] <= fit.programs:
             break
         more = _fit(tight, device, probe)
-        bearable = fit.resources.spills + (_FEW_SPILLS if fit.tile.split > 1 else 0)
-        if more.resources.spills > bearable:  # the compiler makes more of fewer at times
-            more = _fit(replace(tight, max_registers=most - _FEWER_REGISTERS), device, probe)
+        bearable = fit.resources.spills + (_FEW_SPILLS if tight.split > 1 and tight.num_stages == 1 else 0)
+        if more.resources.spills > fit.resources.spills:
+            fewer = _fit(replace(tight, max_registers=most - _FEWER_REGISTERS), device, probe)
+            more = min(more, fewer, key=lambda fit: fit.resources.spills)
         if more.programs <= fit.programs or more.resources.spills > bearable:
             break
         fit = more
@@ -153,7 +160,7 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
         fit = _fit(_parted(fit.tile, longer, problem), device, probe)
     tight = _squeezed(fit, _SHARED_BYTES_IN_FLIGHT, problem, device, probe)
     missing = _SHARED_BYTES_IN_FLIGHT / _in_flight(tight, problem)
-    if missing > 1 and tile.rows == 1 and not tile.edges:
+    if missing > 1 and tile.rows == 1 and not tile.edges and not tile.rereads:
         stages = min(_most_stages(device) - 1, 1 + math.ceil(missing))
         piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
         piped = _squeezed(piped, _BYTES_IN_FLIGHT, problem, device, probe)
@@ -178,6 +185,11 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     part = max(part, _power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
     if rows * part > widest:
         return None
+    bytes_of_few = _FEW_WAVES * _SHARED_BYTES_IN_FLIGHT * device.cores
+    many = problem.cols >= 4 * _REREAD_ELEMENTS and problem.rows * problem.cols * problem.itemsize > bytes_of_few
+    if many and part <= _REREAD_ELEMENTS and _rereadable(problem, device):
+        tile = Tile("split", 1, _REREAD_ELEMENTS, 1, exp2_bias=_exp2_bias(problem))
+        return _rereading(_parted(tile, _REREAD_ELEMENTS, problem))
     return _parted(Tile("split", rows, part, 1, edges=edges, exp2_bias=_exp2_bias(problem)), part, problem)
 
 
@@ -187,6 +199,20 @@ def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     warps = _warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS)
     split = -(-problem.cols // part)
     return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)
+
+
+def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
+    """Whether to read elements again: of 16 bits, which take twice their bytes of registers, if its cache is ample.
+
+    A core has as much cache as shared memory, if a kernel takes none of this.
+    """
+    ample = (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY
+    return ample and problem.itemsize == 2 and not problem.backward and problem.layout == "row" and problem.aligned
+
+
+def _rereading(tile: Tile) -> Tile:
+    """A tile whose elements take no registers between two passes."""
+    return replace(tile, num_warps=_warps(tile.rows * tile.cols, _MOST_ELEMENTS), rereads=True)
 
 
 def _neighbours(rows: int, cols: int, most: int) -> int:

@@ -19,7 +19,7 @@ class Interpreter:
     name = "interpreter"
     device_type = "cpu"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    algorithms = frozenset({"tile", "looped", "edges", "masked"})
+    algorithms = frozenset({"tile", "looped", "edges", "rereads", "masked"})
     interpreted = True
     options: Mapping[str, Option] = {
         "num_programs": Option(

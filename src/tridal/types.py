@@ -117,6 +117,8 @@ class Tile:
     """
     persistent: bool = True
     """Whether programs go on to further tiles. If not, there is one for each, and it takes fewer registers."""
+    rereads: bool = False
+    """Whether a forward reads elements for each pass, from a core's cache, instead of holding them in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,8 @@ class Backend(Protocol):
     dtypes: frozenset[str]
     """Names of the floating dtypes its kernels can read and write; other dtypes go to torch."""
     algorithms: frozenset[str]
-    """What its plans may ask for: some of `Algorithm`, and "edges" if a tile may take the ends of rows apart.
+    """What its plans may ask for: some of `Algorithm`, "edges" if a tile may take the ends of rows apart, and "rereads"
+    if it may read its elements again.
 
     And "masked" if its tiles for softmax do for scores that are scaled and masked on the way, which takes more memory;
     the problem is the same, and what a mask takes, only a probe tells.

@@ -163,10 +163,12 @@ class Call:
         g, vector, shifts = self.geometry, self.vector, self._shifts()
         strides = zip(g.in_strides[:2], g.out_strides[:2], strict=True)
         alike = len(set(shifts)) == 1 and all((read - written) % vector == 0 for read, written in strides)
-        unused: dict[str, Any] = {} if tile.split > 1 else {"words": None}
+        some: dict[str, Any] = {} if tile.split > 1 else {"words": None}
         if not tile.edges:
-            unused["shift"] = 0
-        return unused | {
+            some["shift"] = 0
+        if not self.problem.backward:
+            some["REREADS"] = tile.rereads
+        return some | {
             "LOOP": tile.persistent,
             "SPLIT": tile.split,
             "PARTS": _parts(tile),

@@ -83,6 +83,7 @@ def described(backend: Backend, properties: DeviceProperties, planned: LaunchPla
     table.add_row("algorithm", f"{tile.algorithm}: {ALGORITHMS[tile.algorithm]}")
     shape = f"{count(tile.rows, 'row')} x {count(tile.cols, 'column')}"
     parts = [f"{tile.split} to a row"] * (tile.split > 1) + ["ends of rows apart"] * tile.edges
+    parts += ["read again for each pass"] * tile.rereads
     parts += ["made up for what exp2 loses"] * bool(tile.exp2_bias)
     table.add_row("tile", ", ".join([shape, count(tile.num_warps, "warp"), count(tile.num_stages, "stage"), *parts]))
     if resources is not None:

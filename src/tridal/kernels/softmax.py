@@ -18,10 +18,13 @@ What else a plan decides at compile time:
   LOOP    programs go on to further tiles; if not, there are as many as tiles, which takes fewer registers. Groups draw
           them, as some parts of a device reach memory faster than others; not if STAGES tiles are fetched ahead.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
+  REREADS
+          elements are read for each of the three passes over a tile, from the core's cache but for the first. They take
+          no registers in between, and so more of them are on their way.
   EXP2_BIAS
           how `_exp` computes, and what error it makes up for where float32 results show it.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
-And how a forward weighs its scores on the way, which is nothing for a plain softmax: see `_weigh`.
+And how a forward weighs its scores on the way, which is nothing for a plain softmax: see `_scores`.
 The source stays inside Triton 3.2.
 """
 
@@ -153,16 +156,19 @@ def _reciprocal(total, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr):
 
 
 @triton.jit
-def _weigh(
-    x, inside, block, first, column, inner, mask_ptr, factor, queries, heads,
+def _scores(
+    source, inside, block, first, column, inner, mask_ptr, factor, queries, heads,
     mask_batch, mask_head, mask_query, mask_col, CAUSAL: tl.constexpr, MASK_BYTES: tl.constexpr,
-    WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    KEEP: tl.constexpr,
 ):  # fmt: skip
     """factor * x; plus the mask, or -inf where a mask of bytes is zero; -inf outside, and where CAUSAL beyond a query.
 
     Rows are numbered: queries of heads of batches, in each of which the mask has a stride, zero where it is broadcast.
-    COLS columns from `column` are weighed; their part of the mask starts at a multiple of MASK_BYTES.
+    COLS columns from `column` are weighed; their part of the mask starts at a multiple of MASK_BYTES. KEEP tells the
+    device what to do with x in its caches.
     """
+    x = tl.load(source, mask=inside, other=-_INF, eviction_policy=KEEP).to(ACC)
     if factor is not None:
         x = tl.where(inside, x * factor, -_INF)
     if CAUSAL or mask_ptr is not None:
@@ -355,7 +361,7 @@ def forward(
     LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, LOOP: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
     PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    CAUSAL: tl.constexpr, ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
+    REREADS: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
@@ -374,24 +380,28 @@ def forward(
             source = _pointers(
                 in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
             )  # fmt: skip
-            x = tl.load(source, mask=mask, other=-_INF).to(ACC)
-            x = _weigh(
-                x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
-                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+            x = _scores(
+                source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS,
+                "evict_last" if REREADS else "",
             )  # fmt: skip
             if DRAWS:
                 _draw(words, count, group, part, turn, end, WORDS)
             top = tl.max(x, AXIS)
             if EDGES:
-                source = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
-                x_edge = tl.load(source, mask=edge_mask, other=-_INF).to(ACC)
-                x_edge = _weigh(
-                    x_edge, edge_mask, block, first, edge, inner, mask_ptr, factor, queries, heads,
-                    mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, WIDE, 0, ROWS, 1,
+                ends = _pointers(in_ptr, block, first, edge, in_outer, in_inner, in_col, WIDE, 0, ROWS, 1, False)
+                x_edge = _scores(
+                    ends, edge_mask, block, first, edge, inner, mask_ptr, factor, queries, heads,
+                    mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, ACC, WIDE, 0, ROWS, 1, "",
                 )  # fmt: skip
                 top = tl.maximum(top, tl.max(x_edge, 0))
             # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
             low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
+            if REREADS:
+                x = _scores(
+                    source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                    mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS, "",
+                )  # fmt: skip
             e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
             total = _sum(e, AXIS, ROWS, COLS, EXP2_BIAS)
             if EDGES:
@@ -408,6 +418,13 @@ def forward(
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
             )  # fmt: skip
+            if REREADS:
+                x = _scores(
+                    source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                    mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS,
+                    "evict_first",
+                )  # fmt: skip
+                e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
             if LOG:
                 y = (x - tl.expand_dims(top, AXIS)) - tl.expand_dims(tl.log(total), AXIS)
             else:
@@ -519,10 +536,9 @@ def forward_looped(
             source = _pointers(
                 in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
-            x = tl.load(source, mask=mask, other=-_INF).to(ACC)
-            x = _weigh(
-                x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
-                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+            x = _scores(
+                source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS, "",
             )  # fmt: skip
             higher = tl.maximum(top, tl.max(x, AXIS))
             # As long as a row has shown nothing but -inf, -inf - -inf must not make its sum NaN.
@@ -542,10 +558,9 @@ def forward_looped(
             source = _pointers(
                 in_ptr, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, False
             )  # fmt: skip
-            x = tl.load(source, mask=mask, other=-_INF).to(ACC)
-            x = _weigh(
-                x, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
-                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, WIDE, AXIS, ROWS, COLS,
+            x = _scores(
+                source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
+                mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS, "",
             )  # fmt: skip
             x -= top
             y = x - tl.log(total) if LOG else _exp(x, EXP2_BIAS) * scale

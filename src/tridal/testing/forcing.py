@@ -51,6 +51,12 @@ def _edges(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     return replace(plan, tile=replace(tile, algorithm="tile", split=1, edges=True, cols=whole, rows=rows))
 
 
+def _rereads(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    plan = _algorithm("tile")(plan, problem)
+    whole = plan.tile.algorithm == "tile" and not problem.backward
+    return replace(plan, tile=replace(plan.tile, rereads=True)) if whole else plan
+
+
 def _single(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     return replace(plan, programs=plan.tile.split, tile=_persistent(plan.tile))
 
@@ -64,6 +70,7 @@ PLANS: Mapping[str, Override | None] = {
     "planned": None,
     **{algorithm: _algorithm(algorithm) for algorithm in get_args(Algorithm)},
     "edges": _edges,
+    "rereads": _rereads,
     "single": _single,
 }
 """How a case may override the backend's plan: each algorithm that the kernels offer, and one program for all tiles."""
