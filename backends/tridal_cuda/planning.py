@@ -13,7 +13,7 @@ from tridal.types import ITEMSIZE, DeviceProperties, LaunchPlan, Probe, Problem,
 from tridal_cuda.occupancy import occupancy, registers_for
 
 _FEW_ELEMENTS, _MANY_ELEMENTS = 32, 64  # that a thread holds: few of narrow rows, and backward
-_NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's
+_NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's; of float32 half of it, forward
 _ROWS_WITH_EDGES = 8  # of a tile of narrow rows at least, of which the whole vectors and the ends each fill a warp
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
@@ -103,7 +103,9 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         warps = _warps(rows * cols, _FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
         return Tile("tile", rows, cols, warps, exp2_bias=bias, persistent=False)
     cols, edges = _columns(problem)
-    rows, half = max(1, _NARROW_TILE // cols), problem.itemsize == 2 and not problem.backward
+    half = problem.itemsize == 2 and not problem.backward
+    full = half or problem.backward or edges or cols < (device.warp_size or 32)
+    rows = max(1, (_NARROW_TILE if full else _NARROW_TILE // 2) // cols)
     if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
         rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
     rows = min(_power_above(problem.inner), rows)

@@ -366,7 +366,7 @@ def forward(
     """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
     count = outer * tl.cdiv(inner, ROWS)
     part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
-    DRAWS: tl.constexpr = SPLIT > 1 and LOOP and STAGES == 1
+    DRAWS: tl.constexpr = (SPLIT > 1 and LOOP) and STAGES == 1
     begin, end, step = _turns(count, group, groups, LOOP, DRAWS)
     drawn, last = group, -1
     for turn in tl.range(begin, end, step, num_stages=STAGES):
@@ -460,7 +460,7 @@ def backward(
     """
     count = outer * tl.cdiv(inner, ROWS)
     part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
-    DRAWS: tl.constexpr = SPLIT > 1 and LOOP and STAGES == 1
+    DRAWS: tl.constexpr = (SPLIT > 1 and LOOP) and STAGES == 1
     begin, end, step = _turns(count, group, groups, LOOP, DRAWS)
     drawn, last = group, -1
     for turn in tl.range(begin, end, step, num_stages=STAGES):
