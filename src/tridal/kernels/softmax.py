@@ -8,9 +8,8 @@ in ACC, the dtype of sums.
 
 What else a plan decides at compile time:
   SPLIT   programs that share a row, a group. Each takes COLS of its columns, and they exchange (max, sum) through
-          `words`, zero before and after: WORDS of each tile, then a desk: how many tiles were drawn, how many groups
-          have left, and for each group what it has drawn and who has left. They wait for each other, so all programs
-          of a launch have to be resident at once.
+          `words`, zero before and after: WORDS of each tile, then a desk for what they draw, see `_desk`. They wait for
+          each other, so all programs of a launch have to be resident at once.
   EDGES   for rows that start or end off a vector's boundary: the whole vectors of a row are the tile, and what is
           before and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the
           first row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in
@@ -308,17 +307,23 @@ def _turns(count, group, groups, LOOP: tl.constexpr, DRAWS: tl.constexpr):
 
 
 @triton.jit
-def _told(words, count, group, turn, WORDS: tl.constexpr):
-    """Where a group is told the tile of its next turn. Of two, as its slowest part may still be reading the other."""
-    return words + tl.cast(count, tl.int64) * WORDS + 2 + 3 * group + turn % 2
+def _desk(words, count, WORDS: tl.constexpr):
+    """Behind the words of all tiles: how many were drawn, and how many groups have left."""
+    return words + tl.cast(count, tl.int64) * WORDS
+
+
+@triton.jit
+def _desk_of(words, count, group, WORDS: tl.constexpr):
+    """Of a group: its next tile, in two places, as its slowest part may still be reading one; and who has left."""
+    return _desk(words, count, WORDS) + 2 + 3 * group
 
 
 @triton.jit
 def _draw(words, count, group, part, turn, turns, WORDS: tl.constexpr):
     """The first part of a group draws the tile for the group's next turn, if there is one, and tells the others."""
     if (part == 0) & (turn + 1 < turns):
-        drawn = 1 + tl.atomic_add(words + tl.cast(count, tl.int64) * WORDS, 1, sem="relaxed")
-        tl.atomic_xchg(_told(words, count, group, turn, WORDS), drawn, sem="relaxed")
+        drawn = 1 + tl.atomic_add(_desk(words, count, WORDS), 1, sem="relaxed")
+        tl.atomic_xchg(_desk_of(words, count, group, WORDS) + turn % 2, drawn, sem="relaxed")
 
 
 @triton.jit
@@ -326,7 +331,7 @@ def _drawn(drawn, words, count, group, groups, turn, turns, tile, WORDS: tl.cons
     """The tile that was drawn in this turn; what was told two turns ago is no higher than `tile`, of this turn."""
     if turn + 1 < turns:
         while drawn <= tl.maximum(tile - groups + 1, 0):
-            drawn = tl.load(_told(words, count, group, turn, WORDS), volatile=True)
+            drawn = tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
         tile = tl.cast(drawn, tl.int32) - 1 + groups
     return tile
 
@@ -341,8 +346,7 @@ def _leave(
     Relaxed, since whoever counts itself has made use of what it has read: all its threads have, behind a barrier.
     """
     tl.debug_barrier()
-    desk = words + tl.cast(count, tl.int64) * WORDS
-    of_group = desk + 2 + 3 * group
+    desk, of_group = _desk(words, count, WORDS), _desk_of(words, count, group, WORDS)
     if tl.atomic_add(of_group + 2, 1, sem="relaxed") == SPLIT - 1:
         every = tl.arange(0, 2 * PARTS * ROWS)
         last = words + tl.cast(tile, tl.int64) * WORDS + every
@@ -363,7 +367,7 @@ def forward(
     PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     REREADS: tl.constexpr, CAUSAL: tl.constexpr, ZERO: tl.constexpr, MASK_BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Rows that one program holds, or SPLIT programs together: each element is read once and written once."""
+    """Rows that one program holds, or SPLIT programs together: memory sees each element once each way."""
     count = outer * tl.cdiv(inner, ROWS)
     part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
     DRAWS: tl.constexpr = (SPLIT > 1 and LOOP) and STAGES == 1
@@ -411,7 +415,7 @@ def forward(
             if SPLIT > 1:
                 top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
             if DRAWS:
-                told = tl.load(_told(words, count, group, turn, WORDS), volatile=True)
+                told = tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
             if ZERO:
                 total = tl.where(total == 0, 1.0, total)
             scale *= _reciprocal(total, COLS, EXP2_BIAS)
@@ -492,7 +496,7 @@ def backward(
                 top = tl.full([ROWS], 1.0, tl.float32)
                 _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
             if DRAWS:
-                told = tl.load(_told(words, count, group, turn, WORDS), volatile=True)
+                told = tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
             across = tl.expand_dims(total, AXIS)
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
