@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,13 +122,14 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("bench-results", "results.csv").exists()
 
 
-def test_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, sent: signal.Signals) -> None:
     measured = measuring.measure
     seen: list[Any] = []
 
     def interrupted(point: Any, *arguments: Any) -> Any:
         if seen:
-            raise KeyboardInterrupt
+            signal.raise_signal(sent)
         seen.append(point)
         return measured(point, *arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -81,7 +82,7 @@ def bench(
 
 
 def _measure(asked: Sequence[Point], chosen: Sequence[Provider], place: torch.device) -> list[dict[str, Any]]:
-    """Measures every point; what is measured when a person interrupts is kept."""
+    """Measures every point; what is measured when a person interrupts, or a batch system's time is up, is kept."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tridal.benchmarks.measuring import measure
@@ -91,6 +92,7 @@ def _measure(asked: Sequence[Point], chosen: Sequence[Provider], place: torch.de
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(asked) * (len(chosen) + 1))
+        terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             for point in asked:
                 progress.update(task, description=f"{point.label} {point.dtype} {point.direction}")
@@ -99,6 +101,8 @@ def _measure(asked: Sequence[Point], chosen: Sequence[Provider], place: torch.de
                     progress.advance(task)
         except KeyboardInterrupt:
             console(stderr=True).print("interrupted: what was measured so far is kept")
+        finally:
+            signal.signal(signal.SIGTERM, terminated)
     return rows
 
 
