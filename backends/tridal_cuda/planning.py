@@ -197,7 +197,8 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
 
 def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     """A tile for parts of `part` columns."""
-    few = tile.rows > 1 and problem.backward and part * tile.rows <= _LONGEST_PART
+    small = part * tile.rows <= _LONGEST_PART or not problem.aligned  # elements with addresses of their own take more
+    few = tile.rows > 1 and problem.backward and small
     warps = _warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS)
     split = -(-problem.cols // part)
     return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)
