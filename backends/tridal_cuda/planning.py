@@ -205,7 +205,7 @@ def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
 
 
 def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
-    """Whether to read elements again: of 16 bits, which take twice their bytes of registers, if its cache is ample.
+    """Whether to read elements again: of 16 bits, which take twice their size of registers, if a core's cache is ample.
 
     A core has as much cache as shared memory, if a kernel takes none of this.
     """
