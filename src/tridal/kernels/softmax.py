@@ -164,8 +164,8 @@ def _scores(
     """factor * x; plus the mask, or -inf where a mask of bytes is zero; -inf outside, and where CAUSAL beyond a query.
 
     Rows are numbered: queries of heads of batches, in each of which the mask has a stride, zero where it is broadcast.
-    COLS columns from `column` are weighed; their part of the mask starts at a multiple of MASK_BYTES. KEEP tells the
-    device what to do with x in its caches.
+    COLS columns from `column` are weighed; their part of the mask starts at a multiple of MASK_BYTES. x is what
+    `source` points to, and KEEP tells the device what to do with it in its caches.
     """
     x = tl.load(source, mask=inside, other=-_INF, eviction_policy=KEEP).to(ACC)
     if factor is not None:
@@ -296,14 +296,18 @@ def _clear(words, tile, part, SPLIT: tl.constexpr, ROWS: tl.constexpr, WORDS: tl
 
 
 @triton.jit
-def _turns(count, group, groups, LOOP: tl.constexpr, DRAWS: tl.constexpr):
-    """The range of a group's loop: its tiles; if they are drawn, the most turns that a fast group may take."""
+def _turns(count, SPLIT: tl.constexpr, LOOP: tl.constexpr, DRAWS: tl.constexpr):
+    """A program's part, its group of all groups, and the range of its loop over the tiles of the group.
+
+    If these are drawn, the range is of turns, the most that a fast group may take.
+    """
+    part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
     if DRAWS:
-        return 0, tl.cdiv(count, groups) * 5 // 4 + 1, 1
+        return part, group, groups, 0, tl.cdiv(count, groups) * 5 // 4 + 1, 1
     elif LOOP:
-        return group, count, groups
+        return part, group, groups, group, count, groups
     else:
-        return group, group + 1, 1
+        return part, group, groups, group, group + 1, 1
 
 
 @triton.jit
@@ -319,6 +323,12 @@ def _desk_of(words, count, group, WORDS: tl.constexpr):
 
 
 @triton.jit
+def _told(words, count, group, turn, WORDS: tl.constexpr):
+    """One more than the number that was drawn in this turn; what was told two turns ago, as long as that isn't."""
+    return tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
+
+
+@triton.jit
 def _draw(words, count, group, part, turn, turns, WORDS: tl.constexpr):
     """The first part of a group draws the tile for the group's next turn, if there is one, and tells the others."""
     if (part == 0) & (turn + 1 < turns):
@@ -331,7 +341,7 @@ def _drawn(drawn, words, count, group, groups, turn, turns, tile, WORDS: tl.cons
     """The tile that was drawn in this turn; what was told two turns ago is no higher than `tile`, of this turn."""
     if turn + 1 < turns:
         while drawn <= tl.maximum(tile - groups + 1, 0):
-            drawn = tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
+            drawn = _told(words, count, group, turn, WORDS)
         tile = tl.cast(drawn, tl.int32) - 1 + groups
     return tile
 
@@ -369,9 +379,8 @@ def forward(
 ):  # fmt: skip
     """Rows that one program holds, or SPLIT programs together: memory sees each element once each way."""
     count = outer * tl.cdiv(inner, ROWS)
-    part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
     DRAWS: tl.constexpr = (SPLIT > 1 and LOOP) and STAGES == 1
-    begin, end, step = _turns(count, group, groups, LOOP, DRAWS)
+    part, group, groups, begin, end, step = _turns(count, SPLIT, LOOP, DRAWS)
     drawn, last = group, -1
     for turn in tl.range(begin, end, step, num_stages=STAGES):
         tile = drawn if DRAWS else turn
@@ -415,7 +424,7 @@ def forward(
             if SPLIT > 1:
                 top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
             if DRAWS:
-                told = tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
+                told = _told(words, count, group, turn, WORDS)
             if ZERO:
                 total = tl.where(total == 0, 1.0, total)
             scale *= _reciprocal(total, COLS, EXP2_BIAS)
@@ -463,9 +472,8 @@ def backward(
     `in` is dY; Y has the strides of dX.
     """
     count = outer * tl.cdiv(inner, ROWS)
-    part, group, groups = tl.program_id(0) % SPLIT, tl.program_id(0) // SPLIT, tl.num_programs(0) // SPLIT
     DRAWS: tl.constexpr = (SPLIT > 1 and LOOP) and STAGES == 1
-    begin, end, step = _turns(count, group, groups, LOOP, DRAWS)
+    part, group, groups, begin, end, step = _turns(count, SPLIT, LOOP, DRAWS)
     drawn, last = group, -1
     for turn in tl.range(begin, end, step, num_stages=STAGES):
         tile = drawn if DRAWS else turn
@@ -496,7 +504,7 @@ def backward(
                 top = tl.full([ROWS], 1.0, tl.float32)
                 _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
             if DRAWS:
-                told = tl.load(_desk_of(words, count, group, WORDS) + turn % 2, volatile=True)
+                told = _told(words, count, group, turn, WORDS)
             across = tl.expand_dims(total, AXIS)
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
