@@ -165,6 +165,40 @@ def test_wide_rows_of_16_bits_are_read_again_from_the_cache(cols: int) -> None:
     assert not tridal.plan(2048, cols, dtype="bfloat16", op="softmax_backward", arch="sm_90").tile.rereads
 
 
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("cols", "split"), [(64, 1), (512, 1), (4096, 16), (50_257, None)])
+def test_columns_of_16_bits_are_read_again_from_the_cache(cols: int, split: int | None, backward: bool) -> None:
+    """By whole lines or, shared among programs, half ones in a gradient; without spills, and no fp32 in between."""
+    pytest.importorskip("triton")
+    from tridal import geometry, launch, variants
+
+    shape = (-(-(1 << 27) // (512 * cols)), cols, 512)
+    op, tensors = ("softmax_backward", 3) if backward else ("softmax", 2)
+    where = geometry.geometry(shape, geometry.contiguous_strides(shape), 1)
+    call = variants.Call.of(op, where, ("bfloat16",) * tensors)  # type: ignore[arg-type]
+    plan = launch.plan(call, CUDA, H100, {})
+    assert plan.tile.rereads
+    assert plan.tile.split == split or split is None
+    assert plan.tile.rows in ((16, 32, 64) if plan.tile.split > 1 else (64,))
+    assert plan.occupancy is not None
+    assert plan.resources is not None
+    assert plan.resources.spills == 0 or cols == 64
+    held = plan.occupancy * plan.tile.rows * plan.tile.cols * 2 * (tensors - 1)
+    assert 88 << 10 <= held <= (H100.shared_memory or 0)
+    compiled = launch.compile_variant(call.variant(plan.tile), H100.target)  # type: ignore[arg-type]
+    loads = Counter(re.findall(r"ld\.global(?:\.L1::evict_(\w+))?[\w.:]*\.v4", compiled.asm["ptx"]))
+    each = (tensors - 1) * plan.tile.rows * plan.tile.cols // (8 * 32 * plan.tile.num_warps)
+    assert loads == {"last": each, "first": each} if backward else {"last": each, "": each, "first": each}
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(2048, "bfloat16"), (262_144, "float32")])
+def test_few_columns_and_those_of_32_bits_are_held_in_registers(columns: int, dtype: str) -> None:
+    """Few take the smaller tiles, as more cores read then; and 32 bits take no less of the cache than of registers."""
+    pytest.importorskip("triton")
+    tile = tridal.plan(512, columns, dim=0, dtype=dtype, arch="sm_90").tile
+    assert (tile.rows, tile.cols, tile.rereads) == (32, 512, False)
+
+
 @pytest.mark.parametrize(("cols", "programs"), [(12_672, 3), (4096, 12)])
 def test_fewer_registers_let_more_programs_in(cols: int, programs: int) -> None:
     pytest.importorskip("triton")
@@ -231,9 +265,9 @@ def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(col
 def test_parts_of_several_rows_are_held_once(op: str, programs: int, dtype: str) -> None:
     """Elements in the layout of the words as well, or offsets kept from before the loop, would take all registers."""
     pytest.importorskip("triton")
-    plan = tridal.plan(4096, 16_384, dim=0, dtype=dtype, op=op, arch="sm_90")
+    plan = tridal.plan(4096, 1536, dim=0, dtype=dtype, op=op, arch="sm_90")
     assert plan.resources is not None
-    assert (plan.tile.algorithm, plan.tile.rows, plan.tile.num_stages) == ("split", 32, 1)
+    assert (plan.tile.algorithm, plan.tile.rows, plan.tile.rereads) == ("split", 32, False)
     assert plan.occupancy == programs
     assert plan.resources.spills <= 16
 

@@ -21,16 +21,19 @@ _TOO_FEW_BYTES = 56 << 10  # with which it is better to share rows; and with all
 _SHARED_BYTES_IN_FLIGHT = 160 << 10  # the same where programs also wait for each other
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages instead of two
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
+_REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the cache that they are read from
 _FEW_WAVES = 4  # of rows, whose last one leaves much of the device idle if a row takes a program
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
 _PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
 _PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
+_WORDS_ACROSS = 2048  # of a tile at most, where columns are read again
 _ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need more to hold half a run
 _FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more of it at times
 _FEW_SPILLS = 32  # bytes a thread that are worth one more program where programs wait for each other
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 _EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx, on sm_90
 _RUN = 32  # neighbouring rows that a tile takes at once where a row is not contiguous; half of it if rows are long
+_LINE = 128  # bytes of a line of the cache, which takes room as a whole, however little of it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,11 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     if shareable and tile.edges:
         return None
     fit = _fit(tile, device, probe)
+    if not tile.rereads or problem.layout == "inner":
+        fit = _squeezed(fit, _REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
     if tile.rereads:  # more would drive each other out of the cache; loads come earlier where the compiler has a limit
-        fit = _fit(replace(tile, max_registers=registers_for(fit.programs, tile, device)), device, probe)
-    else:
-        fit = _squeezed(fit, _BYTES_IN_FLIGHT, problem, device, probe)
+        enough = min(fit.programs, -(-_REREAD_BYTES // _bytes_held(tile, problem)))
+        fit = _fit(replace(tile, max_registers=registers_for(enough, tile, device)), device, probe)
     few = problem.rows < _FEW_WAVES * fit.programs * device.cores
     least = _TOO_FEW_BYTES if fit.programs > 1 and not tile.rereads else _BYTES_IN_FLIGHT
     if shareable and (few or _in_flight(fit, problem) <= least):
@@ -92,6 +96,8 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     bias = _exp2_bias(problem)
     if problem.layout == "inner":
         cols = _power_above(problem.cols)
+        if cols >= _MANY_ELEMENTS and _rereadable(problem, device):
+            return _whole_columns(problem, device)
         rows = min(_power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))
         most = min(widest, _ELEMENTS_ACROSS)
         if problem.aligned or problem.backward:
@@ -115,7 +121,25 @@ def _whole_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     narrow = edges and half and rows >= _ROWS_WITH_EDGES
     warps = 2 if narrow else _warps(rows * cols, _MANY_ELEMENTS if many else _FEW_ELEMENTS)
     tile = Tile("tile", rows, cols, warps, edges=edges, exp2_bias=bias, persistent=False)
-    return _rereading(tile) if cols > _REREAD_ELEMENTS and _rereadable(problem, device) else tile
+    return _rereading(tile, problem) if cols > _REREAD_ELEMENTS and _rereadable(problem, device) else tile
+
+
+def _whole_columns(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """A tile of whole columns that are read again; None if lines of them are more than the cache bears.
+
+    Half a line wastes half of the cache. So it is only for a gradient, which reads twice and not three times; and there
+    too, only if the tile is too large otherwise, or lets no second program in.
+    """
+    cols, most = _power_above(problem.cols), _most_reread(device)
+    line = _LINE // problem.itemsize
+    rows = min(_power_above(problem.inner), line)
+    two_fit = 2 * problem.cols * _LINE * 2 <= (device.shared_memory or 0)
+    if problem.backward and rows == line and rows * cols > (most // 2 if two_fit else most):
+        rows //= 2
+    if rows * cols > most:
+        return None
+    tile = Tile("tile", rows, cols, 1, exp2_bias=_exp2_bias(problem), persistent=False)
+    return _rereading(tile, problem)
 
 
 def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
@@ -174,6 +198,8 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
 def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
     """The parts that are tried first; None if they are too many."""
     widest = _widest(problem, device)
+    if problem.layout == "inner" and _rereadable(problem, device):
+        return _shared_columns(problem, device)
     if problem.layout == "inner":
         rows, edges = min(_power_above(problem.inner), _RUN), False
         part = max(_LONGEST_PART // rows, _power_above(-(-problem.cols // _PARTS_ACROSS)))
@@ -189,33 +215,54 @@ def _shared_tile(problem: Problem, device: DeviceProperties) -> Tile | None:
         return None
     bytes_of_few = _FEW_WAVES * _SHARED_BYTES_IN_FLIGHT * device.cores
     many = problem.cols >= 4 * _REREAD_ELEMENTS and problem.rows * problem.cols * problem.itemsize > bytes_of_few
-    if many and part <= _REREAD_ELEMENTS and _rereadable(problem, device):
-        tile = Tile("split", 1, _REREAD_ELEMENTS, 1, exp2_bias=_exp2_bias(problem))
-        return _rereading(_parted(tile, _REREAD_ELEMENTS, problem))
-    return _parted(Tile("split", rows, part, 1, edges=edges, exp2_bias=_exp2_bias(problem)), part, problem)
+    rereads = many and part <= _REREAD_ELEMENTS and _rereadable(problem, device)
+    part = _REREAD_ELEMENTS if rereads else part
+    tile = Tile("split", rows, part, 1, edges=edges, exp2_bias=_exp2_bias(problem), rereads=rereads)
+    return _parted(tile, part, problem)
+
+
+def _shared_columns(problem: Problem, device: DeviceProperties) -> Tile:
+    """Parts of columns that are read again: of a line of rows, or half of one where two tensors are read.
+
+    Where a tile would have too many words, half of these rows, and longer parts.
+    """
+    tensors = 2 if problem.backward else 1
+    line = _LINE // problem.itemsize // tensors
+    rows = min(_power_above(problem.inner), line)
+    part = _REREAD_ELEMENTS // tensors // rows
+    while -(-problem.cols // part) * rows > _WORDS_ACROSS and rows * part < _most_reread(device):
+        rows, part = max(rows // 2, min(rows, line // 2)), 2 * part
+    return _parted(Tile("split", rows, part, 1, exp2_bias=_exp2_bias(problem), rereads=True), part, problem)
 
 
 def _parted(tile: Tile, part: int, problem: Problem) -> Tile:
     """A tile for parts of `part` columns."""
+    split = -(-problem.cols // part)
+    tile = replace(tile, algorithm="split" if split > 1 else "tile", cols=part, split=split)
+    if tile.rereads:
+        return _rereading(tile, problem)
     small = part * tile.rows <= _LONGEST_PART or not problem.aligned  # elements with addresses of their own take more
     few = tile.rows > 1 and problem.backward and small
-    warps = _warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS)
-    split = -(-problem.cols // part)
-    return replace(tile, algorithm="split" if split > 1 else "tile", cols=part, num_warps=warps, split=split)
+    return replace(tile, num_warps=_warps(tile.rows * part, _FEW_ELEMENTS if few else _MANY_ELEMENTS))
 
 
 def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
     """Whether to read elements again: of 16 bits, which take twice their size of registers, if a core's cache is ample.
 
-    A core has as much cache as shared memory, if a kernel takes none of this.
+    A core has as much cache as shared memory, if a kernel takes none of this. Columns are read again if there are
+    enough for all cores: their tiles are larger then.
     """
     ample = (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY
-    return ample and problem.itemsize == 2 and not problem.backward and problem.layout == "row" and problem.aligned
+    size = problem.rows * problem.cols * problem.itemsize
+    columns = problem.layout == "inner" and size >= device.cores * _REREAD_BYTES
+    wide = problem.layout == "row" and not problem.backward
+    return ample and (columns or wide) and problem.itemsize == 2 and problem.aligned
 
 
-def _rereading(tile: Tile) -> Tile:
+def _rereading(tile: Tile, problem: Problem) -> Tile:
     """A tile whose elements take no registers between two passes."""
-    return replace(tile, num_warps=_warps(tile.rows * tile.cols, _MOST_ELEMENTS), rereads=True)
+    each = _MOST_ELEMENTS // (2 if problem.backward else 1)
+    return replace(tile, num_warps=_warps(tile.rows * tile.cols, each), rereads=True)
 
 
 def _neighbours(rows: int, cols: int, most: int) -> int:
@@ -272,6 +319,11 @@ def _widest(problem: Problem, device: DeviceProperties) -> int:
     """Elements that one program holds: half of the registers, by those that an element takes."""
     each = problem.accumulator * (2 if problem.backward else 1) // 4
     return (device.registers or 65536) // 2 // each
+
+
+def _most_reread(device: DeviceProperties) -> int:
+    """Elements that one program reads again, at most."""
+    return (device.registers or 65536) // 2
 
 
 def _bytes_read(problem: Problem) -> int:

@@ -118,7 +118,7 @@ class Tile:
     persistent: bool = True
     """Whether programs go on to further tiles. If not, there is one for each, and it takes fewer registers."""
     rereads: bool = False
-    """Whether a forward reads elements for each pass, from a core's cache, instead of holding them in registers."""
+    """Whether elements are read for each pass, from a core's cache, instead of being held in registers."""
 
 
 @dataclass(frozen=True, slots=True)

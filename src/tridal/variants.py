@@ -166,8 +166,6 @@ class Call:
         some: dict[str, Any] = {} if tile.split > 1 else {"words": None}
         if not tile.edges:
             some["shift"] = 0
-        if not self.problem.backward:
-            some["REREADS"] = tile.rereads
         return some | {
             "LOOP": tile.persistent,
             "SPLIT": tile.split,
@@ -176,6 +174,7 @@ class Call:
             "EDGES": tile.edges,
             "VECTOR": vector,
             "ALIGNED": tile.edges and alike,
+            "REREADS": tile.rereads,
         }
 
     def _weighing(self, tile: Tile) -> dict[str, Any]:

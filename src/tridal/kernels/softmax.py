@@ -18,8 +18,8 @@ What else a plan decides at compile time:
           them, as some parts of a device reach memory faster than others; not if STAGES tiles are fetched ahead.
   STAGES  tiles in flight in the loop over tiles; over column tiles in the looped kernels.
   REREADS
-          elements are read for each of the three passes over a tile, from the core's cache but for the first. They take
-          no registers in between, and so more of them are on their way.
+          elements are read for each pass over a tile, of which a forward makes three and a backward two, from the
+          core's cache but for the first. They take no registers in between, and so more of them are on their way.
   EXP2_BIAS
           how `_exp` computes, and what error it makes up for where float32 results show it.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
@@ -96,9 +96,9 @@ def _head(start, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _changing(stride, tile):
-    """The stride, as if it changed from tile to tile: or a loop would keep the offsets of all elements in registers."""
-    return stride + tl.where(tile < 0, 16, 0)
+def _changing(stride, tile, PASS: tl.constexpr):
+    """The stride, as if it changed with tile and pass: or offsets of all elements would be kept in registers."""
+    return stride + tl.where(tile < -PASS, 16, 0)
 
 
 @triton.jit
@@ -388,8 +388,8 @@ def forward(
             block, first, column, mask, edge, edge_mask = _place(
                 tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
             )
-            in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
-            out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
+            in_step = _changing(in_col, tile, 0) if SPLIT > 1 and AXIS == 0 else in_col
+            out_step = _changing(out_col, tile, 0) if SPLIT > 1 and AXIS == 0 else out_col
             source = _pointers(
                 in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
             )  # fmt: skip
@@ -411,6 +411,10 @@ def forward(
             # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
             low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
             if REREADS:
+                in_step = _changing(in_col, tile, 1) if SPLIT > 1 and AXIS == 0 else in_col
+                source = _pointers(
+                    in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+                )  # fmt: skip
                 x = _scores(
                     source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
                     mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS, "",
@@ -432,6 +436,10 @@ def forward(
                 out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
             )  # fmt: skip
             if REREADS:
+                in_step = _changing(in_col, tile, 2) if SPLIT > 1 and AXIS == 0 else in_col
+                source = _pointers(
+                    in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+                )  # fmt: skip
                 x = _scores(
                     source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
                     mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS,
@@ -466,6 +474,7 @@ def backward(
     LOG: tl.constexpr, ACC: tl.constexpr, EXP2_BIAS: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, LOOP: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
     PARTS: tl.constexpr, WORDS: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    REREADS: tl.constexpr,
 ):  # fmt: skip
     """dX = Y * (dY - sum(Y * dY)), for log_softmax dX = dY - exp(Y) * sum(dY), times `factor` if there is one.
 
@@ -481,16 +490,16 @@ def backward(
             block, first, column, mask, edge, edge_mask = _place(
                 tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
             )
-            in_step = _changing(in_col, tile) if SPLIT > 1 and AXIS == 0 else in_col
-            out_step = _changing(out_col, tile) if SPLIT > 1 and AXIS == 0 else out_col
+            in_step = _changing(in_col, tile, 0) if SPLIT > 1 and AXIS == 0 else in_col
+            out_step = _changing(out_col, tile, 0) if SPLIT > 1 and AXIS == 0 else out_col
             source = _pointers(
                 in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
             )  # fmt: skip
             saved = _pointers(
                 y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
             )  # fmt: skip
-            dy = tl.load(source, mask=mask, other=0.0).to(ACC)
-            y = tl.load(saved, mask=mask, other=0.0).to(ACC)
+            dy = tl.load(source, mask=mask, other=0.0, eviction_policy="evict_last" if REREADS else "").to(ACC)
+            y = tl.load(saved, mask=mask, other=0.0, eviction_policy="evict_last" if REREADS else "").to(ACC)
             if DRAWS:
                 _draw(words, count, group, part, turn, end, WORDS)
             total = tl.sum(dy if LOG else y * dy, AXIS)
@@ -509,6 +518,17 @@ def backward(
             target = _pointers(
                 out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
             )  # fmt: skip
+            if REREADS:
+                in_step = _changing(in_col, tile, 1) if SPLIT > 1 and AXIS == 0 else in_col
+                out_step = _changing(out_col, tile, 1) if SPLIT > 1 and AXIS == 0 else out_col
+                source = _pointers(
+                    in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+                )  # fmt: skip
+                saved = _pointers(
+                    y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
+                )  # fmt: skip
+                dy = tl.load(source, mask=mask, other=0.0, eviction_policy="evict_first").to(ACC)
+                y = tl.load(saved, mask=mask, other=0.0, eviction_policy="evict_first").to(ACC)
             dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
             if factor is not None:
                 dx *= factor

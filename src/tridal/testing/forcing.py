@@ -53,8 +53,7 @@ def _edges(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
 
 def _rereads(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     plan = _algorithm("tile")(plan, problem)
-    whole = plan.tile.algorithm == "tile" and not problem.backward
-    return replace(plan, tile=replace(plan.tile, rereads=True)) if whole else plan
+    return replace(plan, tile=replace(plan.tile, rereads=True)) if plan.tile.algorithm == "tile" else plan
 
 
 def _single(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
