@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import tridal
-from tridal import registry, words
+from tridal import registry, testing, words
+from tridal.testing.cases import DIRECTIONS, NAMES, Case, Direction, Name
 from tridal.types import Backend
 
 SHAPES = [
@@ -135,6 +136,19 @@ def test_allocates_the_output_alone(module: Any, device: torch.device, shape: tu
     y = tridal.softmax(x, 1)
     size = y.numel() * y.element_size()
     assert module.max_memory_allocated() - before <= size + 512
+
+
+@pytest.mark.parametrize("op", NAMES)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((33, 500, 528), 1), ((3, 5000, 528), 1), ((50_257, 160), 0), ((1100, 30_000), 1)]
+)
+def test_as_planned_for_many(
+    module: Any, backend: Backend, op: Name, direction: Direction, shape: tuple[int, ...], dim: int
+) -> None:
+    """What keeps a whole device busy is planned otherwise than the suite's small cases; that goes for 16 bits most."""
+    result = testing.run_case(Case(op, direction, shape, dim, dtype="bfloat16"), backend)
+    assert result.passed, result.message
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,12 @@ def _edges(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     return replace(plan, tile=replace(tile, algorithm="tile", split=1, edges=True, cols=whole, rows=rows))
 
 
-def _rereads(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    plan = _algorithm("tile")(plan, problem)
-    return replace(plan, tile=replace(plan.tile, rereads=True)) if plan.tile.algorithm == "tile" else plan
+def _rereads(algorithm: Algorithm) -> Override:
+    def override(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+        plan = _algorithm(algorithm)(plan, problem)
+        return replace(plan, tile=replace(plan.tile, rereads=True)) if plan.tile.algorithm == algorithm else plan
+
+    return override
 
 
 def _single(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
@@ -69,7 +72,8 @@ PLANS: Mapping[str, Override | None] = {
     "planned": None,
     **{algorithm: _algorithm(algorithm) for algorithm in get_args(Algorithm)},
     "edges": _edges,
-    "rereads": _rereads,
+    "rereads": _rereads("tile"),
+    "split+rereads": _rereads("split"),
     "single": _single,
 }
 """How a case may override the backend's plan: each algorithm that the kernels offer, and one program for all tiles."""
@@ -77,7 +81,7 @@ PLANS: Mapping[str, Override | None] = {
 
 def plans(backend: Backend) -> tuple[str, ...]:
     """Those of `PLANS` that override anything and that the backend's own plans may ask for."""
-    return tuple(plan for plan in PLANS if plan in backend.algorithms | {"single"})
+    return tuple(plan for plan in PLANS if set(plan.split("+")) <= backend.algorithms | {"single"})
 
 
 class _Forced:
