@@ -118,7 +118,8 @@ def subject(backend: Backend, plan: str = "planned", index: int | None = None) -
     """
     registry.available(backend.name)
     override = PLANS[plan]
-    served = nullcontext(backend.name) if override is None else overridden(backend, plan, override)
+    name = plan.replace("+", "")
+    served = nullcontext(backend.name) if override is None else overridden(backend, name, override)
     with served as name, settings.use(device=name, fallback="error"):
         place = torch.device(backend.device_type) if index is None else torch.device(backend.device_type, index)
         yield Subject(place, tridal.softmax, tridal.log_softmax, interpreted=backend.interpreted)
