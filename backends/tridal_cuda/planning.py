@@ -128,13 +128,15 @@ def _whole_columns(problem: Problem, device: DeviceProperties) -> Tile | None:
     """A tile of whole columns that are read again; None if lines of them are more than the cache bears.
 
     Half a line wastes half of the cache. So it is only for a gradient, which reads twice and not three times; and there
-    too, only if the tile is too large otherwise, or lets no second program in.
+    too, only if the tile is too large otherwise, or lets no second program in where that is of use: because the cache
+    bears two, or because a multiprocessor has few tiles.
     """
     cols, most = _power_above(problem.cols), _most_reread(device)
     line = _LINE // problem.itemsize
     rows = min(_power_above(problem.inner), line)
     two_fit = 2 * problem.cols * _LINE * 2 <= (device.shared_memory or 0)
-    if problem.backward and rows == line and rows * cols > (most // 2 if two_fit else most):
+    few = problem.tiles(line) < _FEW_WAVES * device.cores
+    if problem.backward and rows == line and rows * cols > (most // 2 if two_fit or few else most):
         rows //= 2
     if rows * cols > most:
         return None
