@@ -1,0 +1,215 @@
+"""Which tiles a GPU tries, by a problem's shape alone: rows, columns, warps. What they take is asked in `planning`.
+
+What each number comes from is told, with measurements, in docs/performance-notes.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tridal.types import ITEMSIZE, DeviceProperties, Problem, Tile
+
+FEW_ELEMENTS = 32  # that a thread holds of narrow rows, and backward
+_MANY_ELEMENTS = 64  # that it holds of others
+_NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's; of float32 half of it, forward
+_ROWS_WITH_EDGES = 8  # of a tile of narrow rows at least, of which the whole vectors and the ends each fill a warp
+FEW_WAVES = 4  # of tiles, whose last one leaves much of the device idle
+_RUN = 32  # neighbouring rows that a tile takes at once where a row is not contiguous; half of it if rows are long
+_ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need more to hold half a run
+
+SHARED_BYTES_IN_FLIGHT = 160 << 10  # that keep a multiprocessor's share of memory busy where programs wait
+_SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
+_PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
+_PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
+_PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
+
+REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the cache that they are read from
+_REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
+_WORDS_ACROSS = 2048  # of a tile at most, where columns are read again
+_LINE = 128  # bytes of a line of the cache, which takes room as a whole, however little of it is read
+_AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages, and a cache as large is read again
+
+_EXP2_BIAS = -5.5e-8  # mean relative error of ex2.approx, on sm_90
+
+
+def whole(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """A tile of whole rows, or None if they are too wide for one. Its sides are powers of two."""
+    if problem.layout != "inner":
+        return _whole_rows(problem, device)
+    cols = power_above(problem.cols)
+    if cols >= _MANY_ELEMENTS and _rereadable(problem, device):
+        return _whole_columns_again(problem, device)
+    widest = widest_held(problem, device)
+    rows = min(power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))
+    most = min(widest, _ELEMENTS_ACROSS)
+    if problem.aligned or problem.backward:
+        rows = _neighbours(rows, cols, most)
+    elif problem.itemsize > 2:  # each element has an address, and that of two bytes takes as many registers
+        most = widest
+    if rows * cols > most:
+        return None
+    warps = warps_for(rows * cols, FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
+    return Tile("tile", rows, cols, warps, exp2_bias=_exp2_bias(problem), persistent=False)
+
+
+def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
+    cols, edges = _columns(problem)
+    half = problem.itemsize == 2 and not problem.backward
+    full = half or problem.backward or edges or cols < (device.warp_size or 32)
+    rows = max(1, (_NARROW_TILE if full else _NARROW_TILE // 2) // cols)
+    if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
+        rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
+    rows = min(power_above(problem.inner), rows)
+    if rows * cols > widest_held(problem, device):
+        return None
+    many = cols > _NARROW_TILE and not problem.backward
+    narrow = edges and half and rows >= _ROWS_WITH_EDGES
+    warps = 2 if narrow else warps_for(rows * cols, _MANY_ELEMENTS if many else FEW_ELEMENTS)
+    tile = Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem), persistent=False)
+    return _rereading(tile, problem) if cols > _REREAD_ELEMENTS and _rereadable(problem, device) else tile
+
+
+def _whole_columns_again(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """A tile of whole columns that are read again; None if lines of them are more than the cache bears.
+
+    Half a line wastes half of the cache. So it is only for a gradient, which reads twice and not three times; and there
+    too, only if the tile is too large otherwise, or lets no second program in where that is of use: because the cache
+    bears two, or because a multiprocessor has few tiles.
+    """
+    cols, most = power_above(problem.cols), _half_of_registers(device)
+    line = _LINE // problem.itemsize
+    rows = min(power_above(problem.inner), line)
+    two_fit = 2 * problem.cols * _LINE * 2 <= (device.shared_memory or 0)
+    few = problem.tiles(line) < FEW_WAVES * device.cores
+    if problem.backward and rows == line and rows * cols > (most // 2 if two_fit or few else most):
+        rows //= 2
+    if rows * cols > most:
+        return None
+    tile = Tile("tile", rows, cols, exp2_bias=_exp2_bias(problem), persistent=False)
+    return _rereading(tile, problem)
+
+
+def shared(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """The parts of rows that are tried first; None if there would be too many."""
+    rereads = _rereadable(problem, device)
+    if problem.layout == "inner":
+        if rereads:
+            return _shared_columns_again(problem, device)
+        rows, edges = min(power_above(problem.inner), _RUN), False
+        part = max(_LONGEST_PART // rows, power_above(-(-problem.cols // _PARTS_ACROSS)))
+        rows = _neighbours(rows, part, _ELEMENTS_ACROSS)
+    else:
+        rows, edges = 1, _columns(problem)[1]
+        few = 2 * _PARTS * problem.rows <= device.cores and not problem.backward  # then more cores read sooner
+        parts = _PARTS_WITH_EDGES if edges else 2 * _PARTS if few else _PARTS
+        part = max(_SHORTEST_PART, min(_LONGEST_PART, power_above(-(-problem.cols // parts))))
+    part = max(part, power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
+    if rows * part > widest_held(problem, device):
+        return None
+    bytes_of_few = FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
+    many = problem.cols >= 4 * _REREAD_ELEMENTS and problem.rows * problem.cols * problem.itemsize > bytes_of_few
+    rereads = rereads and many and part <= _REREAD_ELEMENTS
+    tile = Tile("split", rows, part, edges=edges, exp2_bias=_exp2_bias(problem), rereads=rereads)
+    return parted(tile, _REREAD_ELEMENTS if rereads else part, problem)
+
+
+def _shared_columns_again(problem: Problem, device: DeviceProperties) -> Tile:
+    """Parts of columns that are read again: of a line of rows, or half of one where two tensors are read.
+
+    Where a tile would have too many words, half of these rows, and longer parts.
+    """
+    tensors = 2 if problem.backward else 1
+    line = _LINE // problem.itemsize // tensors
+    rows = min(power_above(problem.inner), line)
+    part = _REREAD_ELEMENTS // tensors // rows
+    while -(-problem.cols // part) * rows > _WORDS_ACROSS and rows * part < _half_of_registers(device):
+        rows, part = max(rows // 2, min(rows, line // 2)), 2 * part
+    return parted(Tile("split", rows, part, exp2_bias=_exp2_bias(problem), rereads=True), part, problem)
+
+
+def parted(tile: Tile, part: int, problem: Problem) -> Tile:
+    """A tile for parts of `part` columns."""
+    split = -(-problem.cols // part)
+    tile = replace(tile, algorithm="split" if split > 1 else "tile", cols=part, split=split)
+    if tile.rereads:
+        return _rereading(tile, problem)
+    small = part * tile.rows <= _LONGEST_PART or not problem.aligned  # elements with addresses of their own take more
+    few = tile.rows > 1 and problem.backward and small
+    return replace(tile, num_warps=warps_for(tile.rows * part, FEW_ELEMENTS if few else _MANY_ELEMENTS))
+
+
+def looped(problem: Problem, device: DeviceProperties) -> Tile:
+    """Column tiles of rows, which are read twice."""
+    rows, each = (_RUN // 2, FEW_ELEMENTS // 2) if problem.layout == "inner" else (1, FEW_ELEMENTS)
+    cols = widest_held(problem, device) // 4 // rows
+    warps, stages = warps_for(rows * cols, each), most_stages(device)
+    return Tile("looped", rows, cols, warps, num_stages=stages, exp2_bias=_exp2_bias(problem))
+
+
+def bytes_held(tile: Tile, problem: Problem) -> int:
+    """Bytes that a program reads for a tile, as far as rows reach."""
+    each = ITEMSIZE[problem.dtype] + (ITEMSIZE[problem.saved_dtype] if problem.backward else 0)
+    return tile.rows * min(tile.cols, problem.cols) * each
+
+
+def widest_held(problem: Problem, device: DeviceProperties) -> int:
+    """Elements that one program holds at most: half of the registers, by those that an element takes."""
+    return _half_of_registers(device) // (problem.accumulator * (2 if problem.backward else 1) // 4)
+
+
+def most_stages(device: DeviceProperties) -> int:
+    """Stages that a pipeline may have."""
+    return 4 if (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY else 2
+
+
+def warps_for(elements: int, each: int) -> int:
+    """Warps for so many elements, `each` of them a thread's."""
+    return max(1, min(32, elements // (32 * each)))
+
+
+def power_above(value: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (value - 1).bit_length()
+
+
+def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
+    """Whether to read elements again: of 16 bits, which take twice their size of registers, if a core's cache is ample.
+
+    A core has as much cache as shared memory, if a kernel takes none of this. Columns are read again if there are
+    enough for all cores: their tiles are larger then.
+    """
+    ample = (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY
+    size = problem.rows * problem.cols * problem.itemsize
+    columns = problem.layout == "inner" and size >= device.cores * REREAD_BYTES
+    wide = problem.layout == "row" and not problem.backward
+    return ample and (columns or wide) and problem.itemsize == 2 and problem.aligned
+
+
+def _rereading(tile: Tile, problem: Problem) -> Tile:
+    """A tile whose elements take no registers between two passes."""
+    each = _MOST_ELEMENTS // (2 if problem.backward else 1)
+    return replace(tile, num_warps=warps_for(tile.rows * tile.cols, each), rereads=True)
+
+
+def _neighbours(rows: int, cols: int, most: int) -> int:
+    """So many rows, or fewer if they would be more than `most` elements, but half a run."""
+    while 2 * rows > _RUN and rows * cols > most:
+        rows //= 2
+    return rows
+
+
+def _columns(problem: Problem) -> tuple[int, bool]:
+    """Columns of a tile that holds a row, and whether what is off the boundaries of vectors lies beside it."""
+    vector = 16 // ITEMSIZE[problem.dtype]
+    if problem.layout == "row" and not problem.aligned and problem.cols >= 4 * vector:
+        return power_above(problem.cols // vector * vector), True
+    return power_above(problem.cols), False
+
+
+def _half_of_registers(device: DeviceProperties) -> int:
+    return (device.registers or 65536) // 2
+
+
+def _exp2_bias(problem: Problem) -> float | None:
+    """Made up for in float32: nowhere else would it be seen. float64 has an exp of its own."""
+    return None if problem.accumulator == 8 else _EXP2_BIAS if problem.out_dtype == "float32" else 0.0
