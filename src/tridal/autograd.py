@@ -6,6 +6,7 @@ Kernels compute these two. What derivatives of higher order and forward mode nee
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,32 +47,38 @@ class Node(_SingleLevelFunction):
         apply: ClassVar[Callable[..., torch.Tensor]]
 
 
-class Eager(Node):
-    """The node of a plain tensor: apply(input, call[, a mask that wants no gradient]).
+@functools.lru_cache(maxsize=1024)
+def eager(call: Call) -> Callable[..., torch.Tensor]:
+    """Applies a prepared call to a plain tensor[, and a mask that wants no gradient], and notes it in torch's graph.
 
-    A mask changes nothing in the backward: what was masked is zero in Y, and so it is in dX.
+    By a node of its own, which needn't be told what it belongs to. A mask changes nothing in the backward: what was
+    masked is zero in Y, and so it is in dX.
     """
+    run_forward, place, op, dim, dtype, scale = call.run, call.place, call.op, call.dim, call.dtype, call.scale
 
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, call: Call, *mask: torch.Tensor) -> torch.Tensor:
-        """Runs the prepared call."""
-        output = call.run(input, *mask)
-        ctx.save_for_backward(output)
-        ctx.call = call
-        return output
+    class Eager(Node):
+        @staticmethod
+        def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
+            """Runs the prepared call."""
+            output = run_forward(*tensors)
+            ctx.save_for_backward(output)
+            return output
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Launches the kernel, unless someone has to see or to differentiate this gradient."""
-        (output,) = ctx.saved_tensors
-        call: Call = ctx.call
-        plain = type(grad) is torch.Tensor is type(output) and not torch.is_grad_enabled() and not watched()
-        if plain and not _key_included(_VMAP_MODE):  # is_grads_batched= has a vmap of its own, older than functorch's
-            run = execute.backward(call.place, call.op, grad, output, call.dim, call.dtype, call.scale)
-            if run is not None:
-                return run(grad, output), None, None
-        with within(call.place.settings):
-            return gradient(call.op, grad, output, call.dim, call.dtype, call.scale), None, None
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+            """Launches the kernel, unless someone has to see or to differentiate this gradient."""
+            (output,) = ctx.saved_tensors
+            plain = type(grad) is torch.Tensor is type(output) and not torch.is_grad_enabled() and not watched()
+            if plain and not _key_included(
+                _VMAP_MODE
+            ):  # is_grads_batched= has a vmap of its own, older than functorch's
+                run = execute.backward(place, op, grad, output, dim, dtype, scale)
+                if run is not None:
+                    return run(grad, output), None
+            with within(place.settings):
+                return gradient(op, grad, output, dim, dtype, scale), None
+
+    return Eager.apply
 
 
 class Softmax(Node):

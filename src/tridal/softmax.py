@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
-from tridal import execute
+from tridal import execute, registry
 from tridal.arguments import check
-from tridal.autograd import Eager, watched
+from tridal.autograd import eager, watched
 from tridal.errors import StreamError
 from tridal.masked import Extras, check_extras, composed
 from tridal.ops import TORCH
-from tridal.places import Place, place_of
+from tridal.places import Call, Place, place_of
+from tridal.repeats import Fits, like
 
 Name = Literal["softmax", "log_softmax"]
 
@@ -76,10 +78,18 @@ _function_modes = torch._C._len_torch_function_stack
 _grad_enabled = torch.is_grad_enabled
 _key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
+_repeated: dict[Name, tuple[Fits, Callable[[torch.Tensor], torch.Tensor]]] = {}
+_latest: dict[Name, Call] = {}
+registry.when_changed(_repeated.clear)
+registry.when_changed(_latest.clear)
+
 
 def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
     if _compiling():
         return _compiled(name, input, dim, dtype, stream)
+    repeated = _repeated.get(name)
+    if repeated is not None and stream is None and repeated[0](input, dim, dtype):
+        return repeated[1](input)
     kind = type(input)
     if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or stream is not None or type(dim) is not int:
         return _general(name, input, dim, dtype, stream)
@@ -89,19 +99,31 @@ def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None,
             return TORCH[name](input, dim, dtype=dtype)
         if watched() or _function_modes():
             return _general(name, input, dim, dtype, stream)
+        wanted = dtype
         if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
-            dtype = autocast_dtype(input)
-        call = execute.forward(place, name, input, dim, dtype)
+            wanted = autocast_dtype(input)
+        call = execute.forward(place, name, input, dim, wanted)
         if call is None:
-            return TORCH[name](input, dim, dtype=dtype)
+            return TORCH[name](input, dim, dtype=wanted)
+        if _latest.get(name) is call:
+            _remember(name, input, dim, dtype, call)
+        _latest[name] = call
         if input.requires_grad and _grad_enabled():
-            return Eager.apply(input, call)
+            return eager(call)(input)
         return call.run(input)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
             return TORCH[name](input, dim, dtype=dtype)
         check(input, dim, dtype)  # a clearer word than torch's, where there is one
         raise
+
+
+def _remember(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, call: Call) -> None:
+    """Has further calls like this one, the second in a row, go straight to what was prepared."""
+    fits = like(input, dim, dtype)
+    if fits is not None and place_of(input.device) is call.place:
+        grad = input.requires_grad and _grad_enabled()
+        _repeated[name] = fits, eager(call) if grad else call.run
 
 
 def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
@@ -147,7 +169,7 @@ def _weighed(input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: E
         return _weighed_general(input, dim, dtype, extras, stream)
     given = () if mask is None else (mask,)
     if input.requires_grad and _grad_enabled():
-        return Eager.apply(input, call, *given)
+        return eager(call)(input, *given)
     return call.run(input, *given)
 
 
