@@ -58,7 +58,8 @@ def test_a_tensor_like_the_first(fits: Callable[..., bool]) -> None:
         lambda: torch.randn(1, 6, 16), lambda: example().double(), lambda: example().int(),
         lambda: example().requires_grad_(), lambda: torch.nn.Parameter(example(), requires_grad=False),
         lambda: torch._neg_view(example()), lambda: torch.randn(97)[1:].view(6, 16),
-        lambda: example().to_sparse(), lambda: torch.nested.nested_tensor([torch.randn(16)] * 6),
+        lambda: example().to_sparse(), lambda: example().to_sparse_csr(), lambda: example().to_mkldnn(),
+        lambda: torch.nested.nested_tensor([torch.randn(16)] * 6),
         lambda: None, lambda: 3, lambda: [[1.0]], lambda: example().numpy(),
     ],
 )  # fmt: skip
@@ -115,6 +116,14 @@ def test_transforms_and_tracers(fits: Callable[..., bool]) -> None:
     torch.jit.trace(look, (example(),), check_trace=False)
     assert len(seen) == 8
     assert not any(seen)
+
+
+def test_nested_tensors_in_a_transform(fits: Callable[..., bool]) -> None:
+    def look(x: torch.Tensor) -> torch.Tensor:
+        assert not fits(x)
+        return x
+
+    torch.func.vmap(look)(torch.nested.nested_tensor([torch.randn(6, 16)] * 3))
 
 
 def test_keeps_no_tensor() -> None:

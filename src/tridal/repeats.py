@@ -1,8 +1,8 @@
 """The same call again: whether a tensor is as that of an earlier call was, by a single check of torch's.
 
 It is the one that torch.compile guards its code with: shape, strides, dtype, device, whether it wants a gradient, and
-every dispatch key of the tensor and the thread, and so of autocast, transforms and tracers. To ask for them one by one
-takes several times as long. It is private to torch; where it is missing, every call asks.
+every dispatch key of the tensor and the thread, and so of autocast and tracers. To ask for them one by one takes
+several times as long. It is private to torch; where it is missing, every call asks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 Fits: TypeAlias = Callable[[Any, Any, Any], object]
 
 _function_modes = torch._C._len_torch_function_stack
+_strided = torch.strided
+_transforming = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _grad_enabled = torch.is_grad_enabled
 
@@ -44,7 +46,10 @@ def like(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Fits | Non
             dim is asked
             and dtype is wanted
             and type(input) is kind
-            and not input.is_nested  # whose shape torch's check asks for, and dies
+            # Of nested tensors, in a transform or not, and of other layouts, torch's check asks what kills the process.
+            and input.layout is _strided
+            and not input.is_nested
+            and not _transforming()
             and alike(input)
             and (here := input.data_ptr())  # nothing is behind address 0
             and here & ADDRESS_BITS == address
