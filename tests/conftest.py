@@ -55,6 +55,14 @@ def device(backend: Backend) -> Iterator[torch.device]:
 
 
 @pytest.fixture
+def nothing_prepared() -> Iterator[None]:
+    """No call is known from before the test, and none stays known."""
+    registry._forget()
+    yield
+    registry._forget()
+
+
+@pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty working folder and user folder, and no variable set."""
     for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:

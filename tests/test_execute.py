@@ -16,11 +16,10 @@ from tridal import execute, launch, places, registry
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def prepared(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls that were prepared, with nothing prepared before."""
     calls: list[Any] = []
     prepare = launch.prepare
-    monkeypatch.setattr(places, "_places", {})
     monkeypatch.setattr(launch, "prepare", lambda call, *a: calls.append(call) or prepare(call, *a))
     return calls
 

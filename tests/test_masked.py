@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute, launch, places, planning, registry, testing, variants
+from tridal import execute, launch, planning, registry, testing, variants
 from tridal.errors import DimensionError, DTypeError, LayoutError
 from tridal.geometry import geometry
 from tridal.masked import Extras
@@ -35,7 +35,7 @@ def reference(x: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: Any =
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[variants.Call]:
+def prepared(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> list[variants.Call]:
     """The calls that are prepared from now on, with nothing prepared before."""
     seen: list[variants.Call] = []
     prepare = launch.prepare
@@ -45,7 +45,6 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[variants.Call]:
         return prepare(call, *arguments)
 
     monkeypatch.setattr(launch, "prepare", record)
-    monkeypatch.setattr(places, "_places", {})
     return seen
 
 

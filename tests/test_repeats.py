@@ -136,15 +136,13 @@ def test_keeps_no_tensor() -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[None]:
+def served(nothing_prepared: None) -> Iterator[None]:
     """Calls on CPU tensors that a backend serves, in Triton's interpreter."""
     pytest.importorskip("triton")
     if registry.unavailable(registry.get("interpreter")):
         pytest.skip("needs the interpreter")
-    registry._forget()
     with tridal.use(device="interpreter"):
         yield
-    registry._forget()
 
 
 @pytest.mark.usefixtures("served")

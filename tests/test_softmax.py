@@ -126,12 +126,12 @@ def test_autocast_is_torchs(device: torch.device, name: str) -> None:
                 assert torch.autograd.grad(ours.sum(), x)[0].dtype == dtype
 
 
+@pytest.mark.usefixtures("nothing_prepared")
 def test_autocast_where_it_reaches_softmax(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On accelerators softmax is on autocast's float32 list; there is none on this machine's CPU."""
     from tridal import places
 
     key = torch._C._dispatch_key_parse(f"Autocast{torch._C._dispatch_key_for_device(device.type)}")
-    monkeypatch.setattr(places, "_places", {})
     monkeypatch.setattr(places, "autocast_key", lambda device_type: key)
     half, double = torch.randn(3, 5, device=device).half(), torch.randn(3, 5, dtype=torch.float64, device=device)
     with torch.autocast(device.type, torch.bfloat16):

@@ -336,6 +336,7 @@ def test_layouts_are_what_they_are_called() -> None:
     assert place(source, "expanded", "float32", CPU).stride()[0] == 0
 
 
+@pytest.mark.usefixtures("nothing_prepared")
 def test_forced_plans_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETER is None or registry.unavailable(INTERPRETER):
         pytest.skip("needs the interpreter")
@@ -346,11 +347,10 @@ def test_forced_plans_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(prepared[0])
         return prepared
 
-    from tridal import launch, places
+    from tridal import launch
 
     prepare = launch.prepare
     monkeypatch.setattr(launch, "prepare", record)
-    monkeypatch.setattr(places, "_places", {})
     asked = ("planned", *testing.plans(INTERPRETER))
     for plan in asked:
         assert testing.run_case(Case("softmax", "forward", (300, 781), plan=plan), INTERPRETER).passed
