@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,19 @@ def test_one_of_several_devices_is_made_current(backend: Any) -> None:
             assert several.guarded >= before + 2
     finally:
         registry.unregister("several")
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.parametrize("make", [None, lambda *_: torch.empty(2, 3, device="meta"), lambda *_: torch.empty(3, 2).T])
+def test_an_allocator_of_torchs_that_does_otherwise(make: Any, device: torch.device, monkeypatch: Any) -> None:
+    """It is private to torch: whatever becomes of it, results are allocated."""
+    monkeypatch.setattr(execute, "_guards", SimpleNamespace(**{f"_empty_strided_{device.type}": make}))
+    execute._maker.cache_clear()
+    x = torch.randn(6, 5, device=device)
+    assert_close(tridal.softmax(x.T), torch.softmax(x.T, -1))
+    assert execute._maker(device) is None
+    monkeypatch.undo()
+    execute._maker.cache_clear()
 
 
 def test_dtype_names() -> None:
