@@ -142,6 +142,7 @@ def test_the_debugging_session_repeats(tmp_path: Path) -> None:
     kernels.write_text(f"{before}{found}            breakpoint()\n{after}")
     behind = before.count("\n") + 3  # from one on, where Python stops before 3.13: behind breakpoint()
     assert f"softmax.py({behind})forward()\n-> {after.partition(chr(10))[0].strip()}\n" in session
+    assert f"softmax.py:{behind - 1}, " in page.read_text(), "the same line, where no breakpoint() is"
 
     typed = re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE)
     told = subprocess.run(

@@ -96,12 +96,6 @@ def _head(start, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _changing(stride, tile, PASS: tl.constexpr):
-    """The stride, as if it changed with tile and pass: or offsets of all elements would be kept in registers."""
-    return stride + tl.where(tile < -PASS, 16, 0)
-
-
-@triton.jit
 def _pointers(
     pointer, block, first, column, outer_stride, inner_stride, col_stride,
     WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGNED: tl.constexpr,
@@ -115,6 +109,21 @@ def _pointers(
         else:
             start = tl.multiple_of(start, [16, 16])
     return start + _along(COLS, AXIS, WIDE) * col_stride
+
+
+@triton.jit
+def _for_pass(
+    pointer, tile, block, first, column, outer_stride, inner_stride, col_stride,
+    WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, SPLIT: tl.constexpr,
+    ALIGNED: tl.constexpr, PASS: tl.constexpr,
+):  # fmt: skip
+    """`_pointers` for a pass over a tile.
+
+    Where columns are shared, their stride seems to change with tile and pass: or a loop would keep the offsets of all
+    elements in registers.
+    """
+    step = col_stride + tl.where(tile < -PASS, 16, 0) if SPLIT > 1 and AXIS == 0 else col_stride
+    return _pointers(pointer, block, first, column, outer_stride, inner_stride, step, WIDE, AXIS, ROWS, COLS, ALIGNED)
 
 
 @triton.jit
@@ -388,10 +397,8 @@ def forward(
             block, first, column, mask, edge, edge_mask = _place(
                 tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
             )
-            in_step = _changing(in_col, tile, 0) if SPLIT > 1 and AXIS == 0 else in_col
-            out_step = _changing(out_col, tile, 0) if SPLIT > 1 and AXIS == 0 else out_col
-            source = _pointers(
-                in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+            source = _for_pass(
+                in_ptr, tile, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, SPLIT, EDGES, 0
             )  # fmt: skip
             x = _scores(
                 source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
@@ -411,9 +418,9 @@ def forward(
             # A part of nothing but -inf must not turn its row into NaN; a row of nothing but -inf has to, unless ZERO.
             low = tl.where(top == -_INF, 0.0, top) if SPLIT > 1 or ZERO else top
             if REREADS:
-                in_step = _changing(in_col, tile, 1) if SPLIT > 1 and AXIS == 0 else in_col
-                source = _pointers(
-                    in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+                source = _for_pass(
+                    in_ptr, tile, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, SPLIT,
+                    EDGES, 1,
                 )  # fmt: skip
                 x = _scores(
                     source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
@@ -432,13 +439,14 @@ def forward(
             if ZERO:
                 total = tl.where(total == 0, 1.0, total)
             scale *= _reciprocal(total, COLS, EXP2_BIAS)
-            target = _pointers(
-                out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
+            target = _for_pass(
+                out_ptr, tile, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, SPLIT,
+                ALIGNED, 0,
             )  # fmt: skip
             if REREADS:
-                in_step = _changing(in_col, tile, 2) if SPLIT > 1 and AXIS == 0 else in_col
-                source = _pointers(
-                    in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+                source = _for_pass(
+                    in_ptr, tile, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, SPLIT,
+                    EDGES, 2,
                 )  # fmt: skip
                 x = _scores(
                     source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
@@ -468,6 +476,24 @@ def forward(
 
 
 @triton.jit
+def _gradients(
+    in_ptr, y_ptr, inside, tile, block, first, column, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    ACC: tl.constexpr, WIDE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    SPLIT: tl.constexpr, EDGES: tl.constexpr, ALIGNED: tl.constexpr, PASS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """dY and Y of a tile, zero outside. KEEP tells the device what to do with them in its caches."""
+    source = _for_pass(
+        in_ptr, tile, block, first, column, in_outer, in_inner, in_col, WIDE, AXIS, ROWS, COLS, SPLIT, EDGES, PASS
+    )  # fmt: skip
+    saved = _for_pass(
+        y_ptr, tile, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, SPLIT, ALIGNED, PASS
+    )  # fmt: skip
+    dy = tl.load(source, mask=inside, other=0.0, eviction_policy=KEEP).to(ACC)
+    y = tl.load(saved, mask=inside, other=0.0, eviction_policy=KEEP).to(ACC)
+    return dy, y
+
+
+@triton.jit
 def backward(
     out_ptr, in_ptr, y_ptr, words, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, shift, factor,
@@ -490,16 +516,10 @@ def backward(
             block, first, column, mask, edge, edge_mask = _place(
                 tile, part, inner, cols, shift, in_outer, in_inner, WIDE, AXIS, ROWS, COLS, EDGES, VECTOR
             )
-            in_step = _changing(in_col, tile, 0) if SPLIT > 1 and AXIS == 0 else in_col
-            out_step = _changing(out_col, tile, 0) if SPLIT > 1 and AXIS == 0 else out_col
-            source = _pointers(
-                in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+            dy, y = _gradients(
+                in_ptr, y_ptr, mask, tile, block, first, column, in_outer, in_inner, in_col, out_outer, out_inner,
+                out_col, ACC, WIDE, AXIS, ROWS, COLS, SPLIT, EDGES, ALIGNED, 0, "evict_last" if REREADS else "",
             )  # fmt: skip
-            saved = _pointers(
-                y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
-            )  # fmt: skip
-            dy = tl.load(source, mask=mask, other=0.0, eviction_policy="evict_last" if REREADS else "").to(ACC)
-            y = tl.load(saved, mask=mask, other=0.0, eviction_policy="evict_last" if REREADS else "").to(ACC)
             if DRAWS:
                 _draw(words, count, group, part, turn, end, WORDS)
             total = tl.sum(dy if LOG else y * dy, AXIS)
@@ -515,20 +535,15 @@ def backward(
             if DRAWS:
                 told = _told(words, count, group, turn, WORDS)
             across = tl.expand_dims(total, AXIS)
-            target = _pointers(
-                out_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
+            target = _for_pass(
+                out_ptr, tile, block, first, column, out_outer, out_inner, out_col, WIDE, AXIS, ROWS, COLS, SPLIT,
+                ALIGNED, 0,
             )  # fmt: skip
             if REREADS:
-                in_step = _changing(in_col, tile, 1) if SPLIT > 1 and AXIS == 0 else in_col
-                out_step = _changing(out_col, tile, 1) if SPLIT > 1 and AXIS == 0 else out_col
-                source = _pointers(
-                    in_ptr, block, first, column, in_outer, in_inner, in_step, WIDE, AXIS, ROWS, COLS, EDGES
+                dy, y = _gradients(
+                    in_ptr, y_ptr, mask, tile, block, first, column, in_outer, in_inner, in_col, out_outer, out_inner,
+                    out_col, ACC, WIDE, AXIS, ROWS, COLS, SPLIT, EDGES, ALIGNED, 1, "evict_first",
                 )  # fmt: skip
-                saved = _pointers(
-                    y_ptr, block, first, column, out_outer, out_inner, out_step, WIDE, AXIS, ROWS, COLS, ALIGNED
-                )  # fmt: skip
-                dy = tl.load(source, mask=mask, other=0.0, eviction_policy="evict_first").to(ACC)
-                y = tl.load(saved, mask=mask, other=0.0, eviction_policy="evict_first").to(ACC)
             dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
             if factor is not None:
                 dx *= factor
