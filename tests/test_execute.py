@@ -131,7 +131,7 @@ def test_one_of_several_devices_is_made_current(backend: Any) -> None:
 @pytest.mark.parametrize("make", [None, lambda *_: torch.empty(2, 3, device="meta"), lambda *_: torch.empty(3, 2).T])
 def test_an_allocator_of_torchs_that_does_otherwise(make: Any, device: torch.device, monkeypatch: Any) -> None:
     """It is private to torch: whatever becomes of it, results are allocated."""
-    monkeypatch.setattr(execute, "_guards", SimpleNamespace(**{f"_empty_strided_{device.type}": make}))
+    monkeypatch.setattr(execute, "GUARDS", SimpleNamespace(**{f"_empty_strided_{device.type}": make}))
     execute._maker.cache_clear()
     x = torch.randn(6, 5, device=device)
     assert_close(tridal.softmax(x.T), torch.softmax(x.T, -1))

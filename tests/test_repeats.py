@@ -185,7 +185,7 @@ def test_autocast_is_part_of_a_call() -> None:
 
 @pytest.mark.usefixtures("served")
 def test_where_torch_does_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "_guards", None)
+    monkeypatch.setattr(repeats, "GUARDS", None)
     x = example()
     for _ in range(4):
         torch.testing.assert_close(tridal.softmax(x), torch.softmax(x, -1))

@@ -25,6 +25,7 @@ _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more
 
 REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the cache that they are read from
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
+_SHORTEST_REREAD = 64  # columns that are read again, if they are whole: shorter ones take few registers
 _WORDS_ACROSS = 2048  # of a tile at most, where columns are read again
 _LINE = 128  # bytes of a line of the cache, which takes room as a whole, however little of it is read
 _AMPLE_SHARED_MEMORY = 200_000  # bytes from which a pipeline may have four stages, and a cache as large is read again
@@ -37,7 +38,7 @@ def whole(problem: Problem, device: DeviceProperties) -> Tile | None:
     if problem.layout != "inner":
         return _whole_rows(problem, device)
     cols = power_above(problem.cols)
-    if cols >= _MANY_ELEMENTS and _rereadable(problem, device):
+    if cols >= _SHORTEST_REREAD and _rereadable(problem, device):
         return _whole_columns_again(problem, device)
     widest = widest_held(problem, device)
     rows = min(power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))

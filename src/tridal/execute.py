@@ -19,6 +19,7 @@ from tridal.errors import NoBackendError
 from tridal.geometry import FEW_ROWS, contiguous_strides, geometry
 from tridal.masked import Extras, check_extras
 from tridal.places import Backward, Call, Forward, Place, log
+from tridal.repeats import GUARDS
 from tridal.types import Op
 from tridal.weighing import Weighing, place_mask
 from tridal.words import with_words
@@ -26,7 +27,6 @@ from tridal.words import with_words
 BACKWARD: dict[Op, Op] = {"softmax": "softmax_backward", "log_softmax": "log_softmax_backward"}
 
 _CAPACITY = 4096
-_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def forward(place: Place, op: Op, input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Call | None:
@@ -229,7 +229,7 @@ def _maker(device: torch.device) -> Callable[..., torch.Tensor] | None:
 
     Private to torch, and so tried. None if it isn't there, or not for that device.
     """
-    make: Any = getattr(_guards, f"_empty_strided_{device.type}", None)
+    make: Any = getattr(GUARDS, f"_empty_strided_{device.type}", None)
     try:
         made = make((2, 3), (3, 1), torch.float32)
     except Exception:

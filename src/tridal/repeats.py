@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 from tridal.settings import current
 from tridal.variants import ADDRESS_BITS
 
-_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+"""What guards the code of torch.compile, and what that allocates with. Private to torch; None if it is elsewhere."""
 
 Fits: TypeAlias = Callable[[Any, Any, Any], object]
 
@@ -33,7 +34,7 @@ def like(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Fits | Non
     False for whatever is no tensor. None if this torch doesn't check as expected.
     """
     try:
-        alike = _guards.TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        alike = GUARDS.TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         if not alike(input) or alike(None):
             return None
     except Exception:
