@@ -165,6 +165,43 @@ def test_wide_rows_of_16_bits_are_read_again_from_the_cache(cols: int) -> None:
     assert not tridal.plan(2048, cols, dtype="bfloat16", op="softmax_backward", arch="sm_90").tile.rereads
 
 
+@pytest.mark.parametrize(("rows", "cols", "part"), [(4096, 24_576, 8192), (1900, 70_001, 8192), (800, 151_935, 16_384)])
+def test_parts_that_are_read_again_are_nearly_full(rows: int, cols: int, part: int) -> None:
+    """And where that can't be, or rows are few, they are held in registers."""
+    pytest.importorskip("triton")
+    few = 20_000_000 // cols
+    shapes = ((rows, cols), (rows, 20_480), (few, cols))
+    plans = [tridal.plan(*shape, dtype="bfloat16", arch="sm_90") for shape in shapes]
+    assert [plan.tile.rereads for plan in plans] == [True, False, False]
+    tile = plans[0].tile
+    assert (tile.cols, tile.num_warps, tile.persistent, tile.edges) == (part, 4, True, cols % 8 > 0)
+    assert cols > 7 / 8 * tile.cols * tile.split
+    assert plans[0].resources is not None
+    assert plans[0].resources.spills <= 8
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward", "log_softmax"])
+@pytest.mark.parametrize(("rows", "cols", "dtype"), [
+    (1, 32_768, "float32"), (8, 128_256, "float16"), (32, 50_257, "bfloat16"), (2, 1_000_000, "float32"),
+    (128, 65_536, "bfloat16"),
+])  # fmt: skip
+def test_few_rows_are_read_at_once_and_again(rows: int, cols: int, dtype: str, op: str) -> None:
+    """By programs that are all resident, and whose parts of rows are all in the caches."""
+    pytest.importorskip("triton")
+    plan = tridal.plan(rows, cols, dtype=dtype, op=op, arch="sm_90")
+    if op == "softmax_backward" and rows > 100:  # twice as much as the caches hold
+        assert plan.tile.persistent
+        return
+    tile = plan.tile
+    assert (tile.algorithm, tile.rereads, tile.persistent) == ("split", True, False)
+    assert plan.programs == rows * tile.split <= (plan.occupancy or 0) * H100.cores
+    each = -(-plan.programs // H100.cores)
+    tensors = 2 if op == "softmax_backward" else 1
+    assert each * tile.cols * tensors * (4 if dtype == "float32" else 2) <= (H100.shared_memory or 0)
+    older = tridal.plan(rows, cols, dtype=dtype, op=op, arch="sm_80").tile
+    assert not older.rereads
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("cols", "split"), [(64, 1), (512, 1), (4096, 16), (50_257, None)])
 def test_columns_of_16_bits_are_read_again_from_the_cache(cols: int, split: int | None, backward: bool) -> None:

@@ -119,6 +119,8 @@ def test_words_hold_every_part_of_a_row_and_a_desk() -> None:
     assert call((3, 5000, 40), 1).words(tall) == 9 * 5 * 16 + 2 + 3 * 2
     wide = LaunchPlan(replace(tile, split=65), programs=130, reason="")
     assert c.words(wide) == 64 * (65 + 3) + 2 + 3 * 2, "and one for each block of very many"
+    once = LaunchPlan(replace(tile, persistent=False), programs=64 * 5, reason="")
+    assert c.words(once) == 64 * 5 * 5, "a box for each part, with a word of each, where none takes another tile"
     assert c.words(LaunchPlan(ROW, programs=64, reason="")) == 0
 
 

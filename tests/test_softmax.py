@@ -264,6 +264,31 @@ def test_exp_by_way_of_exp2_is_as_good(backend: Any, cols: int) -> None:
     assert_close(dx.double(), exact, rtol=1e-6, atol=1e-6 * float(g.abs().sum()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("largest", [10.0, 1e4, 1e9, 2e9, 1e30, 3.3e38])
+def test_exp_for_16_bits_bears_any_numbers(backend: Any, dtype: torch.dtype, largest: float) -> None:
+    """Where a row's exps are all off by one factor, that is neither seen nor too much for a power of two."""
+
+    def coarse(planned: LaunchPlan, _: Problem) -> LaunchPlan:
+        return replace(planned, tile=replace(planned.tile, exp2_bias=0.0))
+
+    if largest > torch.finfo(dtype).max:
+        pytest.skip(f"no such numbers in {dtype}")
+    with overridden(backend, "coarse", coarse) as name, tridal.use(device=name, fallback="error"):
+        x = ((torch.rand(9, 301, device=tridal.device()) * 2 - 1) * largest).to(dtype)
+        x[1] = largest
+        x[2] = -largest
+        x[3, 7] = x[3].max()
+        x[4, ::2] = -torch.inf
+        x[5] = -torch.inf
+        x[6, 1] = torch.nan
+        x[7, 2] = torch.inf
+        x[8] -= torch.linspace(0, 9, 301, device=x.device).to(dtype)
+        y = tridal.softmax(x, -1)
+    eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+    assert_close(y.double(), torch.softmax(x.double(), -1), rtol=eps, atol=tiny + 1e-19, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("shape", "dim"), [((7, 301), -1), ((33, 64), 0), ((2, 40, 5), 1), ((0, 4), 1)])
 def test_a_program_for_each_tile(backend: Any, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:

@@ -12,13 +12,22 @@ from tridal.errors import PlanError
 from tridal.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
 from tridal_cuda import tiles
 from tridal_cuda.occupancy import occupancy, registers_for
-from tridal_cuda.tiles import FEW_ELEMENTS, FEW_WAVES, REREAD_BYTES, SHARED_BYTES_IN_FLIGHT, bytes_held
+from tridal_cuda.tiles import (
+    FEW_ELEMENTS,
+    FEW_WAVES,
+    MANY_ELEMENTS,
+    REREAD_BYTES,
+    SHARED_BYTES_IN_FLIGHT,
+    bytes_held,
+)
 
 _WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
 _TOO_FEW_BYTES = 56 << 10  # with which it is better to share rows; and with all of those, if by a single program
 _FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more of it at times
 _FEW_SPILLS = 32  # bytes a thread that are worth one more program where programs wait for each other
+_MORE_SPILLS = 64  # and that are worth it if all of them then wait only once
+_HARDLY_SPILLS = 8  # and that cost nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,7 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     if shareable and tile.edges:
         return None
     fit = _fit(tile, device, probe)
-    if not tile.rereads or problem.layout == "inner":
-        fit = _squeezed(fit, REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
+    fit = _squeezed(fit, REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
     if tile.rereads:  # more would drive each other out of the cache; loads come earlier where the compiler has a limit
         enough = min(fit.programs, -(-REREAD_BYTES // bytes_held(tile, problem)))
         fit = _fit(replace(tile, max_registers=registers_for(enough, tile, device)), device, probe)
@@ -84,21 +92,24 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
     """Rows in parts, with the next ones on their way while programs wait; None if not all parts can be resident."""
     if problem.accumulator == 8:
         return None  # sums of float64 don't fit the words that programs exchange
+    once = _at_once(problem, device, probe)
+    if once is not None:
+        return once
+    again = tiles.shared_again(problem, device)
+    if again is not None:
+        return _squeezed(_fit(again, device, probe), SHARED_BYTES_IN_FLIGHT, problem, device, probe, _HARDLY_SPILLS)
     tile = tiles.shared(problem, device)
     if tile is None:
         return None
-    quick = _quick(tile, problem, device, probe)
-    if quick is not None:
-        return quick
     fit = _fit(tile, device, probe)
     while fit.programs * device.cores < fit.tile.split:
         longer = 2 * fit.tile.cols
         if fit.tile.rows * longer > tiles.widest_held(problem, device):
             return None
         fit = _fit(tiles.parted(fit.tile, longer, problem), device, probe)
-    tight = _squeezed(fit, SHARED_BYTES_IN_FLIGHT, problem, device, probe)
+    tight = _squeezed(fit, SHARED_BYTES_IN_FLIGHT, problem, device, probe, _FEW_SPILLS)
     missing = SHARED_BYTES_IN_FLIGHT / tight.in_flight(problem)
-    if missing > 1 and tile.rows == 1 and not tile.edges and not tile.rereads:
+    if missing > 1 and tile.rows == 1 and not tile.edges:
         stages = min(tiles.most_stages(device) - 1, 1 + math.ceil(missing))
         piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
         piped = _squeezed(piped, _BYTES_IN_FLIGHT, problem, device, probe)
@@ -107,18 +118,33 @@ def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | 
     return tight
 
 
-def _quick(tile: Tile, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
-    """Parts of so few rows that all fit at once: more warps take less time, and no program has to ask for more."""
-    each, warps = -(-tile.split * problem.rows // device.cores), tiles.warps_for(tile.cols, FEW_ELEMENTS)
-    hurried = replace(tile, num_warps=warps, persistent=False)
-    if tile.rows > 1 or each > 16 or registers_for(each, hurried, device) <= FEW_ELEMENTS:
+def _at_once(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
+    """Parts of so few rows that all are resident, by as many warps as that allows: none takes a second one."""
+    tile = tiles.at_once(problem, device)
+    if tile is None:
         return None
-    fit = _squeezed(_fit(hurried, device, probe), each * bytes_held(hurried, problem), problem, device, probe)
-    return fit if each <= fit.programs else None
+    each = -(-tile.split * problem.rows // device.cores)
+    if tile.rereads and each * bytes_held(tile, problem) > (device.shared_memory or 0):
+        tile = replace(tile, rereads=False, max_registers=None)
+    fits = []
+    for elements in (FEW_ELEMENTS, MANY_ELEMENTS):
+        wanted = replace(tile, num_warps=tiles.warps_for(tile.cols, elements))
+        most = registers_for(each, wanted, device)
+        if most > FEW_ELEMENTS:
+            fit = _fit(wanted, device, probe)
+            if fit.programs < each:
+                fit = _fit(replace(wanted, max_registers=most), device, probe)
+            if fit.programs >= each and fit.resources.spills <= _HARDLY_SPILLS:
+                return fit
+            if fit.programs >= each and fit.resources.spills <= _MORE_SPILLS:
+                fits.append(fit)
+    return min(fits, key=lambda fit: fit.resources.spills, default=None)
 
 
-def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With fewer registers, as long as that lets more programs in without spills, until `wanted` bytes are read.
+def _squeezed(
+    fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties, probe: Probe, spills: int = 0
+) -> _Fit:
+    """With fewer registers, as long as that lets more programs in for few more `spills`, until `wanted` bytes are read.
 
     The compiler takes registers because it may: it is not told how many programs there should be.
     """
@@ -128,11 +154,10 @@ def _squeezed(fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties
         if most < 1 or occupancy(tight, replace(fit.resources, registers=most), device)[0] <= fit.programs:
             break
         more = _fit(tight, device, probe)
-        bearable = fit.resources.spills + (_FEW_SPILLS if tight.split > 1 and tight.num_stages == 1 else 0)
         if more.resources.spills > fit.resources.spills:
             fewer = _fit(replace(tight, max_registers=most - _FEWER_REGISTERS), device, probe)
             more = min(more, fewer, key=lambda fit: fit.resources.spills)
-        if more.programs <= fit.programs or more.resources.spills > bearable:
+        if more.programs <= fit.programs or more.resources.spills > fit.resources.spills + spills:
             break
         fit = more
     return fit

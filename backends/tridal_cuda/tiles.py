@@ -10,7 +10,7 @@ from dataclasses import replace
 from tridal.types import ITEMSIZE, DeviceProperties, Problem, Tile
 
 FEW_ELEMENTS = 32  # that a thread holds of narrow rows, and backward
-_MANY_ELEMENTS = 64  # that it holds of others
+MANY_ELEMENTS = 64  # that it holds of others
 _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's; of float32 half of it, forward
 _ROWS_WITH_EDGES = 8  # of a tile of narrow rows at least, of which the whole vectors and the ends each fill a warp
 FEW_WAVES = 4  # of tiles, whose last one leaves much of the device idle
@@ -20,11 +20,16 @@ _ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need mor
 SHARED_BYTES_IN_FLIGHT = 160 << 10  # that keep a multiprocessor's share of memory busy where programs wait
 _SHORTEST_PART, _LONGEST_PART = 2048, 8192  # elements of a shared row that one program takes, if enough are resident
 _PARTS, _PARTS_WITH_EDGES = 16, 128  # of a shared row, as long as they aren't longer than that
+_PART_AT_ONCE = 4096  # elements of a part of few rows, half or twice of it where there would be few or many
+_FEWEST_AT_ONCE, _MANY_AT_ONCE, _MOST_AT_ONCE = 16, 48, 128  # parts of them, each of which shows itself to each
 _PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 
 REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the cache that they are read from
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
+_REREAD_WARPS = 4  # of a part of a row that is read again: half of these elements or all of them
+_IDLE = 1 / 8  # of the elements of such parts at most
+_MOST_REGISTERS = 128  # of a thread that reads again: more than it needs, but with a limit loads come earlier
 _SHORTEST_REREAD = 64  # columns that are read again, if they are whole: shorter ones take few registers
 _WORDS_ACROSS = 2048  # of a tile at most, where columns are read again
 _LINE = 128  # bytes of a line of the cache, which takes room as a whole, however little of it is read
@@ -49,7 +54,7 @@ def whole(problem: Problem, device: DeviceProperties) -> Tile | None:
         most = widest
     if rows * cols > most:
         return None
-    warps = warps_for(rows * cols, FEW_ELEMENTS if problem.backward else _MANY_ELEMENTS)
+    warps = warps_for(rows * cols, FEW_ELEMENTS if problem.backward else MANY_ELEMENTS)
     return Tile("tile", rows, cols, warps, exp2_bias=_exp2_bias(problem), persistent=False)
 
 
@@ -65,7 +70,7 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
         return None
     many = cols > _NARROW_TILE and not problem.backward
     narrow = edges and half and rows >= _ROWS_WITH_EDGES
-    warps = 2 if narrow else warps_for(rows * cols, _MANY_ELEMENTS if many else FEW_ELEMENTS)
+    warps = 2 if narrow else warps_for(rows * cols, MANY_ELEMENTS if many else FEW_ELEMENTS)
     tile = Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem), persistent=False)
     return _rereading(tile, problem) if cols > _REREAD_ELEMENTS and _rereadable(problem, device) else tile
 
@@ -90,28 +95,54 @@ def _whole_columns_again(problem: Problem, device: DeviceProperties) -> Tile | N
     return _rereading(tile, problem)
 
 
+def at_once(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """The parts of so few rows that every part may be resident; None if there would be too many."""
+    if problem.layout == "inner" or problem.accumulator == 8:
+        return None
+    part = _PART_AT_ONCE
+    if problem.cols <= part * (_FEWEST_AT_ONCE - 1):
+        part //= 2
+    elif problem.cols > part * _MANY_AT_ONCE:
+        part *= 2
+    split = -(-problem.cols // part)
+    if split == 1 or split > _MOST_AT_ONCE:
+        return None
+    edges, bias = _columns(problem)[1], _exp2_bias(problem)
+    tile = Tile("split", 1, part, split=split, edges=edges, exp2_bias=bias, persistent=False)
+    return replace(tile, rereads=True, max_registers=_MOST_REGISTERS) if _caches(device) else tile
+
+
 def shared(problem: Problem, device: DeviceProperties) -> Tile | None:
     """The parts of rows that are tried first; None if there would be too many."""
-    rereads = _rereadable(problem, device)
     if problem.layout == "inner":
-        if rereads:
+        if _rereadable(problem, device):
             return _shared_columns_again(problem, device)
         rows, edges = min(power_above(problem.inner), _RUN), False
         part = max(_LONGEST_PART // rows, power_above(-(-problem.cols // _PARTS_ACROSS)))
         rows = _neighbours(rows, part, _ELEMENTS_ACROSS)
     else:
         rows, edges = 1, _columns(problem)[1]
-        few = 2 * _PARTS * problem.rows <= device.cores and not problem.backward  # then more cores read sooner
-        parts = _PARTS_WITH_EDGES if edges else 2 * _PARTS if few else _PARTS
-        part = max(_SHORTEST_PART, min(_LONGEST_PART, power_above(-(-problem.cols // parts))))
+        part = power_above(-(-problem.cols // (_PARTS_WITH_EDGES if edges else _PARTS)))
+        part = max(_SHORTEST_PART, min(_LONGEST_PART, part))
     part = max(part, power_above(-(-problem.cols // (_PROGRAMS_A_CORE * device.cores))))
     if rows * part > widest_held(problem, device):
         return None
-    bytes_of_few = FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
-    many = problem.cols >= 4 * _REREAD_ELEMENTS and problem.rows * problem.cols * problem.itemsize > bytes_of_few
-    rereads = rereads and many and part <= _REREAD_ELEMENTS
-    tile = Tile("split", rows, part, edges=edges, exp2_bias=_exp2_bias(problem), rereads=rereads)
-    return parted(tile, _REREAD_ELEMENTS if rereads else part, problem)
+    return parted(Tile("split", rows, part, edges=edges, exp2_bias=_exp2_bias(problem)), part, problem)
+
+
+def shared_again(problem: Problem, device: DeviceProperties) -> Tile | None:
+    """The parts of rows that are read again; None if rows aren't, are few, or would leave too much of parts idle."""
+    edges = _columns(problem)[1]
+    least = 4 * _REREAD_ELEMENTS if edges else _REREAD_ELEMENTS
+    few = problem.rows * problem.cols * problem.itemsize <= FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
+    if problem.layout == "inner" or problem.cols < least or few or not _rereadable(problem, device):
+        return None
+    for part in (_REREAD_ELEMENTS, _REREAD_ELEMENTS // 2):
+        split = -(-problem.cols // part)
+        if split <= _PROGRAMS_A_CORE * device.cores and problem.cols >= (1 - _IDLE) * split * part:
+            tile = Tile("split", 1, part, edges=edges, exp2_bias=_exp2_bias(problem), rereads=True)
+            return replace(parted(tile, part, problem), num_warps=_REREAD_WARPS)
+    return None
 
 
 def _shared_columns_again(problem: Problem, device: DeviceProperties) -> Tile:
@@ -136,7 +167,7 @@ def parted(tile: Tile, part: int, problem: Problem) -> Tile:
         return _rereading(tile, problem)
     small = part * tile.rows <= _LONGEST_PART or not problem.aligned  # elements with addresses of their own take more
     few = tile.rows > 1 and problem.backward and small
-    return replace(tile, num_warps=warps_for(tile.rows * part, FEW_ELEMENTS if few else _MANY_ELEMENTS))
+    return replace(tile, num_warps=warps_for(tile.rows * part, FEW_ELEMENTS if few else MANY_ELEMENTS))
 
 
 def looped(problem: Problem, device: DeviceProperties) -> Tile:
@@ -160,7 +191,7 @@ def widest_held(problem: Problem, device: DeviceProperties) -> int:
 
 def most_stages(device: DeviceProperties) -> int:
     """Stages that a pipeline may have."""
-    return 4 if (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY else 2
+    return 4 if _caches(device) else 2
 
 
 def warps_for(elements: int, each: int) -> int:
@@ -174,16 +205,19 @@ def power_above(value: int) -> int:
 
 
 def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
-    """Whether to read elements again: of 16 bits, which take twice their size of registers, if a core's cache is ample.
+    """Whether to read elements again: of 16 bits, which take twice their size of registers.
 
-    A core has as much cache as shared memory, if a kernel takes none of this. Columns are read again if there are
-    enough for all cores: their tiles are larger then.
+    Columns are read again if there are enough for all cores: their tiles are larger then.
     """
-    ample = (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY
     size = problem.rows * problem.cols * problem.itemsize
-    columns = problem.layout == "inner" and size >= device.cores * REREAD_BYTES
+    columns = problem.layout == "inner" and problem.aligned and size >= device.cores * REREAD_BYTES
     wide = problem.layout == "row" and not problem.backward
-    return ample and (columns or wide) and problem.itemsize == 2 and problem.aligned
+    return _caches(device) and (columns or wide) and problem.itemsize == 2
+
+
+def _caches(device: DeviceProperties) -> bool:
+    """Whether a core has an ample cache: as much of it as of shared memory, if a kernel takes none of this."""
+    return (device.shared_memory or 0) > _AMPLE_SHARED_MEMORY
 
 
 def _rereading(tile: Tile, problem: Problem) -> Tile:

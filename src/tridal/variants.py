@@ -194,8 +194,8 @@ class Call:
         tile = launch_plan.tile
         if tile.split == 1:
             return 0
-        groups = launch_plan.programs // tile.split
-        return self.problem.tiles(tile.rows) * _words(tile) + 2 + 3 * groups
+        desk = 2 + 3 * (launch_plan.programs // tile.split) if tile.persistent else 0
+        return self.problem.tiles(tile.rows) * _words(tile) + desk
 
 
 def _parts(tile: Tile) -> int:
@@ -204,6 +204,11 @@ def _parts(tile: Tile) -> int:
 
 
 def _words(tile: Tile) -> int:
-    """Words of a tile: one for each part of each row, then one for each block of many parts of a single row."""
+    """Words of a tile: one for each part of each row, then one for each block of many parts of a single row.
+
+    Where programs take no other tile, each has so many for itself.
+    """
+    if not tile.persistent:
+        return tile.split**2
     blocks = -(-tile.split // _BLOCK) if tile.split > 2 * _BLOCK else 0
     return tile.split * tile.rows + (blocks if tile.rows == 1 else 0)

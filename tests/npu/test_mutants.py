@@ -37,11 +37,11 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("stored without a mask", "forward", "tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask)",
-           "tl.store(target, y.to(out_ptr.dtype.element_ty))"),
+    Mutant("stored without a mask", "forward", "tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask, ",
+           "tl.store(target, y.to(out_ptr.dtype.element_ty), "),
     Mutant("padding counts as 0", "_scores", "other=-_INF", "other=0.0"),
     Mutant("one tile too few", "_turns", "groups, group, count, groups", "groups, group, count - 1, groups"),
-    Mutant("maximum not subtracted", "forward", "x - tl.expand_dims(low, AXIS)", "x"),
+    Mutant("maximum not subtracted", "_exp_less", "x - tl.expand_dims(low, AXIS)", "x"),
     Mutant("input's stride for the output", "forward", "column, out_outer, out_inner,", "column, out_outer, in_inner,"),
     Mutant("wrong tensor summed", "backward", "tl.sum(dy if LOG else y * dy, AXIS)", "tl.sum(y, AXIS)"),
     Mutant("sum subtracted from", "backward", "y * (dy - across)", "y * (across - dy)"),

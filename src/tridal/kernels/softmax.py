@@ -8,8 +8,8 @@ in ACC, the dtype of sums.
 
 What else a plan decides at compile time:
   SPLIT   programs that share a row, a group. Each takes COLS of its columns, and they exchange (max, sum) through
-          `words`, zero before and after: WORDS of each tile, then a desk for what they draw, see `_desk`. They wait for
-          each other, so all programs of a launch have to be resident at once.
+          `words`, zero before and after: WORDS of each tile. They wait for each other, so all programs of a launch have
+          to be resident at once. If they LOOP, a desk behind all words tells them what is next, see `_desk`.
   EDGES   for rows that start or end off a vector's boundary: the whole vectors of a row are the tile, and what is
           before and after them, fewer than VECTOR elements each, is a small tile beside it. `shift` is how far off the
           first row is. ALIGNED says that rows written are off by as much as rows read, so that they are stored in
@@ -20,6 +20,7 @@ What else a plan decides at compile time:
   REREADS
           elements are read for each pass over a tile, of which a forward makes three and a backward two, from the
           core's cache but for the first. They take no registers in between, and so more of them are on their way.
+          What is written is not to take the room of what will be read again.
   EXP2_BIAS
           how `_exp` computes, and what error it makes up for where float32 results show it.
   WIDE    offsets inside a tile take 64 bits; those of its corner always do.
@@ -145,6 +146,21 @@ def _exp(x, EXP2_BIAS: tl.constexpr):
 
 
 @triton.jit
+def _exp_less(x, low, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, SCALED: tl.constexpr):
+    """exp(x - low); or, if SCALED and where results of 16 bits are all that it is for, a multiple of that for each row.
+
+    For a multiple, a subtraction less: low * log2(e) may be rounded, as long as it is the same for the whole row. From
+    2^30 on what it is rounded by could be too much for a power of two; numbers that differ differ by far more there.
+    """
+    if (EXP2_BIAS is not None and EXP2_BIAS == 0) and SCALED:
+        steep = tl.where(tl.abs(low) < 1073741824.0, 1.44269504, 1.0)
+        e = tl.exp2(tl.fma(x, tl.expand_dims(steep, AXIS), tl.expand_dims(-low * steep, AXIS)))
+    else:
+        e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
+    return e
+
+
+@triton.jit
 def _sum(x, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """Sums along AXIS; neighbours first where precision is wanted, as a long chain of sums rounds off as often."""
     if EXP2_BIAS is not None and EXP2_BIAS != 0:
@@ -262,9 +278,28 @@ def _exchange_row(words, part, top, total, SPLIT: tl.constexpr, WORDS: tl.conste
 
 
 @triton.jit
+def _exchange_once(words, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """`_exchange` of a single row, of scalars, by programs that take no other: each has a box of words for itself.
+
+    It clears that, as soon as all of its threads have read it, and is done: it needn't know who else has read what.
+    """
+    other = tl.arange(0, PARTS)
+    boxes, box = words + other * SPLIT + part, words + part * SPLIT + other
+    tl.atomic_xchg(boxes, tl.full([PARTS], _word(top, total), tl.int64), mask=other < SPLIT, sem="relaxed")
+    word = tl.zeros([PARTS], tl.int64)
+    done = 0
+    while done == 0:
+        word, done = _seen(box, other < SPLIT)
+    tl.debug_barrier()
+    tl.store(box, tl.zeros([PARTS], tl.int64), mask=other < SPLIT)
+    row_top, row_total, _ = _combined(tl.where(done == 0, 0, word), other < SPLIT, EXP2_BIAS)
+    return row_top, row_total
+
+
+@triton.jit
 def _exchange(
-    words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr,
-    EXP2_BIAS: tl.constexpr,
+    words, tile, part, top, total, SPLIT: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, LOOP: tl.constexpr,
+    WORDS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Shows (max, sum) of this part of a tile to those of the others, and waits for theirs.
 
@@ -272,7 +307,11 @@ def _exchange(
     """
     words += tl.cast(tile, tl.int64) * WORDS
     if ROWS == 1:
-        row_top, row_total = _exchange_row(words, part, tl.max(top, 0), tl.max(total, 0), SPLIT, WORDS, EXP2_BIAS)
+        top_here, total_here = tl.max(top, 0), tl.max(total, 0)
+        if LOOP:
+            row_top, row_total = _exchange_row(words, part, top_here, total_here, SPLIT, WORDS, EXP2_BIAS)
+        else:
+            row_top, row_total = _exchange_once(words, part, top_here, total_here, SPLIT, PARTS, EXP2_BIAS)
         highest = tl.full([1], row_top, tl.float32)
         scale = _exp(top - tl.where(highest == -_INF, 0.0, highest), EXP2_BIAS)
         return highest, tl.full([1], row_total, tl.float32), scale
@@ -389,6 +428,7 @@ def forward(
     """Rows that one program holds, or SPLIT programs together: memory sees each element once each way."""
     count = outer * tl.cdiv(inner, ROWS)
     DRAWS: tl.constexpr = (SPLIT > 1 and LOOP) and STAGES == 1
+    SCALED: tl.constexpr = (SPLIT == 1 and AXIS == 1) and not LOG  # over columns it would take two registers a row
     part, group, groups, begin, end, step = _turns(count, SPLIT, LOOP, DRAWS)
     drawn, last = group, -1
     for turn in tl.range(begin, end, step, num_stages=STAGES):
@@ -426,14 +466,14 @@ def forward(
                     source, mask, block, first, column, inner, mask_ptr, factor, queries, heads,
                     mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS, "",
                 )  # fmt: skip
-            e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
+            e = _exp_less(x, low, AXIS, EXP2_BIAS, SCALED)
             total = _sum(e, AXIS, ROWS, COLS, EXP2_BIAS)
             if EDGES:
-                e_edge = _exp(x_edge - tl.expand_dims(low, 0), EXP2_BIAS)
+                e_edge = _exp_less(x_edge, low, 0, EXP2_BIAS, SCALED)
                 total += tl.sum(e_edge, 0)
             scale = 1.0
             if SPLIT > 1:
-                top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
+                top, total, scale = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, LOOP, WORDS, EXP2_BIAS)
             if DRAWS:
                 told = _told(words, count, group, turn, WORDS)
             if ZERO:
@@ -453,12 +493,14 @@ def forward(
                     mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES, ACC, WIDE, AXIS, ROWS, COLS,
                     "evict_first",
                 )  # fmt: skip
-                e = _exp(x - tl.expand_dims(low, AXIS), EXP2_BIAS)
+                e = _exp_less(x, low, AXIS, EXP2_BIAS, SCALED)
             if LOG:
                 y = (x - tl.expand_dims(top, AXIS)) - tl.expand_dims(tl.log(total), AXIS)
             else:
                 y = e * tl.expand_dims(scale, AXIS)
-            tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask)
+            tl.store(
+                target, y.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first" if REREADS else ""
+            )
             if EDGES:
                 target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
                 if LOG:
@@ -466,11 +508,11 @@ def forward(
                 else:
                     y_edge = e_edge * tl.expand_dims(scale, 0)
                 tl.store(target, y_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
-            if SPLIT > 1:
+            if SPLIT > 1 and LOOP:
                 _clear(words, last if DRAWS else tile - groups, part, SPLIT, ROWS, WORDS)
             if DRAWS:
                 last, drawn = tile, _drawn(told, words, count, group, groups, turn, end, tile, WORDS)
-    if SPLIT > 1:
+    if SPLIT > 1 and LOOP:
         last = last if DRAWS else end - 1 - (end - 1 - begin) % step
         _leave(words, last, count, group, groups, SPLIT, PARTS, ROWS, WORDS)
 
@@ -531,7 +573,7 @@ def backward(
                 total += tl.sum(dy_edge if LOG else y_edge * dy_edge, 0)
             if SPLIT > 1:
                 top = tl.full([ROWS], 1.0, tl.float32)
-                _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, WORDS, EXP2_BIAS)
+                _, total, _ = _exchange(words, tile, part, top, total, SPLIT, PARTS, ROWS, LOOP, WORDS, EXP2_BIAS)
             if DRAWS:
                 told = _told(words, count, group, turn, WORDS)
             across = tl.expand_dims(total, AXIS)
@@ -547,7 +589,9 @@ def backward(
             dx = dy - _exp(y, EXP2_BIAS) * across if LOG else y * (dy - across)
             if factor is not None:
                 dx *= factor
-            tl.store(target, dx.to(out_ptr.dtype.element_ty), mask=mask)
+            tl.store(
+                target, dx.to(out_ptr.dtype.element_ty), mask=mask, eviction_policy="evict_first" if REREADS else ""
+            )
             if EDGES:
                 across = tl.expand_dims(total, 0)
                 target = _pointers(out_ptr, block, first, edge, out_outer, out_inner, out_col, WIDE, 0, ROWS, 1, False)
@@ -555,11 +599,11 @@ def backward(
                 if factor is not None:
                     dx_edge *= factor
                 tl.store(target, dx_edge.to(out_ptr.dtype.element_ty), mask=edge_mask)
-            if SPLIT > 1:
+            if SPLIT > 1 and LOOP:
                 _clear(words, last if DRAWS else tile - groups, part, SPLIT, ROWS, WORDS)
             if DRAWS:
                 last, drawn = tile, _drawn(told, words, count, group, groups, turn, end, tile, WORDS)
-    if SPLIT > 1:
+    if SPLIT > 1 and LOOP:
         last = last if DRAWS else end - 1 - (end - 1 - begin) % step
         _leave(words, last, count, group, groups, SPLIT, PARTS, ROWS, WORDS)
 

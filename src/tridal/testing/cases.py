@@ -169,6 +169,8 @@ def _values() -> Iterator[Case]:
             continue  # the difference of two such values is no float32
         yield Case(op, direction, (37, 53), values=values)
         yield Case(op, direction, (53, 37), 0, values=values)
+        yield Case(op, direction, (37, 53), dtype="bfloat16", values=values)
+        yield Case(op, direction, (17, 1001), dtype="float16", values="shifted")
 
 
 def _double(backend: Backend) -> Iterator[Case]:

@@ -18,6 +18,7 @@ Override: TypeAlias = Callable[[LaunchPlan, Problem], LaunchPlan]
 """The plan to launch instead of the one that was made for a problem."""
 
 _WIDEST_TILE = 16_384  # columns that any device holds on chip
+_RESIDENT = 256  # programs of small parts that any device runs at once, if its programs may wait for each other at all
 
 
 def _algorithm(algorithm: Algorithm) -> Override:
@@ -59,6 +60,14 @@ def _rereads(algorithm: Algorithm) -> Override:
     return override
 
 
+def _once(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    shared = _algorithm("split")(plan, problem)
+    programs = problem.rows * shared.tile.split
+    if shared.tile.rows > 1 or shared.tile.split == 1 or programs > _RESIDENT:
+        return plan
+    return replace(shared, tile=replace(shared.tile, persistent=False), programs=programs)
+
+
 def _single(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     return replace(plan, programs=plan.tile.split, tile=_persistent(plan.tile))
 
@@ -74,14 +83,16 @@ PLANS: Mapping[str, Override | None] = {
     "edges": _edges,
     "rereads": _rereads("tile"),
     "split+rereads": _rereads("split"),
+    "split+once": _once,
     "single": _single,
 }
-"""How a case may override the backend's plan: each algorithm that the kernels offer, and one program for all tiles."""
+"""How a case may override the backend's plan: each algorithm that the kernels offer, a program for each part of a row
+that is shared, and one program for all tiles."""
 
 
 def plans(backend: Backend) -> tuple[str, ...]:
     """Those of `PLANS` that override anything and that the backend's own plans may ask for."""
-    return tuple(plan for plan in PLANS if set(plan.split("+")) <= backend.algorithms | {"single"})
+    return tuple(plan for plan in PLANS if set(plan.split("+")) <= backend.algorithms | {"single", "once"})
 
 
 class _Forced:
