@@ -129,15 +129,17 @@ def _at_once(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit |
     fits = []
     for elements in (FEW_ELEMENTS, MANY_ELEMENTS):
         wanted = replace(tile, num_warps=tiles.warps_for(tile.cols, elements))
+        if elements > FEW_ELEMENTS and problem.itemsize > 2:  # what a register takes may as well stay there
+            wanted = replace(wanted, rereads=False, max_registers=None)
         most = registers_for(each, wanted, device)
         if most > FEW_ELEMENTS:
             fit = _fit(wanted, device, probe)
             if fit.programs < each:
                 fit = _fit(replace(wanted, max_registers=most), device, probe)
-            if fit.programs >= each and fit.resources.spills <= _HARDLY_SPILLS:
-                return fit
             if fit.programs >= each and fit.resources.spills <= _MORE_SPILLS:
-                fits.append(fit)
+                fits.insert(0, fit)
+            if fits and not fits[0].resources.spills:
+                break
     return min(fits, key=lambda fit: fit.resources.spills, default=None)
 
 
