@@ -37,8 +37,8 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant("stored without a mask", "forward", "tl.store(target, y.to(out_ptr.dtype.element_ty), mask=mask, ",
-           "tl.store(target, y.to(out_ptr.dtype.element_ty), "),
+    Mutant("stored without a mask", "forward", "target, y.to(out_ptr.dtype.element_ty), mask=mask, ",
+           "target, y.to(out_ptr.dtype.element_ty), "),
     Mutant("padding counts as 0", "_scores", "other=-_INF", "other=0.0"),
     Mutant("one tile too few", "_turns", "groups, group, count, groups", "groups, group, count - 1, groups"),
     Mutant("maximum not subtracted", "_exp_less", "x - tl.expand_dims(low, AXIS)", "x"),
