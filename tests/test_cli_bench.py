@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def test_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, sent: si
 
     def interrupted(point: Any, *arguments: Any) -> Any:
         if seen:
+            assert len(measurements("results.partial.json")) == 2, "whatever comes, it is kept"
             signal.raise_signal(sent)
         seen.append(point)
         return measured(point, *arguments)
@@ -137,7 +139,30 @@ def test_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, sent: si
     result = CliRunner().invoke(app, ["bench", *SMALL, "--providers", "torch"])
     assert result.exit_code == 0
     assert "what was measured so far is kept" in result.stderr
-    assert len(json.loads(Path("bench-results", "results.json").read_text())["measurements"]) == 2
+    assert len(measurements("results.json")) == 2
+    assert not Path("bench-results", "results.partial.json").exists()
+
+
+def measurements(file: str) -> list[Any]:
+    found: list[Any] = json.loads(Path("bench-results", file).read_text())["measurements"]
+    return found
+
+
+def test_terminated_twice_is_terminated_once(tmp_path: Path) -> None:
+    """As `timeout` does: the process that it started, and then its whole group."""
+    code = """
+import os, signal, sys
+from tridal.benchmarks import results
+from tridal.cli import main
+keep = results.keep
+results.keep = lambda *arguments: (keep(*arguments), [os.kill(os.getpid(), signal.SIGTERM) for _ in range(3)])
+sys.argv[1:] = ["bench", "--rows", "4", "--cols", "5,6,7", "--providers", "torch", "--output", sys.argv[1]]
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "what was measured so far is kept" in ran.stderr
+    assert json.loads((tmp_path / "results.json").read_text())["measurements"]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def _at_once(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit |
     each = -(-tile.split * problem.rows // device.cores)
     if tile.rereads and each * bytes_held(tile, problem) > (device.shared_memory or 0):
         tile = replace(tile, rereads=False, max_registers=None)
-    fits = []
+    fits: list[_Fit] = []
     for elements in (FEW_ELEMENTS, MANY_ELEMENTS):
         wanted = replace(tile, num_warps=tiles.warps_for(tile.cols, elements))
         if elements > FEW_ELEMENTS and problem.itemsize > 2:  # what a register takes may as well stay there

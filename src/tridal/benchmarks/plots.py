@@ -45,7 +45,8 @@ def draw(found: Mapping[str, Any], label: str, folder: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
-    rows, caption = found["measurements"], f"{found['machine']['name']}, torch {found['machine']['torch']}: {label}"
+    rows, machine = found["measurements"], f"{found['machine']['name']}, torch {found['machine']['torch']}"
+    caption = f"{machine}: {label}"
     grid = select(rows, group="grid")
     suite = [row for row in rows if row["group"] != "grid"]
     written = []
@@ -60,7 +61,7 @@ def draw(found: Mapping[str, Any], label: str, folder: Path) -> list[Path]:
                 title = f"{chosen[0]['op']} {direction}, {dtype}"
                 written.append(_classes(chosen, title, caption, folder / f"suite-{dtype}-{direction}.png"))
         if found["host"]:
-            written.append(_host(found["host"], caption, folder / "host.png"))
+            written.append(_host(found["host"], machine, folder / "host.png"))
     return written
 
 

@@ -23,6 +23,7 @@ Row: TypeAlias = dict[str, Any]
 """A measurement as plain data: what `row` makes."""
 
 _FORMAT = "tridal benchmark 1"
+_PARTIAL = "results.partial.json"
 
 
 class ResultsError(TridalError, ValueError):
@@ -100,11 +101,20 @@ def machine(device: torch.device, backend: Backend | None) -> dict[str, Any]:
     }
 
 
+def keep(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes what a run has so far to results.partial.json, wholly or not at all; `save` takes that away."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / _PARTIAL
+    partial.with_suffix(".new").write_text(json.dumps(found) + "\n")
+    partial.with_suffix(".new").replace(partial)
+
+
 def save(found: Mapping[str, Any], folder: Path) -> list[Path]:
     """Writes results.json, and results.csv and host.csv for what there is."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "results.json"]
     written[0].write_text(json.dumps(found, indent=1) + "\n")
+    (folder / _PARTIAL).unlink(missing_ok=True)
     for name, rows in (("results.csv", found["measurements"]), ("host.csv", found["host"])):
         if rows:
             written.append(folder / name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +65,7 @@ def bench(
     place, backend = _device(device)
     accelerated = _accelerated(place)
     chosen = _providers(providers, accelerated)
-    with settings.use(device=device) if device else nullcontext():
+    with _terminable(), settings.use(device=device) if device else nullcontext():
         asked: list[Point] = []
         if suite:
             shrink = 1 if accelerated else points.HOST_SHRINK
@@ -76,13 +76,24 @@ def bench(
                 rows or (points.GRID_ROWS if accelerated else points.HOST_ROWS), widths, op, directions, dtypes
             )
         timed = _host(chosen, place, op) if host else []
-        measured = _measure(asked, chosen, place)
-    found = results.document(place, backend, chosen, measured, timed)
-    _finish(found, output, as_json)
+
+        def document(measured: list[dict[str, Any]]) -> dict[str, Any]:
+            return results.document(place, backend, chosen, measured, timed)
+
+        measured = _measure(asked, chosen, place, lambda rows: results.keep(document(rows), output))
+        _finish(document(measured), output, as_json)
 
 
-def _measure(asked: Sequence[Point], chosen: Sequence[Provider], place: torch.device) -> list[dict[str, Any]]:
-    """Measures every point; what is measured when a person interrupts, or a batch system's time is up, is kept."""
+def _measure(
+    asked: Sequence[Point],
+    chosen: Sequence[Provider],
+    place: torch.device,
+    keep: Callable[[list[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:
+    """Measures every point; what is measured when a person interrupts, or a batch system's time is up, is kept.
+
+    And after each point, by `keep`, whatever ends the process.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tridal.benchmarks.measuring import measure
@@ -92,18 +103,31 @@ def _measure(asked: Sequence[Point], chosen: Sequence[Provider], place: torch.de
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(asked) * (len(chosen) + 1))
-        terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             for point in asked:
                 progress.update(task, description=f"{point.label} {point.dtype} {point.direction}")
                 for measurement in measure(point, chosen, place):
                     rows.append(row(measurement))
                     progress.advance(task)
+                keep(rows)
         except KeyboardInterrupt:
             console(stderr=True).print("interrupted: what was measured so far is kept")
-        finally:
-            signal.signal(signal.SIGTERM, terminated)
     return rows
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does, once: `timeout` sends two, and the second comes while results are written."""
+
+    def interrupt(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _host(chosen: Sequence[Provider], place: torch.device, op: str) -> list[dict[str, Any]]:
