@@ -96,7 +96,7 @@ def test_every_plan_holds(problem: Problem, arch: str, data: st.DataObject) -> N
         return
     tile = plan.tile
     assert tile in probed
-    assert len(probed) <= 8, "compiling is dear"
+    assert len(probed) <= 10, "compiling is dear"
     assert max(tried.split for tried in probed) <= 8 * device.cores, "and takes long for many parts"
     for side in (tile.rows, tile.cols, tile.num_warps):
         assert side & (side - 1) == 0 < side
@@ -198,8 +198,9 @@ def test_few_rows_are_read_at_once_and_again(rows: int, cols: int, dtype: str, o
     each = -(-plan.programs // H100.cores)
     tensors = 2 if op == "softmax_backward" else 1
     assert each * tile.cols * tensors * (4 if dtype == "float32" else 2) <= (H100.shared_memory or 0)
-    older = tridal.plan(rows, cols, dtype=dtype, op=op, arch="sm_80").tile
-    assert not older.rereads
+    assert not tridal.plan(rows, cols, dtype=dtype, op=op, arch="sm_80").tile.rereads
+    apart = Problem(op=op, cols=cols, inner=rows, dtype=dtype, layout="strided", aligned=False)  # type: ignore[arg-type]
+    assert not CUDA.plan(apart, H100, lambda tile: Resources(32, 0, 0), {}).tile.rereads
 
 
 @pytest.mark.parametrize("backward", [False, True])

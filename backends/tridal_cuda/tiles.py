@@ -109,7 +109,9 @@ def at_once(problem: Problem, device: DeviceProperties) -> Tile | None:
         return None
     edges, bias = _columns(problem)[1], _exp2_bias(problem)
     tile = Tile("split", 1, part, split=split, edges=edges, exp2_bias=bias, persistent=False)
-    return replace(tile, rereads=True, max_registers=_MOST_REGISTERS) if _caches(device) else tile
+    if problem.layout == "row" and _caches(device):  # else a line of the cache would hold little of a row
+        return replace(tile, rereads=True, max_registers=_MOST_REGISTERS)
+    return tile
 
 
 def shared(problem: Problem, device: DeviceProperties) -> Tile | None:
@@ -145,10 +147,10 @@ def shared_again(problem: Problem, device: DeviceProperties) -> Tile | None:
     return None
 
 
-def _shared_columns_again(problem: Problem, device: DeviceProperties) -> Tile:
+def _shared_columns_again(problem: Problem, device: DeviceProperties) -> Tile | None:
     """Parts of columns that are read again: of a line of rows, or half of one where two tensors are read.
 
-    Where a tile would have too many words, half of these rows, and longer parts.
+    Where a tile would have too many words, half of these rows, and longer parts; None if there would be too many.
     """
     tensors = 2 if problem.backward else 1
     line = _LINE // problem.itemsize // tensors
@@ -156,6 +158,8 @@ def _shared_columns_again(problem: Problem, device: DeviceProperties) -> Tile:
     part = _REREAD_ELEMENTS // tensors // rows
     while -(-problem.cols // part) * rows > _WORDS_ACROSS and rows * part < _half_of_registers(device):
         rows, part = max(rows // 2, min(rows, line // 2)), 2 * part
+    if -(-problem.cols // part) > _PROGRAMS_A_CORE * device.cores:
+        return None
     return parted(Tile("split", rows, part, exp2_bias=_exp2_bias(problem), rereads=True), part, problem)
 
 

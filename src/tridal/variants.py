@@ -206,7 +206,7 @@ def _parts(tile: Tile) -> int:
 def _words(tile: Tile) -> int:
     """Words of a tile: one for each part of each row, then one for each block of many parts of a single row.
 
-    Where programs take no other tile, each has so many for itself.
+    Where programs take no other tile, each has a box of its own, for a word of each part of its row.
     """
     if not tile.persistent:
         return tile.split**2

@@ -170,6 +170,7 @@ def _values() -> Iterator[Case]:
         yield Case(op, direction, (37, 53), values=values)
         yield Case(op, direction, (53, 37), 0, values=values)
         yield Case(op, direction, (37, 53), dtype="bfloat16", values=values)
+    for op, direction in product(NAMES, DIRECTIONS):
         yield Case(op, direction, (17, 1001), dtype="float16", values="shifted")
 
 
