@@ -136,7 +136,11 @@ def test_interrupted_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, sent: si
         return measured(point, *arguments)
 
     monkeypatch.setattr(measuring, "measure", interrupted)
-    result = CliRunner().invoke(app, ["bench", *SMALL, "--providers", "torch"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        result = CliRunner().invoke(app, ["bench", *SMALL, "--providers", "torch"])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 0
     assert "what was measured so far is kept" in result.stderr
     assert len(measurements("results.json")) == 2
