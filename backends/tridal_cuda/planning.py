@@ -74,8 +74,8 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     if tile is None:
         return None
     shareable = problem.layout != "inner" and tile.cols > _WIDE_ROW and problem.accumulator == 4
-    if shareable and tile.edges:
-        return None
+    if shareable and (tile.edges or problem.rows < FEW_WAVES * device.cores):
+        return None  # few whatever a multiprocessor holds, so that needn't be asked
     fit = _fit(tile, device, probe)
     fit = _squeezed(fit, REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
     if tile.rereads:  # more would drive each other out of the cache; loads come earlier where the compiler has a limit
@@ -126,21 +126,24 @@ def _at_once(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit |
     each = -(-tile.split * problem.rows // device.cores)
     if tile.rereads and each * bytes_held(tile, problem) > (device.shared_memory or 0):
         tile = replace(tile, rereads=False, max_registers=None)
-    fits: list[_Fit] = []
-    for elements in (FEW_ELEMENTS, MANY_ELEMENTS):
-        wanted = replace(tile, num_warps=tiles.warps_for(tile.cols, elements))
-        if elements > FEW_ELEMENTS and problem.itemsize > 2:  # what a register takes may as well stay there
-            wanted = replace(wanted, rereads=False, max_registers=None)
-        most = registers_for(each, wanted, device)
-        if most > FEW_ELEMENTS:
-            fit = _fit(wanted, device, probe)
-            if fit.programs < each:
-                fit = _fit(replace(wanted, max_registers=most), device, probe)
-            if fit.programs >= each and fit.resources.spills <= _MORE_SPILLS:
-                fits.insert(0, fit)
-            if fits and not fits[0].resources.spills:
-                break
-    return min(fits, key=lambda fit: fit.resources.spills, default=None)
+    fit = _resident(replace(tile, num_warps=tiles.warps_for(tile.cols, FEW_ELEMENTS)), each, device, probe)
+    if fit is not None and not fit.resources.spills:
+        return fit
+    if problem.itemsize > 2:  # what a register takes may as well stay there
+        tile = replace(tile, rereads=False, max_registers=None)
+    slower = _resident(replace(tile, num_warps=tiles.warps_for(tile.cols, MANY_ELEMENTS)), each, device, probe)
+    return min((fit for fit in (slower, fit) if fit is not None), key=lambda fit: fit.resources.spills, default=None)
+
+
+def _resident(tile: Tile, each: int, device: DeviceProperties, probe: Probe) -> _Fit | None:
+    """A tile of which a multiprocessor holds `each`, with fewer registers if it has to be; None if it can't."""
+    most = registers_for(each, tile, device)
+    if most <= FEW_ELEMENTS:
+        return None
+    fit = _fit(tile, device, probe)
+    if fit.programs < each:
+        fit = _fit(replace(tile, max_registers=most), device, probe)
+    return fit if fit.programs >= each and fit.resources.spills <= _MORE_SPILLS else None
 
 
 def _squeezed(

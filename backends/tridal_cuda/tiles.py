@@ -97,7 +97,7 @@ def _whole_columns_again(problem: Problem, device: DeviceProperties) -> Tile | N
 
 def at_once(problem: Problem, device: DeviceProperties) -> Tile | None:
     """The parts of so few rows that every part may be resident; None if there would be too many."""
-    if problem.layout == "inner" or problem.accumulator == 8:
+    if problem.layout == "inner":
         return None
     part = _PART_AT_ONCE
     if problem.cols <= part * (_FEWEST_AT_ONCE - 1):
@@ -141,9 +141,9 @@ def shared_again(problem: Problem, device: DeviceProperties) -> Tile | None:
         return None
     for part in (_REREAD_ELEMENTS, _REREAD_ELEMENTS // 2):
         split = -(-problem.cols // part)
-        if split <= _PROGRAMS_A_CORE * device.cores and problem.cols >= (1 - _IDLE) * split * part:
-            tile = Tile("split", 1, part, edges=edges, exp2_bias=_exp2_bias(problem), rereads=True)
-            return replace(parted(tile, part, problem), num_warps=_REREAD_WARPS)
+        if 1 < split <= _PROGRAMS_A_CORE * device.cores and problem.cols >= (1 - _IDLE) * split * part:
+            bias = _exp2_bias(problem)
+            return Tile("split", 1, part, _REREAD_WARPS, split=split, edges=edges, exp2_bias=bias, rereads=True)
     return None
 
 

@@ -104,9 +104,9 @@ def machine(device: torch.device, backend: Backend | None) -> dict[str, Any]:
 def keep(found: Mapping[str, Any], folder: Path) -> None:
     """Writes what a run has so far to results.partial.json, wholly or not at all; `save` takes that away."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / _PARTIAL
-    partial.with_suffix(".new").write_text(json.dumps(found) + "\n")
-    partial.with_suffix(".new").replace(partial)
+    new = folder / f"{_PARTIAL}.new"
+    new.write_text(json.dumps(found) + "\n")
+    new.replace(folder / _PARTIAL)
 
 
 def save(found: Mapping[str, Any], folder: Path) -> list[Path]:
