@@ -62,12 +62,20 @@ def test_a_kernel_with_scratch_memory_takes_tritons_own_way() -> None:
     assert shortcut(COMPILED, launcher(True, scratch=64), 7, 2, [99]) is None
 
 
-def test_a_launcher_that_passes_something_else_is_left_alone() -> None:
+@pytest.mark.parametrize(
+    "passed",
+    [
+        lambda stream, expected: (stream, "more", *reversed(expected)),
+        lambda stream, expected: ("no stream", *expected),
+        lambda stream, expected: ("no stream", expected),
+    ],
+)
+def test_a_launcher_that_passes_something_else_is_left_alone(passed: Any) -> None:
     class Other:
         def __init__(self, *_: Any) -> None:
             self.launch = None
 
         def __call__(self, *arguments: Any) -> None:
-            self.launch(arguments[3], "more", *reversed(arguments[9:]))  # type: ignore[misc]
+            self.launch(*passed(arguments[3], arguments[9:]))  # type: ignore[misc]
 
     assert shortcut(COMPILED, Other, 7, 2, [99]) is None

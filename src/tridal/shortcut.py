@@ -29,13 +29,17 @@ def shortcut(
     enter, run.launch = run.launch, lambda *arguments: recorded.append(arguments)
     run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *values)
     (given,) = recorded
-    at = next(place for place, value in enumerate(given) if value is stream)
-    before, after = given[:at], given[at + 1 :]
     expected = (*addresses, *values)
-    if after[-len(expected) :] == expected:
-        between = after[: -len(expected)]
-        return lambda stream, *tensors: enter(*before, stream, *between, *[t.data_ptr() for t in tensors], *values)
-    if after[-1] == expected:  # since 3.7 they are one tuple
-        between = after[:-1]
-        return lambda stream, *tensors: enter(*before, stream, *between, (*[t.data_ptr() for t in tensors], *values))
-    return None
+    flat = given[-len(expected) :] == expected
+    first = given[: -len(expected)] if flat else given[:-1]
+    if stream not in first or not (flat or given[-1] == expected):  # since 3.7 they are one tuple
+        return None
+    # An expression that names each argument: to unpack them at every call takes .3 microseconds more.
+    known = {f"known_{place}": value for place, value in enumerate((*first, *values)) if value is not stream}
+    tensors = [f"tensor_{place}" for place in range(pointers)]
+    before = ["stream" if value is stream else f"known_{place}" for place, value in enumerate(first)]
+    after = [f"{tensor}.data_ptr()" for tensor in tensors]
+    after += [f"known_{len(first) + place}" for place in range(len(values))]
+    after = after if flat else [f"({', '.join(after)},)"]
+    source = f"lambda stream, {', '.join(tensors)}: enter({', '.join(before + after)})"
+    return eval(source, {"enter": enter, **known})  # type: ignore[no-any-return]
