@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import tridal
 from tridal import registry, testing, words
+from tridal.benchmarks import measuring
 from tridal.testing.cases import DIRECTIONS, NAMES, Case, Direction, Name
 from tridal.types import Backend
 
@@ -176,3 +178,13 @@ def test_last_device_while_the_first_is_current(module: Any, device: torch.devic
     close(y.detach(), x.detach())
     assert module.current_device() == 0
     assert registry.serving(device.type) is backend
+
+
+def test_a_benchmark_does_not_wait_for_the_host(module: Any, device: torch.device) -> None:
+    small = torch.empty(8, device=device)
+
+    def late() -> None:
+        time.sleep(5e-4)
+        small.zero_()
+
+    assert measuring.timer(device)(late).median < 0.25

@@ -17,6 +17,8 @@ from tridal.benchmarks.providers import COPY, Function, Provider, reference
 from tridal.testing.tolerance import UNIT
 
 _LOW, _HIGH = 0.2, 0.8
+_OCCUPYING, _TRIES = 256 << 20, 5  # bytes that are written to occupy an accelerator, and how often that is tried
+_AHEAD = 2  # times as long as the host takes for a call an accelerator is occupied before it
 _CPU_SECONDS, _CPU_CALLS = 0.05, 7  # a CPU's measurement lasts as long, and takes at least so many calls
 _HOST_SHAPE, _HOST_CALLS, _HOST_ROUNDS = (8, 128), 200, 15
 _UNITS = 16  # a provider may be off by so many roundings of the largest result, and is wrong beyond
@@ -62,12 +64,48 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def timer(device: torch.device) -> Callable[[Callable[[], Any]], Timing]:
-    """What measures a function of no arguments on the device; an accelerator's L2 cache is flushed between calls."""
+    """What measures a function of no arguments on the device.
+
+    An accelerator's L2 cache is flushed between calls, and the host is given time to make them.
+    """
     if not is_accelerator(device):
         return _on_cpu
+    return functools.partial(_on_accelerator, device)
+
+
+def _on_accelerator(device: torch.device, function: Callable[[], Any]) -> Timing:
     from triton.testing import do_bench
 
-    return lambda function: Timing(*do_bench(function, quantiles=[0.5, _LOW, _HIGH]))
+    occupier = torch.empty(_OCCUPYING, dtype=torch.int8, device=device)
+    host, _ = _seconds(function)
+    _, occupied = _seconds(occupier.zero_)
+    times = int(_AHEAD * host / occupied)
+    pause = _Pause(lambda: [occupier.zero_() for _ in range(times)])
+    return Timing(*do_bench(function, quantiles=[0.5, _LOW, _HIGH], grad_to_none=[pause]))
+
+
+def _seconds(work: Callable[[], Any]) -> tuple[float, float]:
+    """How long a few calls keep the host, and how long it takes until the device has done them."""
+    work()
+    torch.accelerator.synchronize()
+    start = time.perf_counter()
+    for _ in range(_TRIES):
+        work()
+    called = time.perf_counter()
+    torch.accelerator.synchronize()
+    return called - start, time.perf_counter() - start
+
+
+class _Pause:
+    """To do_bench a tensor whose gradient it drops before each call. That is when this enqueues work.
+
+    Or the device may be done with flushing its cache before the host has made the call, and seem slow, as it waits.
+    """
+
+    def __init__(self, enqueue: Callable[[], Any]) -> None:
+        self._enqueue = enqueue
+
+    grad = property(fset=lambda self, _: self._enqueue())
 
 
 def _on_cpu(function: Callable[[], Any]) -> Timing:
