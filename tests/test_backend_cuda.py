@@ -162,7 +162,37 @@ def test_wide_rows_of_16_bits_are_read_again_from_the_cache(cols: int) -> None:
     each = plan.tile.cols // (8 * 32 * plan.tile.num_warps)
     assert Counter(loads) == {".L1::evict_last": each, "": each, ".L1::evict_first": each}
     assert not tridal.plan(2048, cols, dtype="float32", arch="sm_90").tile.rereads
-    assert not tridal.plan(2048, cols, dtype="bfloat16", op="softmax_backward", arch="sm_90").tile.rereads
+    gradient = tridal.plan(2048, cols, dtype="bfloat16", op="softmax_backward", arch="sm_90").tile
+    assert gradient.rereads == (gradient.split == 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "cols"),
+    [("softmax_backward", cols) for cols in (8200, 10_007, 14_336, 32_768)] + [("log_softmax_backward", 12_672)],
+)
+def test_gradients_of_whole_rows_of_16_bits_are_read_again(op: str, cols: int) -> None:
+    """By as many programs as fill about half of a core's cache without spilling, where there are enough rows."""
+    pytest.importorskip("triton")
+    plan = tridal.plan(20_000, cols, dtype="float16", op=op, arch="sm_90")
+    assert (plan.tile.algorithm, plan.tile.rereads, plan.tile.edges) == ("tile", True, cols % 16 > 0)
+    assert plan.occupancy is not None
+    assert plan.resources is not None
+    assert plan.resources.spills <= 8
+    assert 96 << 10 < plan.occupancy * cols * 4 <= 160 << 10
+    assert tridal.plan(500, cols, dtype="float16", op=op, arch="sm_90").tile.algorithm == "split"
+
+
+@pytest.mark.parametrize(("dtype", "arch"), [("float32", "sm_90"), ("bfloat16", "sm_80")])
+def test_other_gradients_of_whole_rows_are_not(dtype: str, arch: str) -> None:
+    pytest.importorskip("triton")
+    assert not tridal.plan(20_000, 12_672, dtype=dtype, op="softmax_backward", arch=arch).tile.rereads
+
+
+@pytest.mark.parametrize("cols", [20_480, 24_576])
+def test_gradients_that_would_leave_much_of_a_tile_idle_are_shared(cols: int) -> None:
+    pytest.importorskip("triton")
+    tile = tridal.plan(4096, cols, dtype="bfloat16", op="softmax_backward", arch="sm_90").tile
+    assert (tile.algorithm, tile.rereads) == ("split", False)
 
 
 @pytest.mark.parametrize(("rows", "cols", "part"), [(4096, 24_576, 8192), (1900, 70_001, 8192), (800, 151_935, 16_384)])

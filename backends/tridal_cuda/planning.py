@@ -74,13 +74,16 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     if tile is None:
         return None
     shareable = problem.layout != "inner" and tile.cols > _WIDE_ROW and problem.accumulator == 4
-    if shareable and (tile.edges or problem.rows < FEW_WAVES * device.cores):
+    held = tile.edges and not tile.rereads
+    if shareable and (held or problem.rows < FEW_WAVES * device.cores):
         return None  # few whatever a multiprocessor holds, so that needn't be asked
     fit = _fit(tile, device, probe)
     fit = _squeezed(fit, REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
     if tile.rereads:  # more would drive each other out of the cache; loads come earlier where the compiler has a limit
         enough = min(fit.programs, -(-REREAD_BYTES // bytes_held(tile, problem)))
         fit = _fit(replace(tile, max_registers=registers_for(enough, tile, device)), device, probe)
+        if fit.resources.spills > _HARDLY_SPILLS and enough > 1:
+            fit = _fit(replace(tile, max_registers=registers_for(enough - 1, tile, device)), device, probe)
     few = problem.rows < FEW_WAVES * fit.programs * device.cores
     least = _TOO_FEW_BYTES if fit.programs > 1 and not tile.rereads else _BYTES_IN_FLIGHT
     if shareable and (few or fit.in_flight(problem) <= least):

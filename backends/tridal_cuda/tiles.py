@@ -66,13 +66,19 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
     if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
         rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
     rows = min(power_above(problem.inner), rows)
-    if rows * cols > widest_held(problem, device):
+    again = _rereadable(problem, device) and _wide_enough(cols, edges, problem)
+    if rows * cols > (_half_of_registers(device) if again else widest_held(problem, device)):
         return None
     many = cols > _NARROW_TILE and not problem.backward
     narrow = edges and half and rows >= _ROWS_WITH_EDGES
     warps = 2 if narrow else warps_for(rows * cols, MANY_ELEMENTS if many else FEW_ELEMENTS)
     tile = Tile("tile", rows, cols, warps, edges=edges, exp2_bias=_exp2_bias(problem), persistent=False)
-    return _rereading(tile, problem) if cols > _REREAD_ELEMENTS and _rereadable(problem, device) else tile
+    return _rereading(tile, problem) if again else tile
+
+
+def _wide_enough(cols: int, edges: bool, problem: Problem) -> bool:
+    """Whether a whole row of so many columns is read again: a gradient reads two tensors."""
+    return 2 * cols > _REREAD_ELEMENTS if problem.backward else (cols > _REREAD_ELEMENTS and not edges)
 
 
 def _whole_columns_again(problem: Problem, device: DeviceProperties) -> Tile | None:
@@ -133,11 +139,15 @@ def shared(problem: Problem, device: DeviceProperties) -> Tile | None:
 
 
 def shared_again(problem: Problem, device: DeviceProperties) -> Tile | None:
-    """The parts of rows that are read again; None if rows aren't, are few, or would leave too much of parts idle."""
+    """The parts of rows that are read again; None if rows aren't, are few, or would leave too much of parts idle.
+
+    Nor are those of gradients: two tensors are as many bytes again, and fewer of their parts fit a core's cache.
+    """
     edges = _columns(problem)[1]
     least = 4 * _REREAD_ELEMENTS if edges else _REREAD_ELEMENTS
     few = problem.rows * problem.cols * problem.itemsize <= FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
-    if problem.layout == "inner" or problem.cols < least or few or not _rereadable(problem, device):
+    shared = problem.layout != "inner" and not problem.backward and problem.cols >= least and not few
+    if not shared or not _rereadable(problem, device):
         return None
     for part in (_REREAD_ELEMENTS, _REREAD_ELEMENTS // 2):
         split = -(-problem.cols // part)
@@ -215,8 +225,7 @@ def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
     """
     size = problem.rows * problem.cols * problem.itemsize
     columns = problem.layout == "inner" and problem.aligned and size >= device.cores * REREAD_BYTES
-    wide = problem.layout == "row" and not problem.backward
-    return _caches(device) and (columns or wide) and problem.itemsize == 2
+    return _caches(device) and (columns or problem.layout == "row") and problem.itemsize == 2
 
 
 def _caches(device: DeviceProperties) -> bool:
