@@ -18,10 +18,10 @@ from tridal_cuda.tiles import (
     MANY_ELEMENTS,
     REREAD_BYTES,
     SHARED_BYTES_IN_FLIGHT,
+    WIDE_ROW,
     bytes_held,
 )
 
-_WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 _BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
 _TOO_FEW_BYTES = 56 << 10  # with which it is better to share rows; and with all of those, if by a single program
 _FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more of it at times
@@ -73,22 +73,34 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     tile = tiles.whole(problem, device)
     if tile is None:
         return None
-    shareable = problem.layout != "inner" and tile.cols > _WIDE_ROW and problem.accumulator == 4
+    shareable = problem.layout != "inner" and tile.cols > WIDE_ROW and problem.accumulator == 4
     held = tile.edges and not tile.rereads
     if shareable and (held or problem.rows < FEW_WAVES * device.cores):
         return None  # few whatever a multiprocessor holds, so that needn't be asked
     fit = _fit(tile, device, probe)
     fit = _squeezed(fit, REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
-    if tile.rereads:  # more would drive each other out of the cache; loads come earlier where the compiler has a limit
-        enough = min(fit.programs, -(-REREAD_BYTES // bytes_held(tile, problem)))
-        fit = _fit(replace(tile, max_registers=registers_for(enough, tile, device)), device, probe)
-        if fit.resources.spills > _HARDLY_SPILLS and enough > 1:
-            fit = _fit(replace(tile, max_registers=registers_for(enough - 1, tile, device)), device, probe)
-    few = problem.rows < FEW_WAVES * fit.programs * device.cores
+    if tile.rereads:
+        fit = _rereading(fit, problem, device, probe)
+    few = problem.rows < FEW_WAVES * device.cores * (1 if tile.rereads else fit.programs)
     least = _TOO_FEW_BYTES if fit.programs > 1 and not tile.rereads else _BYTES_IN_FLIGHT
     if shareable and (few or fit.in_flight(problem) <= least):
         return None
     return fit
+
+
+def _rereading(fit: _Fit, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
+    """With a limit on registers for no more programs than fill the cache, or fewer if that spills.
+
+    More would drive each other out of it; and loads come earlier where the compiler has a limit.
+    """
+    found = None
+    for programs in range(min(fit.programs, -(-REREAD_BYTES // bytes_held(fit.tile, problem))), 0, -1):
+        most = registers_for(programs, fit.tile, device)
+        if found is None or most > (found.tile.max_registers or 0):
+            found = _fit(replace(fit.tile, max_registers=most), device, probe)
+            if found.resources.spills <= _HARDLY_SPILLS:
+                break
+    return found or fit
 
 
 def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:

@@ -13,6 +13,7 @@ FEW_ELEMENTS = 32  # that a thread holds of narrow rows, and backward
 MANY_ELEMENTS = 64  # that it holds of others
 _NARROW_TILE = 1024  # elements of a tile of narrow rows: one warp's; of float32 half of it, forward
 _ROWS_WITH_EDGES = 8  # of a tile of narrow rows at least, of which the whole vectors and the ends each fill a warp
+WIDE_ROW = 8192  # elements of a row of which a multiprocessor holds so few that their loads leave gaps
 FEW_WAVES = 4  # of tiles, whose last one leaves much of the device idle
 _RUN = 32  # neighbouring rows that a tile takes at once where a row is not contiguous; half of it if rows are long
 _ELEMENTS_ACROSS = 16384  # that a program takes at most, if it doesn't need more to hold half a run
@@ -29,6 +30,8 @@ REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the 
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
 _REREAD_WARPS = 4  # of a part of a row that is read again: half of these elements or all of them
 _IDLE = 1 / 8  # of the elements of such parts at most
+_IDLE_WHOLE = 1 / 4  # of the elements of whole rows that are
+_REREAD_ROW_BYTES = 64 << 10  # of such a row at most: the cache bears two
 _MOST_REGISTERS = 128  # of a thread that reads again: more than it needs, but with a limit loads come earlier
 _SHORTEST_REREAD = 64  # columns that are read again, if they are whole: shorter ones take few registers
 _WORDS_ACROSS = 2048  # of a tile at most, where columns are read again
@@ -66,7 +69,7 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
     if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
         rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
     rows = min(power_above(problem.inner), rows)
-    again = _rereadable(problem, device) and _wide_enough(cols, edges, problem)
+    again = _again(cols, edges, problem, device)
     if rows * cols > (_half_of_registers(device) if again else widest_held(problem, device)):
         return None
     many = cols > _NARROW_TILE and not problem.backward
@@ -76,9 +79,21 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
     return _rereading(tile, problem) if again else tile
 
 
-def _wide_enough(cols: int, edges: bool, problem: Problem) -> bool:
-    """Whether a whole row of so many columns is read again: a gradient reads two tensors."""
-    return 2 * cols > _REREAD_ELEMENTS if problem.backward else (cols > _REREAD_ELEMENTS and not edges)
+def _again(cols: int, edges: bool, problem: Problem, device: DeviceProperties) -> bool:
+    """Whether whole rows are read again, in tiles of `cols` columns.
+
+    Gradients of 16 bits, where a core would hold too few of them. Others in tiles that are nearly full, of which the
+    cache bears two: half as long ones if there are many waves of them; longer ones if their ends lie beside them, or if
+    they are weighed, as a mask is read again, too.
+    """
+    if problem.layout != "row" or problem.accumulator > 4 or not _caches(device):
+        return False
+    if problem.backward:
+        return cols > WIDE_ROW and problem.itemsize == 2
+    many = problem.rows * problem.cols * problem.itemsize > FEW_WAVES * REREAD_BYTES * device.cores
+    least = 4 * WIDE_ROW if problem.weighed else 2 * WIDE_ROW if edges else WIDE_ROW // 2 if many else WIDE_ROW
+    nearly_full = problem.cols > (1 - _IDLE_WHOLE) * cols
+    return cols >= least and nearly_full and cols * problem.itemsize <= _REREAD_ROW_BYTES
 
 
 def _whole_columns_again(problem: Problem, device: DeviceProperties) -> Tile | None:
@@ -145,9 +160,9 @@ def shared_again(problem: Problem, device: DeviceProperties) -> Tile | None:
     """
     edges = _columns(problem)[1]
     least = 4 * _REREAD_ELEMENTS if edges else _REREAD_ELEMENTS
+    shared = problem.layout != "inner" and not problem.backward and problem.cols >= least
     few = problem.rows * problem.cols * problem.itemsize <= FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
-    shared = problem.layout != "inner" and not problem.backward and problem.cols >= least and not few
-    if not shared or not _rereadable(problem, device):
+    if not shared or few or not _rereadable(problem, device):
         return None
     for part in (_REREAD_ELEMENTS, _REREAD_ELEMENTS // 2):
         split = -(-problem.cols // part)
@@ -235,7 +250,8 @@ def _caches(device: DeviceProperties) -> bool:
 
 def _rereading(tile: Tile, problem: Problem) -> Tile:
     """A tile whose elements take no registers between two passes."""
-    each = _MOST_ELEMENTS // (2 if problem.backward else 1)
+    fewer = problem.backward or (problem.layout == "row" and tile.cols <= _REREAD_ELEMENTS)
+    each = _MOST_ELEMENTS // (2 if fewer else 1)
     return replace(tile, num_warps=warps_for(tile.rows * tile.cols, each), rereads=True)
 
 

@@ -66,6 +66,8 @@ class Problem:
     """Where a step of one element leads: along a row ("row"), to the next row ("inner"), or neither ("strided")."""
     aligned: bool = True
     """Whether the length, every stride and every address is such that all accesses can be whole vectors."""
+    weighed: bool = False
+    """Whether elements are scaled or masked on their way: there is more to read, or to compute, for each of them."""
 
     @property
     def rows(self) -> int:

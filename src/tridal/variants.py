@@ -80,6 +80,7 @@ class Call:
             saved_dtype=dtypes[-1] if len(dtypes) > 2 else dtypes[0],
             layout=g.layout,
             aligned=not any(value % ALIGNMENT for value in (*lengths, *addresses)),
+            weighed=weighing != PLAIN,
         )
         return cls(problem, geometry, addresses, weighing)
 
