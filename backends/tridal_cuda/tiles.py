@@ -30,7 +30,7 @@ REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the 
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
 _REREAD_WARPS = 4  # of a part of a row that is read again: half of these elements or all of them
 _IDLE = 1 / 8  # of the elements of such parts at most
-_IDLE_WHOLE = 1 / 4  # of the elements of whole rows that are
+_IDLE_WHOLE, _IDLE_WITH_EDGES = 1 / 5, 1 / 4  # of the elements of whole rows that are, which could be held or not
 _REREAD_ROW_BYTES = 64 << 10  # of such a row at most: the cache bears two
 _MOST_REGISTERS = 128  # of a thread that reads again: more than it needs, but with a limit loads come earlier
 _SHORTEST_REREAD = 64  # columns that are read again, if they are whole: shorter ones take few registers
@@ -92,7 +92,7 @@ def _again(cols: int, edges: bool, problem: Problem, device: DeviceProperties) -
         return cols > WIDE_ROW and problem.itemsize == 2
     many = problem.rows * problem.cols * problem.itemsize > FEW_WAVES * REREAD_BYTES * device.cores
     least = 4 * WIDE_ROW if problem.weighed else 2 * WIDE_ROW if edges else WIDE_ROW // 2 if many else WIDE_ROW
-    nearly_full = problem.cols > (1 - _IDLE_WHOLE) * cols
+    nearly_full = problem.cols > (1 - (_IDLE_WITH_EDGES if edges else _IDLE_WHOLE)) * cols
     return cols >= least and nearly_full and cols * problem.itemsize <= _REREAD_ROW_BYTES
 
 
