@@ -73,6 +73,7 @@ def problems(draw: st.DrawFn) -> Problem:
         saved_dtype=dtype,
         layout=draw(st.sampled_from(["row", "inner", "strided"])),
         aligned=draw(st.booleans()),
+        weighed=draw(st.booleans()),
     )
 
 
@@ -186,6 +187,16 @@ def test_gradients_of_whole_rows_of_16_bits_are_read_again(op: str, cols: int) -
 def test_other_gradients_of_whole_rows_are_not(dtype: str, arch: str) -> None:
     pytest.importorskip("triton")
     assert not tridal.plan(20_000, 12_672, dtype=dtype, op="softmax_backward", arch=arch).tile.rereads
+
+
+@pytest.mark.parametrize(("op", "cols"), [("softmax_backward", 30_001), ("softmax", 16_383)])
+@pytest.mark.parametrize(("spills", "algorithm"), [(0, "tile"), (8, "tile"), (40, "split")])
+def test_whole_rows_that_would_spill_are_shared(op: str, cols: int, spills: int, algorithm: str) -> None:
+    """However few programs a multiprocessor holds, as some compilers have it."""
+    half = dict.fromkeys(("dtype", "out_dtype", "saved_dtype"), "bfloat16")
+    problem = Problem(op=op, cols=cols, inner=4096, aligned=False, **half)  # type: ignore[arg-type]
+    plan = CUDA.plan(problem, H100, lambda tile: Resources(64, spills if tile.rereads else 0, 0), {})
+    assert (plan.tile.algorithm, plan.tile.rereads) == (algorithm, algorithm == "tile")
 
 
 @pytest.mark.parametrize("cols", [20_480, 24_576])

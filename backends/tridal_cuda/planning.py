@@ -28,6 +28,7 @@ _FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more 
 _FEW_SPILLS = 32  # bytes a thread that are worth one more program where programs wait for each other
 _MORE_SPILLS = 64  # and that are worth it if all of them then wait only once
 _HARDLY_SPILLS = 8  # and that cost nothing
+_MOST_REGISTERS, _LIMITS = 255, 3  # of a thread; and limits on them that are tried, because each takes a compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +78,31 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     held = tile.edges and not tile.rereads
     if shareable and (held or problem.rows < FEW_WAVES * device.cores):
         return None  # few whatever a multiprocessor holds, so that needn't be asked
-    fit = _fit(tile, device, probe)
-    fit = _squeezed(fit, REREAD_BYTES if tile.rereads else _BYTES_IN_FLIGHT, problem, device, probe)
     if tile.rereads:
-        fit = _rereading(fit, problem, device, probe)
+        fit = _rereading(tile, problem, device, probe)
+    else:
+        fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
     few = problem.rows < FEW_WAVES * device.cores * (1 if tile.rereads else fit.programs)
     least = _TOO_FEW_BYTES if fit.programs > 1 and not tile.rereads else _BYTES_IN_FLIGHT
-    if shareable and (few or fit.in_flight(problem) <= least):
+    spilled = tile.rereads and fit.resources.spills > _HARDLY_SPILLS
+    if shareable and (few or spilled or fit.in_flight(problem) <= least):
         return None
     return fit
 
 
-def _rereading(fit: _Fit, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With a limit on registers for no more programs than fill the cache, or fewer if that spills.
+def _rereading(tile: Tile, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
+    """With a limit on registers for as many programs as fill the cache, or fewer if that spills.
 
     More would drive each other out of it; and loads come earlier where the compiler has a limit.
     """
-    found = None
-    for programs in range(min(fit.programs, -(-REREAD_BYTES // bytes_held(fit.tile, problem))), 0, -1):
-        most = registers_for(programs, fit.tile, device)
-        if found is None or most > (found.tile.max_registers or 0):
-            found = _fit(replace(fit.tile, max_registers=most), device, probe)
-            if found.resources.spills <= _HARDLY_SPILLS:
-                break
-    return found or fit
+    wanted = -(-REREAD_BYTES // bytes_held(tile, problem))
+    limits = {min(_MOST_REGISTERS, registers_for(programs, tile, device)) for programs in range(1, wanted + 1)}
+    *others, last = sorted(limits - {0}, reverse=True)[-_LIMITS:]
+    for most in (last, *reversed(others)):
+        fit = _fit(replace(tile, max_registers=most), device, probe)
+        if fit.resources.spills <= (_HARDLY_SPILLS if problem.backward else 0):  # there a program more is worth more
+            break
+    return fit
 
 
 def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
