@@ -80,14 +80,12 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
         return None  # few whatever a multiprocessor holds, so that needn't be asked
     if tile.rereads:
         fit = _rereading(tile, problem, device, probe)
+        busy = fit.in_flight(problem) > _BYTES_IN_FLIGHT and fit.resources.spills <= _HARDLY_SPILLS
     else:
         fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
-    few = problem.rows < FEW_WAVES * device.cores * (1 if tile.rereads else fit.programs)
-    least = _TOO_FEW_BYTES if fit.programs > 1 and not tile.rereads else _BYTES_IN_FLIGHT
-    spilled = tile.rereads and fit.resources.spills > _HARDLY_SPILLS
-    if shareable and (few or spilled or fit.in_flight(problem) <= least):
-        return None
-    return fit
+        least = _TOO_FEW_BYTES if fit.programs > 1 else _BYTES_IN_FLIGHT
+        busy = fit.in_flight(problem) > least and problem.rows >= FEW_WAVES * fit.programs * device.cores
+    return fit if busy or not shareable else None
 
 
 def _rereading(tile: Tile, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:

@@ -26,7 +26,7 @@ _FEWEST_AT_ONCE, _MANY_AT_ONCE, _MOST_AT_ONCE = 16, 48, 128  # parts of them, ea
 _PARTS_ACROSS = 64  # of them at most, so that there aren't more words than elements of a part
 _PROGRAMS_A_CORE = 8  # of a shared row at most; those of longer parts take more registers, and fewer are resident
 
-REREAD_BYTES = 112 << 10  # in flight where columns are read again: half of the cache that they are read from
+REREAD_BYTES = 112 << 10  # in flight of whole columns or rows that are read again: half of the cache for that
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
 _REREAD_WARPS = 4  # of a part of a row that is read again: half of these elements or all of them
 _IDLE = 1 / 8  # of the elements of such parts at most
