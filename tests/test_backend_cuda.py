@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +57,10 @@ def test_occupancy_limits(resources: Resources, warps: int, expected: int) -> No
 def test_unknown_numbers_limit_nothing() -> None:
     bare = DeviceProperties("bare", "?", cores=4)
     assert occupancy(Tile("tile", 1, 64), Resources(255, 0, 100_000), bare)[0] == 1
+    half = dict.fromkeys(("dtype", "out_dtype", "saved_dtype"), "bfloat16")
+    problem = Problem(op="softmax_backward", cols=16_384, inner=4096, **half)  # type: ignore[arg-type]
+    tile = CUDA.plan(problem, replace(H100, registers=None), lambda tile: Resources(64, 0, 0), {}).tile
+    assert (tile.rereads, tile.max_registers) == (True, None)
 
 
 @st.composite

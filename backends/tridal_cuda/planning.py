@@ -28,7 +28,7 @@ _FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more 
 _FEW_SPILLS = 32  # bytes a thread that are worth one more program where programs wait for each other
 _MORE_SPILLS = 64  # and that are worth it if all of them then wait only once
 _HARDLY_SPILLS = 8  # and that cost nothing
-_MOST_REGISTERS, _LIMITS = 255, 3  # of a thread; and limits on them that are tried, because each takes a compilation
+_REGISTERS, _LIMITS = 255, 3  # of a thread; and limits on them that are tried, because each takes a compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     if shareable and (held or problem.rows < FEW_WAVES * device.cores):
         return None  # few whatever a multiprocessor holds, so that needn't be asked
     if tile.rereads:
-        fit = _rereading(tile, problem, device, probe)
+        fit = _limited(tile, problem, device, probe)
         busy = fit.in_flight(problem) > _BYTES_IN_FLIGHT and fit.resources.spills <= _HARDLY_SPILLS
     else:
         fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
@@ -88,15 +88,15 @@ def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | N
     return fit if busy or not shareable else None
 
 
-def _rereading(tile: Tile, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
+def _limited(tile: Tile, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
     """With a limit on registers for as many programs as fill the cache, or fewer if that spills.
 
     More would drive each other out of it; and loads come earlier where the compiler has a limit.
     """
     wanted = -(-REREAD_BYTES // bytes_held(tile, problem))
-    limits = {min(_MOST_REGISTERS, registers_for(programs, tile, device)) for programs in range(1, wanted + 1)}
-    *others, last = sorted(limits - {0}, reverse=True)[-_LIMITS:]
-    for most in (last, *reversed(others)):
+    limits = {min(_REGISTERS, registers_for(programs, tile, device)) for programs in range(1, wanted + 1)}
+    tried: list[int | None] = [*sorted(limits - {0})[:_LIMITS]]
+    for most in tried or [None]:  # no limit if nobody knows how many registers there are
         fit = _fit(replace(tile, max_registers=most), device, probe)
         if fit.resources.spills <= (_HARDLY_SPILLS if problem.backward else 0):  # there a program more is worth more
             break
