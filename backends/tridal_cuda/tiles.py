@@ -30,7 +30,7 @@ REREAD_BYTES = 112 << 10  # in flight of whole columns or rows that are read aga
 _REREAD_ELEMENTS, _MOST_ELEMENTS = 16384, 128  # of a part that is read again, and of a thread, which doesn't hold them
 _REREAD_WARPS = 4  # of a part of a row that is read again: half of these elements or all of them
 _IDLE = 1 / 8  # of the elements of such parts at most
-_IDLE_WHOLE, _IDLE_WITH_EDGES = 1 / 5, 1 / 4  # of a whole row's tile; or rows with edges are shared
+_IDLE_WHOLE, _IDLE_WITH_EDGES = 1 / 5, 1 / 4  # of a whole row's tile at most; where more is, rows are held, or shared
 _REREAD_ROW_BYTES = 64 << 10  # of such a row at most: the cache bears two
 _MOST_REGISTERS = 128  # of a thread that reads again: more than it needs, but with a limit loads come earlier
 _SHORTEST_REREAD = 64  # columns that are read again, if they are whole: shorter ones take few registers
@@ -46,7 +46,7 @@ def whole(problem: Problem, device: DeviceProperties) -> Tile | None:
     if problem.layout != "inner":
         return _whole_rows(problem, device)
     cols = power_above(problem.cols)
-    if cols >= _SHORTEST_REREAD and _rereadable(problem, device):
+    if cols >= _SHORTEST_REREAD and _columns_again(problem, device):
         return _whole_columns_again(problem, device)
     widest = widest_held(problem, device)
     rows = min(power_above(problem.inner), max(_RUN, _NARROW_TILE // cols))
@@ -69,7 +69,7 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
     if edges and rows >= _ROWS_WITH_EDGES // 2:  # ends take as many registers however narrow a row is
         rows = max(_ROWS_WITH_EDGES, rows if half else rows // 2)
     rows = min(power_above(problem.inner), rows)
-    again = _again(cols, edges, problem, device)
+    again = _rows_again(cols, edges, problem, device)
     if rows * cols > (_half_of_registers(device) if again else widest_held(problem, device)):
         return None
     many = cols > _NARROW_TILE and not problem.backward
@@ -79,7 +79,7 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Tile | None:
     return _rereading(tile, problem) if again else tile
 
 
-def _again(cols: int, edges: bool, problem: Problem, device: DeviceProperties) -> bool:
+def _rows_again(cols: int, edges: bool, problem: Problem, device: DeviceProperties) -> bool:
     """Whether whole rows are read again, in tiles of `cols` columns.
 
     Gradients of 16 bits, where a core would hold too few of them. Others in tiles that are nearly full, of which the
@@ -90,7 +90,7 @@ def _again(cols: int, edges: bool, problem: Problem, device: DeviceProperties) -
         return False
     if problem.backward:
         return cols > WIDE_ROW and problem.itemsize == 2
-    many = problem.rows * problem.cols * problem.itemsize > FEW_WAVES * REREAD_BYTES * device.cores
+    many = _bytes(problem) > FEW_WAVES * REREAD_BYTES * device.cores
     least = 4 * WIDE_ROW if problem.weighed else 2 * WIDE_ROW if edges else WIDE_ROW // 2 if many else WIDE_ROW
     nearly_full = problem.cols > (1 - (_IDLE_WITH_EDGES if edges else _IDLE_WHOLE)) * cols
     return cols >= least and nearly_full and cols * problem.itemsize <= _REREAD_ROW_BYTES
@@ -138,7 +138,7 @@ def at_once(problem: Problem, device: DeviceProperties) -> Tile | None:
 def shared(problem: Problem, device: DeviceProperties) -> Tile | None:
     """The parts of rows that are tried first; None if there would be too many."""
     if problem.layout == "inner":
-        if _rereadable(problem, device):
+        if _columns_again(problem, device):
             return _shared_columns_again(problem, device)
         rows, edges = min(power_above(problem.inner), _RUN), False
         part = max(_LONGEST_PART // rows, power_above(-(-problem.cols // _PARTS_ACROSS)))
@@ -160,9 +160,9 @@ def shared_again(problem: Problem, device: DeviceProperties) -> Tile | None:
     """
     edges = _columns(problem)[1]
     least = 4 * _REREAD_ELEMENTS if edges else _REREAD_ELEMENTS
-    shared = problem.layout != "inner" and not problem.backward and problem.cols >= least
-    few = problem.rows * problem.cols * problem.itemsize <= FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
-    if not shared or few or not _rereadable(problem, device):
+    shared = problem.layout == "row" and not problem.backward and problem.cols >= least
+    few = _bytes(problem) <= FEW_WAVES * SHARED_BYTES_IN_FLIGHT * device.cores
+    if not shared or few or problem.itemsize > 2 or not _caches(device):
         return None
     for part in (_REREAD_ELEMENTS, _REREAD_ELEMENTS // 2):
         split = -(-problem.cols // part)
@@ -233,14 +233,18 @@ def power_above(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def _rereadable(problem: Problem, device: DeviceProperties) -> bool:
-    """Whether to read elements again: of 16 bits, which take twice their size of registers.
+def _columns_again(problem: Problem, device: DeviceProperties) -> bool:
+    """Whether columns are read again: of 16 bits, which take twice their size of registers.
 
-    Columns are read again if there are enough for all cores: their tiles are larger then.
+    And if there are enough for all cores, as their tiles are larger then.
     """
-    size = problem.rows * problem.cols * problem.itemsize
-    columns = problem.layout == "inner" and problem.aligned and size >= device.cores * REREAD_BYTES
-    return _caches(device) and (columns or problem.layout == "row") and problem.itemsize == 2
+    enough = _bytes(problem) >= device.cores * REREAD_BYTES
+    return _caches(device) and problem.aligned and problem.itemsize == 2 and enough
+
+
+def _bytes(problem: Problem) -> int:
+    """Of one tensor, at its widest."""
+    return problem.rows * problem.cols * problem.itemsize
 
 
 def _caches(device: DeviceProperties) -> bool:
