@@ -1,0 +1,166 @@
+"""Writes the PTX of several hundred planned calls, normalised, so that two commits can be compared: `dump_ptx.py FILE`.
+
+The cases are every op, dtype and layout, at widths that reach every schedule and every flag of a plan, on three
+architectures; no GPU is needed. `compare_ptx.py` runs this file in two checkouts and compares what they wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+
+from tridal import launch, registry
+from tridal.geometry import geometry
+from tridal.variants import Call
+from tridal.weighing import Weighing, place_mask
+
+OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+ARCHS = ("sm_80", "sm_90", "sm_100")
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """What is compiled: op, dtypes, shape, dim, strides, addresses, scale and mask, architecture."""
+    rows = [(4096, 64), (4096, 781), (4096, 1024), (4096, 5000), (4096, 12_672), (2048, 65_536), (8, 50_257)]
+    wide = [(64, 128_256), (4096, 16_384), (4096, 50_257), (1, 131_072), (4096, 4096), (16384, 4096), (512, 300_000)]
+    for op in OPS:
+        for dtype in DTYPES:
+            for shape in rows + wide:
+                yield {"op": op, "dtype": dtype, "shape": shape, "dim": 1, "arch": "sm_90"}
+            for shape in [(4096, 781), (4096, 8192), (512, 300_000)]:
+                yield from ({"op": op, "dtype": dtype, "shape": shape, "dim": 1, "arch": a} for a in ("sm_80", "sm_100"))
+            for shape in [(64, 512, 256), (50_257, 512), (32, 1000, 1001), (1, 50_257, 1024), (16, 16, 40_000)]:
+                yield {"op": op, "dtype": dtype, "shape": shape, "dim": len(shape) - 2, "arch": "sm_90"}
+            yield {"op": op, "dtype": dtype, "shape": (781, 64), "dim": 0, "arch": "sm_80"}
+            for shape in [(4096, 1000), (64, 20_000)]:
+                strides = (2 * shape[1], 2)
+                yield {"op": op, "dtype": dtype, "shape": shape, "dim": 1, "strides": strides, "arch": "sm_90"}
+            sliced = {"shape": (4096, 1024), "dim": 1, "strides": (1028, 1), "offset": 1}
+            yield {"op": op, "dtype": dtype, **sliced, "arch": "sm_90"}
+        yield {"op": op, "dtype": "bfloat16", "out": "float32", "shape": (4096, 2048), "dim": 1, "arch": "sm_90"}
+        yield {"op": op, "dtype": "float32", "out": "bfloat16", "shape": (4096, 2048), "dim": 1, "arch": "sm_90"}
+        yield {"op": op, "dtype": "float16", "shape": (2, 1 << 30), "dim": 0, "arch": "sm_90"}
+    for dtype in DTYPES:
+        for shape in [(2, 4, 256, 1024), (2, 4, 256, 781), (1, 1, 4, 50_000), (2, 4, 64, 20_000), (1, 1, 64, 300_000)]:
+            for mask in ("uint8", "float32", None):
+                for causal in (False, True):
+                    yield {
+                        "op": "softmax", "dtype": dtype, "shape": shape, "dim": 3, "arch": "sm_90", "mask": mask,
+                        "causal": causal, "scale": 0.125, "zero": causal,
+                    }  # fmt: skip
+        for op in ("softmax_backward",):
+            for shape in [(4096, 1024), (4096, 781), (64, 128_256)]:
+                yield {"op": op, "dtype": dtype, "shape": shape, "dim": 1, "arch": "sm_90", "scale": 0.125}
+
+
+def name(case: dict[str, Any]) -> str:
+    """What tells a case from all others."""
+    return " ".join(f"{key}={value}" for key, value in case.items())
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The compiled kernel, and the numbers of its plan in an order that no name decides."""
+    shape, dim, op = case["shape"], case["dim"], case["op"]
+    strides = case.get("strides") or contiguous(shape)
+    masked = case.get("mask") is not None or case.get("causal", False)
+    where = geometry(shape, strides, dim, 0 if masked else 8)
+    assert where is not None
+    out, backward = case.get("out", case["dtype"]), op.endswith("_backward")
+    dtypes = (out, case["dtype"], out) if backward else (out, case["dtype"])
+    itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[case["dtype"]]
+    addresses = (0, case.get("offset", 0) * itemsize, *([0] if backward else []))
+    weighing = Weighing(case.get("scale"), case.get("causal", False), case.get("zero", False), case.get("mask"))
+    if masked:
+        mask_strides = (0,) * len(shape) if case["mask"] is None else contiguous(shape)
+        placed = place_mask(weighing, shape, strides, mask_strides, dim)
+        assert placed is not None
+        weighing = placed
+    call = Call.of(op, where, dtypes, addresses, weighing)
+    backend = registry.get("cuda")
+    device = backend.architectures()[case["arch"]]
+    plan = launch.plan(call, backend, device, {})
+    assert device.target is not None
+    compiled = launch.compile_variant(call.variant(plan.tile), device.target)
+    t = plan.tile
+    numbers = [t.rows, t.cols, t.num_warps, t.num_stages, t.split, t.max_registers, t.edges, t.exp2_bias]
+    return compiled, [*numbers, t.persistent, t.rereads, plan.programs, plan.occupancy]
+
+
+def normalised(ptx: str) -> str:
+    """PTX without names: labels, registers, functions and parameters are numbered in the order of their first use."""
+    ptx = re.sub(r"(?ms)^\s*\.section\s.*?^\s*\}", "", re.sub(r"//.*", "", ptx))
+    ptx = re.sub(r"(?m)^\s*\.(loc|file|reg|version)\b.*$", "", ptx)
+    functions = re.findall(r"(?m)\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)
+    jumps = set(re.findall(r"\bbra(?:\.uni)?\s+([$\w]+)", ptx))
+    lines = [" ".join(line.split()) for line in ptx.split("\n")]
+    lines = [line for line in lines if line and not line.startswith((".param", ".visible .entry"))]
+    lines = [line for line in lines if not (line.endswith(":") and line[:-1] not in jumps)]
+    body = "\n".join(lines)
+    for function in sorted(set(functions), key=len, reverse=True):
+        body = re.sub(rf"\b{re.escape(function)}_param_(\d+)", r"PARAM_\1", body)
+        body = re.sub(rf"(?<![\w$]){re.escape(function)}(?![\w$])", "FUNCTION", body)
+    for number, pattern in enumerate((r"\$\w+", r"%[a-z]+\d+\b", r"\bPARAM_\d+\b")):
+        seen: dict[str, str] = {}
+        body = re.sub(pattern, lambda m, s=seen, n=number: s.setdefault(m[0], f"v{n}_{len(s)}"), body)  # type: ignore[misc]
+    return body
+
+
+def normalised_sass(cubin: bytes) -> str:
+    """SASS, with the offsets of parameters numbered in the order of their first use."""
+    import triton
+
+    tool = Path(triton.__file__).with_name("backends") / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    lines = [match[1] for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", text)]
+    seen: dict[str, str] = {}
+    number = lambda m: seen.setdefault(m[0], f"param_{len(seen)}")  # noqa: E731
+    return "\n".join(re.sub(r"c\[0x0\]\[0x[0-9a-f]+\]", number, line) for line in lines)
+
+
+def dump(case: dict[str, Any]) -> dict[str, Any]:
+    """One line of the file."""
+    try:
+        compiled, plan = compile_case(case)
+        sass = hashlib.sha256(normalised_sass(compiled.asm["cubin"]).encode()).hexdigest()
+    except Exception as error:
+        return {"case": name(case), "error": f"{type(error).__name__}: {error}"[:300]}
+    return {"case": name(case), "plan": plan, "ptx": normalised(compiled.asm["ptx"]), "sass": sass}
+
+
+def main() -> None:
+    """Writes one JSON object for each case."""
+    wanted = list(cases())
+    if len(sys.argv) > 2:
+        wanted = [case for case in wanted if all(word in name(case) for word in sys.argv[2:])]
+    with ProcessPoolExecutor() as pool, Path(sys.argv[1]).open("w") as file:
+        for done, line in enumerate(pool.map(dump, wanted, chunksize=4), 1):
+            file.write(json.dumps(line) + "\n")
+            if done % 20 == 0 or done == len(wanted):
+                print(f"{done} of {len(wanted)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
