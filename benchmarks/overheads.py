@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import tridal
-from tridal import launch
+from tridal.runtime import launch
 
 SHAPE = (8, 128)
 UNIT_TEST = (1823, 781)

@@ -20,10 +20,11 @@ from typing import Any
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
 
-from tridal import launch, registry
-from tridal.geometry import geometry
-from tridal.variants import Call
-from tridal.weighing import Weighing, place_mask
+from tridal.devices import registry
+from tridal.runtime import launch
+from tridal.runtime.row_layout import geometry
+from tridal.runtime.specialization import Call
+from tridal.runtime.scale_mask import Weighing, place_mask
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 DTYPES = ("float32", "float16", "bfloat16", "float64")

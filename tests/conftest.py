@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import tridal
-from tridal import registry, settings
+from tridal.devices import registry, settings
+from tridal.devices.types import Backend
 from tridal.errors import TridalError
-from tridal.types import Backend
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import tridal
-from tridal import registry, testing, words
+from tridal import testing
 from tridal.benchmarks import measuring
+from tridal.devices import registry
+from tridal.devices.types import Backend
+from tridal.runtime import workspace as words
 from tridal.testing.cases import DIRECTIONS, NAMES, Case, Direction, Name
-from tridal.types import Backend
 
 SHAPES = [
     ((64, 1000), 1),

@@ -16,7 +16,9 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tridal
-from tridal import autograd, execute, settings
+from tridal.devices import settings
+from tridal.pytorch import autograd
+from tridal.pytorch import prepared as execute
 
 Op = Callable[..., torch.Tensor]
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tridal
-from tridal import registry
+from tridal.devices import registry
+from tridal.devices.types import DeviceProperties, Problem, Resources, Tile
 from tridal.errors import PlanError
-from tridal.types import DeviceProperties, Problem, Resources, Tile
 
 CUDA = registry.get("cuda")
 ARCHITECTURES = CUDA.architectures()
@@ -156,7 +156,9 @@ def test_pipelines_where_too_little_is_in_flight() -> None:
 def test_wide_rows_of_16_bits_are_read_again_from_the_cache(cols: int) -> None:
     """Each pass loads for itself, which the compiler must not undo, and what is on its way fits a core's cache."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch, variants
+    from tridal.runtime import launch
+    from tridal.runtime import row_layout as geometry
+    from tridal.runtime import specialization as variants
 
     call = variants.Call.of("softmax", geometry.geometry((2048, cols), (cols, 1), 1), ("bfloat16", "bfloat16"))
     plan = launch.plan(call, CUDA, H100, {})
@@ -217,8 +219,10 @@ def test_gradients_that_would_leave_much_of_a_tile_idle_are_shared(cols: int) ->
 def test_whole_rows_that_fill_their_tile_are_read_again(cols: int, dtype: str) -> None:
     """However many they are; but not what a mask is added to, which had to be read again, too."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch, variants
-    from tridal.weighing import Weighing
+    from tridal.runtime import launch
+    from tridal.runtime import row_layout as geometry
+    from tridal.runtime import specialization as variants
+    from tridal.runtime.scale_mask import Weighing
 
     for rows in (600, 60_000):
         plan = tridal.plan(rows, cols, dtype=dtype, arch="sm_90")
@@ -286,7 +290,9 @@ def test_few_rows_are_read_at_once_and_again(rows: int, cols: int, dtype: str, o
 def test_columns_of_16_bits_are_read_again_from_the_cache(cols: int, split: int | None, backward: bool) -> None:
     """By whole lines or, shared among programs, half ones in a gradient; without spills, and no fp32 in between."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch, variants
+    from tridal.runtime import launch
+    from tridal.runtime import row_layout as geometry
+    from tridal.runtime import specialization as variants
 
     shape = (-(-(1 << 27) // (512 * cols)), cols, 512)
     op, tensors = ("softmax_backward", 3) if backward else ("softmax", 2)
@@ -361,7 +367,9 @@ def _functions(ptx: str) -> dict[str, str]:
 def test_waiting_for_other_programs_takes_neither_barriers_nor_shared_memory(cols: int, op: str) -> None:
     """A function's shared memory overlaps with tiles on their way, and its warps leave loops one by one."""
     pytest.importorskip("triton")
-    from tridal import geometry, launch, variants
+    from tridal.runtime import launch
+    from tridal.runtime import row_layout as geometry
+    from tridal.runtime import specialization as variants
 
     dtypes = ("bfloat16",) * (3 if op.endswith("backward") else 2)
     call = variants.Call.of(op, geometry.geometry((4096, cols), (cols, 1), 1), dtypes)  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tridal import registry
-from tridal.types import ITEMSIZE, Backend, Problem
+from tridal.devices import registry
+from tridal.devices.types import ITEMSIZE, Backend, Problem
 from tridal_npu import backend
 from tridal_npu.architectures import ARCHITECTURES, unified_buffer_of
 from tridal_npu.unified_buffer import limit

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tridal.benchmarks import measuring, points, providers
 from tridal.benchmarks.providers import COPY, Provider
 from tridal.cli import app
-from tridal.types import Backend
+from tridal.devices.types import Backend
 
 pytestmark = pytest.mark.usefixtures("no_settings", "quickly")
 

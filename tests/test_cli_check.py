@@ -12,11 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tridal import registry, settings, testing
+from tridal import testing
 from tridal.cli import app, check
+from tridal.devices import registry, settings
+from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError
 from tridal.testing.cases import Case
-from tridal.types import Backend
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

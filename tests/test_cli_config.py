@@ -11,8 +11,8 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from tridal import registry, settings
 from tridal.cli.config import config, effective
+from tridal.devices import registry, settings
 from tridal.errors import SettingsError, TridalError, UnknownDeviceError
 
 CONFIGS = Path(__file__).parent.parent / "configs"

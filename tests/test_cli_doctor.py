@@ -10,9 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tridal import registry, settings
 from tridal.cli import app, doctor
-from tridal.types import Backend
+from tridal.devices import registry, settings
+from tridal.devices.types import Backend
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 

@@ -10,10 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 import tridal
-from tridal import planning, registry
 from tridal.cli import app
 from tridal.cli.plan import ALGORITHMS
-from tridal.types import Algorithm
+from tridal.devices import registry
+from tridal.devices.types import Algorithm
+from tridal.ops import planning
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("no_settings")

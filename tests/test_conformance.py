@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from conftest import backends
 from tridal import testing
+from tridal.devices.types import Backend
 from tridal.testing.cases import DIRECTIONS, NAMES, Case
-from tridal.types import Backend
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

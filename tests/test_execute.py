@@ -13,7 +13,10 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute, launch, places, registry
+from tridal.devices import registry
+from tridal.pytorch import device_context as places
+from tridal.pytorch import prepared as execute
+from tridal.runtime import launch
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tridal.geometry import Geometry, contiguous_strides, geometry
+from tridal.runtime.row_layout import Geometry, contiguous_strides, geometry
 
 
 def offsets(g: Geometry, strides: tuple[int, int, int]) -> torch.Tensor:

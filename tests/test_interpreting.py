@@ -19,7 +19,7 @@ def interpret(cols):
         assert torch.allclose(tridal.softmax(x), torch.softmax(x, -1))
 def compile(dtype):
     assert tridal.plan(64, 100, dtype=dtype, arch=ARCH).resources.registers > 0
-ARCH = next(name for name, (_, p) in tridal.planning.architectures().items() if p.target and p.registers)
+ARCH = next(name for name, (_, p) in tridal.ops.planning.architectures().items() if p.target and p.registers)
 """
 
 

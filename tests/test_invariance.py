@@ -10,9 +10,14 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from tridal import geometry, invariance, launch, planning, registry, settings, variants
-from tridal.types import Problem, Resources, Tile
-from tridal.weighing import Weighing
+from tridal.devices import registry, settings
+from tridal.devices.types import Problem, Resources, Tile
+from tridal.ops import planning
+from tridal.runtime import batch_invariance as invariance
+from tridal.runtime import launch
+from tridal.runtime import row_layout as geometry
+from tridal.runtime import specialization as variants
+from tridal.runtime.scale_mask import Weighing
 
 ROWS = (1, 2, 9, 33, 300)
 

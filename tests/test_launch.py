@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from tridal import launch, registry, variants
+from tridal.devices import registry
+from tridal.devices.types import DeviceProperties, LaunchPlan, Op, Tile
 from tridal.errors import PlanError
-from tridal.geometry import geometry
-from tridal.types import DeviceProperties, LaunchPlan, Op, Tile
-from tridal.variants import Call
-from tridal.weighing import Weighing
+from tridal.runtime import launch
+from tridal.runtime import specialization as variants
+from tridal.runtime.row_layout import geometry
+from tridal.runtime.scale_mask import Weighing
+from tridal.runtime.specialization import Call
 
 ROW = Tile("tile", rows=4, cols=1024)
 SM_90 = ("cuda", 90, 32)

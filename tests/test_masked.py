@@ -13,12 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute, launch, planning, registry, testing, variants
+from tridal import testing
+from tridal.devices import registry
+from tridal.devices.types import Backend, Tile
 from tridal.errors import DimensionError, DTypeError, LayoutError
-from tridal.geometry import geometry
-from tridal.masked import Extras
+from tridal.ops import planning
+from tridal.ops.scale_mask import Extras
+from tridal.pytorch import prepared as execute
+from tridal.runtime import launch
+from tridal.runtime import specialization as variants
+from tridal.runtime.row_layout import geometry
 from tridal.testing.forcing import subject
-from tridal.types import Backend, Tile
 
 B, H, Q, K = 2, 3, 5, 7
 

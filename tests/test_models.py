@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute
+from tridal.pytorch import prepared as execute
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute
+from tridal.pytorch import prepared as execute
 
 ATEN = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
 
@@ -198,7 +198,7 @@ def test_tridals_own_functions_are_the_same(device: torch.device) -> None:
 
 
 def test_nothing_to_override_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tridal.places.served", lambda device_type: False)
+    monkeypatch.setattr("tridal.pytorch.device_context.served", lambda device_type: False)
     with tridal.override_torch() as override:
         assert override.device_types == ()
     assert "no available backend serves a device" in caplog.text

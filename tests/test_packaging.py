@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tridal.plugins import GROUP
+from tridal.devices.plugins import GROUP
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = {path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists()}

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tridal import plugins, registry, settings
+from tridal.devices import plugins, registry, settings
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Option, Resources, Tile
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, TridalError, UnknownDeviceError
-from tridal.types import Backend, DeviceProperties, LaunchPlan, Option, Resources, Tile
 
 PLUGIN = Path(__file__).with_name("plugin")
 BUNDLED = {point.name for point in metadata.distribution("tridal").entry_points.select(group=plugins.GROUP)}
@@ -608,7 +608,7 @@ def test_importing_tridal_loads_neither_a_backend_nor_a_vendors_module_nor_yaml(
     loaded = json.loads(python("import json, sys, torch, tridal; print(json.dumps(list(sys.modules)))"))
     unwanted = ("triton", "torch_npu", "tridal_", "tridal.kernels", "typer", "rich")
     assert [name for name in loaded if name.startswith(unwanted)] == []
-    assert "tridal.registry" in loaded
+    assert "tridal.devices.registry" in loaded
 
 
 # -- a stranger's package

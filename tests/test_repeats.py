@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tridal
-from tridal import execute, registry, repeats
+from tridal.devices import registry
+from tridal.pytorch import call_guards as repeats
+from tridal.pytorch import prepared as execute
 
 
 class _FunctionMode(TorchFunctionMode):

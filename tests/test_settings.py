@@ -14,9 +14,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tridal import settings
+from tridal.devices import settings
+from tridal.devices.settings import Settings, current, read_file, reload, use
 from tridal.errors import SettingsError, TridalError
-from tridal.settings import Settings, current, read_file, reload, use
 
 unhurried = hypothesis.settings(deadline=None)  # files are written, on machines that do other things too
 
@@ -211,7 +211,7 @@ def test_no_file_raises_anything_but_a_settings_error(tmp_path_factory, text):
 
 @given(st.one_of(st.integers(), st.booleans(), st.text(), st.floats(allow_nan=False)))
 def test_a_variable_is_read_as_a_file_would_be(value):
-    from tridal.yaml_file import scalar
+    from tridal.devices.yaml_file import scalar
 
     assert scalar(yaml.safe_dump(value)) == value
 

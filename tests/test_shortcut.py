@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tridal.shortcut import shortcut
+from tridal.runtime.direct_launch import shortcut
 
 COMPILED = SimpleNamespace(
     src=SimpleNamespace(fn=None, signature={"out": "*fp32", "in": "*fp32", "cols": "i32", "LOG": "constexpr"}),

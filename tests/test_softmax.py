@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tridal
-from tridal import execute, registry
+from tridal.devices import registry
+from tridal.devices.types import LaunchPlan, Problem
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
+from tridal.pytorch import prepared as execute
 from tridal.testing.forcing import overridden
-from tridal.types import LaunchPlan, Problem
 
 NAMES = ["softmax", "log_softmax"]
 
@@ -129,7 +130,7 @@ def test_autocast_is_torchs(device: torch.device, name: str) -> None:
 @pytest.mark.usefixtures("nothing_prepared")
 def test_autocast_where_it_reaches_softmax(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On accelerators softmax is on autocast's float32 list; there is none on this machine's CPU."""
-    from tridal import places
+    from tridal.pytorch import device_context as places
 
     key = torch._C._dispatch_key_parse(f"Autocast{torch._C._dispatch_key_for_device(device.type)}")
     monkeypatch.setattr(places, "autocast_key", lambda device_type: key)
@@ -229,7 +230,7 @@ def test_the_output_is_all_that_is_allocated(device: torch.device, name: str, mo
 
     for x in (torch.randn(8, 16), torch.randn(8, 16).t(), torch.randn(4, 3, 8).permute(2, 1, 0)[:, :, ::2]):
         x = x.to(device)
-        call = execute.forward(tridal.places.place_of(x.device), name, x, -1, None)
+        call = execute.forward(tridal.pytorch.device_context.place_of(x.device), name, x, -1, None)
         assert call is not None
         Allocations.elements = 0
         with Allocations():

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from tridal import registry, testing
+from tridal import testing
+from tridal.devices import registry
+from tridal.devices.types import Backend, LaunchPlan
 from tridal.testing.cases import Case, cases
 from tridal.testing.inputs import place, values
 from tridal.testing.tolerance import UNIT
-from tridal.types import Backend, LaunchPlan
 
 CPU = torch.device("cpu")
 INTERPRETER = next(e.backend for e in registry.registered() if e.backend is not None and e.backend.interpreted)
@@ -347,7 +348,7 @@ def test_forced_plans_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(prepared[0])
         return prepared
 
-    from tridal import launch
+    from tridal.runtime import launch
 
     prepare = launch.prepare
     monkeypatch.setattr(launch, "prepare", record)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tridal.geometry import geometry
-from tridal.weighing import MOST_ROWS, Weighing, place_mask
+from tridal.runtime.row_layout import geometry
+from tridal.runtime.scale_mask import MOST_ROWS, Weighing, place_mask
 
 ADDED = Weighing(mask="float32")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tridal import words
+from tridal.runtime import workspace as words
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tridal.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
 from tridal_cuda.architectures import ARCHITECTURES
 from tridal_cuda.cubin import read_resources
 from tridal_cuda.planning import plan

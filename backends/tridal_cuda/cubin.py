@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tridal.types import Resources
+from tridal.devices.types import Resources
 
 
 def read_resources(cubin: bytes, shared_memory: int) -> Resources:

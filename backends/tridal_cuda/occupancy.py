@@ -12,7 +12,7 @@ the hardware allocates:
 
 from __future__ import annotations
 
-from tridal.types import DeviceProperties, Resources, Tile
+from tridal.devices.types import DeviceProperties, Resources, Tile
 
 _QUARTERS = 4  # of a multiprocessor, each with a scheduler and registers of its own, since compute capability 5
 _KEPT_MEMORY = 1024  # bytes of shared memory that each program takes besides its own, since compute capability 8

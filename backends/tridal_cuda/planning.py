@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from tridal.devices.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
 from tridal.errors import PlanError
-from tridal.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
 from tridal_cuda import tiles
 from tridal_cuda.occupancy import occupancy, registers_for
 from tridal_cuda.tiles import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tridal.types import ITEMSIZE, DeviceProperties, Problem, Tile
+from tridal.devices.types import ITEMSIZE, DeviceProperties, Problem, Tile
 
 FEW_ELEMENTS = 32  # that a thread holds of narrow rows, and backward
 MANY_ELEMENTS = 64  # that it holds of others

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tridal.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources, Tile
+from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources, Tile
 
 LARGEST_TILE = 1 << 20  # elements: the most that Triton allows in one tensor
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tridal.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
 from tridal_npu.architectures import ARCHITECTURES, unified_buffer_of
 from tridal_npu.tiling import plan
 

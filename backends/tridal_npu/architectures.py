@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tridal.types import DeviceProperties
+from tridal.devices.types import DeviceProperties
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -6,7 +6,7 @@ triton-ascend refuses 65,536 or more, so their number never follows the number o
 
 from __future__ import annotations
 
-from tridal.types import ITEMSIZE, Algorithm, DeviceProperties, LaunchPlan, Problem, Tile
+from tridal.devices.types import ITEMSIZE, Algorithm, DeviceProperties, LaunchPlan, Problem, Tile
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 from tridal_npu.unified_buffer import limit
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tridal.types import Algorithm, Layout, Problem
+from tridal.devices.types import Algorithm, Layout, Problem
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 
 

@@ -1,7 +1,7 @@
 """tridal: one fused softmax source for every device that Triton compiles to. These are the public names."""
 
-from tridal import errors
-from tridal.settings import use
+from tridal import errors, registry, settings, types
+from tridal.devices.settings import use
 
 try:
     import torch as _torch  # noqa: F401
@@ -13,11 +13,11 @@ except Exception as error:  # whatever a broken torch raises: `tridal doctor`, w
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         raise ImportError(f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`") from _broken
 else:
-    from tridal import nn
-    from tridal.devices import backends, device
-    from tridal.override import override_torch, start_from_environment
-    from tridal.planning import plan
-    from tridal.softmax import log_softmax, softmax
+    from tridal.ops.planning import plan
+    from tridal.pytorch import nn
+    from tridal.pytorch.devices import backends, device
+    from tridal.pytorch.functions import log_softmax, softmax
+    from tridal.pytorch.override import override_torch, start_from_environment
 
     start_from_environment()
 

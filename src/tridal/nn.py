@@ -1,34 +1,5 @@
-"""Modules with the signatures of torch.nn's, for models that are written with tridal in mind."""
+"""Modules with the signatures of torch.nn's, under the documented name: `tridal.nn`."""
 
-from __future__ import annotations
+from tridal.pytorch.nn import LogSoftmax, Softmax
 
-import warnings
-
-import torch
-
-from tridal.softmax import log_softmax, softmax
-
-
-def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) -> int:
-    """The module's dim, or what torch's own modules take None for, which they warn of."""
-    if module.dim is not None:
-        return module.dim
-    dim = 0 if input.dim() in (0, 1, 3) else 1
-    warnings.warn(f"Softmax and LogSoftmax without dim= are deprecated: pass dim={dim}", stacklevel=4)
-    return dim
-
-
-class Softmax(torch.nn.Softmax):
-    """torch.nn.Softmax, computed by `tridal.softmax`."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """softmax(input) along `dim`, of the input's shape."""
-        return softmax(input, _dim(self, input))
-
-
-class LogSoftmax(torch.nn.LogSoftmax):
-    """torch.nn.LogSoftmax, computed by `tridal.log_softmax`."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """log_softmax(input) along `dim`, of the input's shape."""
-        return log_softmax(input, _dim(self, input))
+__all__ = ["LogSoftmax", "Softmax"]

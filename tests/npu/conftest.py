@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """No settings but a test's own."""
-    from tridal import settings
+    from tridal.devices import settings
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from offboard import board, device
-from tridal import launch
+from tridal.runtime import launch
 from tridal_npu import backend
 
 from .matrix import OPTIONS, Case, properties

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tridal import launch, variants
-from tridal.geometry import geometry
-from tridal.types import DeviceProperties, LaunchPlan
+from tridal.devices.types import DeviceProperties, LaunchPlan
+from tridal.runtime import launch
+from tridal.runtime import specialization as variants
+from tridal.runtime.row_layout import geometry
 from tridal_npu import backend
 
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")

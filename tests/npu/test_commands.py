@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from offboard import board, device
-from tridal import settings
 from tridal.cli import app
+from tridal.devices import settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

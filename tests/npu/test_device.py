@@ -14,9 +14,11 @@ import torch
 
 import tridal
 from offboard import board, device
-from tridal import execute, places, registry, settings
+from tridal.devices import registry, settings
 from tridal.errors import DTypeError, NoBackendError, SettingsError, StreamError
-from tridal.masked import Extras
+from tridal.ops.scale_mask import Extras
+from tridal.pytorch import device_context as places
+from tridal.pytorch import prepared as execute
 from tridal_npu import backend
 
 CONFIGS = Path(__file__).parents[2] / "configs"

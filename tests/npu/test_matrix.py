@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from offboard import device, lint, native
-from tridal import launch, variants
-from tridal.geometry import geometry
+from tridal.runtime import launch
+from tridal.runtime import specialization as variants
+from tridal.runtime.row_layout import geometry
 from tridal_npu import backend
 
 from .execution import complaints

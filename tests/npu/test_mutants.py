@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from offboard import native
-from tridal import launch
+from tridal.runtime import launch
 
 from .execution import complaints
 from .matrix import LAYOUTS, OPS, Case, group, properties
 
-SOURCE = Path(launch.__file__).with_name("kernels") / "softmax.py"
+SOURCE = Path(launch.__file__).parent.with_name("kernels") / "softmax.py"
 
 
 @dataclass(frozen=True, slots=True)

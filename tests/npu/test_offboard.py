@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from offboard import board, device, lint, native
-from tridal import launch
+from tridal.runtime import launch
 from tridal_npu import backend
 
 from .matrix import OPTIONS, Case, properties

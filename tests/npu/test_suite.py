@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tridal import registry, testing
+from tridal import testing
+from tridal.devices import registry
 
 PARTS = 8  # for as many test processes as there are
 

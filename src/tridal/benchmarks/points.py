@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tridal.types import ITEMSIZE
+from tridal.devices.types import ITEMSIZE
 
 Direction: TypeAlias = Literal["forward", "backward"]
 

@@ -16,8 +16,8 @@ import torch
 import tridal
 from tridal.benchmarks.measuring import Measurement, Timing
 from tridal.benchmarks.providers import Provider
+from tridal.devices.types import Backend
 from tridal.errors import TridalError
-from tridal.types import Backend
 
 Row: TypeAlias = dict[str, Any]
 """A measurement as plain data: what `row` makes."""

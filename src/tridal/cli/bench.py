@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tridal import registry, settings
 from tridal.cli.output import console, escape, print_json, table
+from tridal.devices import registry, settings
+from tridal.devices.types import ITEMSIZE
 from tridal.errors import nearest
-from tridal.types import ITEMSIZE
 
 if TYPE_CHECKING:
     import torch
 
     from tridal.benchmarks.points import Direction, Point
     from tridal.benchmarks.providers import Provider
-    from tridal.types import Backend
+    from tridal.devices.types import Backend
 
 _SHOWN = 16  # lines of a table in the terminal
 _DIRECTIONS: Mapping[str, Sequence[Direction]] = {
@@ -217,7 +217,7 @@ def _print_table(headings: Sequence[str], lines: Iterable[Sequence[str]], text: 
 def _device(name: str | None) -> tuple[torch.device, Backend | None]:
     import torch
 
-    from tridal.devices import TORCH_TYPES
+    from tridal.pytorch.devices import TORCH_TYPES
 
     backend, place = registry.resolve(name or settings.current().device, TORCH_TYPES)
     return torch.device(place), backend

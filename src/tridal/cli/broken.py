@@ -7,7 +7,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import tridal
-from tridal.plugins import words
+from tridal.devices.plugins import words
 
 
 def reason() -> str | None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tridal import registry, settings
 from tridal.cli.output import FAIL, PASS, console, escape, print_json, table
 from tridal.cli.plan import as_data, described, make
+from tridal.devices import registry, settings
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
+    from tridal.devices.types import Backend
     from tridal.testing import Result, Worked
-    from tridal.types import Backend
 
 _SHOWN = 20  # failures that are shown in full
 
@@ -68,7 +68,7 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     Raises DeviceUnavailableError where there is neither an accelerator nor an interpreter, and what `registry` raises
     for a name that is none.
     """
-    from tridal.devices import TORCH_TYPES
+    from tridal.pytorch.devices import TORCH_TYPES
 
     asked = (
         f"--device {name}"

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tridal import registry, settings
+from tridal.devices import registry, settings
+from tridal.devices.settings import FIELDS, Settings
 from tridal.errors import SettingsError, UnknownDeviceError
-from tridal.settings import FIELDS, Settings
 
 
 def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ def config(
 
 
 def _check(chosen: Settings) -> None:
-    from tridal.devices import TORCH_TYPES  # imports torch
+    from tridal.pytorch.devices import TORCH_TYPES  # imports torch
 
     registry.check(chosen, TORCH_TYPES)
 

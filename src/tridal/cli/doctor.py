@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tridal import __version__, registry, settings
+from tridal import __version__
 from tridal.cli import broken
 from tridal.cli.config import effective
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
+from tridal.devices import registry, settings
+from tridal.devices.plugins import words
+from tridal.devices.types import ITEMSIZE, Backend
 from tridal.errors import SettingsError
-from tridal.plugins import words
-from tridal.types import ITEMSIZE, Backend
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -128,7 +129,7 @@ def _chosen_device() -> dict[str, Any]:
         import torch
 
         import tridal
-        from tridal.devices import TORCH_TYPES
+        from tridal.pytorch.devices import TORCH_TYPES
 
         registry.check(asked, TORCH_TYPES)
         backend, place = registry.resolve(asked.device, TORCH_TYPES)
@@ -144,7 +145,7 @@ def _chosen_device() -> dict[str, Any]:
 def _fallbacks() -> list[str]:
     """Where torch computes, or an error is raised, instead of a kernel of tridal's."""
     try:
-        from tridal.devices import TORCH_TYPES
+        from tridal.pytorch.devices import TORCH_TYPES
 
         chosen = settings.current()
         act = "torch computes" if chosen.fallback == "torch" else "an error is raised for (fallback: error)"

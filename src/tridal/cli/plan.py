@@ -11,7 +11,7 @@ from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.errors import PlanError, TridalError
 
 if TYPE_CHECKING:
-    from tridal.types import Backend, DeviceProperties, LaunchPlan
+    from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 
 ALGORITHMS = {
     "tile": "whole rows in a tile: one read, one write",
@@ -51,7 +51,7 @@ def make(
     rows: int, cols: int, *, device: str | None = None, arch: str | None = None, **question: Any
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
     """`tridal.plan`, with the backend and the device that it is for; whatever goes wrong is a PlanError or kin."""
-    from tridal import planning
+    from tridal.ops import planning
 
     backend, properties = planning.target(device, arch)
     try:

@@ -1,6 +1,7 @@
 """The conformance suite that every backend is held to, ours or a stranger's: cases as data, checked against float64.
 
-    from tridal import registry, testing
+    from tridal import testing
+    from tridal.devices import registry
 
     backend = registry.available("interpreter")
     for case in testing.cases(backend):

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from tridal.types import Backend
+from tridal.devices.types import Backend
 
 Name: TypeAlias = Literal["softmax", "log_softmax"]
 Direction: TypeAlias = Literal["forward", "backward", "double"]

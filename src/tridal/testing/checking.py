@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from tridal.devices.types import Backend
 from tridal.testing import tolerance
 from tridal.testing.cases import Case
 from tridal.testing.inputs import mask, place, values
-from tridal.types import Backend
 
 _REFERENCE = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 _REFERENCE_BACKWARD = {

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, get_args
 import torch
 
 import tridal
-from tridal import registry, settings
+from tridal.devices import registry, settings
+from tridal.devices.types import Algorithm, Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
 from tridal.testing.checking import Subject
-from tridal.types import Algorithm, Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
 
 Override: TypeAlias = Callable[[LaunchPlan, Problem], LaunchPlan]
 """The plan to launch instead of the one that was made for a problem."""

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
-from tridal import execute, places, registry
+from tridal.devices import registry
+from tridal.devices.types import Op
 from tridal.errors import SettingsError
-from tridal.types import Op
+from tridal.pytorch import device_context as places
+from tridal.pytorch import prepared as execute
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 

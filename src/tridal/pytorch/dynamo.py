@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from tridal import places
+from tridal.pytorch import device_context as places
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

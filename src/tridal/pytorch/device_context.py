@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from tridal import registry
-from tridal.devices import TORCH_TYPES
-from tridal.settings import Settings, current
-from tridal.types import Backend, Op
+from tridal.devices import registry
+from tridal.devices.settings import Settings, current
+from tridal.devices.types import Backend, Op
+from tridal.pytorch.devices import TORCH_TYPES
 
 Forward = Callable[..., torch.Tensor]
 """run(input[, mask]): the softmax of tensors like those that the call was prepared for."""

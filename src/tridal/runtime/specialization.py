@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tridal.geometry import Geometry
-from tridal.types import ITEMSIZE, LaunchPlan, Op, Problem, Tile
-from tridal.weighing import Weighing
+from tridal.devices.types import ITEMSIZE, LaunchPlan, Op, Problem, Tile
+from tridal.runtime.row_layout import Geometry
+from tridal.runtime.scale_mask import Weighing
 
 _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tridal.geometry import merged
-from tridal.types import ITEMSIZE
+from tridal.devices.types import ITEMSIZE
+from tridal.runtime.row_layout import merged
 
 MOST_ROWS = 2**31
 """Rows have to be fewer: a kernel counts them in 32 bits where a mask or causality hangs on their number."""

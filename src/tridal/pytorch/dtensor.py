@@ -15,10 +15,10 @@ from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from tridal import ops
-from tridal.execute import BACKWARD
-from tridal.geometry import contiguous_strides
-from tridal.types import Op
+from tridal.devices.types import Op
+from tridal.pytorch import registered_ops as ops
+from tridal.pytorch.prepared import BACKWARD
+from tridal.runtime.row_layout import contiguous_strides
 
 _collectives: Any = _functional_collectives
 

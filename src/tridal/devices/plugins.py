@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from tridal.devices.settings import Settings, found
+from tridal.devices.types import Backend, Option
 from tridal.errors import SettingsError, nearest
-from tridal.settings import Settings, found
-from tridal.types import Backend, Option
 
 GROUP = "tridal.backends"
 BUNDLED = "tridal"

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from tridal import execute
-from tridal.arguments import check
-from tridal.autograd import MaskedSoftmax, Softmax, SoftmaxBackward, differentiate, watched
-from tridal.execute import BACKWARD
-from tridal.masked import Extras, check_extras, composed
-from tridal.places import place_of
-from tridal.types import Op
+from tridal.devices.types import Op
+from tridal.ops.scale_mask import Extras, check_extras, composed
+from tridal.pytorch import prepared as execute
+from tridal.pytorch.autograd import MaskedSoftmax, Softmax, SoftmaxBackward, differentiate, watched
+from tridal.pytorch.device_context import place_of
+from tridal.pytorch.prepared import BACKWARD
+from tridal.pytorch.validation import check
 
 TORCH: dict[str, Callable[..., torch.Tensor]] = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 """What computes the ops where no kernel does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tridal.types import Layout
+from tridal.devices.types import Layout
 
 FEW_ROWS = 8
 """Neighbouring rows that are too few for a tile: of the narrowest dtype, half of a 32-byte access to memory."""

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd import forward_ad
 
-from tridal.settings import current
-from tridal.variants import ADDRESS_BITS
+from tridal.devices.settings import current
+from tridal.runtime.specialization import ADDRESS_BITS
 
 GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 """What guards the code of torch.compile, and what that allocates with. Private to torch; None if it is elsewhere."""

@@ -6,11 +6,12 @@ from typing import cast, get_args
 
 import torch
 
-from tridal import launch, registry, settings, variants
+from tridal.devices import registry, settings
+from tridal.devices.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, UnknownDeviceError, nearest
-from tridal.execute import dtype_name
-from tridal.geometry import geometry
-from tridal.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op
+from tridal.runtime import launch
+from tridal.runtime import specialization as variants
+from tridal.runtime.row_layout import geometry
 
 
 def plan(
@@ -82,7 +83,7 @@ def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim:
         raise PlanError(f"dim must be -1 or 1 (along rows), 0 or -2 (along columns), got {dim!r}")
     if op not in get_args(Op):
         raise PlanError(f"unknown op {op!r}{nearest(op, get_args(Op))}; known are {', '.join(get_args(Op))}")
-    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+    name = str(dtype).removeprefix("torch.")
     if name not in ITEMSIZE:
         raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
     where = geometry((rows, cols), (cols, 1), dim % 2)

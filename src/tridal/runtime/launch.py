@@ -17,13 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Resources, Tile
 from tridal.errors import PlanError, PluginError
-from tridal.interpreting import interpret_flag, interpreted_library, interpreting
-from tridal.shortcut import shortcut
-from tridal.types import Backend, DeviceProperties, LaunchPlan, Resources, Tile
-from tridal.variants import ALIGNMENT, Call, Variant
+from tridal.runtime.direct_launch import shortcut
+from tridal.runtime.interpreter_mode import interpret_flag, interpreted_library, interpreting
+from tridal.runtime.specialization import ALIGNMENT, Call, Variant
 
-_SOURCE = Path(__file__).with_name("kernels") / "softmax.py"
+_SOURCE = Path(__file__).parent.with_name("kernels") / "softmax.py"
 _LOCK = threading.RLock()  # Triton's first import, its compiler and its interpreter do not bear company
 
 

@@ -16,10 +16,10 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from tridal import execute
-from tridal.places import Call
-from tridal.settings import current, within
-from tridal.types import Op
+from tridal.devices.settings import current, within
+from tridal.devices.types import Op
+from tridal.pytorch import prepared as execute
+from tridal.pytorch.device_context import Call
 
 _transforming = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack

@@ -11,14 +11,15 @@ from typing import Any, Literal
 import torch
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 
-from tridal import execute, registry
-from tridal.arguments import check
-from tridal.autograd import eager, watched
+from tridal.devices import registry
 from tridal.errors import StreamError
-from tridal.masked import Extras, check_extras, composed
-from tridal.ops import TORCH
-from tridal.places import Call, Place, place_of
-from tridal.repeats import Fits, like
+from tridal.ops.scale_mask import Extras, check_extras, composed
+from tridal.pytorch import prepared as execute
+from tridal.pytorch.autograd import eager, watched
+from tridal.pytorch.call_guards import Fits, like
+from tridal.pytorch.device_context import Call, Place, place_of
+from tridal.pytorch.registered_ops import TORCH
+from tridal.pytorch.validation import check
 
 Name = Literal["softmax", "log_softmax"]
 
@@ -194,7 +195,7 @@ def _weighed_general(
 def _weighed_compiled(
     input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any
 ) -> torch.Tensor:
-    from tridal import tracing
+    from tridal.pytorch import dynamo as tracing
 
     if stream is not None:
         raise StreamError(_NO_STREAM)
@@ -220,7 +221,7 @@ def _autocasts(place: Place) -> bool:
 
 def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
     """For torch.compile and torch.export, which trace it: one op, or torch's own where nobody serves the device."""
-    from tridal import tracing
+    from tridal.pytorch import dynamo as tracing
 
     if stream is not None:
         raise StreamError(_NO_STREAM)
@@ -236,7 +237,7 @@ def _is_distributed(input: torch.Tensor | None) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(input, module.DTensor):
         return False
-    from tridal import distributed  # noqa: F401
+    from tridal.pytorch import dtensor as distributed  # noqa: F401
 
     return True
 

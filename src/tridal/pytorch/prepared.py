@@ -13,16 +13,19 @@ from typing import Any
 
 import torch
 
-from tridal import invariance, launch, registry, variants
-from tridal.arguments import check
+from tridal.devices import registry
+from tridal.devices.types import Op
 from tridal.errors import NoBackendError
-from tridal.geometry import FEW_ROWS, contiguous_strides, geometry
-from tridal.masked import Extras, check_extras
-from tridal.places import Backward, Call, Forward, Place, log
-from tridal.repeats import GUARDS
-from tridal.types import Op
-from tridal.weighing import Weighing, place_mask
-from tridal.words import with_words
+from tridal.ops.scale_mask import Extras, check_extras
+from tridal.pytorch.call_guards import GUARDS
+from tridal.pytorch.device_context import Backward, Call, Forward, Place, log
+from tridal.pytorch.validation import check
+from tridal.runtime import batch_invariance as invariance
+from tridal.runtime import launch
+from tridal.runtime import specialization as variants
+from tridal.runtime.row_layout import FEW_ROWS, contiguous_strides, geometry
+from tridal.runtime.scale_mask import Weighing, place_mask
+from tridal.runtime.workspace import with_words
 
 BACKWARD: dict[Op, Op] = {"softmax": "softmax_backward", "log_softmax": "log_softmax_backward"}
 

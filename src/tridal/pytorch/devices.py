@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tridal import registry, settings
+from tridal.devices import registry, settings
 
 
 @dataclass(frozen=True, slots=True)

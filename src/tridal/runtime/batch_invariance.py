@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from tridal import variants
-from tridal.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
+from tridal.runtime import specialization as variants
 
 _ROWS = 4096
 """Of every plan: as many as keep a device busy."""

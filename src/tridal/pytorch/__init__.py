@@ -1,0 +1,1 @@
+"""The integration with PyTorch: functions, modules, registered ops, autograd, torch.compile, DTensor, override."""
