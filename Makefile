@@ -1,10 +1,10 @@
-# What a person types and what CI runs are the same. `make` alone lists it.
+# The targets for developers and CI. `make` without a target lists them.
 
 PYTHON ?= python3
 VENV ?= .venv
-# More arguments for what a target runs, as in: make test ARGS='--backend cuda'
+# Extra arguments for the command of a target, for example: make test ARGS='--backend cuda'
 ARGS ?=
-# Test processes at once.
+# Number of parallel test processes.
 JOBS ?= auto
 
 BIN := $(VENV)/bin
@@ -18,35 +18,35 @@ include npu.mk
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s%s\n", $$1, $$2 }'
 
-demo: $(VENV)/.has-interpreter  ## install, and check the device that the settings choose
+demo: $(VENV)/.has-interpreter  ## install, and check the device that the settings select
 	$(BIN)/tridal check $(ARGS)
 
-test: lint  ## install, and run all tests and checks of the code
+test: lint  ## install, and run all tests, lints and type checks
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-lint: $(VENV)/.has-dev  ## style, types, and who imports whom
+lint: $(VENV)/.has-dev  ## check style, types and import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.has-dev  ## put the code in the form that `make lint` expects
+format: $(VENV)/.has-dev  ## format the code as `make lint` expects it
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.has-dev  ## measure softmaxes; ARGS are those of `tridal bench`
+bench: $(VENV)/.has-dev  ## run the benchmarks; ARGS are passed to `tridal bench`
 	$(BIN)/tridal bench $(ARGS)
 
-clean:  ## remove what was made here, environments included; keep bench-results/
+clean:  ## remove generated files, including environments; keep bench-results/
 	rm -rf $(VENV) .venv-npu build dist
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The environment, with one of the extras in pyproject.toml.
+# Installs one of the extras of pyproject.toml into the environment.
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "Installing tridal[$*] into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
-	@$(BIN)/python -m compileall -q src backends  # as pip does for what it copies
+	@$(BIN)/python -m compileall -q src backends  # pip does not compile editable installs
 	@touch $@
 
 $(VENV)/.made:

@@ -1,6 +1,6 @@
-# The Ascend path, off the board: scripts/test-npu brings an environment of its own.
+# The off-board tests of the Ascend backend. scripts/test-npu creates a separate environment for them.
 
 .PHONY: test-npu
 
-test-npu:  ## compile with triton-ascend, execute what came out, emulate an NPU: the Ascend path without a board
+test-npu:  ## test the Ascend backend without a board: compile with triton-ascend, execute on the CPU
 	scripts/test-npu $(ARGS)

@@ -1,9 +1,9 @@
-"""A training step of models that don't know tridal, with and without `tridal.override_torch`, and the share of softmax.
+"""Times a training step of unmodified transformers models, with and without `tridal.override_torch`.
 
     python benchmarks/models.py [--json FILE]
 
-Random weights from a configuration, eager attention, bfloat16 on an accelerator. Times are medians; both ways are
-measured in turns, so that neither has a warmer device. Needs the package transformers.
+The models have random weights and eager attention, and use bfloat16 on an accelerator. Times are medians. The script
+alternates between both implementations, so that neither profits from a warmer device. Needs the package transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,20 @@ import transformers
 
 import tridal
 
-STEPS = 12
+STEPS, WARM_UP_STEPS = 12, 3
 LLAMA = {"num_hidden_layers": 4, "attn_implementation": "eager"}
 
 
 def llama(**sizes: int) -> Any:
-    """A LLaMA with four layers."""
+    """Returns a LLaMA with four layers."""
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **sizes))
 
 
 def gpt2(**sizes: int) -> Any:
-    """A GPT-2 with four layers and no dropout."""
-    none = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
+    """Returns a GPT-2 with four layers and no dropout."""
+    no_dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=4, attn_implementation="eager", **none, **sizes)
+        transformers.GPT2Config(n_layer=4, attn_implementation="eager", **no_dropout, **sizes)
     )
 
 
@@ -52,22 +52,22 @@ TINY: dict[str, tuple[Callable[..., Any], dict[str, int], tuple[int, int]]] = {
 
 
 def measure(name: str, device: torch.device) -> dict[str, Any]:
-    """Times a step of a model both ways, and compares their losses."""
+    """Times a training step with both implementations, in milliseconds, and compares their losses."""
     make, sizes, shape = {**MODELS, **TINY}[name]
     torch.manual_seed(0)
     model = make(**sizes).to(device, torch.bfloat16 if device.type != "cpu" else torch.float32)
-    words = torch.randint(0, sizes.get("vocab_size", 50_257), shape, device=device)
+    tokens = torch.randint(0, sizes.get("vocab_size", 50_257), shape, device=device)
 
-    def step() -> float:
+    def train_step() -> float:
         model.zero_grad()
-        loss = model(input_ids=words, labels=words).loss
+        loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         return float(loss.detach())
 
-    def timed(scope: Any) -> tuple[float, float]:
+    def time_step(scope: AbstractContextManager[Any]) -> tuple[float, float]:
         with scope:
             start = time.perf_counter()
-            loss = step()  # reading the loss waits for it, and the next line for the gradients
+            loss = train_step()
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             return (time.perf_counter() - start) * 1e3, loss
@@ -75,18 +75,19 @@ def measure(name: str, device: torch.device) -> dict[str, Any]:
     times: dict[str, list[float]] = {"torch": [], "tridal": []}
     losses = {}
     for _ in range(STEPS):
-        for way in times:
-            took, losses[way] = timed(tridal.override_torch() if way == "tridal" else nullcontext())
-            times[way].append(took)
-    medians = {way: statistics.median(taken[3:]) for way, taken in times.items()}
-    apart = abs(losses["tridal"] - losses["torch"]) / abs(losses["torch"])
-    return {"model": name, **medians, "times": medians["torch"] / medians["tridal"], "losses apart": apart}
+        for implementation, steps in times.items():
+            scope = tridal.override_torch() if implementation == "tridal" else nullcontext()
+            milliseconds, losses[implementation] = time_step(scope)
+            steps.append(milliseconds)
+    medians = {implementation: statistics.median(steps[WARM_UP_STEPS:]) for implementation, steps in times.items()}
+    difference = abs(losses["tridal"] - losses["torch"]) / abs(losses["torch"])
+    return {"model": name, **medians, "times": medians["torch"] / medians["tridal"], "losses apart": difference}
 
 
 def main() -> None:
-    """Measures on the accelerator; on the CPU one tiny model, to see that this runs."""
+    """Measures all models on the accelerator. Without one, measures a tiny model on the CPU as a smoke test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="a file for the results")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = found or torch.device("cpu")
@@ -94,8 +95,8 @@ def main() -> None:
     results = []
     for name in MODELS if found else TINY:
         results.append(result := measure(name, device))
-        took = f"torch {result['torch']:8.2f} ms  tridal {result['tridal']:8.2f} ms  {result['times']:5.2f} times"
-        print(f"{name:30} {took}  losses {result['losses apart']:.1e} apart")
+        times = f"torch {result['torch']:8.2f} ms  tridal {result['tridal']:8.2f} ms  speed-up {result['times']:5.2f}"
+        print(f"{name:30} {times}  relative difference of losses {result['losses apart']:.1e}")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -1,8 +1,8 @@
-"""What tridal costs beside its kernels: importing it, calling it, and what a call allocates. Prints a table.
+"""Measures tridal's costs outside its kernels: import time, host time of a call, and memory allocated by a call.
 
     python benchmarks/overheads.py
 
-Times are the least of several rounds, except those of whole processes, which are medians.
+Prints a table. Import times are medians over processes; all other times are minima over rounds.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SHAPE = (8, 128)
 UNIT_TEST = (1823, 781)
 
 
-def importing() -> float:
-    """Milliseconds that `import tridal` adds to `import torch`, as the process that imports both counts them."""
+def import_milliseconds() -> float:
+    """Returns the time of `import tridal` after `import torch`, as the median over new processes."""
     code = "import time, torch; start = time.perf_counter(); import tridal; print(time.perf_counter() - start)"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(9)]
     return statistics.median(float(run.stdout) for run in runs) * 1e3
 
 
-def calling(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> float:
-    """Microseconds of host time for a call."""
+def call_microseconds(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> float:
+    """Returns the host time of a call."""
     best = float("inf")
     for _ in range(300):
         start = time.perf_counter()
@@ -44,19 +44,19 @@ def calling(function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> float:
     return best * 1e6
 
 
-def serving(grad: bool) -> float:
-    """Microseconds of a call that a backend serves on a CPU tensor, as if its launch took no time."""
+def served_call_microseconds(grad: bool) -> float:
+    """Returns the host time of a call that a backend serves, on a CPU tensor and with the kernel launch removed."""
     prepare, x = launch.prepare, torch.randn(SHAPE, requires_grad=grad)
     launch.prepare = lambda *args: prepare(*args)._replace(launch=lambda *_: None)
     try:
         with tridal.use(device="interpreter"):
-            return calling(tridal.softmax, x)
+            return call_microseconds(tridal.softmax, x)
     finally:
         launch.prepare = prepare
 
 
-def interpreting() -> float:
-    """Seconds of an interpreted softmax of the unit test's shape, after the first."""
+def interpreted_seconds() -> float:
+    """Returns the time of a softmax in the interpreter, on the shape of Triton's softmax tutorial, after warm-up."""
     x = torch.randn(UNIT_TEST)
     with tridal.use(device="interpreter"):
         tridal.softmax(x)
@@ -68,8 +68,8 @@ def interpreting() -> float:
     return min(times)
 
 
-def allocating(device: torch.device, shape: tuple[int, ...]) -> float:
-    """Bytes that a call allocates at its peak, over the bytes of its output, without a gradient."""
+def peak_allocation(device: torch.device, shape: tuple[int, ...]) -> float:
+    """Returns the peak bytes that a call without a gradient allocates, divided by the bytes of its output."""
     module = torch.get_device_module(device.type)
     x = torch.randn(shape, device=device)
     tridal.softmax(x)
@@ -81,27 +81,26 @@ def allocating(device: torch.device, shape: tuple[int, ...]) -> float:
 
 
 def main() -> None:
-    """Measures all of it."""
+    """Measures everything and prints a table."""
     torch.set_num_threads(1)
-    rows = [("`import tridal` after `import torch`", f"{importing():.1f} ms")]
+    rows = [("`import tridal` after `import torch`", f"{import_milliseconds():.1f} ms")]
     devices = [torch.device("cpu")]
     if torch.accelerator.is_available():
         devices.append(torch.device(torch.accelerator.current_accelerator() or "cpu"))
     for device in devices:
         for grad in (False, True):
             x = torch.randn(SHAPE, device=device, requires_grad=grad)
-            ours, theirs = calling(tridal.softmax, x), calling(lambda x: torch.softmax(x, -1), x)
+            ours, theirs = call_microseconds(tridal.softmax, x), call_microseconds(lambda x: torch.softmax(x, -1), x)
             what = f"a call on {device.type}, {'with' if grad else 'without'} a gradient"
             rows.append((what, f"{ours:.2f} us, torch.softmax {theirs:.2f} us"))
     for grad in (False, True):
-        what = f"a served call but its launch, {'with' if grad else 'without'} a gradient"
-        rows.append((what, f"{serving(grad):.2f} us"))
+        what = f"a served call without its launch, {'with' if grad else 'without'} a gradient"
+        rows.append((what, f"{served_call_microseconds(grad):.2f} us"))
     for device in devices[1:]:
         for shape in ((4096, 4096), (512, 262_144), (64, 4096, 256)):
-            rows.append(
-                (f"allocated for {'x'.join(map(str, shape))}", f"{allocating(device, shape):.3f} of the output")
-            )
-    rows.append((f"{'x'.join(map(str, UNIT_TEST))} interpreted", f"{interpreting():.2f} s"))
+            what, ratio = f"peak allocation for {'x'.join(map(str, shape))}", peak_allocation(device, shape)
+            rows.append((what, f"{ratio:.3f} of the output"))
+    rows.append((f"{'x'.join(map(str, UNIT_TEST))} in the interpreter", f"{interpreted_seconds():.2f} s"))
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, {devices[-1].type}")
     for what, value in rows:
         print(f"{what:50} {value}")

@@ -1,16 +1,18 @@
-"""`--backend NAME` chooses the backends under test; by default all that are available, taken from the registry."""
+"""Fixtures for all tests, and the option `--backend NAME`, which selects the backends under test."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import tridal
-from tridal.devices import registry, settings
+from tridal.devices import plugins, registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 
@@ -25,30 +27,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def backends(config: pytest.Config) -> list[Backend]:
-    """The backends under test."""
+    """Returns the backends under test: those in `--backend`, or all available ones in the registry."""
     names = config.getoption("--backend")
-    try:
-        if names:
+    if names:
+        try:
             return [registry.available(name) for name in names]
-    except TridalError as error:
-        raise pytest.UsageError(f"--backend: {error}") from error
-    found = [entry.backend for entry in registry.registered() if entry.backend is not None and entry.problem is None]
-    return [backend for backend in found if registry.unavailable(backend) is None]
+        except TridalError as error:
+            raise pytest.UsageError(f"--backend: {error}") from error
+    usable = [entry.backend for entry in registry.registered() if entry.backend is not None]
+    return [backend for backend in usable if registry.unavailable(backend) is None]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return "backends under test: " + (", ".join(backend.name for backend in backends(config)) or "none is available")
+    return "backends under test: " + (", ".join(backend.name for backend in backends(config)) or "none")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
-        chosen = backends(metafunc.config)
-        metafunc.parametrize("backend", chosen, ids=[backend.name for backend in chosen], scope="session")
+        selected = backends(metafunc.config)
+        metafunc.parametrize("backend", selected, ids=[backend.name for backend in selected], scope="session")
 
 
 @pytest.fixture
 def device(backend: Backend) -> Iterator[torch.device]:
-    """A device under test, whose tensors the backend serves for as long as the test runs."""
+    """A device under test. During the test, the backend serves its tensors."""
     torch.manual_seed(0)
     with tridal.use(device=backend.name):
         yield tridal.device()
@@ -56,15 +58,15 @@ def device(backend: Backend) -> Iterator[torch.device]:
 
 @pytest.fixture
 def nothing_prepared() -> Iterator[None]:
-    """No call is known from before the test, and none stays known."""
-    registry._forget()
+    """Clears the caches of prepared calls before and after the test."""
+    registry.invalidate()
     yield
-    registry._forget()
+    registry.invalidate()
 
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty working folder and user folder, and no variable set."""
+    """Removes all TRIDAL_ variables, and makes the working folder and the user's configuration folder empty."""
     for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
@@ -73,3 +75,42 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     yield tmp_path
     monkeypatch.undo()
     settings.reload()
+
+
+@pytest.fixture
+def fresh_registry(no_settings: Path) -> Iterator[None]:
+    """Default settings, and a registry that discovers the plugins again before and after the test."""
+    registry.clear()
+    yield
+    registry.clear()
+
+
+@pytest.fixture
+def no_plugins(fresh_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry without any plugin, bundled ones included."""
+    monkeypatch.setattr(plugins.metadata, "distributions", lambda: iter(()))
+    registry.clear()
+
+
+@pytest.fixture
+def install_plugin(
+    fresh_registry: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[..., None]]:
+    """Installs a plugin: a module with the given source, and a *.dist-info folder with its entry points."""
+    monkeypatch.syspath_prepend(tmp_path)
+    modules: list[str] = []
+
+    def install(distribution: str, entry_points: dict[str, str], source: str = "", version: str = "1.0") -> None:
+        module = distribution.replace("-", "_")
+        info = tmp_path / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        lines = "".join(f"{name} = {target}\n" for name, target in entry_points.items())
+        (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{lines}")
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        modules.append(module)
+        registry.clear()
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)

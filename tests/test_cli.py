@@ -1,4 +1,4 @@
-"""The command as a whole: version, help, errors without tracebacks, exit codes, and a torch that is broken."""
+"""Tests what all commands share: version, help, error messages, exit codes, and a torch that cannot be imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = ["doctor", "plan", "check", "bench", "config"]
 pytestmark = pytest.mark.usefixtures("no_settings")
 
 
-def test_version() -> None:
+def test_version_option_prints_the_version() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.output == f"tridal {tridal.__version__}\n"
@@ -32,17 +32,17 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_json(command: str) -> None:
+def test_every_command_has_a_json_option(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "--json" in result.output
 
 
-def test_no_command_shows_help() -> None:
+def test_without_a_command_prints_the_help() -> None:
     assert "Usage" in CliRunner().invoke(app, []).output
 
 
-def test_an_error_is_one_line_on_stderr() -> None:
+def test_error_is_one_line_on_stderr() -> None:
     result = CliRunner().invoke(app, ["plan", "4", "4", "--arch", "sm_9"])
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -51,12 +51,12 @@ def test_an_error_is_one_line_on_stderr() -> None:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The installed command, in a process of its own."""
+    """Runs the command in a new process."""
     command = [sys.executable, "-c", "from tridal.cli import main; main()", *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
 
 
-def test_a_bad_setting_names_its_source() -> None:
+def test_error_for_a_bad_setting_names_its_source() -> None:
     result = run("check", TRIDAL_FALLBACK="perhaps")
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -65,47 +65,47 @@ def test_a_bad_setting_names_its_source() -> None:
 
 
 def broken_torch(folder: Path) -> str:
-    """A search path on which torch can't be imported."""
+    """Returns a PYTHONPATH with a torch that cannot be imported."""
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("raise OSError('libtorch_cpu.so: cannot open shared object file')\n")
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
 
 
-def test_doctor_survives_a_broken_torch(tmp_path: Path) -> None:
+def test_doctor_json_reports_a_broken_torch(tmp_path: Path) -> None:
     result = run("doctor", "--json", PYTHONPATH=broken_torch(tmp_path))
     assert result.returncode == 1, result.stderr
     report = json.loads(result.stdout)
-    assert report["problems"] == ["torch can't be imported: OSError: libtorch_cpu.so: cannot open shared object file"]
+    assert report["problems"] == ["torch cannot be imported: OSError: libtorch_cpu.so: cannot open shared object file"]
     assert not report["device"]["usable"]
     assert {backend["name"] for backend in report["backends"]} >= {e.name for e in tridal.registry.registered()}
 
 
-def test_a_broken_torch_is_tried_once(tmp_path: Path) -> None:
-    (tmp_path / "counted").write_text("")
+def test_broken_torch_is_imported_only_once(tmp_path: Path) -> None:
+    (tmp_path / "imports").write_text("")
     path = broken_torch(tmp_path)
     script = tmp_path / "torch" / "__init__.py"
-    script.write_text(f"open({str(tmp_path / 'counted')!r}, 'a').write('x')\n" + script.read_text())
+    script.write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('x')\n" + script.read_text())
     assert run("doctor", PYTHONPATH=path).returncode == 1
-    assert (tmp_path / "counted").read_text() == "x"
+    assert (tmp_path / "imports").read_text() == "x"
 
 
 @pytest.mark.parametrize("arguments", [["check"], ["bench"], ["config"], ["plan", "4", "4"]])
-def test_other_commands_say_that_torch_is_broken(tmp_path: Path, arguments: list[str]) -> None:
+def test_other_commands_fail_with_a_message_if_torch_is_broken(tmp_path: Path, arguments: list[str]) -> None:
     result = run(*arguments, PYTHONPATH=broken_torch(tmp_path))
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    assert "tridal: torch can't be imported: OSError: libtorch_cpu.so" in result.stderr
-    assert "`tridal doctor` says more" in result.stderr
+    assert "tridal: torch cannot be imported: OSError: libtorch_cpu.so" in result.stderr
+    assert "run `tridal doctor` for details" in result.stderr
 
 
-def test_doctor_tells_people_of_a_broken_torch(tmp_path: Path) -> None:
+def test_doctor_prints_why_torch_cannot_be_imported(tmp_path: Path) -> None:
     result = run("doctor", PYTHONPATH=broken_torch(tmp_path))
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
-    assert "torch can't be imported: OSError: libtorch_cpu.so" in result.stdout
+    assert "torch cannot be imported: OSError: libtorch_cpu.so" in result.stdout
 
 
-def test_a_broken_torch_is_named_when_something_needs_it(tmp_path: Path) -> None:
+def test_public_function_raises_import_error_if_torch_is_broken(tmp_path: Path) -> None:
     script = "import tridal\ntry: tridal.softmax\nexcept ImportError as error: print(error)"
     environment = {**os.environ, "PYTHONPATH": broken_torch(tmp_path)}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)

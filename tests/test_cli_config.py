@@ -1,4 +1,4 @@
-"""`tridal config`: what it prints, what it says of bad files, and the ready files in configs/."""
+"""Tests `tridal config`: its output, its error messages, and the settings files in configs/."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = ["cuda", "default", "interpreter", "npu"]
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
-    """An empty working folder and user folder, and no variable set."""
+    """Gives the test an empty working folder and user folder, and no TRIDAL_ variables."""
     for name in [name for name in os.environ if name.startswith("TRIDAL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
@@ -44,8 +44,8 @@ def printed(*arguments: str) -> str:
     return result.stdout
 
 
-def refused(kind: type[TridalError], *arguments: str) -> str:
-    """The message of an error that the command raises, for the app to print; the exit code is then not 0."""
+def error_message(kind: type[TridalError], *arguments: str) -> str:
+    """Returns the message of the error that the command raises. `tridal.cli.app` prints it and exits with 1."""
     result = run(*arguments)
     assert result.exit_code == 1
     assert isinstance(result.exception, kind)
@@ -67,7 +67,7 @@ def test_json_has_every_value_with_its_source(home, monkeypatch):
     }
 
 
-def test_json_without_a_file_lists_the_defaults_of_every_backend():
+def test_json_without_a_file_has_the_defaults_of_every_backend():
     report = json.loads(printed("--json"))
     assert report["file"] is None
     assert {row["source"] for row in report["settings"].values()} == {"default"}
@@ -76,7 +76,7 @@ def test_json_without_a_file_lists_the_defaults_of_every_backend():
     assert report["settings"].keys() == set(settings.FIELDS) | options
 
 
-def test_the_table_says_the_same_to_people(home):
+def test_table_has_every_value_with_its_source(home):
     (home / "tridal.yaml").write_text("\nfallback: error\n")
     table = printed()
     (row,) = [line for line in table.splitlines() if "fallback" in line]
@@ -88,22 +88,22 @@ def test_the_table_says_the_same_to_people(home):
     assert "default" in row
 
 
-def test_the_table_says_that_there_is_no_file():
+def test_table_says_that_there_is_no_settings_file():
     assert "no settings file" in printed()
 
 
-def test_bad_settings_are_raised_for_the_app_to_print(home):
+def test_bad_setting_raises_an_error_that_names_its_line(home):
     (home / "tridal.yaml").write_text("backends:\n  interpreter:\n    num_programs: none\n")
-    said = refused(SettingsError)
-    assert said.startswith("tridal.yaml:3: backends.interpreter.num_programs: expected ")
-    assert said.endswith("found 'none'")
+    message = error_message(SettingsError)
+    assert message.startswith("tridal.yaml:3: backends.interpreter.num_programs: expected ")
+    assert message.endswith("found 'none'")
     (home / "tridal.yaml").write_text("device: interpeter\n")
     settings.reload()
-    assert "tridal.yaml:1: device: no device is called 'interpeter'" in refused(UnknownDeviceError, "--json")
+    assert "tridal.yaml:1: device: no device is called 'interpeter'" in error_message(UnknownDeviceError, "--json")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_ready_files_are_sound(name):
+def test_check_accepts_the_files_in_configs(name):
     file = str(CONFIGS / f"{name}.yaml")
     assert printed("--check", file) == f"{file}: ok\n"
     report = json.loads(printed("--check", file, "--json"))
@@ -111,25 +111,25 @@ def test_the_ready_files_are_sound(name):
     assert report["settings"]["device"]["value"] == {"default": "auto"}.get(name, name)
 
 
-def test_there_is_a_ready_file_for_every_bundled_backend_and_no_other():
+def test_configs_has_one_file_for_every_bundled_backend():
     bundled = [entry.name for entry in registry.registered() if entry.origin.startswith("tridal ")]
     assert sorted([*bundled, "default"]) == sorted(file.stem for file in CONFIGS.iterdir()) == NAMES
 
 
-def test_the_default_file_is_the_defaults_in_the_code():
-    written = effective(settings.read_file(CONFIGS / "default.yaml"))
+def test_default_file_has_the_defaults_of_the_code():
+    in_file = effective(settings.read_file(CONFIGS / "default.yaml"))
     bundled = set(settings.FIELDS) | {
         f"backends.{entry.name}.{option}"
         for entry in registry.registered()
         if entry.origin.startswith("tridal ") and entry.backend is not None
         for option in entry.backend.options
     }
-    assert {key for key, row in written.items() if row["source"] != "default"} == bundled
+    assert {key for key, row in in_file.items() if row["source"] != "default"} == bundled
     in_code = effective(settings.current())
-    assert {key: written[key]["value"] for key in bundled} == {key: in_code[key]["value"] for key in bundled}
+    assert {key: in_file[key]["value"] for key in bundled} == {key: in_code[key]["value"] for key in bundled}
 
 
-def test_the_default_file_names_the_variable_of_every_setting():
+def test_default_file_names_the_variable_of_every_setting():
     text = (CONFIGS / "default.yaml").read_text()
     data = yaml.safe_load(text)
     keys = [(key,) for key in data if key != "backends"]
@@ -152,10 +152,10 @@ def test_the_default_file_names_the_variable_of_every_setting():
         ),
     ],
 )
-def test_check_tells_what_is_wrong_with_a_file(home, text, kind, expected):
+def test_check_reports_the_line_of_a_bad_setting(home, text, kind, expected):
     file = home / "bad.yaml"
     file.write_text(text)
-    assert expected in refused(kind, "--check", "bad.yaml")
+    assert expected in error_message(kind, "--check", "bad.yaml")
     result = run("--check", "bad.yaml", "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
@@ -164,22 +164,23 @@ def test_check_tells_what_is_wrong_with_a_file(home, text, kind, expected):
     assert expected in report["error"]
 
 
-def test_check_of_a_file_that_is_not_there():
-    assert refused(SettingsError, "--check", "none.yaml") == "none.yaml: cannot be read: No such file or directory"
+def test_check_reports_a_missing_file():
+    message = error_message(SettingsError, "--check", "none.yaml")
+    assert message == "none.yaml: cannot be read: No such file or directory"
 
 
-def test_check_needs_no_settings_to_be_in_order(home, monkeypatch):
+def test_check_ignores_the_settings_in_force(home, monkeypatch):
     monkeypatch.setenv("TRIDAL_FALLBACK", "nonsense")
     (home / "good.yaml").write_text("device: cpu\n")
     assert printed("--check", "good.yaml") == "good.yaml: ok\n"
 
 
-def test_usage_errors_exit_with_two():
+def test_wrong_usage_exits_with_2():
     assert run("--chek").exit_code == 2
     assert run("--check").exit_code == 2
 
 
-def test_the_documentation_names_every_setting_and_variable():
+def test_documentation_has_every_setting_and_variable():
     text = (CONFIGS.parent / "docs/configuration.md").read_text()
     bundled = [entry for entry in registry.registered() if entry.origin.startswith("tridal ")]
     rows = [(key, settings.variable(key), option) for key, option in settings.FIELDS.items()]

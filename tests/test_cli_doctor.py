@@ -1,4 +1,4 @@
-"""`tridal doctor`: what it reports of versions, backends, devices, settings and fallbacks, and when it fails."""
+"""Tests `tridal doctor`: its report of versions, backends, devices, settings and fallbacks, and its exit code."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ def report(*, code: int = 0) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def test_names_versions() -> None:
+def test_report_has_the_versions() -> None:
     versions = report()["versions"]
     assert versions["torch"] == torch.__version__ or versions["torch"] in torch.__version__
     assert versions["python"].startswith("3.")
     assert versions["tridal"]
 
 
-def test_names_every_backend_with_its_reason_or_none() -> None:
-    found = {backend["name"]: backend for backend in report()["backends"]}
+def test_report_has_every_backend_with_a_reason_if_unavailable() -> None:
+    backends = {backend["name"]: backend for backend in report()["backends"]}
     for entry in registry.registered():
-        told = found[entry.name]
-        assert told["origin"] == entry.origin
-        assert told["available"] == (told["reason"] is None)
-        if not told["available"] and entry.backend is not None:
-            assert told["install"] == entry.backend.install
+        backend = backends[entry.name]
+        assert backend["origin"] == entry.origin
+        assert backend["available"] == (backend["reason"] is None)
+        if not backend["available"] and entry.backend is not None:
+            assert backend["install"] == entry.backend.install
 
 
-def test_describes_the_devices_of_available_backends(backend: Backend) -> None:
-    mine = [device for device in report()["devices"] if device["backend"] == backend.name]
-    assert len(mine) == backend.device_count()
-    assert mine[0]["name"] == backend.properties(0).name
-    assert mine[0]["cores"] >= 1
+def test_report_has_the_devices_of_an_available_backend(backend: Backend) -> None:
+    devices = [device for device in report()["devices"] if device["backend"] == backend.name]
+    assert len(devices) == backend.device_count()
+    assert devices[0]["name"] == backend.properties(0).name
+    assert devices[0]["cores"] >= 1
 
 
-def test_shows_where_settings_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_has_the_source_of_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIDAL_FALLBACK", "error")
     settings.reload()
-    found = report(code=1)  # a CPU without a backend that serves it unasked can't be used then
-    assert found["settings"]["values"]["fallback"] == {"value": "error", "source": "environment TRIDAL_FALLBACK"}
+    result = report(code=1)  # with fallback=error, a device without a backend (here the CPU) cannot be used
+    assert result["settings"]["values"]["fallback"] == {"value": "error", "source": "environment TRIDAL_FALLBACK"}
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="the CPU is not what the settings choose here")
-def test_says_what_falls_back() -> None:
-    found = report()
-    assert found["device"]["device"] == "cpu"
-    assert found["device"]["backend"] is None
-    assert any(line.startswith("torch computes cpu tensors (TRIDAL_DEVICE=") for line in found["fallbacks"])
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")
+def test_fallbacks_name_the_tensors_that_torch_computes() -> None:
+    result = report()
+    assert result["device"]["device"] == "cpu"
+    assert result["device"]["backend"] is None
+    assert any(line.startswith("torch computes cpu tensors; set TRIDAL_DEVICE=") for line in result["fallbacks"])
 
 
-def test_says_which_dtypes_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallbacks_name_the_dtypes_that_a_backend_does_not_support(monkeypatch: pytest.MonkeyPatch) -> None:
     class Narrow:
         name, device_type, dtypes, interpreted = "narrow", "cpu", frozenset({"float32"}), False
 
@@ -73,46 +73,46 @@ def test_says_which_dtypes_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "registered", lambda: (registry.Registered("narrow", "in a test", narrow),))
     monkeypatch.setattr(registry, "serving", lambda kind, chosen: narrow)
     assert doctor._fallbacks() == [
-        "torch computes bfloat16, float16, float64 tensors on cpu: backend 'narrow' does not"
+        "torch computes bfloat16, float16, float64 tensors on cpu: backend 'narrow' does not support them"
     ]
 
 
 @pytest.mark.parametrize(
-    ("device", "words"),
+    ("device", "message"),
     [
         ("interpretr", "did you mean 'interpreter'"),
         ("cpu:x", "environment TRIDAL_DEVICE: device: expected 'auto'"),
     ],
 )
-def test_fails_where_the_device_is_no_device(monkeypatch: pytest.MonkeyPatch, device: str, words: str) -> None:
+def test_exit_code_is_1_for_a_bad_device_name(monkeypatch: pytest.MonkeyPatch, device: str, message: str) -> None:
     monkeypatch.setenv("TRIDAL_DEVICE", device)
     settings._base = None
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert words in "\n".join([*told["problems"], told["device"]["problem"]])
-    assert told["device"]["usable"] is False
+    output = json.loads(result.stdout)
+    assert message in "\n".join([*output["problems"], output["device"]["problem"]])
+    assert output["device"]["usable"] is False
 
 
-def test_fails_where_the_device_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_is_1_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = next((e.backend for e in registry.registered() if e.backend and registry.unavailable(e.backend)), None)
     if absent is None:
         pytest.skip("every backend is available here")
     monkeypatch.setenv("TRIDAL_DEVICE", absent.name)
     settings.reload()
-    told = report(code=1)["device"]
-    assert told["asked"] == absent.name
-    assert absent.install in told["problem"]
+    device = report(code=1)["device"]
+    assert device["asked"] == absent.name
+    assert absent.install in device["problem"]
 
 
-def test_survives_bad_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_settings_are_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIDAL_FALLBAK", "torch")
     settings._base = None
-    told = report(code=1)
-    assert any("TRIDAL_FALLBAK" in problem for problem in told["problems"])
+    problems = report(code=1)["problems"]
+    assert any("TRIDAL_FALLBAK" in problem for problem in problems)
 
 
-def test_survives_a_plugin_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_of_a_plugin_is_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = registry.registered()[0]
 
     class Raising:
@@ -126,18 +126,16 @@ def test_survives_a_plugin_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("the driver went away")
 
     raising: Any = Raising()
-    entries = (*registry.registered(), registry.Registered("raising", "somebody 1.0", raising))
+    entries = (*registry.registered(), registry.Registered("raising", "vendor 1.0", raising))
     monkeypatch.setattr(registry, "registered", lambda: entries)
-    told = report()
-    assert entry.name in {backend["name"] for backend in told["backends"]}
-    assert (
-        "backend 'raising' of somebody 1.0 can't describe its devices: RuntimeError: the driver went away"
-        in (told["problems"])
-    )
+    result = report()
+    assert entry.name in {backend["name"] for backend in result["backends"]}
+    problem = "backend 'raising' of vendor 1.0 cannot describe its devices: RuntimeError: the driver went away"
+    assert problem in result["problems"]
 
 
-def test_shows_a_broken_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = registry.Registered("broken", "somebody 1.0", None, "it could not be loaded: SyntaxError: [oops]")
+def test_text_output_shows_why_a_plugin_could_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = registry.Registered("broken", "vendor 1.0", None, "it could not be loaded: SyntaxError: [oops]")
     entries = (*registry.registered(), broken)
     monkeypatch.setattr(registry, "registered", lambda: entries)
     result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
@@ -145,21 +143,22 @@ def test_shows_a_broken_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "it could not be loaded: SyntaxError: [oops]" in result.output
 
 
-def test_tells_of_two_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_providing", lambda package: {"triton": "3.7.1", "triton-ascend": "3.2.0"})
-    told = report()
-    assert any("triton and triton-ascend are installed together" in problem for problem in told["problems"])
+def test_two_triton_distributions_are_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_distributions", lambda package: {"triton": "3.7.1", "triton-ascend": "3.2.0"})
+    problems = report()["problems"]
+    assert any("triton and triton-ascend are installed together" in problem for problem in problems)
 
 
-def test_tells_of_interpreting_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_interpret_variable_is_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert any("TRITON_INTERPRET=1 is set" in problem for problem in report()["problems"])
 
 
-def test_for_people() -> None:
+def test_text_output_has_every_backend() -> None:
     result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     for entry in registry.registered():
         assert entry.name in result.output
     assert "computes its tensors" in result.output
-    assert "tridal[npu]" in result.output or registry.get("npu").unavailable() is None, "brackets are text, not markup"
+    if registry.get("npu").unavailable() is not None:
+        assert "tridal[npu]" in result.output, "brackets must not be read as markup"

@@ -1,4 +1,4 @@
-"""`tridal plan`: plans for devices that are not here, its JSON, and what it says of wrong questions."""
+"""Tests `tridal plan`: plans for absent devices, its JSON and text output, and its error messages."""
 
 from __future__ import annotations
 
@@ -29,57 +29,57 @@ def plan(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
-def as_data(*arguments: str) -> dict[str, Any]:
+def plan_json(*arguments: str) -> dict[str, Any]:
     return json.loads(plan(*arguments, "--json"))
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_plans_for_what_is_not_here(arch: str) -> None:
-    told = as_data("4096", "12672", "--arch", arch)
+def test_plan_for_an_absent_architecture_equals_tridal_plan(arch: str) -> None:
+    report = plan_json("4096", "12672", "--arch", arch)
     backend, properties = planning.architectures()[arch]
-    assert told["backend"] == backend.name
-    assert told["device"]["name"] == properties.name
-    assert told["plan"] == json.loads(json.dumps(tridal.plan(4096, 12672, arch=arch).as_dict()))
-    assert told["plan"]["programs"] >= 1
-    assert told["plan"]["reason"]
+    assert report["backend"] == backend.name
+    assert report["device"]["name"] == properties.name
+    assert report["plan"] == json.loads(json.dumps(tridal.plan(4096, 12672, arch=arch).as_dict()))
+    assert report["plan"]["programs"] >= 1
+    assert report["plan"]["reason"]
 
 
 @pytest.mark.parametrize("arch", COMPILED)
-def test_compiles_to_plan(arch: str) -> None:
-    resources = as_data("512", "781", "--arch", arch)["plan"]["resources"]
+def test_plan_has_the_resources_of_the_compiled_kernel(arch: str) -> None:
+    resources = plan_json("512", "781", "--arch", arch)["plan"]["resources"]
     assert resources["registers"] > 0
     assert resources["spills"] >= 0
 
 
-def test_json_has_the_question_and_is_stable() -> None:
-    told = as_data("64", "100", "--arch", ARCHITECTURES[0], "--op", "log_softmax_backward", "--dim", "0")
-    assert list(told) == ["rows", "cols", "dtype", "op", "dim", "backend", "device", "plan"]
-    assert [told[key] for key in ("rows", "cols", "dtype", "op", "dim")] == [
+def test_json_has_the_question_and_the_plan() -> None:
+    report = plan_json("64", "100", "--arch", ARCHITECTURES[0], "--op", "log_softmax_backward", "--dim", "0")
+    assert list(report) == ["rows", "cols", "dtype", "op", "dim", "backend", "device", "plan"]
+    assert [report[key] for key in ("rows", "cols", "dtype", "op", "dim")] == [
         64,
         100,
         "float32",
         "log_softmax_backward",
         0,
     ]
-    assert {"algorithm", "tile", "programs", "reason", "occupancy", "resources"} <= told["plan"].keys()
+    assert {"algorithm", "tile", "programs", "reason", "occupancy", "resources"} <= report["plan"].keys()
 
 
-def test_for_people() -> None:
-    text = plan("1823", "781", "--arch", COMPILED[0], "--dtype", "bfloat16")
+def test_text_output_describes_the_plan() -> None:
+    output = plan("1823", "781", "--arch", COMPILED[0], "--dtype", "bfloat16")
     _, properties = planning.architectures()[COMPILED[0]]
     planned = tridal.plan(1823, 781, dtype=torch.bfloat16, arch=COMPILED[0])
-    for words in (properties.name, planned.tile.algorithm, f"{planned.programs:,}", "registers a thread", "why"):
-        assert words in text
+    for text in (properties.name, planned.tile.algorithm, f"{planned.programs:,}", "registers per thread", "reason"):
+        assert text in output
 
 
-def test_describes_every_algorithm() -> None:
+def test_every_algorithm_has_a_description() -> None:
     from typing import get_args
 
     assert set(ALGORITHMS) == set(get_args(Algorithm))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["0", "5", "--arch", "ARCH"], "rows must be a positive integer, got 0"),
         (["5", "0", "--arch", "ARCH"], "cols must be a positive integer, got 0"),
@@ -91,31 +91,31 @@ def test_describes_every_algorithm() -> None:
         (["5", "5", "--device", "interpretr"], "did you mean 'interpreter'"),
     ],
 )
-def test_says_what_is_wrong(arguments: list[str], words: str) -> None:
-    text = plan(*[ARCHITECTURES[0] if word == "ARCH" else word for word in arguments], code=1)
-    assert words in text
-    assert "Traceback" not in text
+def test_bad_question_is_one_error_message(arguments: list[str], message: str) -> None:
+    output = plan(*[ARCHITECTURES[0] if argument == "ARCH" else argument for argument in arguments], code=1)
+    assert message in output
+    assert "Traceback" not in output
 
 
-def test_wrong_usage() -> None:
+def test_rows_that_are_no_integer_are_a_usage_error() -> None:
     assert "valid integer" in plan("many", "5", code=2)
 
 
-def test_unknown_architecture_names_the_nearest() -> None:
-    text = plan("5", "5", "--arch", COMPILED[0][:-1], code=1)
-    assert "did you mean" in text
-    assert COMPILED[0] in text
+def test_unknown_architecture_suggests_a_similar_name() -> None:
+    output = plan("5", "5", "--arch", COMPILED[0][:-1], code=1)
+    assert "did you mean" in output
+    assert COMPILED[0] in output
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")
-def test_a_cpu_has_no_plan_unasked() -> None:
-    text = plan("5", "5", code=1)
-    assert "torch computes without a plan" in text
-    assert "arch=" in text
-    assert as_data("5", "5", "--device", "interpreter")["backend"] == "interpreter"
+def test_cpu_needs_an_arch_or_the_interpreter() -> None:
+    output = plan("5", "5", code=1)
+    assert "torch computes without a plan" in output
+    assert "arch=" in output
+    assert plan_json("5", "5", "--device", "interpreter")["backend"] == "interpreter"
 
 
-def test_a_backend_that_cannot_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_of_a_backend_is_one_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
     arch = COMPILED[0]
     backend, _ = planning.architectures()[arch]
 
@@ -123,11 +123,11 @@ def test_a_backend_that_cannot_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ZeroDivisionError("no cores at all")
 
     monkeypatch.setattr(type(backend), "plan", fail)
-    text = plan("5", "5", "--arch", arch, code=1)
-    assert f"backend '{backend.name}' could not plan for {arch}: ZeroDivisionError: no cores at all" in text
+    output = plan("5", "5", "--arch", arch, code=1)
+    assert f"backend '{backend.name}' could not plan for {arch}: ZeroDivisionError: no cores at all" in output
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: Any) -> Any:
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
@@ -136,6 +136,6 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "triton is not installed: pip install triton" in plan("5", "5", "--arch", COMPILED[0], code=1)
 
 
-def test_architectures_are_those_of_the_registry() -> None:
+def test_architectures_are_those_of_all_registered_backends() -> None:
     named = {name for e in registry.registered() if e.backend is not None for name in e.backend.architectures()}
     assert named == set(ARCHITECTURES)

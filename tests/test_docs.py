@@ -1,4 +1,4 @@
-"""What the pages say is so: their Python runs, commands exist, links lead somewhere, and a session repeats."""
+"""Checks the documentation: Python blocks run, commands and links exist, and the pdb session is reproducible."""
 
 from __future__ import annotations
 
@@ -25,71 +25,73 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)|!\[[^\]]*\]\((?P<ima
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
 
 
-def name(page: Path) -> str:
+def page_name(page: Path) -> str:
+    """The path of a page relative to the repository."""
     return str(page.relative_to(ROOT))
 
 
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    return (found["text"] for found in BLOCK.finditer(page.read_text()) if found["language"] in languages)
+def code_blocks(page: Path, *languages: str) -> Iterator[str]:
+    """The text of the page's code blocks in these languages."""
+    return (match["text"] for match in BLOCK.finditer(page.read_text()) if match["language"] in languages)
 
 
 def prose(page: Path) -> str:
+    """The page without its code blocks."""
     return BLOCK.sub("", page.read_text())
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """The anchors that GitHub generates for the page's headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-with_python = [page for page in PAGES if any(blocks(page, "python"))]
+PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python"))]
 
-
-READERS = """
+READER_DEFINITIONS = """
 import types, torch, tridal
 x = torch.randn(4, 8)
 scores, mask, d = torch.randn(2, 3, 8, 8), torch.ones(8, 8, dtype=torch.bool), 64
 batch = {"input": torch.randn(4, 8, requires_grad=True), "target": torch.arange(4)}
 def model(**batch): return types.SimpleNamespace(loss=torch.nn.functional.cross_entropy(**batch))
 """
-"""What a page may take for granted as the reader's own."""
+"""Names that the pages use without a definition, because they stand for the reader's own code."""
 
 
-@pytest.mark.parametrize("page", with_python, ids=name)
-def test_python_runs(page: Path, tmp_path: Path) -> None:
-    """Every ```python block, one after the other, in a process of its own; errors are told with the page's lines."""
-    text, program = page.read_text(), READERS
-    for found in BLOCK.finditer(text):
-        if found["language"] == "python":
-            block = "\n" * text.count("\n", 0, found.start("text")) + found["text"]
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=page_name)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    """Runs all ```python blocks of a page in order, in a new process. Tracebacks show the line numbers of the page."""
+    text, program = page.read_text(), READER_DEFINITIONS
+    for match in BLOCK.finditer(text):
+        if match["language"] == "python":
+            block = "\n" * text.count("\n", 0, match.start("text")) + match["text"]
             program += f"exec(compile({block!r}, {str(page)!r}, 'exec', dont_inherit=True))\n"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for found in LINK.finditer(prose(page)):
-        target = found["target"] or found["image"]
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_link_targets_exist(page: Path) -> None:
+    for match in LINK.finditer(prose(page)):
+        target = match["target"] or match["image"]
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
-        there = (page.parent / path).resolve() if path else page
-        assert there.is_relative_to(ROOT), f"{target} leads out of the repository"
-        assert there.exists(), f"{target} leads nowhere"
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.is_relative_to(ROOT), f"{target} is outside the repository"
+        assert linked.exists(), f"{target} does not exist"
         if anchor:
-            assert anchor in anchors(there), f"{target}: {name(there)} has no such heading"
+            assert anchor in anchors(linked), f"{target}: {page_name(linked)} has no such heading"
 
 
-def test_every_page_can_be_found_from_the_readme() -> None:
-    linked = {found["target"] for found in LINK.finditer(prose(PAGES[0]))}
-    assert {name(page) for page in PAGES[1:]} <= linked
+def test_the_readme_links_to_every_page() -> None:
+    linked = {match["target"] for match in LINK.finditer(prose(PAGES[0]))}
+    assert {page_name(page) for page in PAGES[1:]} <= linked
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Words of every command that a page gives: lines that begin with $ in blocks, and `tridal ...` in the prose."""
-    for text in blocks(page, "console"):
+    """The words of every command on a page: `$` lines in console blocks, `tridal ...` and `make ...` in prose."""
+    for text in code_blocks(page, "console"):
         for line in text.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
                 yield shlex.split(line[2:], comments=True)
@@ -97,55 +99,55 @@ def commands(page: Path) -> Iterator[list[str]]:
         yield shlex.split(text.partition("#")[0])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_exist(page: Path) -> None:
     targets = set(TARGET.findall("\n".join(file.read_text() for file in [ROOT / "Makefile", *ROOT.glob("*.mk")])))
-    for words in commands(page):
-        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            words = words[1:]
-        if words[:1] == ["make"]:
-            assert {word for word in words[1:] if "=" not in word} <= targets, words
-        if words[:1] == ["tridal"]:
-            check_tridal(words[1:])
+    for command in commands(page):
+        while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+            command = command[1:]
+        if command[:1] == ["make"]:
+            assert {argument for argument in command[1:] if "=" not in argument} <= targets, command
+        if command[:1] == ["tridal"]:
+            check_tridal_command(command[1:])
 
 
-def check_tridal(words: list[str]) -> None:
-    """Has such a command and such options; what stands for something of the reader's (ROWS, ...) is not looked at."""
+def check_tridal_command(arguments: list[str]) -> None:
+    """Asserts that the command and its options exist. Ignores positional arguments, which can be placeholders."""
     group: Any = typer.main.get_command(app)
-    options = [word.partition("=")[0] for word in words if word.startswith("-")]
-    known = [*group.params]
-    if not words[0].startswith("-"):
-        command = group.commands.get(words[0])
-        assert command is not None, f"there is no command tridal {words[0]}"
-        known += command.params
-    names = {option for parameter in known for option in parameter.opts} | {"--help", "-h"}
-    assert set(options) <= names, f"tridal {' '.join(words)}"
+    options = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+    parameters = [*group.params]
+    if not arguments[0].startswith("-"):
+        command = group.commands.get(arguments[0])
+        assert command is not None, f"there is no command tridal {arguments[0]}"
+        parameters += command.params
+    known = {option for parameter in parameters for option in parameter.opts} | {"--help", "-h"}
+    assert set(options) <= known, f"unknown option in: tridal {' '.join(arguments)}"
 
 
-def test_the_plugin_on_the_page_is_the_one_that_is_tested() -> None:
-    shown = list(blocks(ROOT / "docs" / "add-a-backend.md", "python", "toml"))
+def test_add_a_backend_shows_the_tested_plugin() -> None:
+    shown = list(code_blocks(ROOT / "docs" / "add-a-backend.md", "python", "toml"))
     for file in ("tridal_toy.py", "pyproject.toml"):
-        assert (ROOT / "tests" / "plugin" / file).read_text() in shown, f"{file} is not on the page as it is"
+        assert (ROOT / "tests" / "plugin" / file).read_text() in shown, f"the page does not contain {file} verbatim"
 
 
-def test_the_debugging_session_repeats(tmp_path: Path) -> None:
-    """The page's script, its breakpoint() after the line that it names, and its commands give what it shows."""
+def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:
+    """Inserts breakpoint() after the line that the page names, runs the page's script, and types its pdb commands."""
     page = ROOT / "docs" / "debugging.md"
-    script = next(blocks(page, "python"))
-    session = next(text for text in blocks(page, "console") if "(Pdb)" in text).partition("\n")[2]
+    script = next(code_blocks(page, "python"))
+    session = next(text for text in code_blocks(page, "console") if "(Pdb)" in text).partition("\n")[2]
     line = re.search(r"after the line\s`([^`]+)`", prose(page))
     assert line is not None
     shutil.copytree(Path(tridal.__file__).parent, tmp_path / "tridal")
     kernels = tmp_path / "tridal" / "kernels" / "softmax.py"
-    before, found, after = kernels.read_text().partition(f"            {line[1]}\n")
-    assert found, f"the kernels have no line {line[1]}"
-    kernels.write_text(f"{before}{found}            breakpoint()\n{after}")
-    behind = before.count("\n") + 3  # from one on, where Python stops before 3.13: behind breakpoint()
-    assert f"softmax.py({behind})forward()\n-> {after.partition(chr(10))[0].strip()}\n" in session
-    assert f"softmax.py:{behind - 1}, " in page.read_text(), "the same line, where no breakpoint() is"
+    before, named_line, after = kernels.read_text().partition(f"            {line[1]}\n")
+    assert named_line, f"the kernels have no line {line[1]}"
+    kernels.write_text(f"{before}{named_line}            breakpoint()\n{after}")
+    stop = before.count("\n") + 3  # 1-based. Before 3.13, Python stops at the line after breakpoint().
+    assert f"softmax.py({stop})forward()\n-> {after.partition(chr(10))[0].strip()}\n" in session
+    assert f"softmax.py:{stop - 1}, " in page.read_text(), "the pdb command names another line of the unchanged source"
 
     typed = re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE)
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script],
         input="\n".join(typed) + "\n",
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
@@ -153,13 +155,13 @@ def test_the_debugging_session_repeats(tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    assert told.returncode == 0, told.stderr
-    shown = re.sub(r"^\(Pdb\) .*\n", "(Pdb) ", session, flags=re.MULTILINE)  # input is not echoed
-    assert essence(told.stdout) == essence(shown)
+    assert result.returncode == 0, result.stderr
+    shown = re.sub(r"^\(Pdb\) .*\n", "(Pdb) ", session, flags=re.MULTILINE)  # pdb does not echo its input
+    assert normalize(result.stdout) == normalize(shown)
 
 
-def essence(session: str) -> str:
-    """Without the line that pdb stands at, which depends on Python's release, and last digits, which do on the CPU."""
+def normalize(session: str) -> str:
+    """Removes the current line of pdb, which depends on the Python release, and rounds numbers, which vary by CPU."""
     session = re.sub(r"^> .*\n-> .*\n", "", session, flags=re.MULTILINE)
     session = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.5f}", session)
     return re.sub(r"\s+", " ", session)

@@ -1,4 +1,4 @@
-"""What a person can get wrong, one small class each. Every error is also the builtin that people would catch."""
+"""Error classes, one for each kind of mistake. Each is also a subclass of the builtin error that fits it."""
 
 from __future__ import annotations
 
@@ -7,51 +7,60 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """ "; did you mean 'cuda'?" when a known word is near, else "" - to be appended to a message. Case is ignored."""
+    """Returns a suggestion to append to an error message, as in "; did you mean 'cuda'?".
+
+    Args:
+        word: the unknown word.
+        known: the valid words. The comparison ignores case.
+        cutoff: the minimum similarity of a suggestion, from 0 to 1.
+
+    Returns:
+        The suggestion with up to three words, or "" if no known word is similar.
+    """
     spelling = {name.lower(): name for name in sorted(known)}
     near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(repr(spelling[name]) for name in near)}?" if near else ""
 
 
 class TridalError(Exception):
-    """Base of all errors that tridal raises on purpose."""
+    """Base class of all errors that tridal defines."""
 
 
 class DTypeError(TridalError, NotImplementedError, TypeError):
-    """A dtype that softmax has no meaning for, or that a backend cannot compute."""
+    """An op does not support the dtype, or a backend cannot compute it."""
 
 
 class DimensionError(TridalError, IndexError):
-    """A `dim` outside the tensor's dimensions."""
+    """`dim` is out of range for the tensor."""
 
 
 class LayoutError(TridalError, NotImplementedError):
-    """A tensor that is not an ordinary strided one, for example a sparse one."""
+    """The tensor's layout is not supported: it is not strided (for example, a sparse tensor)."""
 
 
 class StreamError(TridalError, RuntimeError, ValueError):
-    """A stream that does not belong to the tensor's device."""
+    """The stream does not belong to the tensor's device."""
 
 
 class UnknownDeviceError(TridalError, ValueError):
-    """A device name that no backend has."""
+    """The device name is unknown: it is neither a backend's name nor a device type."""
 
 
 class DeviceUnavailableError(TridalError, RuntimeError):
-    """A device that was asked for by name and is not there."""
+    """The device was requested by name, but it is not available on this machine."""
 
 
 class NoBackendError(TridalError, RuntimeError):
-    """No backend serves a tensor and the settings forbid falling back to torch."""
+    """No backend serves the tensor, and the setting `fallback` is "error"."""
 
 
 class PlanError(TridalError, ValueError):
-    """A launch plan was asked for that cannot be made."""
+    """The requested launch plan cannot be made, or a backend made an invalid one."""
 
 
 class SettingsError(TridalError, ValueError):
-    """A setting, from wherever it came, that cannot be used."""
+    """A setting is unknown or has a wrong value, or the settings file is not valid."""
 
 
 class PluginError(TridalError, RuntimeError):
-    """A backend plugin that cannot be used."""
+    """A backend or its plugin is broken, or its name is already in use."""

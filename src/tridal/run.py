@@ -1,6 +1,7 @@
-"""`python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`: runs a program that doesn't know tridal with it.
+"""Runs an unmodified program with tridal's softmax: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
 
-As `python SCRIPT` or `python -m MODULE`, but torch's own softmax is a tridal one: see `tridal.override_torch`.
+This works like `python SCRIPT` or `python -m MODULE`, after a call of `tridal.override_torch`: torch's own softmax
+functions then run tridal's kernels.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Runs the program that the command line names."""
+    """Runs the script or module that the command line names. Without one, prints the usage and exits with 2."""
     import tridal
 
     arguments = sys.argv[1:]
-    module = arguments[:1] == ["-m"]
-    program = arguments[int(module) :]
-    if not program or (program[0].startswith("-") and not module):
+    is_module = arguments[:1] == ["-m"]
+    program = arguments[int(is_module) :]
+    if not program or (program[0].startswith("-") and not is_module):
         print("usage: python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]", file=sys.stderr)
         raise SystemExit(2)
     sys.argv = program
     tridal.override_torch()
-    if module:
+    if is_module:
         sys.path[0] = str(Path.cwd())
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:

@@ -1,4 +1,4 @@
-"""A toy backend: CPU tensors in Triton's interpreter, a thousand rows at a time."""
+"""A toy backend: runs CPU tensors in Triton's interpreter, at most 1024 rows per tile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from tridal.types import DeviceProperties, LaunchPlan, Option, Resources, Tile
 
-WIDEST = 1 << 20  # elements of a tile: the most that Triton allows
+WIDEST = 1 << 20  # the most elements that Triton allows in a tile
 
 
 class Toy:
@@ -21,7 +21,7 @@ class Toy:
             default=1024,
             expected="a power of two",
             accepts=lambda value: type(value) is int and value > 0 and value & (value - 1) == 0,
-            help="rows of a tile, at most",
+            help="maximum number of rows in a tile",
         )
     }
     install = "pip install tridal-toy triton numpy"

@@ -1,5 +1,5 @@
-"""Benchmarks against other softmaxes: what is measured, by whom, how, and how it is written down.
+"""Benchmarks behind `tridal bench`: workloads, providers, timing, result files, tables and pictures.
 
-`tridal bench` is the way in. This package knows no device by name: what a rate means is told by `copy_` on the same
-shape, measured in the same run.
+This package contains no device names. Every rate is compared with the rate of `copy_`, measured on the same shape in
+the same run.
 """

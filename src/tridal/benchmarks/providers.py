@@ -1,7 +1,8 @@
-"""Who is measured: ways to compute a softmax with torch's meaning. Each is imported only when it is asked for.
+"""The providers that `tridal bench` compares: implementations of torch's softmax, each imported only when used.
 
-A provider is a context manager that yields a function of one tensor, for an op and a dim; whatever it raises is the
-reason why it is left out. Interfaces as of Liger-Kernel 0.8, FlagGems 5 and quack 0.6.
+A provider's function takes an op and a dim. It returns a context manager that yields a function of one tensor. If the
+provider raises, it is skipped and the exception is the reason. The interfaces are those of Liger-Kernel 0.8,
+FlagGems 5 and quack 0.6.
 """
 
 from __future__ import annotations
@@ -24,32 +25,37 @@ Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A way to compute a softmax."""
+    """An implementation of softmax."""
 
     name: str
     function: Callable[[str, int], AbstractContextManager[Function]]
-    """function(op, dim): a context in which the function can be called."""
+    """Called as function(op, dim). Returns a context manager; the function that it yields is valid inside it."""
     package: str | None = None
-    """The package it comes in; None if it is always here."""
+    """Import name of the package that it needs; None if it needs none beyond tridal's own dependencies."""
     distribution: str | None = None
+    """Name of the distribution that has the version to report; None for torch's version."""
     on_cpu: bool = True
-    """Whether it is measured on a CPU without being asked for."""
+    """Whether a run on a CPU includes it by default."""
 
     @property
     def missing(self) -> str | None:
-        """Why it can't be measured here, if its package is not installed."""
+        """Why the provider can't be measured; None if its package is installed."""
         absent = self.package is not None and importlib.util.find_spec(self.package) is None
         return f"{self.package} is not installed" if absent else None
 
     def using(self, op: str, dim: int) -> AbstractContextManager[Function]:
-        """`function`, where the package is installed."""
+        """Returns a context manager that yields the function for an op and a dim.
+
+        Raises:
+            ModuleNotFoundError: The package is not installed.
+        """
         if self.missing:
             raise ModuleNotFoundError(self.missing)
         return self.function(op, dim)
 
     @property
     def version(self) -> str | None:
-        """Version of the package, or of torch."""
+        """Version of the package, or of torch; None if the package is not installed."""
         if self.missing:
             return None
         return metadata.version(self.distribution) if self.distribution else str(torch.__version__)
@@ -87,7 +93,7 @@ def _naive(op: str, dim: int) -> Iterator[Function]:
 @contextmanager
 def _script(op: str, dim: int) -> Iterator[Function]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated, and says so
+        warnings.simplefilter("ignore")  # torch.jit.script warns that it is deprecated
         scripted = torch.jit.script(_NAIVE[op])
     yield lambda x: scripted(x, dim)
 
@@ -96,9 +102,9 @@ def _script(op: str, dim: int) -> Iterator[Function]:
 def _compile(op: str, dim: int) -> Iterator[Function]:
     import torch._functorch.config
 
-    torch._dynamo.reset()  # each shape gets a kernel of its own, and none falls back for the number of them
+    torch._dynamo.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
     function = getattr(torch, op)
-    with torch._functorch.config.patch(donated_buffer=False):  # a gradient is measured many times over one graph
+    with torch._functorch.config.patch(donated_buffer=False):  # the benchmark runs backward repeatedly on one graph
         yield torch.compile(lambda x: function(x, dim), dynamic=False)
 
 
@@ -106,7 +112,7 @@ def _compile(op: str, dim: int) -> Iterator[Function]:
 def _liger(op: str, dim: int) -> Iterator[Function]:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
-    _only("softmax", op, dim)
+    _check_supported("softmax", op, dim)
     yield LigerSoftmaxFunction.apply
 
 
@@ -115,9 +121,8 @@ def _flag_gems(op: str, dim: int) -> Iterator[Function]:
     import flag_gems
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="only_enable failed")  # and torch's own kernels would be measured
-        enabled = flag_gems.use_gems(include=[op, f"{op}_backward"])  # replaces torch's kernels meanwhile
-        with enabled:
+        warnings.filterwarnings("error", message="only_enable failed")  # otherwise torch's kernels run instead
+        with flag_gems.use_gems(include=[op, f"{op}_backward"]):  # replaces torch's kernels inside this context
             yield functools.partial(getattr(torch, op), dim=dim)
 
 
@@ -125,15 +130,15 @@ def _flag_gems(op: str, dim: int) -> Iterator[Function]:
 def _quack(op: str, dim: int) -> Iterator[Function]:
     from quack.softmax import softmax
 
-    _only("softmax", op, dim)
+    _check_supported("softmax", op, dim)
     yield softmax
 
 
-def _only(known: str, op: str, dim: int) -> None:
-    if op != known:
-        raise NotImplementedError(f"has {known} alone")
+def _check_supported(supported_op: str, op: str, dim: int) -> None:
+    if op != supported_op:
+        raise NotImplementedError(f"supports only {supported_op}")
     if dim != -1:
-        raise NotImplementedError("reduces the last dimension alone")
+        raise NotImplementedError("supports only the last dimension")
 
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -150,10 +155,10 @@ PROVIDERS: Mapping[str, Provider] = {
     )
 }
 COPY = "copy"
-"""What `y.copy_(x)` is called among the results: the floor of any of them."""
+"""Name of `y.copy_(x)` in the results. Its time is the floor for every provider."""
 
 
 def reference(op: str, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """What every provider has to come near to, in float32 or better."""
+    """Returns torch's result in at least float32, to which every provider's result is compared."""
     result: torch.Tensor = getattr(torch, op)(x.to(torch.promote_types(x.dtype, torch.float32)), dim)
     return result

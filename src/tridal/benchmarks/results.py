@@ -1,4 +1,4 @@
-"""Results as flat rows, and the files that hold them: JSON with all about the run, CSV with the measurements."""
+"""Result rows and files: JSON with everything about a run, CSV with the measurements."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tridal.devices.types import Backend
 from tridal.errors import TridalError
 
 Row: TypeAlias = dict[str, Any]
-"""A measurement as plain data: what `row` makes."""
+"""A measurement as plain data; see `row`."""
 
 _FORMAT = "tridal benchmark 1"
 _PARTIAL = "results.partial.json"
 
 
 class ResultsError(TridalError, ValueError):
-    """A file that should hold results, and doesn't."""
+    """A file that was expected to contain results does not."""
 
 
 def row(measurement: Measurement) -> Row:
-    """A measurement as plain data. Times are in milliseconds, rates in GB/s of useful traffic."""
-    point, timing = measurement.point, measurement.timing
+    """Converts a measurement to plain data. Times are in milliseconds, rates in GB/s of useful traffic."""
+    workload, timing = measurement.workload, measurement.timing
     return {
-        "group": point.group,
-        "op": point.op,
-        "direction": point.direction,
-        "dtype": point.dtype,
-        "shape": point.label,
-        "rows": point.rows,
-        "cols": point.cols,
+        "group": workload.group,
+        "op": workload.op,
+        "direction": workload.direction,
+        "dtype": workload.dtype,
+        "shape": workload.label,
+        "rows": workload.rows,
+        "cols": workload.cols,
         "provider": measurement.provider,
         "ms": timing.median if timing else None,
         "ms_20": timing.low if timing else None,
@@ -52,7 +52,7 @@ def row(measurement: Measurement) -> Row:
 
 
 def host_row(provider: str, grad: bool, timing: Timing | None, skipped: str | None = None) -> Row:
-    """A host time as plain data, in microseconds a call."""
+    """Converts a host time to plain data, in microseconds per call."""
     return {
         "provider": provider,
         "grad": grad,
@@ -70,7 +70,7 @@ def document(
     rows: Sequence[Row],
     host: Sequence[Row],
 ) -> dict[str, Any]:
-    """All about a run."""
+    """Returns everything about a run as plain data: the content of results.json."""
     return {
         "format": _FORMAT,
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -83,7 +83,7 @@ def document(
 
 
 def machine(device: torch.device, backend: Backend | None) -> dict[str, Any]:
-    """On what it ran."""
+    """Describes the device, the backend and the versions of a run."""
     from importlib import metadata
 
     try:
@@ -101,21 +101,21 @@ def machine(device: torch.device, backend: Backend | None) -> dict[str, Any]:
     }
 
 
-def keep(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes what a run has so far to results.partial.json, wholly or not at all; `save` takes that away."""
+def save_partial(document: Mapping[str, Any], folder: Path) -> None:
+    """Atomically writes the results so far to results.partial.json, which `save` deletes."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{_PARTIAL}.new"
-    new.write_text(json.dumps(found) + "\n")
+    new.write_text(json.dumps(document) + "\n")
     new.replace(folder / _PARTIAL)
 
 
-def save(found: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes results.json, and results.csv and host.csv for what there is."""
+def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Writes results.json, and results.csv and host.csv if they have rows. Returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "results.json"]
-    written[0].write_text(json.dumps(found, indent=1) + "\n")
+    written[0].write_text(json.dumps(document, indent=1) + "\n")
     (folder / _PARTIAL).unlink(missing_ok=True)
-    for name, rows in (("results.csv", found["measurements"]), ("host.csv", found["host"])):
+    for name, rows in (("results.csv", document["measurements"]), ("host.csv", document["host"])):
         if rows:
             written.append(folder / name)
             with written[-1].open("w", newline="") as file:
@@ -126,29 +126,29 @@ def save(found: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """The document in a results.json.
+    """Reads a results.json.
 
     Raises:
-        ResultsError: it cannot be read, or is something else.
+        ResultsError: The file cannot be read, is not JSON, or has another format.
     """
     try:
-        found = json.loads(file.read_text())
+        document = json.loads(file.read_text())
     except OSError as error:
         raise ResultsError(f"{file}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ResultsError(
             f"{file}: not JSON: {error}; expected the results.json of a run of `tridal bench`"
         ) from error
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ResultsError(f"{file}: expected the results.json of a run of `tridal bench` ({_FORMAT!r})")
-    return found
+    return document
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """The rows that have these values."""
-    return [found for found in rows if all(found[key] == value for key, value in wanted.items())]
+    """Returns the rows that have all of the given values."""
+    return [entry for entry in rows if all(entry[key] == value for key, value in wanted.items())]
 
 
 def distinct(rows: Iterable[Row], key: str) -> list[Any]:
-    """The values of a column, each once, in the order in which they come."""
-    return list(dict.fromkeys(found[key] for found in rows))
+    """Returns the distinct values of a column in order of first occurrence."""
+    return list(dict.fromkeys(entry[key] for entry in rows))

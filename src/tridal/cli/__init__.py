@@ -1,7 +1,7 @@
 """The command line: `tridal doctor`, `plan`, `check`, `bench` and `config`.
 
-Modules of this package import torch inside functions only: `tridal doctor` runs, and explains, where torch is broken.
-Exit codes: 0 all is well, 1 it is not (a message on stderr says why and what to do), 2 wrong usage.
+The modules of this package import torch inside functions only, so that `tridal doctor` can run and report when torch
+cannot be imported. Exit codes: 0 for success; 1 for a failure, which a message explains; 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tridal.errors import TridalError
 
 
 class _Group(TyperGroup):
-    """Says what a person got wrong as one line, without a traceback."""
+    """Prints a user's error as one line on stderr, without a traceback, and exits with 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -27,9 +27,9 @@ class _Group(TyperGroup):
             print(f"tridal: {error}", file=sys.stderr)
             raise typer.Exit(1) from error
         except ImportError as error:
-            if broken.reason() is None:
+            if broken.torch_problem() is None:
                 raise
-            print(f"tridal: {error}; `tridal doctor` says more", file=sys.stderr)
+            print(f"tridal: {error}; run `tridal doctor` for details", file=sys.stderr)
             raise typer.Exit(1) from error
 
 
@@ -44,8 +44,8 @@ for _command in (doctor.doctor, plan.plan, check.check, bench.bench, config.conf
     app.command()(_command)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"tridal {__version__}")
         raise typer.Exit
 
@@ -53,12 +53,15 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """One fused Triton softmax for every device: `tridal doctor` says what is here, `tridal check` that it works."""
+    """A device abstraction layer for Triton kernels.
+
+    Start with `tridal doctor`, which shows the available devices, and `tridal check`, which tests the kernels on one.
+    """
 
 
 def main() -> None:
-    """The command `tridal`."""
+    """Runs the command `tridal`."""
     app()

@@ -1,4 +1,8 @@
-"""A torch that can't be imported is tried once: a second try half-loads it, and may tell something else or crash."""
+"""Handling of a torch that cannot be imported. `tridal doctor` still runs, and prints the original error.
+
+The import is tried only once: a second try starts from a partly loaded torch, so it can raise a misleading error or
+crash. Every later import raises an ImportError with the message of the first one.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,22 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import tridal
-from tridal.devices.plugins import words
+from tridal.devices.plugins import describe_error
 
 
-def reason() -> str | None:
-    """Why torch can't be imported, in words; None if it is there."""
+def torch_problem() -> str | None:
+    """Returns why torch cannot be imported, on one line; None if `import tridal` could import it."""
     error = vars(tridal).get("_broken")
-    return None if error is None else words(error)
+    return None if error is None else describe_error(error)
 
 
-class _Refusal(MetaPathFinder):
-    """Answers every further import of torch with what the first one raised."""
+class _TorchBlocker(MetaPathFinder):
+    """Raises ImportError for every later import of torch."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "torch":
-            raise ImportError(f"torch can't be imported: {reason()}", name=name)
+            raise ImportError(f"torch cannot be imported: {torch_problem()}", name=name)
 
 
-if reason() is not None:
-    sys.meta_path.insert(0, _Refusal())
+if torch_problem() is not None:
+    sys.meta_path.insert(0, _TorchBlocker())

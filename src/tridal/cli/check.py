@@ -1,4 +1,4 @@
-"""`tridal check`: proves here that the kernels compute what they should, and shows how they would run elsewhere."""
+"""`tridal check`: compares the kernels with float64 on one device, and shows the plans for other architectures."""
 
 from __future__ import annotations
 
@@ -7,114 +7,127 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tridal.cli.output import FAIL, PASS, console, escape, print_json, table
-from tridal.cli.plan import as_data, described, make
+from tridal.cli.output import FAIL, PASS, console, escape, print_json, progress_bar, table
+from tridal.cli.plan import make_plan, plan_as_dict, plan_table
 from tridal.devices import registry, settings
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
     from tridal.devices.types import Backend
-    from tridal.testing import Result, Worked
+    from tridal.testing import Result, Subject, Worked
 
-_SHOWN = 20  # failures that are shown in full
+_MAX_SHOWN = 20  # failures of the conformance suite that are printed in full
 
 
 def check(
     device: Annotated[
-        str | None, typer.Option(help="The device to check; default: the one that the settings choose.")
+        str | None, typer.Option(help="The device to check. Default: the device chosen by the settings.")
     ] = None,
-    whole_suite: Annotated[bool, typer.Option("--all", help="Run the whole conformance suite.")] = False,
+    whole_suite: Annotated[bool, typer.Option("--all", help="Run the whole conformance suite too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the kernels on a device; without an accelerator, in Triton's interpreter. Exit code 1 if anything fails."""
+    """Check the kernels on a device, or in Triton's interpreter if there is no accelerator.
+
+    The exit code is 1 if a check fails.
+    """
     from tridal import testing
 
     backend, index, why = choose(device)
     with testing.subject(backend, index=index) as subject:
-        unit = _unit_test(subject)
+        unit_test = _run_unit_test(subject)
         worked = testing.worked_example(subject)
     report: dict[str, Any] = {
         "backend": backend.name,
         "device": str(subject.device),
         "name": backend.properties(index or 0).name,
         "why": why,
-        "unit_test": unit,
+        "unit_test": unit_test,
         "worked_example": {"y": worked.y, "dx": worked.dx, **asdict(worked.result)},
     }
     if not as_json:
         _show_device(report)
-        _show_unit_test(unit)
+        _show_unit_test(unit_test)
         _show_example(worked)
-    report["plans"] = _plans(show=not as_json)
-    results = [*unit["results"], asdict(worked.result)]
+    report["plans"] = _make_plans(show=not as_json)
+    results = [*unit_test["results"], asdict(worked.result)]
     if whole_suite:
         suite = _run_suite(backend)
         report["suite"] = [asdict(result) for result in suite]
         results += report["suite"]
         if not as_json:
             _show_suite(suite)
-    report["passed"] = all(result["passed"] for result in results)
+    failed = sum(not result["passed"] for result in results)
+    report["passed"] = failed == 0
     if as_json:
         print_json(report)
     else:
-        _show_verdict(report["passed"], len(results), whole_suite)
-    if not report["passed"]:
+        _show_verdict(failed, len(results), whole_suite)
+    if failed:
         raise typer.Exit(1)
 
 
 def choose(name: str | None) -> tuple[Backend, int | None, str]:
-    """The backend and the device index to check, and why it is that one.
+    """Chooses what to check.
 
-    Raises DeviceUnavailableError where there is neither an accelerator nor an interpreter, and what `registry` raises
-    for a name that is none.
+    Args:
+        name: a device name; None takes the device of the settings.
+
+    Returns:
+        The backend, the device index or None, and the reason for this choice.
+
+    Raises:
+        DeviceUnavailableError: there is neither an accelerator nor an interpreter.
+        TridalError: as `registry.resolve`, for a name that it does not accept.
     """
     from tridal.pytorch.devices import TORCH_TYPES
 
-    asked = (
-        f"--device {name}"
-        if name
-        else f"device: {settings.current().device}, by {settings.current().sources['device']}"
-    )
-    backend, place = registry.resolve(name or settings.current().device, TORCH_TYPES)
+    requested = name or settings.current().device
+    why = f"--device {name}" if name else f"device {requested!r} (from {settings.current().sources['device']})"
+    backend, device = registry.resolve(requested, TORCH_TYPES)
+    device_type, _, index = device.partition(":")
     if backend is not None:
-        _, _, index = place.partition(":")
-        return backend, int(index) if index else None, asked
+        return backend, int(index) if index else None, why
+    why += f": by default, no backend computes {device} tensors"
     interpreter = next(
         (e.backend for e in registry.registered() if e.backend is not None and e.backend.interpreted), None
     )
-    why = f"{asked}; no backend serves {place} tensors unasked"
-    if interpreter is None or interpreter.device_type != place.partition(":")[0]:
+    if interpreter is None or interpreter.device_type != device_type:
         raise DeviceUnavailableError(
-            f"nothing to check: {why}, so torch computes them; `tridal doctor` says what is missing"
+            f"nothing to check with {why}, so torch computes them; run `tridal doctor` to see what is missing"
         )
     if (reason := registry.unavailable(interpreter)) is not None:
         raise DeviceUnavailableError(
-            f"nothing to check: {why}, and the {interpreter.name} is not available: {reason}. "
+            f"nothing to check with {why}, and backend {interpreter.name!r} is not available: {reason}. "
             f"To get it: {interpreter.install}"
         )
-    return interpreter, None, f"{why}, so the kernels run in Triton's {interpreter.name}"
+    return interpreter, None, f"{why}, so backend {interpreter.name!r} runs the kernels in Triton's interpreter"
 
 
-def _unit_test(subject: Any) -> dict[str, Any]:
-    """The unit test of Triton's tutorials: 1823 x 781, against torch on the same device and against float64."""
+def _run_unit_test(subject: Subject) -> dict[str, Any]:
+    """Runs the 1823 x 781 test of Triton's softmax tutorial, against float64 and against torch on the same device."""
     import torch
 
     from tridal import testing
-    from tridal.testing.cases import DIRECTIONS, UNIT_TEST
+    from tridal.testing.cases import DIRECTIONS
+    from tridal.testing.cases import UNIT_TEST as TUTORIAL_SHAPE
 
-    results = [testing.check(testing.Case("softmax", direction, UNIT_TEST), subject) for direction in DIRECTIONS]
+    results = [testing.check(testing.Case("softmax", way, TUTORIAL_SHAPE), subject) for way in DIRECTIONS]
     difference = None
     if all(result.passed for result in results):
-        x = torch.randn(UNIT_TEST, generator=torch.Generator().manual_seed(0)).to(subject.device)
+        x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(subject.device)
         difference = (subject.softmax(x, -1) - torch.softmax(x, -1)).abs().max().item()
-    return {"shape": UNIT_TEST, "difference_to_torch": difference, "results": [asdict(result) for result in results]}
+    return {
+        "shape": TUTORIAL_SHAPE,
+        "difference_to_torch": difference,
+        "results": [asdict(result) for result in results],
+    }
 
 
-def _plans(show: bool) -> list[dict[str, Any]]:
-    """The unit test's plan on one architecture of every backend that compiles."""
-    from tridal.testing.cases import UNIT_TEST
+def _make_plans(show: bool) -> list[dict[str, Any]]:
+    """Plans the unit test on the first architecture of every backend, without those that interpret."""
+    from tridal.testing.cases import UNIT_TEST as TUTORIAL_SHAPE
 
-    found = []
+    out, plans = console(), []
     for entry in registry.registered():
         if entry.backend is None or entry.problem or entry.backend.interpreted:
             continue
@@ -122,34 +135,25 @@ def _plans(show: bool) -> list[dict[str, Any]]:
         if arch is None:
             continue
         try:
-            made = make(*UNIT_TEST, arch=arch)
+            planned = make_plan(*TUTORIAL_SHAPE, arch=arch)
         except TridalError as error:
-            found.append({"backend": entry.name, "arch": arch, "plan": None, "problem": str(error)})
+            plans.append({"backend": entry.name, "arch": arch, "plan": None, "problem": str(error)})
             if show:
-                console().print(f"\n[bold]Launch plan for {arch}[/]: {escape(str(error))}", soft_wrap=True)
+                out.print(f"\n[bold]No launch plan for {arch}[/]: {escape(str(error))}", soft_wrap=True)
             continue
-        found.append({"arch": arch, **as_data(*made), "problem": None})
+        plans.append({"arch": arch, **plan_as_dict(*planned), "problem": None})
         if show:
-            console().print(f"\n[bold]Launch plan on {made[1].name}[/] (which needn't be here)")
-            console().print(described(*made))
-    return found
+            out.print(f"\n[bold]Launch plan of the unit test on {planned[1].name}[/] (no such device is needed here)")
+            out.print(plan_table(*planned))
+    return plans
 
 
 def _run_suite(backend: Backend) -> list[Result]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from tridal import testing
 
     cases = testing.cases(backend)
-    columns = (
-        TextColumn("conformance"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
     results = []
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with progress_bar("conformance") as progress:
         task = progress.add_task("", total=len(cases))
         for case in cases:
             progress.update(task, description=case.name)
@@ -159,34 +163,37 @@ def _run_suite(backend: Backend) -> list[Result]:
 
 
 def _show_device(report: dict[str, Any]) -> None:
-    console().print(f"[bold]{report['name']}[/], backend {report['backend']}")
-    console().print(f"[dim]{escape(report['why'])}[/]", soft_wrap=True)
-
-
-def _show_unit_test(unit: dict[str, Any]) -> None:
     out = console()
-    rows, cols = unit["shape"]
-    out.print(f"\n[bold]Unit test[/] softmax of {rows} x {cols}")
-    if unit["difference_to_torch"] is not None:
-        out.print(f"largest difference to torch.softmax: {unit['difference_to_torch']:.3g}")
-    for result in unit["results"]:
-        verdict, message = PASS if result["passed"] else FAIL, escape(result["message"] or "")
-        out.print(f"{verdict} {result['name']}, against float64 in {result['seconds']:.2f} s {message}")
+    out.print(f"[bold]{report['name']}[/], backend {report['backend']}")
+    out.print(f"[dim]{escape(report['why'])}[/]", soft_wrap=True)
+
+
+def _show_unit_test(unit_test: dict[str, Any]) -> None:
+    out = console()
+    rows, cols = unit_test["shape"]
+    out.print(f"\n[bold]Unit test[/]: softmax of {rows} x {cols}")
+    if unit_test["difference_to_torch"] is not None:
+        out.print(f"largest difference from torch.softmax: {unit_test['difference_to_torch']:.3g}")
+    for result in unit_test["results"]:
+        verdict = PASS if result["passed"] else FAIL
+        message = f": {escape(result['message'])}" if result["message"] else ""
+        out.print(f"{verdict} {result['name']}, compared with float64 in {result['seconds']:.2f} s{message}")
 
 
 def _show_example(worked: Worked) -> None:
     from tridal.testing import example
 
     out = console()
-    out.print("\n[bold]Worked example[/] softmax and its gradient, by hand")
-    rows = table("", *[f"column {i}" for i in range(len(example.X[0]))])
+    out.print("\n[bold]Worked example[/]: softmax Y of X, and the gradient dX for dY")
+    values = table("", *[f"column {i}" for i in range(len(example.X[0]))])
     for name, numbers in (("X", example.X), ("dY", example.DY), ("Y", worked.y), ("dX", worked.dx)):
         for i, row in enumerate(numbers):
-            rows.add_row(name if i == 0 else "", *[f"{number:8.4f}" for number in row])
-    out.print(rows)
-    out.print(
-        f"{PASS} as worked out by hand" if worked.result.passed else f"{FAIL} {escape(worked.result.message or '')}"
-    )
+            values.add_row(name if i == 0 else "", *[f"{number:8.4f}" for number in row])
+    out.print(values)
+    if worked.result.passed:
+        out.print(f"{PASS} equal to the values calculated by hand, to four decimals")
+    else:
+        out.print(f"{FAIL} {escape(worked.result.message or '')}")
 
 
 def _show_suite(results: list[Result]) -> None:
@@ -195,26 +202,33 @@ def _show_suite(results: list[Result]) -> None:
         op, direction, _ = result.name.split(" ", 2)
         groups.setdefault((op, direction), []).append(result)
     summary = table(
-        "op", "direction", "passed", "failed", "nearest to its bound", "seconds", right=("passed", "failed", "seconds")
-    )
+        "op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds",
+        right=("passed", "failed", "seconds"),
+    )  # fmt: skip
     for (op, direction), group in sorted(groups.items()):
-        failed = [result for result in group if not result.passed]
-        share, name = max((r.error / r.tolerance, r.name) for r in group if r.tolerance) if not failed else (1, "")
+        failed = sum(not result.passed for result in group)
+        largest = "see below"
+        if not failed:
+            share, name = max((r.error / r.tolerance, r.name) for r in group if r.tolerance)
+            largest = f"{share:.0%} [dim]{name.removeprefix(f'{op} {direction} ')}[/]"
         summary.add_row(
-            op, direction, str(len(group) - len(failed)), f"[red]{len(failed)}[/]" if failed else "0",
-            f"{share:.0%} [dim]{name.removeprefix(f'{op} {direction} ')}[/]" if not failed else "exceeded",
+            op, direction, str(len(group) - failed), f"[red]{failed}[/]" if failed else "0", largest,
             f"{sum(result.seconds for result in group):.1f}",
         )  # fmt: skip
     out = console()
-    out.print("\n[bold]Conformance suite[/] against float64")
+    out.print("\n[bold]Conformance suite[/], compared with float64")
     out.print(summary)
     failures = [result for result in results if not result.passed]
-    for result in failures[:_SHOWN]:
+    for result in failures[:_MAX_SHOWN]:
         out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
-    if len(failures) > _SHOWN:
-        out.print(f"and {len(failures) - _SHOWN} more: --json has all")
+    if len(failures) > _MAX_SHOWN:
+        out.print(f"and {len(failures) - _MAX_SHOWN} more; `tridal check --all --json` lists them all")
 
 
-def _show_verdict(passed: bool, checks: int, whole_suite: bool) -> None:
-    more = "" if whole_suite else "; `tridal check --all` runs the whole conformance suite"
-    console().print(f"\n{PASS} all {checks} checks passed{more}" if passed else f"\n{FAIL} see above", soft_wrap=True)
+def _show_verdict(failed: int, checks: int, whole_suite: bool) -> None:
+    if failed:
+        verdict = f"{FAIL} {failed} of {checks} checks, see the messages above"
+    else:
+        verdict = f"{PASS} all {checks} checks passed"
+        verdict += "" if whole_suite else "; `tridal check --all` runs the whole conformance suite"
+    console().print(f"\n{verdict}", soft_wrap=True)

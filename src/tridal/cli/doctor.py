@@ -1,4 +1,4 @@
-"""`tridal doctor`: what is installed, what each backend can do, and what runs where. It survives a broken torch."""
+"""`tridal doctor`: reports versions, backends, devices, settings and fallbacks. It also runs when torch is broken."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from tridal.cli import broken
 from tridal.cli.config import effective
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, settings
-from tridal.devices.plugins import words
+from tridal.devices.plugins import describe_error
 from tridal.devices.types import ITEMSIZE, Backend
 from tridal.errors import SettingsError
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what is installed and what each device can do; exit code 1 if the device that is chosen can't be used."""
+    """Show versions, backends, devices and settings.
+
+    The exit code is 1 if the device chosen by the settings cannot be used.
+    """
     report = examine()
     if as_json:
         print_json(report)
@@ -32,20 +35,21 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def examine() -> dict[str, Any]:
-    """Everything that the command prints, as data. Never raises."""
-    torch_problem = broken.reason()
-    tritons = _providing("triton")
-    problems = [] if torch_problem is None else [f"torch can't be imported: {torch_problem}"]
+    """Returns everything that the command prints, as data. Never raises: an error is an entry of "problems"."""
+    torch_problem = broken.torch_problem()
+    tritons = _distributions("triton")
+    problems = [] if torch_problem is None else [f"torch cannot be imported: {torch_problem}"]
     if len(tritons) > 1:
         problems.append(
-            f"{' and '.join(tritons)} are installed together and overwrite each other's package 'triton': "
-            "uninstall all of them, then install the one for your device"
+            f"{' and '.join(tritons)} are installed together and overwrite each other's package 'triton'. "
+            "Uninstall all of them, then install the one for your device"
         )
     if os.environ.get("TRITON_INTERPRET") == "1":
         problems.append(
-            "TRITON_INTERPRET=1 is set: Triton can't compile; tridal's interpreter doesn't need it, unset it"
+            "TRITON_INTERPRET=1 is set, so Triton cannot compile kernels. "
+            "Unset it: tridal's interpreter backend does not need it"
         )
-    chosen = _settings(problems)
+    effective_settings = _settings(problems)
     backends = [_backend(entry) for entry in registry.registered()]
     return {
         "versions": {
@@ -60,14 +64,14 @@ def examine() -> dict[str, Any]:
         "problems": problems,
         "backends": backends,
         "devices": [device for entry in registry.registered() for device in _devices(entry, problems)],
-        "settings": chosen,
+        "settings": effective_settings,
         "device": _chosen_device(),
         "fallbacks": _fallbacks(),
     }
 
 
-def _providing(package: str) -> dict[str, str]:
-    """The distributions that bring a package, and their versions. One overwrites another."""
+def _distributions(package: str) -> dict[str, str]:
+    """Returns the installed distributions that contain a package, with their versions."""
     names = metadata.packages_distributions().get(package, [])
     return {name: metadata.version(name) for name in sorted(set(names))}
 
@@ -84,7 +88,7 @@ def _settings(problems: list[str]) -> dict[str, Any]:
         file = settings.config_file()
         return {"file": None if file is None else str(file), "values": effective(settings.current())}
     except Exception as error:
-        problems.append(f"the settings can't be used: {error}")
+        problems.append(f"the settings cannot be used: {error}")
         return {"file": None, "values": {}}
 
 
@@ -112,64 +116,65 @@ def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, 
             {"backend": backend.name, "index": index, **asdict(backend.properties(index))}
             for index in range(backend.device_count())
         ]
-    except Exception as error:  # somebody else's code
-        problems.append(f"backend {entry.name!r} of {entry.origin} can't describe its devices: {words(error)}")
+    except Exception as error:  # a third party's backend can raise anything
+        problems.append(
+            f"backend {entry.name!r} of {entry.origin} cannot describe its devices: {describe_error(error)}"
+        )
         return []
 
 
 def _chosen_device() -> dict[str, Any]:
-    """What the settings choose, and whether a softmax comes out of it."""
-    found: dict[str, Any] = {"asked": None, "source": None, "device": None, "backend": None, "usable": False}
+    """Returns the device chosen by the settings, and whether a softmax on it has the right result."""
+    report: dict[str, Any] = {"asked": None, "source": None, "device": None, "backend": None, "usable": False}
     try:
-        asked = settings.current()
+        current = settings.current()
     except SettingsError:
-        return {**found, "problem": "the settings can't be used"}
-    found |= {"asked": asked.device, "source": asked.sources["device"]}
+        return {**report, "problem": "the settings cannot be used"}
+    report |= {"asked": current.device, "source": current.sources["device"]}
     try:
         import torch
 
         import tridal
         from tridal.pytorch.devices import TORCH_TYPES
 
-        registry.check(asked, TORCH_TYPES)
-        backend, place = registry.resolve(asked.device, TORCH_TYPES)
-        found |= {"device": place, "backend": None if backend is None else backend.name}
-        result = tridal.softmax(torch.zeros(2, 3, device=place)).sum().item()
-        if place != "meta" and abs(result - 2) > 1e-6:
-            raise RuntimeError(f"two rows of a softmax summed to {result}")
+        registry.check(current, TORCH_TYPES)
+        backend, device = registry.resolve(current.device, TORCH_TYPES)
+        report |= {"device": device, "backend": None if backend is None else backend.name}
+        result = tridal.softmax(torch.zeros(2, 3, device=device)).sum().item()
+        if device != "meta" and abs(result - 2) > 1e-6:
+            raise RuntimeError(f"softmax is wrong: two rows of its result have the sum {result} instead of 2")
     except Exception as error:
-        return {**found, "problem": words(error)}
-    return {**found, "usable": True, "problem": None}
+        return {**report, "problem": describe_error(error)}
+    return {**report, "usable": True, "problem": None}
 
 
 def _fallbacks() -> list[str]:
-    """Where torch computes, or an error is raised, instead of a kernel of tridal's."""
+    """Returns one line for each kind of tensors that tridal's kernels do not compute."""
     try:
         from tridal.pytorch.devices import TORCH_TYPES
 
-        chosen = settings.current()
-        act = "torch computes" if chosen.fallback == "torch" else "an error is raised for (fallback: error)"
-        known = [entry.backend for entry in registry.registered() if entry.backend is not None]
-        kinds = sorted(kind for kind in {backend.device_type for backend in known} if kind in TORCH_TYPES)
-        serving = {kind: registry.serving(kind, chosen) for kind in kinds}
-    except Exception:  # said elsewhere in the report
+        current = settings.current()
+        template = "torch computes {}" if current.fallback == "torch" else "{} raise an error (fallback: error)"
+        backends = [entry.backend for entry in registry.registered() if entry.backend is not None]
+        device_types = sorted(kind for kind in {backend.device_type for backend in backends} if kind in TORCH_TYPES)
+        serving = {device_type: registry.serving(device_type, current) for device_type in device_types}
+    except Exception:  # other parts of the report show this error
         return []
-    said = []
-    for kind, backend in serving.items():
+    lines = []
+    for device_type, backend in serving.items():
         if backend is None:
-            said.append(f"{act} {kind} tensors{_interpreter_hint(kind, known)}")
+            lines.append(f"{template.format(f'{device_type} tensors')}{_interpreter_hint(device_type, backends)}")
         elif missing := sorted(set(ITEMSIZE) - backend.dtypes):
-            said.append(f"{act} {', '.join(missing)} tensors on {kind}: backend {backend.name!r} does not")
-    return said
+            tensors = template.format(f"{', '.join(missing)} tensors on {device_type}")
+            lines.append(f"{tensors}: backend {backend.name!r} does not support them")
+    return lines
 
 
-def _interpreter_hint(kind: str, known: list[Backend]) -> str:
-    names = [backend.name for backend in known if backend.interpreted and backend.device_type == kind]
-    return (
-        f" (TRIDAL_DEVICE={names[0]} interprets the kernels there)"
-        if names
-        else ": no backend that serves them is available"
-    )
+def _interpreter_hint(device_type: str, backends: list[Backend]) -> str:
+    names = [backend.name for backend in backends if backend.interpreted and backend.device_type == device_type]
+    if not names:
+        return ": no available backend supports them"
+    return f"; set TRIDAL_DEVICE={names[0]} to run the kernels in Triton's interpreter"
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -183,16 +188,16 @@ def _show(report: dict[str, Any]) -> None:
     facts.add_row("platform", versions["platform"])
     out.print(facts)
 
-    backends = table("backend", "here", "from", "devices, or the reason why not")
+    backends = table("backend", "available", "provided by", "devices, or why it is not available")
     for backend in report["backends"]:
-        told = "\n".join(_device_line(d) for d in report["devices"] if d["backend"] == backend["name"])
-        told = escape(told if backend["available"] else backend["reason"])
+        devices = "\n".join(_device_line(d) for d in report["devices"] if d["backend"] == backend["name"])
+        details = escape(devices if backend["available"] else backend["reason"])
         if backend["install"]:
-            told += f"\n[dim]to get it: {escape(backend['install'])}[/]"
-        backends.add_row(backend["name"], "[green]yes[/]" if backend["available"] else "no", backend["origin"], told)
+            details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
+        backends.add_row(backend["name"], "[green]yes[/]" if backend["available"] else "no", backend["origin"], details)
     out.print(backends)
 
-    values = table("setting", "value", "from")
+    values = table("setting", "value", "source")
     for key, row in report["settings"]["values"].items():
         values.add_row(key, escape(str(row["value"])), escape(row["source"]))
     out.print(values)
@@ -202,18 +207,19 @@ def _show(report: dict[str, Any]) -> None:
     for problem in report["problems"]:
         out.print(f"{FAIL} {escape(problem)}", soft_wrap=True)
     device = report["device"]
-    asked = f"device {device['asked']!r} (from {device['source']})" if device["asked"] else "the device"
+    requested = f"device {device['asked']!r} (from {device['source']})" if device["asked"] else "the device"
     if device["usable"]:
-        who = f"backend {device['backend']!r}" if device["backend"] else "torch"
-        out.print(f"{PASS} {asked} is {device['device']}: {who} computes its tensors", soft_wrap=True)
+        computes = f"backend {device['backend']!r}" if device["backend"] else "torch"
+        out.print(f"{PASS} {requested} is {device['device']}: {computes} computes its tensors", soft_wrap=True)
     else:
-        out.print(f"{FAIL} {asked} can't be used: {escape(device['problem'])}", soft_wrap=True)
+        out.print(f"{FAIL} {requested} cannot be used: {escape(device['problem'])}", soft_wrap=True)
 
 
 def _device_line(device: dict[str, Any]) -> str:
     parts = [f"{device['index']}: {device['name']} ({device['arch']}), {count(device['cores'], device['core_name'])}"]
-    parts += [f"{device['registers']:,} registers"] if device["registers"] else []
-    parts += [f"{size(device['shared_memory'])} fast memory"] if device["shared_memory"] else []
+    per_core = f"per {device['core_name']}"
+    parts += [f"{device['registers']:,} registers {per_core}"] if device["registers"] else []
+    parts += [f"{size(device['shared_memory'])} on-chip memory {per_core}"] if device["shared_memory"] else []
     parts += [f"{size(device['l2_cache'])} L2"] if device["l2_cache"] else []
-    parts += [size(device["memory"])] if device["memory"] else []
+    parts += [f"{size(device['memory'])} memory"] if device["memory"] else []
     return ", ".join(parts)

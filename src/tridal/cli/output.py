@@ -1,63 +1,75 @@
-"""What the commands print with: JSON for scripts, tables for people."""
+"""Output helpers of the commands: JSON for scripts, tables and progress bars for users."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "size", "table"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-_LOG_WIDTH = 140  # columns where nobody's terminal sets a width
+__all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "progress_bar", "size", "table"]
+
+_LOG_WIDTH = 140  # columns, when the output goes to a file or a pipe
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout. What JSON has no number for (NaN, infinity) is null."""
-    print(json.dumps(_finite(data), indent=2, default=str))
+    """Prints one JSON document to stdout. JSON has no NaN and no infinity: they become null."""
+    print(json.dumps(_replace_non_finite(data), indent=2, default=str))
 
 
-def _finite(data: Any) -> Any:
+def _replace_non_finite(data: Any) -> Any:
     if isinstance(data, float):
         return data if abs(data) < float("inf") else None
     if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
+        return {key: _replace_non_finite(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
+        return [_replace_non_finite(value) for value in data]
     return data
 
 
 def console(stderr: bool = False) -> Console:
-    """Where people read. Numbers and names are not coloured by guesswork, and logs are wide."""
-    found = Console(stderr=stderr, highlight=False)
-    if not found.is_terminal and "COLUMNS" not in os.environ:
-        found.width = _LOG_WIDTH
-    return found
+    """Returns a console for stdout, or for stderr. It does not colour numbers and names by itself."""
+    result = Console(stderr=stderr, highlight=False)
+    if not result.is_terminal and "COLUMNS" not in os.environ:
+        result.width = _LOG_WIDTH
+    return result
+
+
+def progress_bar(title: str = "") -> Progress:
+    """Returns a progress bar for stderr. It shows the description of its task, and disappears at the end."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    heading = [TextColumn(title)] if title else []
+    return Progress(*heading, *columns, console=console(stderr=True), transient=True)
 
 
 def grid(*styles: str) -> Table:
-    """Columns without lines, for a few facts; `styles` of the columns."""
-    table = Table.grid(padding=(0, 2))
+    """Returns a table without lines and headings. It has one column for each style."""
+    result = Table.grid(padding=(0, 2))
     for style in styles:
-        table.add_column(style=style, overflow="fold")
-    return table
+        result.add_column(style=style, overflow="fold")
+    return result
 
 
 def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    """A table with headings; numbers in the columns named in `right`."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    """Returns a table with these headings. The columns in `right` are aligned to the right, for numbers."""
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    return made
+        result.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return result
 
 
 def size(number: int | None) -> str:
-    """Bytes as people read them."""
+    """Formats a number of bytes: "192 KiB". None, for an unknown number, becomes "?"."""
     if number is None:
         return "?"
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -66,6 +78,6 @@ def size(number: int | None) -> str:
     return f"{number} bytes"
 
 
-def count(number: int, thing: str) -> str:
-    """ "1 row", "2 rows"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """Formats a number with its noun: "1 row", "2 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`tridal plan`: how a matrix would be computed on a device, here or not, and why."""
+"""`tridal plan`: prints the launch plan of a matrix for a present device or for any known architecture."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.errors import PlanError, TridalError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 
 ALGORITHMS = {
-    "tile": "whole rows in a tile: one read, one write",
-    "split": "several programs share a row and exchange maximum and sum: one read, one write",
-    "looped": "column tiles: one pass for maximum and sum, one to normalise",
+    "tile": "each program holds whole rows, and reads and writes each element once",
+    "split": "several programs share a row, exchange its statistics, and read and write each element once",
+    "looped": "each program loops over the columns twice, for the row's statistics and for the result",
 }
+"""What each schedule does, in the words of the output."""
 
 
 def plan(
@@ -27,30 +30,38 @@ def plan(
     op: Annotated[
         str, typer.Option(help="softmax, log_softmax, softmax_backward or log_softmax_backward.")
     ] = "softmax",
-    dim: Annotated[int, typer.Option(help="-1 to reduce each row, 0 to reduce each column.")] = -1,
+    dim: Annotated[int, typer.Option(help="-1 reduces each row, 0 reduces each column.")] = -1,
     device: Annotated[
-        str | None, typer.Option(help="A device that is here; default: the one that the settings choose.")
+        str | None, typer.Option(help="Plan for this present device. Default: the device chosen by the settings.")
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(help="An architecture that needn't be here: its kernels are compiled to plan for it.")
+        str | None, typer.Option(help="Plan for this architecture. Its device need not be present.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the launch plan of a contiguous ROWS x COLS matrix: algorithm, tile, programs, and why."""
-    backend, properties, planned = make(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
+    """Show the launch plan of a contiguous ROWS x COLS matrix.
+
+    The plan has the schedule, the kernel configuration, the number of programs, and the reason for them.
+    """
+    backend, properties, launch_plan = make_plan(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
         question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim}
-        print_json({**question, **as_data(backend, properties, planned)})
+        print_json({**question, **plan_as_dict(backend, properties, launch_plan)})
         return
     out = console()
     out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{properties.name}[/]")
-    out.print(described(backend, properties, planned))
+    out.print(plan_table(backend, properties, launch_plan))
 
 
-def make(
+def make_plan(
     rows: int, cols: int, *, device: str | None = None, arch: str | None = None, **question: Any
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
-    """`tridal.plan`, with the backend and the device that it is for; whatever goes wrong is a PlanError or kin."""
+    """Calls `tridal.plan`. Returns the backend and the device properties together with the plan.
+
+    Raises:
+        TridalError: as `tridal.plan`.
+        PlanError: also for any other exception of the backend or of Triton's compiler.
+    """
     from tridal.ops import planning
 
     backend, properties = planning.target(device, arch)
@@ -60,41 +71,40 @@ def make(
         raise
     except ImportError as error:
         raise PlanError(
-            f"a plan for {properties.arch} is compiled, and {error.name} is not installed: pip install {error.name}"
+            f"planning for {properties.arch} compiles kernels, but {error.name} is not installed: "
+            f"pip install {error.name}"
         ) from error
-    except Exception as error:  # a backend's arithmetic, or Triton's compiler
-        words = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {words[-1] if words else 'no message'}"
+    except Exception as error:  # from the backend's own code, or from Triton's compiler
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
         raise PlanError(f"backend {backend.name!r} could not plan for {properties.arch}: {reason}") from error
 
 
-def as_data(backend: Backend, properties: DeviceProperties, planned: LaunchPlan) -> dict[str, Any]:
-    """The answer for a script."""
-    return {"backend": backend.name, "device": asdict(properties), "plan": planned.as_dict()}
+def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> dict[str, Any]:
+    """Returns the plan with its backend and device, as data for JSON."""
+    return {"backend": backend.name, "device": asdict(properties), "plan": launch_plan.as_dict()}
 
 
-def described(backend: Backend, properties: DeviceProperties, planned: LaunchPlan) -> Any:
-    """The answer for people."""
-    tile, resources = planned.tile, planned.resources
+def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> Table:
+    """Returns the plan with its backend and device, as a table for the terminal."""
+    tile, resources = launch_plan.tile, launch_plan.resources
     table = grid("cyan", "")
     table.add_row(
         "device", f"{properties.arch}, {count(properties.cores, properties.core_name)}, backend {backend.name}"
     )
-    table.add_row("algorithm", f"{tile.algorithm}: {ALGORITHMS[tile.algorithm]}")
-    shape = f"{count(tile.rows, 'row')} x {count(tile.cols, 'column')}"
-    parts = [f"{tile.split} to a row"] * (tile.split > 1) + ["ends of rows apart"] * tile.edges
-    parts += ["read again for each pass"] * tile.rereads
-    parts += ["made up for what exp2 loses"] * bool(tile.exp2_bias)
-    table.add_row("tile", ", ".join([shape, count(tile.num_warps, "warp"), count(tile.num_stages, "stage"), *parts]))
+    table.add_row("schedule", f"{tile.algorithm}: {ALGORITHMS[tile.algorithm]}")
+    shape = f"{count(tile.rows, 'row')} x {count(tile.cols, 'column')} per tile"
+    parts = [f"{tile.split} programs per row"] * (tile.split > 1) + ["peels unaligned heads and tails"] * tile.edges
+    parts += ["reloads the row in each pass"] * tile.rereads
+    parts += ["corrects the mean error of exp2"] * bool(tile.exp2_bias)
+    table.add_row("config", ", ".join([shape, count(tile.num_warps, "warp"), count(tile.num_stages, "stage"), *parts]))
     if resources is not None:
-        spills = f"{resources.spills} bytes spilled" if resources.spills else "nothing spilled"
-        shared = size(resources.shared_memory)
-        most = f" of {tile.max_registers} allowed" if tile.max_registers else ""
-        table.add_row(
-            "compiled", f"{resources.registers} registers a thread{most}, {spills}, {shared} of shared memory"
-        )
-    if planned.occupancy is not None:
-        table.add_row("occupancy", f"{count(planned.occupancy, 'program')} on each {properties.core_name}")
-    table.add_row("programs", f"{planned.programs:,}")
-    table.add_row("why", escape(planned.reason))
+        limit = f" (limit {tile.max_registers})" if tile.max_registers else ""
+        spills = f"{resources.spills} bytes spilled" if resources.spills else "no spills"
+        shared = f"{size(resources.shared_memory)} of shared memory"
+        table.add_row("compiled", f"{resources.registers} registers per thread{limit}, {spills}, {shared}")
+    if launch_plan.occupancy is not None:
+        table.add_row("occupancy", f"{count(launch_plan.occupancy, 'program')} per {properties.core_name}")
+    table.add_row("programs", f"{launch_plan.programs:,}")
+    table.add_row("reason", escape(launch_plan.reason))
     return table

@@ -1,7 +1,7 @@
-"""Plugins: entry points of the group `tridal.backends` become backends, or a problem in words. None harms another.
+"""Plugin loading: finds the entry points of the group `tridal.backends`, loads the backends and checks them.
 
-A plugin is loaded in isolation: whatever it raises, lacks or wrongly claims is recorded with it and logged once. What
-one answers later, and the options that it is given, are guarded here as well.
+A broken plugin does not affect other plugins: its error is recorded in its entry and logged once. This module also
+calls the plugins' functions that may fail later (`unavailable`, `Option.accepts`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from tridal.devices.settings import Settings, found
+from tridal.devices.settings import Settings, describe_value
 from tridal.devices.types import Backend, Option
 from tridal.errors import SettingsError, nearest
 
 GROUP = "tridal.backends"
 BUNDLED = "tridal"
-"""The distribution whose backends come first."""
+"""The distribution whose backends take precedence."""
 AUTO = "auto"
-"""What settings call the best device present, and no backend can be called."""
+"""The device name for "the best available device". A backend cannot have this name."""
 
-# Names become parts of the variables TRIDAL_<BACKEND>_<OPTION>: a backend's ends at the first underscore.
+# Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. A backend's name has no underscore, so that the
+# first underscore separates the two.
 _NAME = re.compile(r"[a-z][a-z0-9]*")
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_DATA: Mapping[str, type] = {
+_ATTRIBUTES: Mapping[str, type] = {
     "name": str,
     "device_type": str,
     "dtypes": AbstractSet,
@@ -44,29 +45,35 @@ _log = logging.getLogger("tridal")
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A name that was claimed, by whom, and the backend; or the problem with it, in words for people."""
+    """An entry of the registry: a name, and either a usable backend or a description of the problem."""
 
     name: str
     origin: str
-    """Distribution and version, say "tridal 0.1.0"."""
+    """Distribution and version, for example "tridal 0.1.0"."""
     backend: Backend | None
+    """None if the plugin is broken or shadowed."""
     problem: str | None = None
+    """Why the plugin cannot be used; None if it can."""
 
     @property
-    def order(self) -> tuple[bool, str]:
-        """Sorts the bundled backends first, then by name."""
+    def sort_key(self) -> tuple[bool, str]:
+        """Sorts bundled backends first, then by name."""
         return self.origin.partition(" ")[0] != BUNDLED, self.name
 
 
 def discover() -> list[Registered]:
-    """Loads all entry points. Of two with one name, the bundled distribution's holds, else the first distribution's."""
-    holders: dict[str, str] = {}
+    """Loads all entry points and logs a warning for each one that cannot be used.
+
+    If several distributions use one name, the bundled distribution keeps it. If none of them is bundled, the
+    distribution that sorts first keeps it.
+    """
+    owners: dict[str, str] = {}
     entries = []
     for origin, point in sorted(_entry_points(), key=lambda item: (item[0].partition(" ")[0] != BUNDLED, item[0])):
-        if point.name in holders:
-            entry = Registered(point.name, origin, None, f"shadowed: {holders[point.name]} has a backend of that name")
+        if point.name in owners:
+            entry = Registered(point.name, origin, None, f"shadowed: {owners[point.name]} already uses this name")
         else:
-            holders[point.name] = origin
+            owners[point.name] = origin
             entry = _load(point, origin)
         if entry.problem:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.problem)
@@ -75,8 +82,9 @@ def discover() -> list[Registered]:
 
 
 def _entry_points() -> Iterator[tuple[str, metadata.EntryPoint]]:
+    """Yields (origin, entry point) for every installed distribution."""
     seen: set[str] = set()
-    for distribution in metadata.distributions():  # metadata.entry_points() would end at the first unreadable file
+    for distribution in metadata.distributions():  # metadata.entry_points() raises at the first unreadable file
         try:
             points = distribution.entry_points.select(group=GROUP)
             if not points:
@@ -84,9 +92,9 @@ def _entry_points() -> Iterator[tuple[str, metadata.EntryPoint]]:
             name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
             origin = f"{name} {distribution.version}"
         except Exception as error:
-            _log.debug("the entry points of a distribution cannot be read: %s", words(error))
+            _log.debug("the entry points of a distribution cannot be read: %s", describe_error(error))
             continue
-        if name not in seen:  # one that is on the path twice is imported from the first place
+        if name not in seen:  # Python imports a distribution from the first path entry that has it
             seen.add(name)
             yield from ((origin, point) for point in points)
 
@@ -94,83 +102,92 @@ def _entry_points() -> Iterator[tuple[str, metadata.EntryPoint]]:
 def _load(point: metadata.EntryPoint, origin: str) -> Registered:
     try:
         backend = point.load()
-        problem = problem_with(backend, point.name)
+        problem = find_problem(backend, point.name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too
+    except BaseException as error:  # includes SystemExit
         _log.debug("loading backend %r of %s", point.name, origin, exc_info=True)
-        problem = f"it could not be loaded: {words(error)}"
+        problem = f"it could not be loaded: {describe_error(error)}"
     return Registered(point.name, origin, None if problem else backend, problem)
 
 
-def problem_with(backend: Any, name: str) -> str | None:
-    """What a would-be backend lacks or has wrong, or None. `name` is what its entry point is called."""
+def find_problem(backend: Any, name: str) -> str | None:
+    """Checks that an object follows the protocol `Backend`.
+
+    Args:
+        backend: the object that an entry point loaded, or that a user registers.
+        name: the name of the entry point, which must be the backend's name.
+
+    Returns:
+        A description of the first problem, or None if there is none.
+    """
     if inspect.isclass(backend):
         return f"expected an instance or a module, found the class {backend.__name__!r}"
     if backend.__hash__ is None:
-        return "it cannot be a cache's key: expected it to be hashable, as a dataclass with eq=False is"
-    missing = [member for member in (*_DATA, *_METHODS) if not hasattr(backend, member)]
+        return "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
+    missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(backend, member)]
     if missing:
         return f"it lacks {', '.join(missing)}"
-    for member, kind in _DATA.items():
+    for member, kind in _ATTRIBUTES.items():
         if not isinstance(getattr(backend, member), kind):
-            return f"{member}: expected a {kind.__name__}, found {found(getattr(backend, member))}"
+            return f"{member}: expected a {kind.__name__}, found {describe_value(getattr(backend, member))}"
     for member in _METHODS:
         if not callable(getattr(backend, member)):
-            return f"{member}: expected a method, found {found(getattr(backend, member))}"
+            return f"{member}: expected a method, found {describe_value(getattr(backend, member))}"
     if backend.name != name:
         return f"its entry point is called {name!r}, but its name is {backend.name!r}"
     if name == AUTO or not _NAME.fullmatch(name):
         return f"name: expected lower-case letters and digits, and not {AUTO!r}, found {name!r}"
-    return next(filter(None, (_problem_with_option(key, option) for key, option in backend.options.items())), None)
+    return next(filter(None, (_find_option_problem(key, option) for key, option in backend.options.items())), None)
 
 
-def _problem_with_option(key: object, option: object) -> str | None:
+def _find_option_problem(key: object, option: object) -> str | None:
     if not isinstance(key, str) or not _OPTION_NAME.fullmatch(key):
         return f"options: expected a name of lower-case letters, digits and underscores, found {key!r}"
     if not isinstance(option, Option):
-        return f"options: {key}: expected an Option, found {found(option)}"
+        return f"options: {key}: expected an Option, found {describe_value(option)}"
     if not accepts(option, option.default):
-        return f"options: {key}: expected {option.expected}, found its default {found(option.default)}"
+        return f"options: {key}: expected {option.expected}, found its default {describe_value(option.default)}"
     return None
 
 
 def unavailable(backend: Backend) -> str | None:
-    """Why a backend can't run here, or None. That its plugin fails at telling so is a reason, too."""
+    """Returns why a backend cannot run on this machine, or None if it can. An error in the plugin is also a reason."""
     try:
         reason = backend.unavailable()
     except Exception as error:
-        return f"its plugin failed to tell: {words(error)}"
+        return f"its plugin failed in unavailable(): {describe_error(error)}"
     return None if reason is None else str(reason)
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:
-    """A value for each of the backend's options: what the settings have, else its default.
+    """Returns a value for each option of a backend: the value in the settings, or the option's default.
 
     Raises:
-        SettingsError: naming source, key, what was expected and what was found.
+        SettingsError: the settings have an unknown option or a wrong value. The message gives the source, the key, the
+            expected and the found value.
     """
     given = settings.backends.get(backend.name, {})
     for key, value in given.items():
-        dotted = f"backends.{backend.name}.{key}"
-        where = f"{settings.sources[dotted]}: {dotted}"
+        dotted_key = f"backends.{backend.name}.{key}"
+        location = f"{settings.sources[dotted_key]}: {dotted_key}"
         if key not in backend.options:
             known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
             near = nearest(key, backend.options)
-            raise SettingsError(f"{where}: backend {backend.name!r} has no such option{near} ({known})")
+            raise SettingsError(f"{location}: backend {backend.name!r} has no such option{near} ({known})")
         if not accepts(backend.options[key], value):
-            raise SettingsError(f"{where}: expected {backend.options[key].expected}, found {found(value)}")
+            raise SettingsError(f"{location}: expected {backend.options[key].expected}, found {describe_value(value)}")
     return {key: given.get(key, option.default) for key, option in backend.options.items()}
 
 
 def accepts(option: Option, value: object) -> bool:
-    """Whether a value will do for an option, whatever its type."""
+    """Returns whether an option accepts a value of any type. An exception in `option.accepts` means no."""
     try:
         return bool(option.accepts(value))
-    except Exception:  # say, a comparison of text with a number
+    except Exception:  # for example, a comparison of a string with a number
         return False
 
 
-def words(error: BaseException) -> str:
-    """An exception on one line."""
+def describe_error(error: BaseException) -> str:
+    """Returns an exception's type and message, as in "ValueError: bad size"."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,6 +1,6 @@
-"""Backends by name: those that plugins offer and those made in code; who serves what, and with which options.
+"""Registry of backends: looks them up by name, and chooses one for a device type or a device string.
 
-Nothing is discovered or loaded on import, but on first need.
+Backends come from installed plugins or from `register`. Importing this module loads no backend; the first lookup does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from tridal.devices import plugins
 from tridal.devices.plugins import AUTO, Registered, options, unavailable
 from tridal.devices.settings import (
-    DEVICE_FORM,
+    DEVICE_PATTERN,
     ENVIRONMENT,
     FIELDS,
-    NEAR_VARIABLE,
+    VARIABLE_SIMILARITY,
     VARIABLES,
     Settings,
     current,
@@ -24,60 +24,64 @@ from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
 
 __all__ = [
-    "Registered", "available", "check", "check_backends", "check_device", "clear", "get", "options", "register",
-    "registered", "resolve", "serving", "unavailable", "unregister", "when_changed",
+    "Registered", "available", "check", "check_backends", "check_device", "clear", "get", "invalidate", "on_change",
+    "options", "register", "registered", "resolve", "serving", "unavailable", "unregister",
 ]  # fmt: skip
 
 IN_CODE = "registered in code"
 HOST = "cpu"
 TORCH_ONLY = (HOST, "meta")
-"""Device types that every torch has, whether or not a backend serves them."""
+"""Device types that every torch build has. They are valid without a backend."""
 
 _lock = threading.RLock()
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
-_served: dict[tuple[str, Settings], Backend | None] = {}
-_forgetters: list[Callable[[], object]] = [_served.clear]
+_serving_cache: dict[tuple[str, Settings], Backend | None] = {}
+_invalidators: list[Callable[[], object]] = [_serving_cache.clear]
 
 
 def registered() -> tuple[Registered, ...]:
-    """Everything that was claimed: the bundled backends first, then by name; broken and shadowed ones included."""
+    """Returns all entries, including broken and shadowed plugins: bundled backends first, then sorted by name.
+
+    Raises:
+        PluginError: a plugin called the registry while it was being imported.
+    """
     global _entries, _discovering
     if _entries is not None:
         return _entries
     with _lock:
         if _discovering:
-            raise PluginError("a plugin asked for backends while it was being imported; it can do so only later")
+            raise PluginError("a plugin called the registry while it was being imported; call it after the import")
         if _entries is None:
             _discovering = True
             try:
-                _entries = _ordered(plugins.discover())
+                _entries = _sorted(plugins.discover())
             finally:
                 _discovering = False
         return _entries
 
 
 def get(name: str) -> Backend:
-    """The backend of that name, available or not.
+    """Returns the backend with this name. The backend may be unavailable on this machine.
 
     Raises:
-        UnknownDeviceError: nobody has registered the name.
-        PluginError: its plugin cannot be used.
+        UnknownDeviceError: no backend has this name.
+        PluginError: the plugin with this name is broken.
     """
-    entry = _entry(name)
+    entry = _find(name)
     if entry is None:
-        raise _unknown(name)
+        raise _unknown_device(name)
     if entry.backend is None:
         raise PluginError(f"backend {name!r} of {entry.origin} cannot be used: {entry.problem}")
     return entry.backend
 
 
 def available(name: str) -> Backend:
-    """The backend of that name, which can run here.
+    """Returns the backend with this name if it is available on this machine.
 
     Raises:
-        DeviceUnavailableError: it can't; says what is missing and how to get it.
-        UnknownDeviceError, PluginError: as `get`.
+        DeviceUnavailableError: it is not available. The message says what is missing and how to install it.
+        UnknownDeviceError, PluginError: as in `get`.
     """
     backend = get(name)
     reason = unavailable(backend)
@@ -87,51 +91,62 @@ def available(name: str) -> Backend:
 
 
 def serving(device_type: str, settings: Settings | None = None, known_types: Container[str] = ()) -> Backend | None:
-    """Who serves tensors of that `torch.device.type`; nobody is None. Cheap when asked again.
+    """Returns the backend that serves tensors of a device type, or None if no backend does. The result is cached.
 
-    It is the backend that the settings name, if that is its type, else the first that is available and not interpreted.
+    It is the backend that the settings name, if that backend has this type. Otherwise it is the first available
+    backend of this type in `registered` that is not interpreted.
+
+    Args:
+        device_type: a `torch.device.type`.
+        settings: the settings to use; the current settings by default.
+        known_types: further device types that torch knows and that the settings may name.
 
     Raises:
-        UnknownDeviceError: the settings name a device that neither a backend nor torch (`known_types`) has.
-        DeviceUnavailableError, PluginError: as `available`, for a backend that the settings name.
-        SettingsError: as `check_backends`.
+        UnknownDeviceError: the settings name a device that neither a backend nor torch knows.
+        DeviceUnavailableError, PluginError: as in `available`, for a backend that the settings name.
+        SettingsError: as in `check_backends`.
     """
     settings = settings or current()
     try:
-        return _served[device_type, settings]
+        return _serving_cache[device_type, settings]
     except KeyError:
         pass
     check_backends(settings)
     with _lock:
-        backend = _chosen(device_type, settings, known_types)
-        if len(_served) >= 256:
-            _served.clear()
-        _served[device_type, settings] = backend
+        backend = _choose(device_type, settings, known_types)
+        if len(_serving_cache) >= 256:
+            _serving_cache.clear()
+        _serving_cache[device_type, settings] = backend
         return backend
 
 
 def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None, str]:
-    """The backend and the torch device string that a device in the settings' form stands for.
+    """Resolves a device name to a backend and a torch device string.
 
-    "auto" is the first accelerator that is available, else the CPU. A backend's name is that backend, which has to be
-    available. A device type is itself, with whoever serves it or None: "cpu", "meta", a backend's, or in `known_types`.
+    Args:
+        name: "auto", a backend's name, or a device type; the last two may have an index ("npu:1"). "auto" is the
+            first available accelerator, or the CPU if there is none.
+        known_types: further device types that torch knows.
+
+    Returns:
+        The backend (None if no backend serves this device type), and a torch device string such as "npu:1".
 
     Raises:
-        UnknownDeviceError: a name that is none of these.
-        DeviceUnavailableError: a backend that can't run here, or an index beyond the devices present.
-        PluginError: a backend whose plugin cannot be used.
+        UnknownDeviceError: the name is not one of these.
+        DeviceUnavailableError: the backend is not available, or it has no device with this index.
+        PluginError: the backend's plugin is broken.
     """
-    kind, index = _split(name)
+    kind, index = _parse_device(name)
     if kind == AUTO:
-        backend = next((b for b in _candidates() if b.device_type != HOST), None) or _first(HOST)
+        backend = next((b for b in _candidates() if b.device_type != HOST), None) or _first_candidate(HOST)
         kind = HOST if backend is None else backend.device_type
-    elif _entry(kind) is not None:
+    elif _find(kind) is not None:
         backend = available(kind)
         kind = backend.device_type
-    elif _is_type(kind, known_types):
-        backend = _first(kind)
+    elif _is_device_type(kind, known_types):
+        backend = _first_candidate(kind)
     else:
-        raise _unknown(kind)
+        raise _unknown_device(kind)
     if index is None:
         return backend, kind
     if backend is not None and index >= (count := backend.device_count()):
@@ -141,140 +156,145 @@ def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None
 
 
 def register(backend: Backend) -> None:
-    """Adds a backend made in code, for a notebook or a test.
+    """Adds a backend object without a plugin package, for a notebook or a test.
 
     Raises:
-        PluginError: it lacks something or has it wrong, or its name is taken.
+        PluginError: the object does not follow the protocol `Backend`, or its name is already in use.
     """
     global _entries
     name = str(getattr(backend, "name", None))
     with _lock:
-        taken = _entry(name)
-        problem = f"{taken.origin} has that name" if taken else plugins.problem_with(backend, name)
+        owner = _find(name)
+        problem = f"{owner.origin} already uses this name" if owner else plugins.find_problem(backend, name)
         if problem:
             raise PluginError(f"backend {name!r} cannot be registered: {problem}")
-        _entries = _ordered([*registered(), Registered(name, IN_CODE, backend)])
-        _forget()
+        _entries = _sorted([*registered(), Registered(name, IN_CODE, backend)])
+        invalidate()
 
 
 def unregister(name: str) -> None:
-    """Removes a backend that was made in code.
+    """Removes a backend that `register` added.
 
     Raises:
-        UnknownDeviceError: no such backend was registered in code.
+        UnknownDeviceError: `register` added no backend with this name.
     """
     global _entries
     with _lock:
-        made = {entry.name: entry for entry in registered() if entry.origin == IN_CODE}
-        if name not in made:
-            raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, made)}")
-        _entries = tuple(entry for entry in registered() if entry is not made[name])
-        _forget()
+        in_code = {entry.name: entry for entry in registered() if entry.origin == IN_CODE}
+        if name not in in_code:
+            raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
+        _entries = tuple(entry for entry in registered() if entry is not in_code[name])
+        invalidate()
 
 
 def clear() -> None:
-    """Forgets everything, backends made in code included; plugins are discovered again on next need."""
+    """Removes all entries, including those that `register` added. The next lookup discovers the plugins again."""
     global _entries
     with _lock:
         _entries = None
-        _forget()
+        invalidate()
 
 
-def when_changed(forget: Callable[[], object]) -> None:
-    """Has `forget` called whenever backends come or go, for caches of what was decided with them."""
-    _forgetters.append(forget)
+def on_change(callback: Callable[[], object]) -> None:
+    """Calls `callback` after every change of the registry. Use it to clear caches that depend on backends."""
+    _invalidators.append(callback)
+
+
+def invalidate() -> None:
+    """Clears all caches that depend on backends: calls every callback that `on_change` added."""
+    for callback in _invalidators:
+        callback()
 
 
 def check(settings: Settings, known_types: Container[str] = ()) -> None:
-    """Checks everything in the settings that needs the backends: `check_device` and `check_backends`."""
+    """Checks the parts of the settings that depend on backends. Calls `check_device` and `check_backends`."""
     check_device(settings, known_types)
     check_backends(settings)
 
 
 def check_backends(settings: Settings) -> None:
-    """Checks every backend's section of the settings; where its plugin is broken that can't be done, and isn't.
+    """Checks the options in the settings of every backend. Skips backends whose plugin is broken.
 
     Raises:
-        SettingsError: as `options`, and for a section of a backend that nobody registered.
+        SettingsError: a section names an unknown backend, or as in `options`.
     """
     for name, section in settings.backends.items():
-        entry = _entry(name)
+        entry = _find(name)
         if entry is None:
             key = f"backends.{name}.{next(iter(section))}"
-            near = nearest(name, _names())
-            if settings.sources[key].startswith(ENVIRONMENT):  # perhaps not meant to be a backend's option at all
-                near = nearest(settings.sources[key].removeprefix(ENVIRONMENT), _variables(), NEAR_VARIABLE) or near
+            source, near = settings.sources[key], nearest(name, _names())
+            if source.startswith(ENVIRONMENT):  # the user may have misspelt a variable that is no backend option
+                near = nearest(source.removeprefix(ENVIRONMENT), _variables(), VARIABLE_SIMILARITY) or near
             known = ", ".join(_names())
-            raise SettingsError(f"{settings.sources[key]}: {key}: no backend is called {name!r}{near} (known: {known})")
+            raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {known})")
         if entry.backend is not None:
             options(entry.backend, settings)
 
 
 def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
-    """Checks that the device of the settings is "auto", a backend's name, or a device type; present or not.
+    """Checks that the setting `device` is "auto", a backend's name or a device type. The device may be absent.
 
     Raises:
-        UnknownDeviceError: it is none of them; says where the setting came from.
+        UnknownDeviceError: it is none of these. The message gives the source of the setting.
     """
-    name, _ = _split(settings.device)
-    if name != AUTO and _entry(name) is None and not _is_type(name, known_types):
-        raise _unknown(name, f"{settings.sources['device']}: device: ")
+    name, _ = _parse_device(settings.device)
+    if name != AUTO and _find(name) is None and not _is_device_type(name, known_types):
+        raise _unknown_device(name, f"{settings.sources['device']}: device: ")
 
 
-def _forget() -> None:
-    for forget in _forgetters:
-        forget()
+def _sorted(entries: Iterable[Registered]) -> tuple[Registered, ...]:
+    return tuple(sorted(entries, key=lambda entry: entry.sort_key))
 
 
-def _ordered(entries: Iterable[Registered]) -> tuple[Registered, ...]:
-    return tuple(sorted(entries, key=lambda entry: entry.order))
-
-
-def _entry(name: str) -> Registered | None:
-    return next((entry for entry in registered() if entry.name == name), None)  # one that is shadowed comes later
+def _find(name: str) -> Registered | None:
+    return next((entry for entry in registered() if entry.name == name), None)  # shadowed entries come later
 
 
 def _candidates() -> Iterator[Backend]:
-    """Backends that serve without being asked for by name."""
-    for entry in registered():
-        if entry.backend is not None and not entry.backend.interpreted and unavailable(entry.backend) is None:
-            yield entry.backend
+    """Iterates over the backends that can serve without being named: available and not interpreted."""
+    return (backend for backend in _backends() if not backend.interpreted and unavailable(backend) is None)
 
 
-def _first(device_type: str) -> Backend | None:
+def _first_candidate(device_type: str) -> Backend | None:
     return next((backend for backend in _candidates() if backend.device_type == device_type), None)
 
 
-def _chosen(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
-    name, _ = _split(settings.device)
+def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
+    """Does the uncached work of `serving`."""
+    name, _ = _parse_device(settings.device)
     if name != device_type:
         check_device(settings, known_types)
-    if _entry(name) is not None and get(name).device_type == device_type:
+    if _find(name) is not None and get(name).device_type == device_type:
         return available(name)
-    return _first(device_type)
+    return _first_candidate(device_type)
 
 
-def _split(name: str) -> tuple[str, int | None]:
-    form = DEVICE_FORM.fullmatch(name)
-    if form is None:
-        raise UnknownDeviceError(f"{name!r} is not a device: expected {FIELDS['device'].expected}")
-    return form["name"], None if form["index"] is None else int(form["index"])
+def _parse_device(text: str) -> tuple[str, int | None]:
+    """Splits "npu:1" into "npu" and 1. The index is None if there is none."""
+    match = DEVICE_PATTERN.fullmatch(text)
+    if match is None:
+        raise UnknownDeviceError(f"{text!r} is not a device: expected {FIELDS['device'].expected}")
+    return match["name"], None if match["index"] is None else int(match["index"])
 
 
-def _unknown(name: str, where: str = "") -> UnknownDeviceError:
+def _unknown_device(name: str, source: str = "") -> UnknownDeviceError:
     known = sorted({AUTO, *_names(), *TORCH_ONLY})
-    return UnknownDeviceError(f"{where}no device is called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    return UnknownDeviceError(f"{source}no device is called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
 
 
 def _names() -> list[str]:
     return sorted({entry.name for entry in registered()})
 
 
-def _is_type(kind: str, known_types: Container[str]) -> bool:
-    served = (entry.backend.device_type for entry in registered() if entry.backend is not None)
-    return kind in TORCH_ONLY or kind in known_types or kind in served
+def _backends() -> list[Backend]:
+    return [entry.backend for entry in registered() if entry.backend is not None]
+
+
+def _is_device_type(name: str, known_types: Container[str]) -> bool:
+    return name in TORCH_ONLY or name in known_types or any(backend.device_type == name for backend in _backends())
 
 
 def _variables() -> list[str]:
-    backends = [entry.backend for entry in registered() if entry.backend is not None]
-    return [*VARIABLES, *map(variable, FIELDS), *(variable(b.name, option) for b in backends for option in b.options)]
+    """Returns the names of all environment variables that tridal and its backends read."""
+    of_options = (variable(backend.name, option) for backend in _backends() for option in backend.options)
+    return [*VARIABLES, *map(variable, FIELDS), *of_options]

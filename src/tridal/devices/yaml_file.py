@@ -1,7 +1,7 @@
-"""Reads a YAML file strictly: plain data, the line of every key, and an error with file and line for everything odd.
+"""Strict YAML reader: returns plain data and the line of every key. Errors give the file and the line.
 
-PyYAML by itself keeps the last of two equal keys and forgets lines, so this walks the node graph instead. It knows no
-setting by name.
+PyYAML's loader accepts duplicate keys and drops line numbers, so this module walks PyYAML's node graph. It does not
+know any setting.
 """
 
 from __future__ import annotations
@@ -18,34 +18,39 @@ KeyPath: TypeAlias = tuple[str, ...]
 
 
 def read(path: Path, depth: int) -> tuple[object, dict[KeyPath, int]]:
-    """The file's data (None if it is empty) and the line of each key, by the keys that lead to it.
+    """Reads a YAML file.
 
-    Keys are taken as they are written ("on" stays "on") in mappings down to `depth` levels; what lies deeper is a
-    value, built from YAML's safe tags alone.
+    Args:
+        path: the file.
+        depth: levels of mappings whose keys are checked and kept as strings ("on" is not True). Data below these
+            levels is constructed by PyYAML's safe loader.
+
+    Returns:
+        The data (None if the file is empty), and the line of each key by its path of keys.
 
     Raises:
-        SettingsError: for a file that cannot be read, is not UTF-8 or not YAML, or has a key twice.
+        SettingsError: the file cannot be read, is not UTF-8, is not valid YAML, or has a duplicate key.
     """
     import yaml
 
-    text = _text(path)
+    text = _read_text(path)
     lines: dict[KeyPath, int] = {}
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        return (None if node is None else _data(loader, node, (), depth, path, lines)), lines
+        return (None if node is None else _construct(loader, node, (), depth, path, lines)), lines
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise SettingsError(f"{path}:{line}: character {error.character!r} is not allowed in YAML") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise SettingsError(f"{where}: not valid YAML: {error.problem or error.context}") from None
+        location = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise SettingsError(f"{location}: not valid YAML: {error.problem or error.context}") from None
     except RecursionError:
         raise SettingsError(f"{path}: nested too deeply") from None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         content = path.read_bytes()
         return content.decode()
@@ -56,38 +61,38 @@ def _text(path: Path) -> str:
         raise SettingsError(f"{path}:{line}: not UTF-8 text: {error.reason}") from None
 
 
-def _data(
+def _construct(
     loader: yaml.SafeLoader, node: yaml.Node, keys: KeyPath, depth: int, path: Path, lines: dict[KeyPath, int]
 ) -> object:
+    """Converts a node to data, and records the line of each of its keys in `lines`."""
     import yaml
 
     if depth == 0 or not isinstance(node, yaml.MappingNode):
-        return _value(loader, node, path)
+        return _construct_value(loader, node, path)
     data: dict[str, object] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
             raise SettingsError(f"{path}:{line}: expected a name as the key, found a {key.id}")
         name = str(key.value)
-        here = (*keys, name)
+        key_path = (*keys, name)
         if name in data:
-            raise SettingsError(
-                f"{path}:{line}: {'.'.join(here)}: the key is on line {lines[here]} already; remove one"
-            )
-        lines[here] = line
-        data[name] = _data(loader, value, here, depth - 1, path, lines)
+            dotted_key, first_line = ".".join(key_path), lines[key_path]
+            raise SettingsError(f"{path}:{line}: {dotted_key}: the key is on line {first_line} already; remove one")
+        lines[key_path] = line
+        data[name] = _construct(loader, value, key_path, depth - 1, path, lines)
     return data
 
 
-def _value(loader: yaml.SafeLoader, node: yaml.Node, path: Path) -> object:
+def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, path: Path) -> object:
     try:
         return loader.construct_object(node, deep=True)
-    except (ValueError, OverflowError, TypeError) as error:  # say, the date 2020-99-99
+    except (ValueError, OverflowError, TypeError) as error:  # for example, the date 2020-99-99
         raise SettingsError(f"{path}:{node.start_mark.line + 1}: not a valid value: {error}") from None
 
 
-def scalar(text: str) -> object:
-    """What a YAML file would hold had `text` been written there: "32" is a number; what is not a scalar stays text."""
+def parse_scalar(text: str) -> object:
+    """Parses text as a YAML scalar: "32" gives the number 32. Returns the text itself if it is not a valid scalar."""
     import yaml
 
     try:

@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from tridal.devices.settings import current, within
+from tridal.devices.settings import current, restored
 from tridal.devices.types import Op
 from tridal.pytorch import prepared as execute
 from tridal.pytorch.device_context import Call
@@ -75,7 +75,7 @@ def eager(call: Call) -> Callable[..., torch.Tensor]:
                 run = execute.backward(place, op, grad, output, dim, dtype, scale)
                 if run is not None:
                     return run(grad, output), None
-            with within(place.settings):
+            with restored(place.settings):
                 return gradient(op, grad, output, dim, dtype, scale), None
 
     return Eager.apply
@@ -97,7 +97,7 @@ class Softmax(Node):
         """dX."""
         (output,) = ctx.saved_tensors
         op, dim, dtype, scale = ctx.key
-        with within(ctx.settings):
+        with restored(ctx.settings):
             return None, gradient(op, grad, output, dim, dtype, scale), *[None] * 6  # torch takes more than there are
 
     @staticmethod
@@ -172,7 +172,7 @@ class SoftmaxBackward(Node):
         else:
             by_output = t * (g - (g * y).sum(dim, keepdim=True)) - g * (y * t).sum(dim, keepdim=True)
         by_output = (by_output * scale).to(output.dtype)
-        with within(ctx.settings):  # dX is linear in dY, by the transpose of what pushes X
+        with restored(ctx.settings):  # dX is linear in dY, by the transpose of what pushes X
             by_grad = push(op, tangent, output, dim, grad.dtype, scale)
         return None, by_grad, by_output, None, None, None, None
 

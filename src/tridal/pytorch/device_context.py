@@ -57,7 +57,7 @@ class Call:
 
 
 _places: dict[tuple[torch.device, Settings], Place] = {}
-registry.when_changed(_places.clear)
+registry.on_change(_places.clear)
 
 
 def served(device_type: str) -> bool:

@@ -81,8 +81,8 @@ _key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
 _repeated: dict[Name, tuple[Fits, Callable[[torch.Tensor], torch.Tensor]]] = {}
 _latest: dict[Name, Call] = {}
-registry.when_changed(_repeated.clear)
-registry.when_changed(_latest.clear)
+registry.on_change(_repeated.clear)
+registry.on_change(_latest.clear)
 
 
 def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:

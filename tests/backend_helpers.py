@@ -1,0 +1,89 @@
+"""Helpers for tests of the registry: a fake backend, the source of toy plugins, and scripts in a new process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import textwrap
+from contextlib import nullcontext
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tridal.devices import plugins
+from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Resources, Tile
+
+PLUGIN = Path(__file__).with_name("plugin")
+BUNDLED = {point.name for point in metadata.distribution("tridal").entry_points.select(group=plugins.GROUP)}
+
+
+def is_positive(value: object) -> bool:
+    return value > 0  # type: ignore[operator]  # raises TypeError for a string, which the tests need
+
+
+@dataclasses.dataclass(eq=False)
+class FakeBackend:
+    """A backend that follows the protocol and needs no device."""
+
+    name: str = "fake"
+    device_type: str = "faketype"
+    dtypes: frozenset[str] = frozenset({"float32"})
+    algorithms: frozenset[str] = frozenset({"tile"})
+    interpreted: bool = False
+    options: Any = dataclasses.field(default_factory=lambda: {"size": Option(4, "a number above 0", is_positive)})
+    install: str = "pip install fake"
+    reason: str | None = None
+    """The result of `unavailable()`."""
+    count: int = 2
+    """Number of devices."""
+    unavailable_calls: int = 0
+
+    def unavailable(self) -> str | None:
+        self.unavailable_calls += 1
+        return self.reason
+
+    def device_count(self) -> int:
+        return self.count
+
+    def properties(self, index: int) -> DeviceProperties:
+        return DeviceProperties(name=self.name, arch="fake1", cores=1)
+
+    def architectures(self) -> dict[str, DeviceProperties]:
+        return {"fake1": self.properties(0)}
+
+    def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+        return LaunchPlan(Tile("tile", 1, 1), 1, "because")
+
+    def resources(self, asm: Any, shared_memory: int) -> Resources:
+        return Resources(0, 0, 0)
+
+    def stream(self, index: int) -> int:
+        return 0
+
+    def guard(self, index: int) -> Any:
+        return nullcontext()
+
+
+def toy_source(name: str, extra: str = "") -> str:
+    """Returns the source of the toy plugin with another name and device type, and with `extra` code at the end."""
+    source = (PLUGIN / "tridal_toy.py").read_text()
+    source = source.replace('name = "toy"', f'name = "{name}"').replace(
+        'device_type = "cpu"', 'device_type = "faketype"'
+    )
+    return f"{source}\n{extra}\n"
+
+
+def run_python(code: str, *folders: Path, **variables: str) -> str:
+    """Runs code in a new process, with folders first on its path. Returns its standard output."""
+    path = os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **variables, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout

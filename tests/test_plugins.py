@@ -1,0 +1,190 @@
+"""Plugins: discovery through entry points, isolation of broken plugins, and names that several plugins use."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+
+import pytest
+
+from backend_helpers import BUNDLED, run_python, toy_source
+from tridal.devices import plugins, registry
+from tridal.devices.types import Backend
+from tridal.errors import PluginError
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+
+
+def problem_of(name: str) -> str:
+    """Returns the recorded problem of a broken plugin. Checks that the bundled backends are usable."""
+    entries = {entry.name: entry for entry in registry.registered()}
+    assert {key for key, entry in entries.items() if entry.backend is not None} >= BUNDLED
+    assert entries[name].backend is None
+    with pytest.raises(PluginError) as raised:
+        registry.get(name)
+    assert entries[name].problem is not None
+    assert entries[name].problem in str(raised.value)
+    assert entries[name].origin in str(raised.value)
+    return entries[name].problem
+
+
+def messages_about(caplog, origin: str) -> list[str]:
+    """Returns the log messages that name a distribution."""
+    return [record.getMessage() for record in caplog.records if origin in record.getMessage()]
+
+
+# -- discovery
+
+
+def test_bundled_backends_are_discovered_and_come_first(install_plugin):
+    install_plugin("aaa", {"aaa": "aaa:backend"}, toy_source("aaa"))
+    entries = registry.registered()
+    names = [entry.name for entry in entries]
+    assert names[:3] == sorted(BUNDLED)
+    assert "aaa" in names[3:]
+    for entry in entries[:3]:
+        assert entry.problem is None, entry
+        assert entry.origin.startswith("tridal ")
+        assert isinstance(entry.backend, Backend)
+
+
+def test_checked_members_are_all_members_of_the_protocol():
+    assert {*plugins._ATTRIBUTES} == {*Backend.__annotations__}
+    declared = {name for name in vars(Backend) if not name.startswith("_")}
+    assert {*plugins._ATTRIBUTES, *plugins._METHODS} == declared | {*Backend.__annotations__}
+
+
+def test_threads_discover_plugins_only_once(install_plugin, caplog):
+    install_plugin("badly", {"bad": "badly:backend"}, "import time\ntime.sleep(0.1)\nraise RuntimeError('x')")
+    barrier = threading.Barrier(8)
+    results = []
+
+    def look_up() -> None:
+        barrier.wait(timeout=10)
+        results.append(registry.registered())
+
+    threads = [threading.Thread(target=look_up) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    assert all(entries is results[0] for entries in results)
+    assert len(messages_about(caplog, "badly 1.0")) == 1
+
+
+def test_import_of_tridal_loads_no_backend_and_no_vendor_module():
+    loaded = json.loads(run_python("import json, sys, torch, tridal; print(json.dumps(list(sys.modules)))"))
+    unwanted = ("triton", "torch_npu", "tridal_", "tridal.kernels", "typer", "rich")
+    assert [name for name in loaded if name.startswith(unwanted)] == []
+    assert "tridal.devices.registry" in loaded
+
+
+# -- broken plugins
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("raise RuntimeError('no luck')", ["could not be loaded", "RuntimeError: no luck"]),
+        ("import no_such_module", ["could not be loaded", "No module named 'no_such_module'"]),
+        ("raise SystemExit(3)", ["could not be loaded", "SystemExit: 3"]),
+        ("class Odd(BaseException): pass\nraise Odd", ["could not be loaded: Odd"]),
+        ("def backend(:", ["could not be loaded", "SyntaxError"]),
+        ("", ["could not be loaded", "has no attribute 'backend'"]),
+        ("backend = None", ["it lacks name, device_type", "guard"]),
+        (toy_source("bad", extra="backend = Toy"), ["expected an instance or a module", "class 'Toy'"]),
+        (
+            toy_source("bad", extra="Toy.__hash__ = None"),
+            ["it is not hashable", "expected a hashable object", "cache keys"],
+        ),
+        (toy_source("bad", extra="del Toy.plan, Toy.guard"), ["it lacks plan, guard"]),
+        (toy_source("bad", extra="del Toy.install"), ["it lacks install"]),
+        (toy_source("bad", extra="Toy.dtypes = ['float32']"), ["dtypes: expected a Set, found ['float32']"]),
+        (toy_source("bad", extra="Toy.interpreted = 'no'"), ["interpreted: expected a bool, found 'no'"]),
+        (toy_source("bad", extra="Toy.device_type = None"), ["device_type: expected a str, found nothing"]),
+        (toy_source("bad", extra="Toy.stream = 0"), ["stream: expected a method, found 0"]),
+        (toy_source("bad", extra="Toy.options = {'rows': 4}"), ["options: rows: expected an Option, found 4"]),
+        (toy_source("bad", extra="Toy.options = {'Rows-': 4}"), ["options: expected a name of lower-case", "'Rows-'"]),
+        (
+            toy_source("bad", extra="Toy.options = {'rows': Option(3, 'even', lambda value: value % 2 == 0)}"),
+            ["options: rows: expected even, found its default 3"],
+        ),
+        (toy_source("good"), ["entry point is called 'bad'", "its name is 'good'"]),
+        (
+            toy_source("bad", extra="Toy.name = property(lambda self: 1 / 0)"),
+            ["could not be loaded", "ZeroDivisionError"],
+        ),
+    ],
+)
+def test_broken_plugin_is_recorded_and_logged_once_and_others_work(install_plugin, caplog, source, expected):
+    install_plugin("badly", {"bad": "badly:backend"}, source)
+    with caplog.at_level(logging.WARNING, logger="tridal"):
+        problem = problem_of("bad")
+        registry.registered()
+    for part in expected:
+        assert part in problem
+    assert messages_about(caplog, "badly 1.0") == [f"backend 'bad' of badly 1.0 cannot be used: {problem}"]
+
+
+@pytest.mark.parametrize("name", ["auto", "Bad", "bad_er", "1bad", "b-d"])
+def test_name_that_is_invalid_in_settings_is_refused(install_plugin, name):
+    install_plugin("badly", {name: "badly:backend"}, toy_source(name))
+    assert "expected lower-case letters and digits, and not 'auto'" in problem_of(name)
+
+
+def test_plugin_that_calls_the_registry_during_its_import_is_broken(install_plugin):
+    install_plugin("eager", {"eager": "eager:backend"}, "from tridal import registry\nregistry.registered()")
+    assert "called the registry while it was being imported" in problem_of("eager")
+
+
+def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin):
+    install_plugin("slow", {"slow": "slow:backend"}, "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        registry.registered()
+    with pytest.raises(KeyboardInterrupt):  # the next lookup starts again
+        registry.registered()
+
+
+def test_distribution_with_unreadable_metadata_is_ignored(install_plugin, tmp_path):
+    install_plugin("fine", {"fine": "fine:backend"}, toy_source("fine"))
+    install_plugin("nonsense", {})
+    (tmp_path / "nonsense-1.0.dist-info/entry_points.txt").write_text("[tridal.backends]\nno equals sign\n")
+    install_plugin("nameless", {"nameless": "fine:backend"})
+    (tmp_path / "nameless-1.0.dist-info/METADATA").unlink()
+    names = {entry.name for entry in registry.registered()}
+    assert names >= BUNDLED | {"fine"}
+
+
+# -- names that are already in use
+
+
+def test_plugin_with_a_bundled_name_is_shadowed_and_not_loaded(install_plugin, caplog):
+    install_plugin("aardvark", {"npu": "aardvark:backend"}, "raise AssertionError('loaded')")
+    entries = [entry for entry in registry.registered() if entry.name == "npu"]
+    assert [entry.origin.split()[0] for entry in entries] == ["tridal", "aardvark"]
+    assert entries[1].backend is None
+    assert entries[1].problem == f"shadowed: {entries[0].origin} already uses this name"
+    assert registry.get("npu") is entries[0].backend
+    assert "'npu' of aardvark 1.0 cannot be used: shadowed" in caplog.text
+
+
+def test_first_distribution_in_sort_order_keeps_a_shared_name(install_plugin):
+    install_plugin("zebra", {"same": "zebra:backend"}, toy_source("same"))
+    install_plugin("Ape_Ling", {"same": "Ape_Ling:backend"}, toy_source("same"), version="2.5")
+    entries = [entry for entry in registry.registered() if entry.name == "same"]
+    assert [entry.origin for entry in entries] == ["ape-ling 2.5", "zebra 1.0"]
+    assert registry.get("same") is entries[0].backend is sys.modules["Ape_Ling"].backend
+    assert entries[1].problem == "shadowed: ape-ling 2.5 already uses this name"
+
+
+def test_distribution_that_is_on_the_path_twice_is_loaded_once(install_plugin, tmp_path, monkeypatch):
+    install_plugin("twice", {"twice": "twice:backend"}, toy_source("twice"))
+    second_folder = tmp_path / "again"
+    second_folder.mkdir()
+    (tmp_path / "twice-1.0.dist-info").rename(second_folder / "twice-0.9.dist-info")
+    install_plugin("twice", {"twice": "twice:backend"}, toy_source("twice"))
+    monkeypatch.syspath_prepend(second_folder)
+    assert [entry.name for entry in registry.registered()].count("twice") == 1
