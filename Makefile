@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 include npu.mk
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-all lint format bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,9 @@ demo: $(VENV)/.has-interpreter  ## install, and check the device that the settin
 
 test: lint  ## install, and run all tests, lints and type checks
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-all: lint  ## run the tests with every case of the conformance suite
+	$(BIN)/python -m pytest -n $(JOBS) --matrix $(ARGS)
 
 lint: $(VENV)/.has-dev  ## check style, types and import rules
 	$(BIN)/ruff check

@@ -19,9 +19,9 @@ import torch
 
 import tridal
 from tridal.runtime import launch
+from tridal.testing.cases import TUTORIAL_SHAPE
 
 SHAPE = (8, 128)
-UNIT_TEST = (1823, 781)
 
 
 def import_milliseconds() -> float:
@@ -57,7 +57,7 @@ def served_call_microseconds(grad: bool) -> float:
 
 def interpreted_seconds() -> float:
     """Returns the time of a softmax in the interpreter, on the shape of Triton's softmax tutorial, after warm-up."""
-    x = torch.randn(UNIT_TEST)
+    x = torch.randn(TUTORIAL_SHAPE)
     with tridal.use(device="interpreter"):
         tridal.softmax(x)
         times = []
@@ -100,7 +100,7 @@ def main() -> None:
         for shape in ((4096, 4096), (512, 262_144), (64, 4096, 256)):
             what, ratio = f"peak allocation for {'x'.join(map(str, shape))}", peak_allocation(device, shape)
             rows.append((what, f"{ratio:.3f} of the output"))
-    rows.append((f"{'x'.join(map(str, UNIT_TEST))} in the interpreter", f"{interpreted_seconds():.2f} s"))
+    rows.append((f"{'x'.join(map(str, TUTORIAL_SHAPE))} in the interpreter", f"{interpreted_seconds():.2f} s"))
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, {devices[-1].type}")
     for what, value in rows:
         print(f"{what:50} {value}")

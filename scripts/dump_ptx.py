@@ -21,11 +21,13 @@ from typing import Any
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
 
 from tridal.devices import registry
-from tridal.runtime import launch
-from tridal.runtime.row_layout import geometry
-from tridal.runtime.specialization import Call
-from tridal.runtime.scale_mask import Weighing, place_mask
+from tridal.ops import table
+from tridal.runtime import compiler, launch
+from tridal.runtime.row_layout import row_layout
+from tridal.runtime.scale_mask import ScaleMask, place_mask
+from tridal.runtime.specialization import KernelCall
 
+KERNELS = {name: kernel for name, (_, kernel) in table.kernels().items()}
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 ARCHS = ("sm_80", "sm_90", "sm_100")
@@ -40,7 +42,9 @@ def cases() -> Iterator[dict[str, Any]]:
             for shape in rows + wide:
                 yield {"op": op, "dtype": dtype, "shape": shape, "dim": 1, "arch": "sm_90"}
             for shape in [(4096, 781), (4096, 8192), (512, 300_000)]:
-                yield from ({"op": op, "dtype": dtype, "shape": shape, "dim": 1, "arch": a} for a in ("sm_80", "sm_100"))
+                yield from (
+                    {"op": op, "dtype": dtype, "shape": shape, "dim": 1, "arch": a} for a in ("sm_80", "sm_100")
+                )
             for shape in [(64, 512, 256), (50_257, 512), (32, 1000, 1001), (1, 50_257, 1024), (16, 16, 40_000)]:
                 yield {"op": op, "dtype": dtype, "shape": shape, "dim": len(shape) - 2, "arch": "sm_90"}
             yield {"op": op, "dtype": dtype, "shape": (781, 64), "dim": 0, "arch": "sm_80"}
@@ -84,27 +88,32 @@ def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
     shape, dim, op = case["shape"], case["dim"], case["op"]
     strides = case.get("strides") or contiguous(shape)
     masked = case.get("mask") is not None or case.get("causal", False)
-    where = geometry(shape, strides, dim, 0 if masked else 8)
-    assert where is not None
+    layout = row_layout(shape, strides, dim, 0 if masked else 8)
+    assert layout is not None
     out, backward = case.get("out", case["dtype"]), op.endswith("_backward")
     dtypes = (out, case["dtype"], out) if backward else (out, case["dtype"])
     itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[case["dtype"]]
     addresses = (0, case.get("offset", 0) * itemsize, *([0] if backward else []))
-    weighing = Weighing(case.get("scale"), case.get("causal", False), case.get("zero", False), case.get("mask"))
-    if masked:
-        mask_strides = (0,) * len(shape) if case["mask"] is None else contiguous(shape)
-        placed = place_mask(weighing, shape, strides, mask_strides, dim)
-        assert placed is not None
-        weighing = placed
-    call = Call.of(op, where, dtypes, addresses, weighing)
+    if backward:
+        call = KernelCall.of(KERNELS[op], layout, dtypes, addresses, (case.get("scale"),))
+    else:
+        modification = ScaleMask(
+            case.get("scale"), case.get("causal", False), case.get("zero", False), case.get("mask")
+        )
+        if masked:
+            mask_strides = (0,) * len(shape) if case["mask"] is None else contiguous(shape)
+            placed = place_mask(modification, shape, strides, mask_strides, dim)
+            assert placed is not None
+            modification = placed
+        call = KernelCall.of(KERNELS[op], layout, dtypes, addresses, (), modification)
     backend = registry.get("cuda")
     device = backend.architectures()[case["arch"]]
     plan = launch.plan(call, backend, device, {})
     assert device.target is not None
-    compiled = launch.compile_variant(call.variant(plan.tile), device.target)
-    t = plan.tile
-    numbers = [t.rows, t.cols, t.num_warps, t.num_stages, t.split, t.max_registers, t.edges, t.exp2_bias]
-    return compiled, [*numbers, t.persistent, t.rereads, plan.programs, plan.occupancy]
+    compiled = compiler.compile_kernel(call.specialize(plan.config), device.target)
+    c = plan.config
+    numbers = [c.rows, c.cols, c.num_warps, c.num_stages, c.programs_per_row, c.max_registers, c.peel, c.exp2_bias]
+    return compiled, [*numbers, c.persistent, c.reload, plan.programs, plan.occupancy]
 
 
 def normalised(ptx: str) -> str:

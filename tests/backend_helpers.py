@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Resources, Tile
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
 
 PLUGIN = Path(__file__).with_name("plugin")
 BUNDLED = {point.name for point in metadata.distribution("tridal").entry_points.select(group=plugins.GROUP)}
@@ -30,7 +30,7 @@ class FakeBackend:
     name: str = "fake"
     device_type: str = "faketype"
     dtypes: frozenset[str] = frozenset({"float32"})
-    algorithms: frozenset[str] = frozenset({"tile"})
+    schedules: frozenset[str] = frozenset({"whole_row"})
     interpreted: bool = False
     options: Any = dataclasses.field(default_factory=lambda: {"size": Option(4, "a number above 0", is_positive)})
     install: str = "pip install fake"
@@ -54,7 +54,7 @@ class FakeBackend:
         return {"fake1": self.properties(0)}
 
     def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
-        return LaunchPlan(Tile("tile", 1, 1), 1, "because")
+        return LaunchPlan(KernelConfig("whole_row", 1, 1), 1, "because")
 
     def resources(self, asm: Any, shared_memory: int) -> Resources:
         return Resources(0, 0, 0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tridal
-from tridal.devices import plugins, registry, settings
+from tridal.devices import entry_points, plugins, registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 
@@ -23,6 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="NAME",
         help="run the conformance suite on this backend only; may be repeated (default: all that are available)",
+    )
+
+    parser.addoption(
+        "--matrix",
+        action="store_true",
+        help="run every case of the conformance suite (default: a quarter, with each op, direction and plan override)",
     )
 
 
@@ -88,7 +94,7 @@ def fresh_registry(no_settings: Path) -> Iterator[None]:
 @pytest.fixture
 def no_plugins(fresh_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry without any plugin, bundled ones included."""
-    monkeypatch.setattr(plugins.metadata, "distributions", lambda: iter(()))
+    monkeypatch.setattr(entry_points.metadata, "distributions", lambda: iter(()))
     registry.clear()
 
 

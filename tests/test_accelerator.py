@@ -1,4 +1,4 @@
-"""What only an accelerator can show: streams, graphs, threads, memory, offsets past 32 bits. Skipped without one."""
+"""Streams, graphs, threads, memory and offsets beyond 32 bits on an accelerator. Skipped without one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tridal import testing
 from tridal.benchmarks import measuring
 from tridal.devices import registry
 from tridal.devices.types import Backend
-from tridal.runtime import workspace as words
-from tridal.testing.cases import DIRECTIONS, NAMES, Case, Direction, Name
+from tridal.ops import table
+from tridal.runtime import workspace
+from tridal.testing.cases import DIRECTIONS, Case, Direction
 
 SHAPES = [
     ((64, 1000), 1),
@@ -27,12 +28,12 @@ SHAPES = [
     ((30_000, 100), 0),
     ((8, 9000, 64), 1),
 ]
-"""Tiles, edges, and rows that are shared by programs, one by one and several at a time; and the dimension."""
+"""Shapes and dims that give whole-row plans, plans that peel, and cooperative plans with one and several rows."""
 
 
 @pytest.fixture
 def module(backend: Backend, device: torch.device) -> Iterator[Any]:
-    """torch.cuda or its like."""
+    """The device module, for example torch.cuda."""
     if device.type == "cpu":
         pytest.skip("needs an accelerator")
     yield torch.get_device_module(device.type)
@@ -40,12 +41,12 @@ def module(backend: Backend, device: torch.device) -> Iterator[Any]:
     torch.get_device_module(device.type).empty_cache()
 
 
-def close(y: torch.Tensor, x: torch.Tensor, dim: int = -1) -> None:
+def assert_is_softmax(y: torch.Tensor, x: torch.Tensor, dim: int = -1) -> None:
     torch.testing.assert_close(y, torch.softmax(x.double(), dim).to(y.dtype), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_streams(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
+def test_results_on_several_streams(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
     x, streams = torch.randn(shape, device=device), [module.Stream(device) for _ in range(4)]
     module.synchronize()
     results = []
@@ -56,19 +57,19 @@ def test_streams(module: Any, device: torch.device, shape: tuple[int, ...], dim:
         results.append(tridal.softmax(x, dim))
     module.synchronize()
     for y in results:
-        close(y, x, dim)
-    assert all(not tensor.any() for tensor in words._by_stream.values()), "words are left zero"
+        assert_is_softmax(y, x, dim)
+    assert all(not tensor.any() for tensor in workspace._by_stream.values()), "a launch leaves its workspace zero"
 
 
 def test_raw_stream_handle(module: Any, device: torch.device) -> None:
     if not hasattr(module, "ExternalStream"):
-        pytest.skip("torch wraps no raw handles here")
+        pytest.skip("this torch cannot wrap raw handles")
     x, stream = torch.randn(33, 257, device=device), module.Stream(device)
     module.synchronize()
     handle = next(getattr(stream, name) for name in dir(stream) if name == f"{device.type}_stream")
     y = tridal.softmax(x, stream=handle)
     stream.synchronize()
-    close(y, x)
+    assert_is_softmax(y, x)
 
 
 def test_gradient_on_a_stream(module: Any, device: torch.device) -> None:
@@ -83,9 +84,9 @@ def test_gradient_on_a_stream(module: Any, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_graph(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
+def test_captured_graph_equals_eager(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
     if not hasattr(module, "CUDAGraph"):
-        pytest.skip("no graphs here")
+        pytest.skip("this device has no graphs")
     x, g = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
 
     def step() -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,12 +106,12 @@ def test_graph(module: Any, device: torch.device, shape: tuple[int, ...], dim: i
         with torch.no_grad():
             x.copy_(torch.randn_like(x))
         graph.replay()
-        eager, deager = step()
-        assert torch.equal(y, eager)
-        assert torch.equal(dx, deager)
+        expected_y, expected_dx = step()
+        assert torch.equal(y, expected_y)
+        assert torch.equal(dx, expected_dx)
 
 
-def test_threads(module: Any, device: torch.device) -> None:
+def test_calls_from_several_threads(module: Any, device: torch.device) -> None:
     xs = [torch.randn(17 + i, 300 + 7 * i, device=device) for i in range(8)] + [torch.randn(5, 90_000, device=device)]
     module.synchronize()
     failures: list[BaseException] = []
@@ -118,7 +119,7 @@ def test_threads(module: Any, device: torch.device) -> None:
     def work() -> None:
         try:
             for x in xs:
-                close(tridal.softmax(x), x)
+                assert_is_softmax(tridal.softmax(x), x)
         except BaseException as error:
             failures.append(error)
 
@@ -131,7 +132,7 @@ def test_threads(module: Any, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096), (64, 1 << 20), (64, 4096, 256)])
-def test_allocates_the_output_alone(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
+def test_only_the_output_is_allocated(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, device=device)
     tridal.softmax(x, 1)
     module.synchronize()
@@ -142,15 +143,15 @@ def test_allocates_the_output_alone(module: Any, device: torch.device, shape: tu
     assert module.max_memory_allocated() - before <= size + 512
 
 
-@pytest.mark.parametrize("op", NAMES)
+@pytest.mark.parametrize("op", table.ops())
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     ("shape", "dim"), [((33, 500, 528), 1), ((3, 5000, 528), 1), ((50_257, 160), 0), ((1100, 30_000), 1)]
 )
-def test_as_planned_for_many(
-    module: Any, backend: Backend, op: Name, direction: Direction, shape: tuple[int, ...], dim: int
+def test_planned_large_cases_pass(
+    module: Any, backend: Backend, op: str, direction: Direction, shape: tuple[int, ...], dim: int
 ) -> None:
-    """What keeps a whole device busy is planned otherwise than the suite's small cases; that goes for 16 bits most."""
+    """Plans for many rows differ from those of the suite's small cases, in particular for 16-bit dtypes."""
     result = testing.run_case(Case(op, direction, shape, dim, dtype="bfloat16"), backend)
     assert result.passed, result.message
 
@@ -158,18 +159,20 @@ def test_as_planned_for_many(
 @pytest.mark.parametrize(
     ("shape", "dim"), [((70_000, 70_000), 0), ((70_000, 70_000), 1), ((2**31 + 5, 1), 1), ((3, 1_500_000_000), 1)]
 )
-def test_offsets_past_32_bits(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
+def test_offsets_beyond_32_bits(module: Any, device: torch.device, shape: tuple[int, ...], dim: int) -> None:
     size = shape[0] * shape[1]
     if module.get_device_properties(device).total_memory < 12 * size:
         pytest.skip("needs more memory")
     x = torch.empty(shape, dtype=torch.float16, device=device).normal_()
     y = tridal.softmax(x, dim)
     for index in (0, shape[1 - dim] // 2, shape[1 - dim] - 1):
-        mine, row = y.select(1 - dim, index).float(), x.select(1 - dim, index).double()
-        torch.testing.assert_close(mine.double(), torch.softmax(row, 0), rtol=2e-3, atol=1e-7)
+        result, row = y.select(1 - dim, index).float(), x.select(1 - dim, index).double()
+        torch.testing.assert_close(result.double(), torch.softmax(row, 0), rtol=2e-3, atol=1e-7)
 
 
-def test_last_device_while_the_first_is_current(module: Any, device: torch.device, backend: Backend) -> None:
+def test_tensor_on_the_last_device_while_the_first_is_current(
+    module: Any, device: torch.device, backend: Backend
+) -> None:
     if backend.device_count() < 2:
         pytest.skip("needs two devices")
     last = torch.device(device.type, backend.device_count() - 1)
@@ -177,16 +180,16 @@ def test_last_device_while_the_first_is_current(module: Any, device: torch.devic
     y = tridal.softmax(x)
     y.backward(torch.ones_like(y))
     assert y.device == last
-    close(y.detach(), x.detach())
+    assert_is_softmax(y.detach(), x.detach())
     assert module.current_device() == 0
     assert registry.serving(device.type) is backend
 
 
-def test_a_benchmark_does_not_wait_for_the_host(module: Any, device: torch.device) -> None:
+def test_benchmark_does_not_measure_host_time(module: Any, device: torch.device) -> None:
     small = torch.empty(8, device=device)
 
-    def late() -> None:
+    def delayed() -> None:
         time.sleep(5e-4)
         small.zero_()
 
-    assert measuring.timer(device)(late).median < 0.25
+    assert measuring.timer(device)(delayed).median < 0.25

@@ -1,4 +1,4 @@
-"""Gradients of the op, on every backend: numerically right to any order, and wired as torch's own are."""
+"""Gradients of the ops on every backend: values to any order, and the behaviour of torch's own autograd nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tridal
 from tridal.devices import settings
-from tridal.pytorch import autograd
-from tridal.pytorch import prepared as execute
+from tridal.pytorch import autograd, prepared
 
 Op = Callable[..., torch.Tensor]
 
@@ -44,13 +43,13 @@ def test_gradcheck(device: torch.device, name: str, shape: tuple[int, ...], dim:
     )
 
 
-def test_gradcheck_of_a_transposed_input(device: torch.device, name: str) -> None:
+def test_gradcheck_with_a_transposed_input(device: torch.device, name: str) -> None:
     x = leaf(device, 3, 2)
     assert gradcheck(lambda z: getattr(tridal, name)(z.t(), -1), (x,), check_forward_ad=True)
 
 
 @pytest.mark.parametrize("order", [2, 3])
-def test_higher_orders(device: torch.device, name: str, order: int) -> None:
+def test_higher_order_gradients_equal_torch(device: torch.device, name: str, order: int) -> None:
     def derivative(op: Op, x: torch.Tensor) -> torch.Tensor:
         y = op(x, -1).square().sum()
         for _ in range(order - 1):
@@ -62,20 +61,30 @@ def test_higher_orders(device: torch.device, name: str, order: int) -> None:
     assert_close(derivative(getattr(tridal, name), x), derivative(getattr(torch, name), x))
 
 
-def test_second_order_by_a_kernel(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What of a double backward has a gradient's form is computed by the gradient's kernel."""
+def test_gradient_launches_one_kernel(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    backward = execute.backward
-    monkeypatch.setattr(execute, "backward", lambda place, op, *args: calls.append(op) or backward(place, op, *args))
+    backward = prepared.backward
+    monkeypatch.setattr(
+        prepared, "backward", lambda context, op, *args: calls.append(op.name) or backward(context, op, *args)
+    )
     x = leaf(device, 3, 5)
-    (g,) = torch.autograd.grad(getattr(tridal, name)(x).square().sum(), x, create_graph=True)
+    (dx,) = torch.autograd.grad(getattr(tridal, name)(x).square().sum(), x)
     assert calls == [name]
-    g.sum().backward()
-    assert len(calls) == (3 if name == "softmax" else 2)
+    assert_close(dx, torch.autograd.grad(getattr(torch, name)(x, -1).square().sum(), x)[0])
+
+
+def test_double_backward_equals_torch(device: torch.device, name: str) -> None:
+    x = leaf(device, 3, 5)
+    (first,) = torch.autograd.grad(getattr(tridal, name)(x).square().sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(getattr(torch, name)(x, -1).square().sum(), x, create_graph=True)
+    assert_close(first, expected)
+    for loss in (torch.sum, lambda g: g.sin().sum()):
+        second = torch.autograd.grad(loss(first), x, retain_graph=True)
+        assert_close(second, torch.autograd.grad(loss(expected), x, retain_graph=True))
 
 
 @pytest.mark.parametrize("stride", ["expanded", "transposed", "sliced", "negative view"])
-def test_gradients_that_lie_anyhow(device: torch.device, name: str, stride: str) -> None:
+def test_output_gradients_with_any_strides(device: torch.device, name: str, stride: str) -> None:
     x = leaf(device, 4, 6)
     grad = {
         "expanded": lambda: torch.randn(4, 1, dtype=torch.float64, device=device).expand(4, 6),
@@ -89,7 +98,7 @@ def test_gradients_that_lie_anyhow(device: torch.device, name: str, stride: str)
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("cast", [None, torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_gradients_come_in_the_inputs_dtype(
+def test_gradients_have_the_dtype_of_the_input(
     device: torch.device, name: str, dtype: torch.dtype, cast: torch.dtype | None
 ) -> None:
     x = leaf(device, 4, 6, dtype=dtype)
@@ -101,7 +110,7 @@ def test_gradients_come_in_the_inputs_dtype(
     assert_close(dx.double(), expected.double(), rtol=2e-2, atol=2e-2)
 
 
-def test_the_context_of_the_forward_serves_the_backward(backend: Any, name: str) -> None:
+def test_backward_uses_the_settings_of_the_forward(backend: Any, name: str) -> None:
     with tridal.use(device=backend.name):
         x = leaf(tridal.device(), 3, 5)
         y = getattr(tridal, name)(x)
@@ -109,7 +118,7 @@ def test_the_context_of_the_forward_serves_the_backward(backend: Any, name: str)
     assert_close(x.grad, torch.autograd.grad(getattr(torch, name)(x, -1).sin().sum(), x)[0])
 
 
-def test_saved_tensor_hooks(device: torch.device, name: str) -> None:
+def test_saved_tensor_hooks_see_one_tensor(device: torch.device, name: str) -> None:
     packed, unpacked = [], []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -149,14 +158,14 @@ def test_anomaly_mode(device: torch.device, name: str) -> None:
             y.sum().backward()
 
 
-def test_an_output_changed_in_place_is_noticed(device: torch.device, name: str) -> None:
+def test_inplace_change_of_the_output_raises_in_backward(device: torch.device, name: str) -> None:
     y = getattr(tridal, name)(leaf(device, 3, 5))
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
 
-def test_backward_twice(device: torch.device, name: str) -> None:
+def test_backward_twice_needs_retain_graph(device: torch.device, name: str) -> None:
     y = getattr(tridal, name)(leaf(device, 3, 5)).sum()
     y.backward(retain_graph=True)
     y.backward()
@@ -164,7 +173,7 @@ def test_backward_twice(device: torch.device, name: str) -> None:
         y.backward()
 
 
-def test_without_gradients(device: torch.device, name: str) -> None:
+def test_no_grad_and_inference_mode(device: torch.device, name: str) -> None:
     x = leaf(device, 3, 5)
     with torch.no_grad():
         assert not getattr(tridal, name)(x).requires_grad
@@ -173,11 +182,11 @@ def test_without_gradients(device: torch.device, name: str) -> None:
         assert y.is_inference()
         again = getattr(tridal, name)(y)
     assert_close(again, getattr(torch, name)(y, -1))
-    assert_close(getattr(tridal, name)(y), again)  # an inference tensor outside of inference mode
+    assert_close(getattr(tridal, name)(y), again)  # an inference tensor outside inference mode
     assert not getattr(tridal, name)(x.detach()).requires_grad
 
 
-def test_hooks_and_accumulation(device: torch.device, name: str) -> None:
+def test_hooks_and_gradient_accumulation(device: torch.device, name: str) -> None:
     x = leaf(device, 3, 5)
     seen = []
     y = getattr(tridal, name)(x)
@@ -191,7 +200,7 @@ def test_hooks_and_accumulation(device: torch.device, name: str) -> None:
     assert_close(x.grad, 1.5 * before)
 
 
-def test_nothing_is_kept_alive(device: torch.device, name: str) -> None:
+def test_output_is_freed_when_the_last_reference_is_deleted(device: torch.device, name: str) -> None:
     x = leaf(device, 3, 5)
     for op in (getattr(tridal, name), lambda z: getattr(torch.ops.tridal, name)(z, -1, z.dtype)):
         y = op(x)
@@ -201,18 +210,18 @@ def test_nothing_is_kept_alive(device: torch.device, name: str) -> None:
         assert alive() is None
 
 
-def test_settings_hold_for_the_backward_in_whatever_thread_it_runs(
+def test_backward_in_another_thread_uses_the_settings_of_the_forward(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An accelerator's gradients are computed by a thread that torch starts, which knows of no `use`."""
+    """torch computes the gradients of an accelerator in a thread of its own, which does not inherit `tridal.use`."""
     seen: list[bool] = []
-    original = autograd.gradient
+    original = autograd.registered_gradient
 
-    def watching(*arguments: Any, **more: Any) -> torch.Tensor:
+    def record(*arguments: Any) -> torch.Tensor:
         seen.append(settings.current().batch_invariant)
-        return original(*arguments, **more)
+        return original(*arguments)
 
-    monkeypatch.setattr(autograd, "gradient", watching)
+    monkeypatch.setattr(autograd, "registered_gradient", record)
     x = torch.randn(3, 4, device=device, dtype=torch.float64, requires_grad=True)
     with tridal.use(batch_invariant=True):
         y = torch.ops.tridal.softmax(x, -1, x.dtype) + torch.ops.tridal.masked_softmax(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
 from tridal.benchmarks import measuring, report, summary, workloads
 from tridal.benchmarks.measuring import Measurement, Timing
-from tridal.benchmarks.providers import COPY, PROVIDERS
+from tridal.benchmarks.providers import COPY, PROVIDERS, Function, Provider
 from tridal.benchmarks.results import Row, row
 from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload
+from tridal.ops import RowOp
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.softmax import SOFTMAX
 
 CPU = torch.device("cpu")
 
@@ -96,19 +102,48 @@ def test_label_names_shape_dim_and_slice() -> None:
     assert Workload("g", "softmax", "forward", "float32", (4, 8), is_slice=True).label == "4x8 slice"
 
 
-@pytest.mark.parametrize("name", ["tridal", "torch", "naive", "torch.jit.script"])
+@pytest.mark.parametrize("name", ["tridal", "torch", "reference", "naive", "torch.jit.script"])
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dim", [-1, 0, 1])
 def test_local_providers_match_torch(name: str, op: str, dim: int) -> None:
     if name == "torch.jit.script" and sys.version_info >= (3, 14):
         pytest.skip("torch.jit.script is not supported by this Python")
     x = torch.randn(3, 4, 5)
-    with PROVIDERS[name].function(op, dim) as function:
+    with PROVIDERS[name].using(op, dim) as function:
         torch.testing.assert_close(function(x), getattr(torch, op)(x, dim))
 
 
+@pytest.mark.usefixtures("unit_norm_in_table")
+@pytest.mark.parametrize("name", ["tridal", "reference", "torch.compile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_providers_of_an_op_that_torch_does_not_have(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 4, 5, dtype=dtype)
+    expected = torch.nn.functional.normalize(x.float(), dim=1).to(dtype)
+    with PROVIDERS[name].using("unit_norm", 1) as function:
+        torch.testing.assert_close(function(x), expected)
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_reference() -> None:
+    @contextmanager
+    def wrong(op: RowOp, dim: int) -> Iterator[Function]:
+        yield lambda x: op.compute(x, dim, (1e-6,)) * 1.01
+
+    workload = Workload("grid", "unit_norm", "forward", "float32", (2, 3))
+    (_, reference, other) = measuring.measure(workload, [PROVIDERS["reference"], Provider("wrong", wrong)], CPU)
+    assert reference.skipped is None
+    assert other.skipped == "ArithmeticError: wrong by 0.01 of the largest result"
+
+
+@pytest.mark.parametrize("name", sorted(set(PROVIDERS) - {"Liger-Kernel", "FlagGems", "quack"}))
+def test_only_the_default_providers_of_an_op_are_included(name: str) -> None:
+    included = PROVIDERS[name].includes
+    assert included(SOFTMAX) == (name != "reference")
+    assert included(UNIT_NORM) == (name in ("tridal", "reference", "torch.compile"))
+
+
 def test_provider_without_its_package_is_skipped_with_the_reason() -> None:
-    provider = measuring.Provider("other", PROVIDERS["torch"].function, package="no_such_package_anywhere")
+    provider = Provider("other", PROVIDERS["torch"].function, package="no_such_package_anywhere")
     assert provider.missing == "no_such_package_anywhere is not installed"
     assert provider.version is None
     (copy, other) = measuring.measure(Workload("grid", "softmax", "forward", "float32", (2, 3)), [provider], CPU)
@@ -130,16 +165,16 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("liger")
 def test_unsupported_op_or_dim_of_a_provider_raises_with_the_reason() -> None:
-    with PROVIDERS["Liger-Kernel"].function("softmax", -1) as function:
+    with PROVIDERS["Liger-Kernel"].function(SOFTMAX, -1) as function:
         torch.testing.assert_close(function(torch.ones(2, 2)), torch.full((2, 2), 0.5))
     with (
         pytest.raises(NotImplementedError, match="supports only softmax"),
-        PROVIDERS["Liger-Kernel"].function("log_softmax", -1),
+        PROVIDERS["Liger-Kernel"].function(LOG_SOFTMAX, -1),
     ):
         pass
     with (
         pytest.raises(NotImplementedError, match="supports only the last dimension"),
-        PROVIDERS["Liger-Kernel"].function("softmax", 0),
+        PROVIDERS["Liger-Kernel"].function(SOFTMAX, 0),
     ):
         pass
 

@@ -78,6 +78,7 @@ def test_doctor_json_reports_a_broken_torch(tmp_path: Path) -> None:
     assert report["problems"] == ["torch cannot be imported: OSError: libtorch_cpu.so: cannot open shared object file"]
     assert not report["device"]["usable"]
     assert {backend["name"] for backend in report["backends"]} >= {e.name for e in tridal.registry.registered()}
+    assert report["ops"] == []
 
 
 def test_broken_torch_is_imported_only_once(tmp_path: Path) -> None:

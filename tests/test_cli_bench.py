@@ -14,10 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from tridal.benchmarks import measuring, providers, workloads
 from tridal.benchmarks.providers import COPY, Provider
 from tridal.cli import app
 from tridal.devices.types import Backend
+from tridal.ops import RowOp, table
 
 pytestmark = pytest.mark.usefixtures("no_settings", "short_measurements")
 
@@ -75,6 +77,30 @@ def test_no_installed_provider_is_skipped(op: str) -> None:
     if sys.version_info >= (3, 14):
         skipped.pop("torch.jit.script", None)
     assert skipped == {}
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_op_of_a_third_party_is_measured_against_its_reference() -> None:
+    document = json.loads(bench(*SMALL, "--op", "unit_norm", "--json"))
+    measured = [row["provider"] for row in document["measurements"] if not row["skipped"]]
+    assert set(measured) == {COPY, "tridal", "reference"}
+    assert {row["op"] for row in document["measurements"]} == {"unit_norm"}
+    assert len(measured) == 2 * 2 * 3
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_providers_without_the_op_are_skipped_with_the_reason() -> None:
+    output = bench(*SMALL, "--op", "unit_norm", "--providers", "torch,naive,torch.jit.script")
+    assert "skipped 4 times: torch: NotImplementedError: torch has no function for unit_norm" in output
+    assert "skipped 4 times: naive: NotImplementedError: supports only softmax and log_softmax" in output
+    assert "skipped 4 times: torch.jit.script: NotImplementedError: supports only softmax and log_softmax" in output
+
+
+def test_broken_op_is_a_usage_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = table.RegisteredOp("broken_op", "vendor 1.0", None, "it has no reference")
+    monkeypatch.setattr(table, "_entries", (*table.registered(), broken))
+    output = " ".join(bench(*SMALL, "--op", "broken_op", code=2).replace("│", " ").split())
+    assert "op 'broken_op' of vendor 1.0 cannot be used: it has no reference" in output
 
 
 def test_results_name_the_backend_and_its_device(backend: Backend) -> None:
@@ -212,7 +238,7 @@ def test_provider_with_wrong_results_is_skipped(monkeypatch: pytest.MonkeyPatch)
     from contextlib import contextmanager
 
     @contextmanager
-    def double(op: str, dim: int) -> Any:
+    def double(op: RowOp, dim: int) -> Any:
         yield lambda x: torch.softmax(x, dim) * 2
 
     monkeypatch.setitem(providers.PROVIDERS, "double", Provider("double", double))  # type: ignore[index]

@@ -17,6 +17,7 @@ from tridal.cli import app, check
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError
+from tridal.pytorch.functions import FUNCTIONS
 from tridal.testing.cases import Case
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -102,9 +103,7 @@ def test_unknown_device_suggests_a_similar_name() -> None:
 
 
 def test_fails_when_a_kernel_is_wrong(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tridal
-
-    monkeypatch.setattr(tridal, "softmax", lambda x, dim=-1, **kwargs: torch.softmax(x, dim) * 1.01)
+    monkeypatch.setitem(FUNCTIONS, "softmax", lambda x, dim=-1, **kwargs: torch.softmax(x, dim) * 1.01)
     report = json.loads(run("--json", "--device", backend.name, code=1))
     assert report["passed"] is False
     assert report["unit_test"]["difference_to_torch"] is None
@@ -115,19 +114,17 @@ def test_fails_when_a_kernel_is_wrong(backend: Backend, monkeypatch: pytest.Monk
 
 
 def test_fails_when_a_kernel_raises(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tridal
-
     def raise_error(*arguments: Any, **keywords: Any) -> Any:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(tridal, "softmax", raise_error)
+    monkeypatch.setitem(FUNCTIONS, "softmax", raise_error)
     output = run("--device", backend.name, code=1)
     assert output.count("raised RuntimeError: out of luck") == 3
 
 
 def test_all_option_runs_the_conformance_suite(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [Case(op, direction, (3, 5)) for op in ("softmax", "log_softmax") for direction in ("forward", "backward")]  # type: ignore[arg-type]
-    monkeypatch.setattr(testing, "cases", lambda backend: tuple(cases))
+    monkeypatch.setattr(testing, "cases", lambda backend, ops: tuple(cases))
     report = json.loads(run("--all", "--json", "--device", backend.name))
     assert [result["name"] for result in report["suite"]] == [case.name for case in cases]
     output = run("--all", "--device", backend.name)
@@ -136,6 +133,26 @@ def test_all_option_runs_the_conformance_suite(backend: Backend, monkeypatch: py
     monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, False, 1, 0, "[off]", 0))
     output = run("--all", "--device", backend.name, code=1)
     assert "FAILED softmax forward 3x5 dim=-1 float32: [off]" in output
+
+
+def test_op_option_runs_the_suite_of_these_ops_only(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: list[Any] = []
+
+    def record(backend: Backend, ops: Any) -> tuple[Case, ...]:
+        requested.append(ops)
+        return (Case("log_softmax", "forward", (3, 5)),)
+
+    monkeypatch.setattr(testing, "cases", record)
+    report = json.loads(run("--op", "log_softmax", "--op", "softmax", "--json", "--device", backend.name))
+    assert requested == [["log_softmax", "softmax"]]
+    assert len(report["suite"]) == 1
+    assert "Conformance suite" in run("--op", "log_softmax", "--device", backend.name)
+
+
+def test_unknown_op_suggests_a_similar_name() -> None:
+    result = CliRunner().invoke(app, ["check", "--op", "log_sofmax"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "did you mean 'log_softmax'" in result.stderr
 
 
 def test_new_process_finishes_within_a_minute(backend: Backend) -> None:

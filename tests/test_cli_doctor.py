@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from backend_helpers import run_python
 from tridal.cli import app, doctor
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
+from tridal.ops import table
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -38,6 +42,68 @@ def test_report_has_every_backend_with_a_reason_if_unavailable() -> None:
         assert backend["available"] == (backend["reason"] is None)
         if not backend["available"] and entry.backend is not None:
             assert backend["install"] == entry.backend.install
+
+
+def test_report_has_every_op_of_the_table() -> None:
+    ops = {op["name"]: op for op in report()["ops"] if op["usable"]}
+    assert set(ops) == set(table.ops())
+    assert ops["softmax"] == {"name": "softmax", "origin": table.registered()[0].origin, "usable": True, "reason": None}
+
+
+BROKEN_OPS = """
+    import dataclasses
+    from tridal.ops.softmax import SOFTMAX
+
+    def renamed(name, **changes):
+        kernels = {
+            "forward": dataclasses.replace(SOFTMAX.forward, name=name),
+            "backward": dataclasses.replace(SOFTMAX.backward, name=name + "_backward"),
+        }
+        return dataclasses.replace(SOFTMAX, name=name, **{**kernels, **changes})
+
+    fine = renamed("fine")
+    no_reference = renamed("no_reference", reference=None)
+    statistics = SOFTMAX.forward.statistics
+    third = dataclasses.replace(statistics[0], name="third")
+    greedy = renamed(
+        "greedy", forward=dataclasses.replace(SOFTMAX.forward, name="greedy", statistics=(*statistics, third))
+    )
+    taken = renamed("softmax")
+"""
+
+
+def test_broken_op_is_reported_and_does_not_affect_other_ops(tmp_path: Path) -> None:
+    (tmp_path / "vendor_ops.py").write_text(textwrap.dedent(BROKEN_OPS))
+    info = tmp_path / "vendor_ops-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor-ops\nVersion: 1.0\n")
+    names = {"fine": "fine", "no_reference": "no_reference", "greedy": "greedy", "softmax": "taken"}
+    points = "".join(f"{name} = vendor_ops:{target}\n" for name, target in names.items())
+    (info / "entry_points.txt").write_text(f"[tridal.ops]\n{points}no_module = vendor_nowhere:op\n")
+    code = """
+        import sys
+        from tridal.cli import main
+        sys.argv = ["tridal", "doctor", "--json"]
+        main()
+    """
+    ops = json.loads(run_python(code, tmp_path, TRIDAL_DEVICE="cpu"))["ops"]
+    usable = {op["name"]: op["origin"] for op in ops if op["usable"]}
+    assert usable == {"softmax": "tridal", "log_softmax": "tridal", "fine": "vendor-ops 1.0"}
+    reasons = {op["name"]: op["reason"] for op in ops if not op["usable"]}
+    assert "it has no reference" in reasons["no_reference"]
+    assert reasons["greedy"] == "kernel 'greedy' has 3 statistics: at most 2 are supported"
+    assert "No module named 'vendor_nowhere'" in reasons["no_module"]
+    assert "its name is taken" in reasons["softmax"]
+
+
+def test_text_output_has_a_table_of_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = table.RegisteredOp("broken_op", "vendor 1.0", None, "it has no [reference]")
+    monkeypatch.setattr(table, "_entries", (*table.registered(), broken))
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["softmax", "yes", table.registered()[0].origin] in lines
+    assert ["broken_op", "no", "vendor", "1.0", "it", "has", "no", "[reference]"] in lines
 
 
 def test_report_has_the_devices_of_an_available_backend(backend: Backend) -> None:

@@ -10,10 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 import tridal
+from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from tridal.cli import app
-from tridal.cli.plan import ALGORITHMS
-from tridal.devices import registry
-from tridal.devices.types import Algorithm
+from tridal.cli.plan import SCHEDULES
+from tridal.devices import registry, types
 from tridal.ops import planning
 
 pytest.importorskip("triton")
@@ -54,28 +54,27 @@ def test_plan_has_the_resources_of_the_compiled_kernel(arch: str) -> None:
 def test_json_has_the_question_and_the_plan() -> None:
     report = plan_json("64", "100", "--arch", ARCHITECTURES[0], "--op", "log_softmax_backward", "--dim", "0")
     assert list(report) == ["rows", "cols", "dtype", "op", "dim", "backend", "device", "plan"]
-    assert [report[key] for key in ("rows", "cols", "dtype", "op", "dim")] == [
-        64,
-        100,
-        "float32",
-        "log_softmax_backward",
-        0,
-    ]
-    assert {"algorithm", "tile", "programs", "reason", "occupancy", "resources"} <= report["plan"].keys()
+    question = [report[key] for key in ("rows", "cols", "dtype", "op", "dim")]
+    assert question == [64, 100, "float32", "log_softmax_backward", 0]
+    assert {"schedule", "config", "programs", "reason", "occupancy", "resources"} <= report["plan"].keys()
 
 
 def test_text_output_describes_the_plan() -> None:
     output = plan("1823", "781", "--arch", COMPILED[0], "--dtype", "bfloat16")
     _, properties = planning.architectures()[COMPILED[0]]
     planned = tridal.plan(1823, 781, dtype=torch.bfloat16, arch=COMPILED[0])
-    for text in (properties.name, planned.tile.algorithm, f"{planned.programs:,}", "registers per thread", "reason"):
+    for text in (properties.name, planned.config.schedule, f"{planned.programs:,}", "registers per thread", "reason"):
         assert text in output
 
 
-def test_every_algorithm_has_a_description() -> None:
-    from typing import get_args
+def test_every_schedule_has_a_description() -> None:
+    assert tuple(SCHEDULES) == types.SCHEDULES
 
-    assert set(ALGORITHMS) == set(get_args(Algorithm))
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_help_lists_the_ops_and_gradients_of_the_table() -> None:
+    output = " ".join(plan("--help").replace("│", " ").split())
+    assert "softmax, softmax_backward, log_softmax, log_softmax_backward, unit_norm, unit_norm_backward." in output
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python"))]
+ADD_AN_OP = ROOT / "docs" / "add-an-op.md"
+ROW_OP_PACKAGE = ROOT / "tests" / "row_op_package"
+PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python")) and page != ADD_AN_OP]
 
 READER_DEFINITIONS = """
 import types, torch, tridal
@@ -130,21 +132,42 @@ def test_add_a_backend_shows_the_tested_plugin() -> None:
         assert (ROOT / "tests" / "plugin" / file).read_text() in shown, f"the page does not contain {file} verbatim"
 
 
+def test_add_an_op_shows_the_tested_package() -> None:
+    shown = list(code_blocks(ADD_AN_OP, "python", "toml"))
+    for file in ("tridal_l2norm/kernels.py", "tridal_l2norm/__init__.py", "pyproject.toml"):
+        assert (ROW_OP_PACKAGE / file).read_text() in shown, f"the page does not contain {file} verbatim"
+
+
+def test_add_an_op_runs_its_last_python_block() -> None:
+    *_, usage = code_blocks(ADD_AN_OP, "python")
+    path = os.pathsep.join([str(ROW_OP_PACKAGE), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "TRIDAL_DEVICE": "interpreter"}
+    result = subprocess.run([sys.executable, "-c", usage], env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:
     """Inserts breakpoint() after the line that the page names, runs the page's script, and types its pdb commands."""
     page = ROOT / "docs" / "debugging.md"
     script = next(code_blocks(page, "python"))
     session = next(text for text in code_blocks(page, "console") if "(Pdb)" in text).partition("\n")[2]
-    line = re.search(r"after the line\s`([^`]+)`", prose(page))
-    assert line is not None
+    location = re.search(
+        r"into the function `(?P<function>\w+)` of\s\[src/(?P<file>[\w/.]+)\].*?after the line\s`(?P<line>[^`]+)`",
+        prose(page),
+        re.DOTALL,
+    )
+    assert location is not None, "the page names no function, file and line"
     shutil.copytree(Path(tridal.__file__).parent, tmp_path / "tridal")
-    kernels = tmp_path / "tridal" / "kernels" / "softmax.py"
-    before, named_line, after = kernels.read_text().partition(f"            {line[1]}\n")
-    assert named_line, f"the kernels have no line {line[1]}"
-    kernels.write_text(f"{before}{named_line}            breakpoint()\n{after}")
-    stop = before.count("\n") + 3  # 1-based. Before 3.13, Python stops at the line after breakpoint().
-    assert f"softmax.py({stop})forward()\n-> {after.partition(chr(10))[0].strip()}\n" in session
-    assert f"softmax.py:{stop - 1}, " in page.read_text(), "the pdb command names another line of the unchanged source"
+    file = tmp_path / location["file"]
+    lines = file.read_text().splitlines(keepends=True)
+    (number,) = [number for number, line in enumerate(lines, 1) if line.strip() == location["line"]]
+    indentation = lines[number - 1].removesuffix(lines[number - 1].lstrip())
+    next_line = lines[number].strip()
+    lines.insert(number, f"{indentation}breakpoint()\n")
+    file.write_text("".join(lines))
+    # Before 3.13, Python stops at the line after breakpoint().
+    assert f"{file.name}({number + 2}){location['function']}()\n-> {next_line}\n" in session
+    assert f"{file.name}:{number + 1}, " in page.read_text(), "the pdb command names another line"
 
     typed = re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE)
     result = subprocess.run(

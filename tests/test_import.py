@@ -1,4 +1,4 @@
-"""Importing tridal pulls in torch and nothing that compiles, talks to a device or draws."""
+"""Importing tridal imports torch, and no compiler, driver, plotting or command-line package. Its public names."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ import sys
 HEAVY = ("triton", "torch_npu", "typer", "rich", "matplotlib", "yaml")
 
 
-def imported(statement: str) -> set[str]:
+def imported_modules(statement: str) -> set[str]:
     script = f"{statement}\nimport sys; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     return {name for name in result.stdout.split() if name}
 
 
-def test_import_pulls_in_nothing_heavy() -> None:
-    before = imported("import torch")
-    after = imported("import tridal")
+def test_import_loads_no_heavy_package_and_no_backend() -> None:
+    before = imported_modules("import torch")
+    after = imported_modules("import tridal")
     assert "torch" in after
     packages = {name.partition(".")[0] for name in after - before}
     assert not packages & set(HEAVY)
-    assert not {name for name in packages if name.startswith("tridal_")}, "backends are loaded on first need"
+    assert not {name for name in packages if name.startswith("tridal_")}, "backends are loaded on first use"
 
 
-def test_a_cpu_tensor_pulls_in_no_compiler() -> None:
-    modules = imported("import torch, tridal; tridal.softmax(torch.zeros(2, 3))")
+def test_softmax_of_a_cpu_tensor_does_not_import_triton() -> None:
+    modules = imported_modules("import torch, tridal; tridal.softmax(torch.zeros(2, 3))")
     assert "triton" not in modules
     assert "torch_npu" not in modules
 
 
-def test_the_settings_and_the_registry_need_no_torch() -> None:
+def test_settings_and_registry_do_not_need_torch() -> None:
     script = (
         "import sys; sys.modules['torch'] = None\n"  # importing it raises
         "from tridal import registry, settings; settings.current(); registry.registered()"
     )
-    assert "tridal.registry" in imported(script)
+    assert "tridal.registry" in imported_modules(script)
+
+
+def test_dir_lists_public_names_and_documented_submodules_only() -> None:
+    script = (
+        "import tridal, tridal.testing, tridal.pytorch.dtensor, tridal.devices\n"
+        "names = {*tridal.__all__, 'ops', 'registry', 'run', 'settings', 'testing', 'types'}\n"
+        "assert set(dir(tridal)) == names, dir(tridal)\n"
+        "assert all(getattr(tridal, name) is not None for name in names)"
+    )
+    assert "tridal" in imported_modules(script)

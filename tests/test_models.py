@@ -1,4 +1,4 @@
-"""Models that don't know tridal: real ones, with random weights, run unchanged under `override_torch`."""
+"""Transformer models with random weights, which run unchanged under `override_torch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from tridal.pytorch import prepared as execute
+from tridal.pytorch import prepared
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,27 +38,31 @@ def bert() -> Any:
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, bert])
-def test_outputs_and_gradients(device: torch.device, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_and_gradients_are_the_same_under_override(
+    device: torch.device, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = make().to(device)
-    words = torch.randint(0, 97, (2, 11), device=device)
-    padding = torch.ones_like(words)
+    tokens = torch.randint(0, 97, (2, 11), device=device)
+    padding = torch.ones_like(tokens)
     padding[1, 8:] = 0
 
     def step() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         model.zero_grad()
-        result = model(input_ids=words, attention_mask=padding, labels=words)
+        result = model(input_ids=tokens, attention_mask=padding, labels=tokens)
         result.loss.backward()
         return result.logits, result.loss, {name: p.grad.clone() for name, p in model.named_parameters()}
 
     expected = step()
     calls: list[str] = []
-    forward, backward = execute.forward, execute.backward
-    monkeypatch.setattr(execute, "forward", lambda place, op, *a: calls.append(op) or forward(place, op, *a))
-    monkeypatch.setattr(execute, "backward", lambda place, op, *a: calls.append(f"d{op}") or backward(place, op, *a))
+    forward, backward = prepared.forward, prepared.backward
+    monkeypatch.setattr(prepared, "forward", lambda context, op, *a: calls.append(op.name) or forward(context, op, *a))
+    monkeypatch.setattr(
+        prepared, "backward", lambda context, op, *a: calls.append(op.backward.name) or backward(context, op, *a)
+    )
     with tridal.override_torch():
         got = step()
     assert {op: calls.count(op) for op in sorted(set(calls))} == {
-        "dlog_softmax": 1, "dsoftmax": 2, "log_softmax": 1, "softmax": 2,
+        "log_softmax": 1, "log_softmax_backward": 1, "softmax": 2, "softmax_backward": 2,
     }  # fmt: skip
     assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -1,8 +1,7 @@
-"""PyTorch's own cases: every sample that its test database has for the softmax family, forward and gradient.
+"""The samples of PyTorch's test database for the softmax family, forward and backward.
 
-Each op is called as PyTorch's tests call it, with torch's softmax overridden, and is compared with torch's own; softmax
-and log_softmax are called as tridal's functions besides, also where torch computes them. Complex dtypes are left out:
-they are refused, which is checked.
+Each op is called under `override_torch` and compared with torch. The functions of tridal are also called, on a device
+with a backend and on one without. Complex dtypes raise an error, which has a test of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ pytest.importorskip("expecttest")
 database = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-TOLERANCE = {  # of results that two correct kernels give: an ulp or two of what is stored, more after a sum
+TOLERANCE = {  # between two correct kernels: one or two units of the last place of the dtype, more after a sum
     torch.float16: (2e-3, 2e-3),
     torch.bfloat16: (1.6e-2, 1.6e-2),
     torch.float32: (1e-5, 1e-5),
@@ -60,7 +59,7 @@ def run(call: Any, info: Any, device: torch.device) -> int:
             try:
                 y, expected = call(sample)
             except RuntimeError:
-                # Some of torch's versions and devices refuse a gradient in half precision for a float32 input.
+                # Some versions of torch do not accept a half-precision gradient for a float32 input on some devices.
                 with pytest.raises(RuntimeError, match="expected scalar type"):
                     info(sample.input, *sample.args, **sample.kwargs)
                 continue
@@ -71,7 +70,7 @@ def run(call: Any, info: Any, device: torch.device) -> int:
     return count
 
 
-def test_the_database_has_them_all() -> None:
+def test_database_has_the_expected_ops() -> None:
     assert sorted({info.name for info in OPS}) == [
         "_softmax_backward_data", "log_softmax", "masked.log_softmax", "masked.softmax", "masked.softmin",
         "nn.functional.softmin", "softmax", "torch.ops.aten._safe_softmax.default",
@@ -79,7 +78,7 @@ def test_the_database_has_them_all() -> None:
 
 
 @pytest.mark.parametrize("info", OPS, ids=label)
-def test_under_override(device: torch.device, info: Any) -> None:
+def test_samples_under_override_equal_torch(device: torch.device, info: Any) -> None:
     def call(sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
         expected = info(sample.input, *sample.args, **sample.kwargs)
         with tridal.override_torch():
@@ -92,7 +91,7 @@ def test_under_override(device: torch.device, info: Any) -> None:
 
 @pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize("info", [info for info in OPS if info.name in FUNCTIONS], ids=label)
-def test_tridals_functions(device: torch.device, info: Any, served: bool) -> None:
+def test_samples_of_tridal_functions_equal_torch(device: torch.device, info: Any, served: bool) -> None:
     where = device if served else torch.device("cpu")
 
     def call(sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +106,7 @@ def test_tridals_functions(device: torch.device, info: Any, served: bool) -> Non
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_numbers_are_refused(device: torch.device, function: Any, dtype: torch.dtype) -> None:
+def test_complex_dtypes_raise(device: torch.device, function: Any, dtype: torch.dtype) -> None:
     with pytest.raises(tridal.errors.DTypeError, match="complex"):
         function(torch.randn(3, 5, dtype=dtype, device=device), -1)
     with pytest.raises(tridal.errors.DTypeError, match="complex"):
@@ -115,7 +114,7 @@ def test_complex_numbers_are_refused(device: torch.device, function: Any, dtype:
 
 
 @pytest.mark.parametrize("info", [info for info in OPS if info.name in FUNCTIONS], ids=label)
-def test_bad_inputs_of_the_database(device: torch.device, info: Any) -> None:
+def test_error_samples_raise(device: torch.device, info: Any) -> None:
     for bad in info.error_inputs(device.type) if info.error_inputs_func else ():
         sample = bad.sample_input
         with pytest.raises(bad.error_type):

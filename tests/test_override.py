@@ -1,4 +1,4 @@
-"""torch's own softmax computed by tridal: what is reached, for how long, and what is left behind."""
+"""override_torch: which torch functions it affects, how long it lasts, and that torch is restored afterwards."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tridal
-from tridal.pytorch import prepared as execute
+from tridal.pytorch import prepared
 
 ATEN = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
 
 
-def dispatcher() -> list[str]:
+def registered_kernels() -> list[str]:
     return [torch._C._dispatch_dump(f"aten::{name}") for name in ATEN]
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What tridal was asked to compute."""
-    calls: list[str] = []
-    forward, backward = execute.forward, execute.backward
-    monkeypatch.setattr(execute, "forward", lambda place, op, *a: calls.append(op) or forward(place, op, *a))
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the kernels that tridal was asked for."""
+    names: list[str] = []
+    forward, backward = prepared.forward, prepared.backward
+    monkeypatch.setattr(prepared, "forward", lambda context, op, *a: names.append(op.name) or forward(context, op, *a))
     monkeypatch.setattr(
-        execute, "backward", lambda place, op, *a: calls.append(f"{op} backward") or backward(place, op, *a)
+        prepared, "backward", lambda context, op, *a: names.append(op.backward.name) or backward(context, op, *a)
     )
-    before = dispatcher()
-    yield calls
-    assert dispatcher() == before, "torch is as it was"
+    before = registered_kernels()
+    yield names
+    assert registered_kernels() == before, "torch's kernels are restored"
 
 
-REACHED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+AFFECTED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "torch.softmax": ("softmax", lambda x: torch.softmax(x, 0)),
     "Tensor.softmax": ("softmax", lambda x: x.softmax(-1)),
     "torch.special.softmax": ("softmax", lambda x: torch.special.softmax(x, 0)),
@@ -61,53 +61,55 @@ REACHED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "use"), REACHED.values(), ids=REACHED)
-def test_reached_forward_and_backward(
-    device: torch.device, seen: list[str], op: str, use: Callable[[torch.Tensor], torch.Tensor]
+@pytest.mark.parametrize(("op", "function"), AFFECTED.values(), ids=AFFECTED)
+def test_affected_functions_forward_and_backward(
+    device: torch.device, calls: list[str], op: str, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     x = torch.randn(2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
-    expected = use(x)
+    expected = function(x)
     (expected_grad,) = torch.autograd.grad(expected.sin().sum(), x)
-    assert seen == []
+    assert calls == []
     with tridal.override_torch() as override:
         assert device.type in override.device_types
-        y = use(x)
-        assert op in seen
+        y = function(x)
+        assert op in calls
         (grad,) = torch.autograd.grad(y.sin().sum(), x)
-        assert f"{op} backward" in seen
+        assert f"{op}_backward" in calls
     assert_close(y, expected)
     assert_close(grad, expected_grad)
-    seen.clear()
-    use(x)
-    assert seen == []
+    calls.clear()
+    function(x)
+    assert calls == []
 
 
-def test_attention_with_weights(device: torch.device, seen: list[str]) -> None:
+def test_multihead_attention(device: torch.device, calls: list[str]) -> None:
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True, device=device)
     x = torch.randn(2, 3, 8, device=device)
     expected = attention(x, x, x)
     with tridal.override_torch():
         assert_close(attention(x, x, x), expected)
-    assert seen == ["softmax"]
+    assert calls == ["softmax"]
 
 
-def test_autocast_transforms_and_higher_orders(device: torch.device, seen: list[str]) -> None:
+def test_autocast_transforms_and_higher_orders_are_affected(device: torch.device, calls: list[str]) -> None:
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
 
-    def uses() -> list[torch.Tensor]:
+    def compute() -> list[torch.Tensor]:
         with torch.autocast(device.type, torch.bfloat16):
             cast = torch.softmax(x.float().bfloat16(), -1)
         hessian = torch.func.hessian(lambda z: torch.log_softmax(z, -1).square().sum())(x)
         return [hessian, torch.vmap(lambda z: torch.softmax(z, 0))(x), cast]
 
-    expected = uses()
+    expected = compute()
     with tridal.override_torch():
-        assert_close(uses(), expected, rtol=1e-2, atol=1e-2)
-    assert {"softmax", "log_softmax"} <= set(seen)
+        assert_close(compute(), expected, rtol=1e-2, atol=1e-2)
+    assert {"softmax", "log_softmax"} <= set(calls)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 0), (5, 0, 0)])
-def test_what_kernels_do_not_compute_is_torchs(device: torch.device, seen: list[str], shape: tuple[int, ...]) -> None:
+def test_torch_computes_empty_and_zero_dim_tensors(
+    device: torch.device, calls: list[str], shape: tuple[int, ...]
+) -> None:
     x = torch.randn(shape, device=device, requires_grad=True)
     with tridal.override_torch():
         for op in (torch.softmax, torch.log_softmax):
@@ -116,7 +118,7 @@ def test_what_kernels_do_not_compute_is_torchs(device: torch.device, seen: list[
     assert_close(y, torch.log_softmax(x, -1))
 
 
-def test_errors_are_still_torchs(device: torch.device) -> None:
+def test_errors_are_those_of_torch(device: torch.device) -> None:
     with tridal.override_torch():
         with pytest.raises(IndexError):
             torch.softmax(torch.randn(3, device=device), 1)
@@ -124,29 +126,29 @@ def test_errors_are_still_torchs(device: torch.device) -> None:
             torch.softmax(torch.arange(3, device=device), 0)
 
 
-def test_other_devices_are_left_alone(device: torch.device, seen: list[str]) -> None:
+def test_devices_without_a_backend_are_not_affected(device: torch.device, calls: list[str]) -> None:
     with tridal.override_torch() as override:
         assert "meta" not in override.device_types
         assert torch.softmax(torch.empty(3, 5, device="meta"), -1).shape == (3, 5)
-    assert seen == []
+    assert calls == []
 
 
-def test_nested_and_ended_in_any_order(device: torch.device, seen: list[str]) -> None:
+def test_overrides_nest_and_end_in_any_order(device: torch.device, calls: list[str]) -> None:
     x = torch.randn(3, 5, device=device)
     first, second = tridal.override_torch(), tridal.override_torch()
     with tridal.override_torch():
         first.undo()
         first.undo()
     torch.softmax(x, -1)
-    assert seen == ["softmax"]
+    assert calls == ["softmax"]
     second.undo()
     torch.softmax(x, -1)
-    assert seen == ["softmax"]
+    assert calls == ["softmax"]
     with pytest.raises(RuntimeError, match="has ended"), second:
         pass
 
 
-def test_one_override_entered_twice(device: torch.device, seen: list[str]) -> None:
+def test_override_entered_twice_ends_with_the_outer_block(device: torch.device, calls: list[str]) -> None:
     x = torch.randn(3, 5, device=device)
     override = tridal.override_torch()
     with override:
@@ -154,21 +156,21 @@ def test_one_override_entered_twice(device: torch.device, seen: list[str]) -> No
             pass
         torch.softmax(x, -1)
     torch.softmax(x, -1)
-    assert seen == ["softmax"]
+    assert calls == ["softmax"]
 
 
-def test_an_exception_ends_it(device: torch.device, seen: list[str]) -> None:
+def test_exception_ends_the_override(device: torch.device, calls: list[str]) -> None:
     def fail() -> None:
         with tridal.override_torch():
-            raise KeyError("somebody's own")
+            raise KeyError("from the block")
 
-    with pytest.raises(KeyError, match="somebody's own"):
+    with pytest.raises(KeyError, match="from the block"):
         fail()
     torch.softmax(torch.randn(3, 5, device=device), -1)
-    assert seen == []
+    assert calls == []
 
 
-def test_it_holds_for_all_threads_and_settings_for_each(backend: Any, seen: list[str]) -> None:
+def test_override_applies_to_all_threads_and_settings_to_one(backend: Any, calls: list[str]) -> None:
     def work(name: str) -> None:
         with tridal.use(device=name):
             torch.softmax(torch.randn(3, 5, device=tridal.device()), -1)
@@ -177,19 +179,19 @@ def test_it_holds_for_all_threads_and_settings_for_each(backend: Any, seen: list
         thread = threading.Thread(target=work, args=(backend.name,))
         thread.start()
         thread.join()
-    assert seen == ["softmax"]
+    assert calls == ["softmax"]
 
 
-def test_gradients_may_be_computed_after_its_end(device: torch.device, seen: list[str]) -> None:
+def test_backward_after_the_end_is_computed_by_torch(device: torch.device, calls: list[str]) -> None:
     x = torch.randn(3, 5, device=device, requires_grad=True)
     with tridal.override_torch():
         y = torch.softmax(x, -1).sin().sum()
     y.backward()
-    assert seen == ["softmax"]
+    assert calls == ["softmax"]
     assert_close(x.grad, torch.autograd.grad(torch.softmax(x, -1).sin().sum(), x)[0])
 
 
-def test_tridals_own_functions_are_the_same(device: torch.device) -> None:
+def test_tridal_functions_give_the_same_under_override(device: torch.device) -> None:
     x = torch.randn(3, 5, device=device)
     expected = tridal.softmax(x)
     with tridal.override_torch():
@@ -197,14 +199,16 @@ def test_tridals_own_functions_are_the_same(device: torch.device) -> None:
         assert torch.equal(torch.softmax(x, -1), expected)
 
 
-def test_nothing_to_override_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tridal.pytorch.device_context.served", lambda device_type: False)
+def test_override_without_a_served_device_warns(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tridal.pytorch.override.is_served", lambda device_type: False)
     with tridal.override_torch() as override:
         assert override.device_types == ()
     assert "no available backend serves a device" in caplog.text
 
 
-def python(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TRIDAL_DEVICE": "interpreter", **variables}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     return subprocess.run(
@@ -212,16 +216,16 @@ def python(*arguments: str, cwd: Path | None = None, **variables: str) -> subpro
     )
 
 
-def test_environment_variable(backend: Any) -> None:
+def test_environment_variable_starts_the_override(backend: Any) -> None:
     program = "import tridal, torch; print('override.py' in torch._C._dispatch_dump('aten::_softmax'))"
     for value, expected in (("1", "True"), ("yes", "True"), ("0", "False"), ("", "False")):
-        done = python("-c", program, TRIDAL_OVERRIDE_TORCH=value, TRIDAL_DEVICE=backend.name)
+        done = run_python("-c", program, TRIDAL_OVERRIDE_TORCH=value, TRIDAL_DEVICE=backend.name)
         assert done.stdout.strip() == expected, done.stderr
-    done = python("-c", program, TRIDAL_OVERRIDE_TORCH="maybe")
+    done = run_python("-c", program, TRIDAL_OVERRIDE_TORCH="maybe")
     assert "TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'" in done.stderr
 
 
-def test_programs_that_never_import_tridal(backend: Any, tmp_path: Path) -> None:
+def test_run_module_overrides_in_programs_without_tridal(backend: Any, tmp_path: Path) -> None:
     program = (
         "import sys, torch\n"
         "print(sys.argv[1:], __name__, 'override.py' in torch._C._dispatch_dump('aten::_softmax'))\n"
@@ -229,8 +233,8 @@ def test_programs_that_never_import_tridal(backend: Any, tmp_path: Path) -> None
     )
     (tmp_path / "program.py").write_text(program)
     for how in (("program.py",), ("-m", "program")):
-        done = python("-m", "tridal.run", *how, "a", "-b", cwd=tmp_path, TRIDAL_DEVICE=backend.name)
+        done = run_python("-m", "tridal.run", *how, "a", "-b", cwd=tmp_path, TRIDAL_DEVICE=backend.name)
         assert done.stdout.splitlines() == ["['a', '-b'] __main__ True", "[0.5, 0.5]"], done.stderr
-    done = python("-m", "tridal.run")
+    done = run_python("-m", "tridal.run")
     assert done.returncode == 2
     assert "usage: python -m tridal.run" in done.stderr

@@ -1,4 +1,4 @@
-"""What pip installs is complete: the wheel and an editable install hold packages, plugins, types and settings files."""
+"""Tests that the wheel and an editable install contain all packages, plugins, type information and settings files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ CONFIGS = {path.name for path in (ROOT / "configs").glob("*.yaml")}
 
 
 def python(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Runs Python in a new process and returns its standard output."""
+    result = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by way of the sdist, as `python -m build` does: so that holds all that the wheel needs, too."""
+    """The wheel. It is built from the sdist, so the sdist also contains everything that the wheel needs."""
     folder = tmp_path_factory.mktemp("dist")
     python("-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
     return next(folder.glob("*.whl"))
@@ -33,13 +34,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of an editable install."""
     folder = tmp_path_factory.mktemp("editable")
     python("-c", f"import hatchling.build; hatchling.build.build_editable({str(folder)!r})")
     return next(folder.glob("*.whl"))
 
 
 @pytest.mark.parametrize("built", ["wheel", "editable"])
-def test_names_its_plugins_and_its_command(built: str, request: pytest.FixtureRequest) -> None:
+def test_entry_points_are_the_command_and_the_bundled_backends(built: str, request: pytest.FixtureRequest) -> None:
     with zipfile.ZipFile(request.getfixturevalue(built)) as archive:
         points = archive.read(next(name for name in archive.namelist() if name.endswith("entry_points.txt"))).decode()
     assert "tridal = tridal.cli:main" in points
@@ -50,36 +52,35 @@ def test_names_its_plugins_and_its_command(built: str, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize("built", ["wheel", "editable"])
-def test_brings_the_settings_files(built: str, request: pytest.FixtureRequest) -> None:
+def test_settings_files_are_included(built: str, request: pytest.FixtureRequest) -> None:
     with zipfile.ZipFile(request.getfixturevalue(built)) as archive:
         shared = {name.rpartition("/")[2] for name in archive.namelist() if "/data/share/tridal/configs/" in name}
     assert shared == CONFIGS
 
 
-def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_all_files_of_the_packages_and_no_others(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
-    assert held == package_files()
-    assert "tridal/py.typed" in held
+        files = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
+    assert files == package_files()
+    assert "tridal/py.typed" in files
 
 
 def package_files() -> set[str]:
-    """Of all packages in the tree, each by its path from where the package is imported."""
+    """Returns the files of all packages in the repository, relative to the folder that contains the package."""
     packages = [ROOT / "src" / "tridal", *(ROOT / "backends" / name for name in BACKENDS)]
     files = {file.relative_to(package.parent) for package in packages for file in package.rglob("*") if file.is_file()}
     return {file.as_posix() for file in files if "__pycache__" not in file.parts}
 
 
-def test_asks_for_torch_and_for_no_triton(wheel: Path) -> None:
+def test_wheel_requires_torch_but_not_triton(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = email.message_from_bytes(archive.read(next(n for n in archive.namelist() if n.endswith("METADATA"))))
-    needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert any(line.startswith("torch") for line in needed)
-    assert not any("triton" in line for line in needed), "triton and triton-ascend overwrite each other"
+    required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert any(line.startswith("torch") for line in required)
+    assert not any("triton" in line for line in required), "triton and triton-ascend overwrite each other"
 
 
-def test_installs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """`pip install .` with what it needs in place already; it runs from there, without this checkout."""
+def test_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path), str(wheel))
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
@@ -89,7 +90,7 @@ def test_installs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
         "for entry in registry.registered(): print(sys.modules[entry.backend.__module__].__file__, entry.problem)\n"
         "with tridal.use(device='interpreter'): print(tridal.softmax(torch.zeros(1, 4)).sum().item())\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.count(str(tmp_path)) == len(BACKENDS)
-    assert told.stdout.split()[-1] == "1.0"
+    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(str(tmp_path)) == len(BACKENDS)
+    assert result.stdout.split()[-1] == "1.0"

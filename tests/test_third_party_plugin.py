@@ -38,7 +38,7 @@ USE_TOY = """
         plan = tridal.plan(10, 33)
     (status,) = [s for s in tridal.backends() if s.name == "toy"]
     difference = (y - torch.softmax(x, -1)).abs().max().item()
-    print(json.dumps([status.origin, status.available, status.device_type, plan.tile.rows, plan.reason, difference]))
+    print(json.dumps([status.origin, status.available, status.device_type, plan.config.rows, plan.reason, difference]))
 """
 
 

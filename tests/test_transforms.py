@@ -1,4 +1,4 @@
-"""Composable transforms of the op, on every backend: each gives what it gives for torch's own, to any order."""
+"""Transforms of torch.func and torch.autograd on every backend: results equal those of torch's functions."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dim", [0, -1])
-def test_transform(device: torch.device, transform: Callable[[Fn], Fn], name: str, dim: int) -> None:
+def test_transform_equals_torch(device: torch.device, transform: Callable[[Fn], Fn], name: str, dim: int) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
     got = transform(lambda z: getattr(tridal, name)(z, dim))(x)
     assert_close(got, transform(lambda z: getattr(torch, name)(z, dim))(x))
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_transforms_of_the_op_itself(device: torch.device, name: str) -> None:
-    """Somebody else's graph may hold the op, without the function that people call."""
+def test_transforms_of_the_registered_op_equal_torch(device: torch.device, name: str) -> None:
+    """A graph can contain the registered op without the public function."""
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
     op = getattr(torch.ops.tridal, name)
     for transform in (jacfwd, jacrev, vmap, lambda f: hessian(squares(f))):
@@ -103,7 +103,7 @@ def test_transforms_of_the_op_itself(device: torch.device, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_transforms_that_change_the_dtype(device: torch.device, name: str) -> None:
+def test_transforms_with_a_dtype_argument_equal_torch(device: torch.device, name: str) -> None:
     x = torch.randn(3, 5, dtype=torch.float32, device=device)
     for transform in (jacfwd, jacrev, vmap, lambda f: hessian(squares(f)), lambda f: jacfwd(jacfwd(squares(f)))):
         got = transform(lambda z: getattr(tridal, name)(z, -1, torch.float64))(x)
@@ -111,7 +111,7 @@ def test_transforms_that_change_the_dtype(device: torch.device, name: str) -> No
         assert_close(got, expected)
 
 
-def test_no_grad_inside_a_transform_is_kept(device: torch.device) -> None:
+def test_no_grad_inside_a_transform_has_an_effect(device: torch.device) -> None:
     def f(softmax: Any) -> Fn:
         def inner(z: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -127,7 +127,7 @@ def test_no_grad_inside_a_transform_is_kept(device: torch.device) -> None:
         assert_close(grad(f(tridal.softmax))(x), grad(f(torch.softmax))(x))
 
 
-def test_vmap_refuses_what_the_op_refuses(device: torch.device) -> None:
+def test_vmap_raises_for_a_dim_out_of_range(device: torch.device) -> None:
     with pytest.raises(IndexError, match="dim 2 is out of range"):
         vmap(lambda z: tridal.softmax(z, 2))(torch.randn(2, 3, 4, device=device))
     with pytest.raises(IndexError, match="dim 1 is out of range"):

@@ -1,4 +1,4 @@
-"""The CUDA backend: NVIDIA GPUs, planned by the registers, shared memory and warps that a multiprocessor has."""
+"""The CUDA backend, for NVIDIA GPUs. Its plans depend on the registers, shared memory and warps of a multiprocessor."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _ALREADY_CURRENT = nullcontext()
 
 
 class Cuda:
-    """Serves tensors of device type "cuda", unless torch is built for ROCm, whose tensors say "cuda" too."""
+    """Serves tensors of device type "cuda". ROCm builds of torch use that type too, and are rejected."""
 
     name = "cuda"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    algorithms = frozenset({"tile", "split", "looped", "edges", "rereads", "masked"})
+    schedules = frozenset({"whole_row", "cooperative", "column_loop", "peel", "reload", "scale_mask"})
     interpreted = False
     options: Mapping[str, Option] = {}
-    install = "an NVIDIA driver, and a CUDA build of PyTorch, which brings Triton along (pytorch.org, Get Started)"
+    install = "an NVIDIA driver, and a CUDA build of PyTorch, which includes Triton (pytorch.org, Get Started)"
 
     def unavailable(self) -> str | None:
-        """Says which is missing: a CUDA build of torch, a device, or Triton."""
+        """The missing requirement: a CUDA build of torch, a device, or Triton; None if nothing is missing."""
         import torch
 
         if torch.version.hip is not None:
@@ -36,41 +36,44 @@ class Cuda:
         if torch.version.cuda is None:
             return f"this torch ({torch.__version__}) is built without CUDA"
         if not torch.cuda.is_available():
-            return "torch sees no CUDA device: look at nvidia-smi for the driver, and at CUDA_VISIBLE_DEVICES"
+            return "torch sees no CUDA device: check the driver with nvidia-smi, and check CUDA_VISIBLE_DEVICES"
         if importlib.util.find_spec("triton") is None:
             return "the package triton is not installed"
         return None
 
     def device_count(self) -> int:
-        """GPUs that torch sees."""
+        """Number of GPUs that torch sees."""
         import torch
 
         return torch.cuda.device_count()
 
     def properties(self, index: int) -> DeviceProperties:
-        """What Triton's driver says of a GPU, and torch where the driver is silent."""
+        """Properties of a GPU from Triton's driver and from torch. `max_programs` is from `ARCHITECTURES`."""
         return _properties(index)
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """A GPU of each compute capability."""
+        """One GPU of each compute capability."""
         return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """A tile by the width of a row, programs by occupancy."""
+        """See `tridal_cuda.planning.plan`. There are no options."""
         return plan(problem, device, probe)
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Read from the cubin."""
+        """The resources in the cubin."""
         return read_resources(asm["cubin"], shared_memory)
 
     def stream(self, index: int) -> int:
-        """Handle of torch's current stream."""
+        """Handle of torch's current stream. torch's private function avoids a Stream object."""
         import torch
 
-        return torch._C._cuda_getCurrentRawStream(index)
+        try:
+            return torch._C._cuda_getCurrentRawStream(index)
+        except AttributeError:  # a torch without it
+            return int(torch.cuda.current_stream(index).cuda_stream)
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """torch's device guard, where it has anything to change."""
+        """torch's device guard; an empty context if the device is already current."""
         import torch
 
         return _ALREADY_CURRENT if torch.cuda.current_device() == index else torch.cuda.device(index)
@@ -81,23 +84,23 @@ def _properties(index: int) -> DeviceProperties:
     import torch
     from triton.runtime import driver
 
-    known = torch.cuda.get_device_properties(index)
-    told = driver.active.utils.get_device_properties(index)
-    capability = 10 * known.major + known.minor
-    relatives = [p for p in ARCHITECTURES.values() if p.target is not None and int(p.target[1]) // 10 == known.major]
+    from_torch = torch.cuda.get_device_properties(index)
+    from_triton = driver.active.utils.get_device_properties(index)
+    major, capability = from_torch.major, 10 * from_torch.major + from_torch.minor
+    same_major = [p for p in ARCHITECTURES.values() if p.target is not None and int(p.target[1]) // 10 == major]
     return DeviceProperties(
-        name=known.name,
+        name=from_torch.name,
         arch=f"sm_{capability}",
-        cores=told["multiprocessor_count"],
+        cores=from_triton["multiprocessor_count"],
         core_name="SM",
-        target=("cuda", capability, told["warpSize"]),
-        warp_size=told["warpSize"],
-        registers=told["max_num_regs"],
-        shared_memory=told["max_shared_mem"],
-        max_threads=known.max_threads_per_multi_processor,
-        max_programs=next((p.max_programs for p in relatives), None),
-        l2_cache=known.L2_cache_size,
-        memory=known.total_memory,
+        target=("cuda", capability, from_triton["warpSize"]),
+        warp_size=from_triton["warpSize"],
+        registers=from_triton["max_num_regs"],
+        shared_memory=from_triton["max_shared_mem"],
+        max_threads=from_torch.max_threads_per_multi_processor,
+        max_programs=next((p.max_programs for p in same_major), None),
+        l2_cache=from_torch.L2_cache_size,
+        memory=from_torch.total_memory,
     )
 
 

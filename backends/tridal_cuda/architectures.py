@@ -1,7 +1,7 @@
-"""One GPU of each compute capability, for plans without the device at hand.
+"""One GPU of each compute capability, for plans on machines without that GPU.
 
-Numbers a multiprocessor from the table "Technical Specifications per Compute Capability" of NVIDIA's CUDA C++
-Programming Guide; multiprocessors, L2 cache and memory from the data sheet of the GPU that is named.
+Sources: the limits of a multiprocessor are from the table "Technical Specifications per Compute Capability" of NVIDIA's
+CUDA C++ Programming Guide. The number of multiprocessors, the L2 cache and the memory are from the GPU's data sheet.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ _GPUS = (
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
-"""By the name that nvcc gives the compute capability; the first stands for the vendor where one is wanted."""
+"""By nvcc's name of the compute capability. The first entry is the default where one architecture is needed."""

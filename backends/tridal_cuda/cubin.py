@@ -1,4 +1,4 @@
-"""Registers and spills of a compiled kernel, read from its cubin by the cuobjdump that Triton brings, without a GPU."""
+"""Registers and spills of a compiled kernel. Triton's cuobjdump reads them from the cubin, without a GPU."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from tridal.devices.types import Resources
 
 
 def read_resources(cubin: bytes, shared_memory: int) -> Resources:
-    """What `cuobjdump -res-usage` says of a cubin; the stack is where the compiler spills to.
+    """Returns the resources of a cubin, as `cuobjdump -res-usage` prints them. The compiler spills to the stack.
 
-    Raises RuntimeError with cuobjdump's own words if it can't read the cubin.
+    Args:
+        cubin: the compiled kernel.
+        shared_memory: bytes of shared memory per program, which Triton knows and the cubin does not.
+
+    Raises:
+        RuntimeError: cuobjdump cannot read the cubin. The message contains cuobjdump's output.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        printed = subprocess.run([_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=False)
-    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", printed.stdout))
+        result = subprocess.run([_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=False)
+    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout))
     if "REG" not in usage:
-        raise RuntimeError(f"cuobjdump reports no registers: {(printed.stdout + printed.stderr).strip()}")
+        raise RuntimeError(f"cuobjdump reports no registers: {(result.stdout + result.stderr).strip()}")
     return Resources(
         registers=int(usage["REG"]),
         spills=int(usage.get("STACK", 0)) + int(usage.get("LOCAL", 0)),

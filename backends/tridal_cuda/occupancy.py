@@ -1,54 +1,69 @@
-"""Programs that a multiprocessor holds at once: the arithmetic of registers, shared memory and warps.
+"""Occupancy: the number of programs that can be resident on one multiprocessor (SM) at the same time.
 
-That of Triton's fused-softmax tutorial, with the limits on threads and programs added, and registers rounded up to what
-the hardware allocates:
+It is the minimum of these limits, as in Triton's tutorials. Limits on threads and programs are added, and allocated
+sizes are rounded up as the hardware does:
 
-    registers       registers of an SM // (registers of the kernel x warp size x warps), and whole warps in each
-                    quarter of an SM, which has a quarter of the registers
-    shared memory   shared memory of an SM // shared memory of the kernel, each with a KiB that the driver keeps for a
-                    program: what an SM has exceeds what one program may have by just that
+    registers       registers of an SM // (registers per thread x warp size x warps). Each quarter of an SM has a
+                    quarter of the registers and holds whole warps.
+    shared memory   shared memory of an SM // shared memory of a program. The driver reserves 1 KiB per program.
+                    `DeviceProperties.shared_memory` is the most that one program can use, so the SM has 1 KiB more.
     threads         threads of an SM // (warp size x warps)
+    programs        programs of an SM
 """
 
 from __future__ import annotations
 
-from tridal.devices.types import DeviceProperties, Resources, Tile
+from tridal.devices.types import DeviceProperties, KernelConfig, Resources
 
-_QUARTERS = 4  # of a multiprocessor, each with a scheduler and registers of its own, since compute capability 5
-_KEPT_MEMORY = 1024  # bytes of shared memory that each program takes besides its own, since compute capability 8
-_MEMORY_UNIT = 128  # bytes in which shared memory is allocated
-_REGISTER_UNIT = 8  # a thread's registers are allocated in eights, on every architecture that Triton compiles for
+_QUARTERS = 4
+"""Parts of a multiprocessor that have their own scheduler and registers, since compute capability 5."""
+_RESERVED_SHARED_MEMORY = 1024
+"""Bytes of shared memory that the driver reserves for each program, since compute capability 8."""
+_SHARED_MEMORY_UNIT = 128
+"""Bytes. Shared memory is allocated in multiples of it."""
+REGISTER_UNIT = 8
+"""Registers per thread are allocated in multiples of it, on every architecture that Triton supports."""
 
 
-def occupancy(tile: Tile, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
-    """Programs that one multiprocessor holds at once, and the arithmetic in words. A limit that isn't known is none."""
+def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
+    """Returns the programs that one multiprocessor can hold, and the calculation in words.
+
+    A property of the device that is not known sets no limit. If none is known, the result is 1.
+    """
     warp_size = device.warp_size or 32
-    threads = warp_size * tile.num_warps
+    threads = warp_size * config.num_warps
     limits: list[tuple[int, str]] = []
     if device.registers and resources.registers:
-        registers = -(-resources.registers // _REGISTER_UNIT) * _REGISTER_UNIT
-        fits = device.registers // (registers * threads)
-        limits.append((fits, f"registers {device.registers}//({registers}*{warp_size}*{tile.num_warps})={fits}"))
+        registers = _round_up(resources.registers, REGISTER_UNIT)
+        programs = device.registers // (registers * threads)
+        limits.append(
+            (programs, f"registers {device.registers}//({registers}*{warp_size}*{config.num_warps})={programs}")
+        )
         quarter = device.registers // _QUARTERS
-        whole = _QUARTERS * (quarter // (registers * warp_size)) // tile.num_warps
-        if whole < fits:
-            words = f"quarters {_QUARTERS}*({quarter}//({registers}*{warp_size}))//{tile.num_warps}={whole}"
-            limits.append((whole, words))
+        in_quarters = _QUARTERS * (quarter // (registers * warp_size)) // config.num_warps
+        if in_quarters < programs:
+            formula = f"{_QUARTERS}*({quarter}//({registers}*{warp_size}))//{config.num_warps}={in_quarters}"
+            limits.append((in_quarters, f"quarters {formula}"))
     if device.shared_memory and resources.shared_memory:
-        there = device.shared_memory + _KEPT_MEMORY
-        taken = -(-resources.shared_memory // _MEMORY_UNIT) * _MEMORY_UNIT + _KEPT_MEMORY
-        fits = there // taken
-        limits.append((fits, f"shared memory {there}//{taken}={fits}"))
+        available = device.shared_memory + _RESERVED_SHARED_MEMORY
+        used = _round_up(resources.shared_memory, _SHARED_MEMORY_UNIT) + _RESERVED_SHARED_MEMORY
+        programs = available // used
+        limits.append((programs, f"shared memory {available}//{used}={programs}"))
     if device.max_threads:
-        fits = device.max_threads // threads
-        limits.append((fits, f"threads {device.max_threads}//{threads}={fits}"))
+        programs = device.max_threads // threads
+        limits.append((programs, f"threads {device.max_threads}//{threads}={programs}"))
     if device.max_programs:
         limits.append((device.max_programs, f"programs {device.max_programs}"))
-    return min((fits for fits, _ in limits), default=1), f"min({', '.join(words for _, words in limits)})"
+    return min((programs for programs, _ in limits), default=1), f"min({', '.join(text for _, text in limits)})"
 
 
-def registers_for(programs: int, tile: Tile, device: DeviceProperties) -> int:
-    """The most registers that a thread may take where a multiprocessor is to hold so many programs; 0 if it can't."""
-    warps = -(-programs * tile.num_warps // _QUARTERS)
-    each = (device.registers or 0) // _QUARTERS // ((device.warp_size or 32) * warps)
-    return each // _REGISTER_UNIT * _REGISTER_UNIT
+def max_registers_for(programs: int, config: KernelConfig, device: DeviceProperties) -> int:
+    """Returns the most registers per thread that let a multiprocessor hold `programs` programs; 0 if it cannot."""
+    warps_per_quarter = -(-programs * config.num_warps // _QUARTERS)
+    threads_per_quarter = (device.warp_size or 32) * warps_per_quarter
+    registers = (device.registers or 0) // _QUARTERS // threads_per_quarter
+    return registers // REGISTER_UNIT * REGISTER_UNIT
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -1,191 +1,171 @@
-"""The launch plan of a GPU: which of its tiles, with how many registers, and programs by occupancy. Arithmetic alone.
+"""The launch plan of a GPU: chooses the schedule, its configuration and the number of programs.
 
-What each number comes from is told, with measurements, in docs/performance-notes.md.
+A plan depends on the traits of a problem, and never on the name of an op. docs/performance-notes.md gives the reasons
+and the measurements behind the decisions.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources, Tile
-from tridal.errors import PlanError
-from tridal_cuda import tiles
-from tridal_cuda.occupancy import occupancy, registers_for
-from tridal_cuda.tiles import (
-    FEW_ELEMENTS,
-    FEW_WAVES,
-    MANY_ELEMENTS,
-    REREAD_BYTES,
-    SHARED_BYTES_IN_FLIGHT,
-    WIDE_ROW,
-    bytes_held,
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
+from tridal_cuda import column_loop, cooperative, whole_row
+from tridal_cuda.cooperative import COOPERATIVE_BYTES_IN_FLIGHT
+from tridal_cuda.fitting import (
+    BYTES_IN_FLIGHT,
+    MAX_SPILL_COOPERATIVE,
+    MAX_SPILL_RELOAD,
+    Fit,
+    fit,
+    fit_resident,
+    fit_whole_row_reload,
+    with_register_limit,
+)
+from tridal_cuda.sizes import (
+    FEW_ELEMENTS_PER_THREAD,
+    MANY_ELEMENTS_PER_THREAD,
+    MIN_WAVES,
+    bytes_per_tile,
+    max_elements,
+    max_stages,
+    warps_for,
 )
 
-_BYTES_IN_FLIGHT = 96 << 10  # that keep a multiprocessor's share of memory busy, loading a third of the time
-_TOO_FEW_BYTES = 56 << 10  # with which it is better to share rows; and with all of those, if by a single program
-_FEWER_REGISTERS = 8  # than the limit, if that spills: the compiler makes more of it at times
-_FEW_SPILLS = 32  # bytes a thread that are worth one more program where programs wait for each other
-_MORE_SPILLS = 64  # and that are worth it if all of them then wait only once
-_HARDLY_SPILLS = 8  # and that cost nothing
-_REGISTERS, _LIMITS = 255, 3  # of a thread; and limits on them that are tried, because each takes a compilation
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A tile with what it takes, and how many programs of it a multiprocessor holds."""
-
-    tile: Tile
-    resources: Resources
-    programs: int
-    arithmetic: str
-
-    def in_flight(self, problem: Problem) -> int:
-        """Bytes of the tiles that a multiprocessor holds."""
-        return self.programs * bytes_held(self.tile, problem)
+_MIN_BYTES_IN_FLIGHT = 56 << 10
+"""Bytes of resident tiles below which `cooperative` is faster than `whole_row`. A single program needs 96 KiB."""
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
-    """Rows whole in registers where they fit, shared among programs beyond; column tiles where that can't be."""
-    fit = _whole(problem, device, probe) or _shared(problem, device, probe)
-    fit = fit or _fit(tiles.looped(problem, device), device, probe)
-    tile, resident = fit.tile, fit.programs * device.cores
-    count = problem.tiles(tile.rows)
-    if tile.algorithm == "split":
-        programs = min(count, resident // tile.split) * tile.split
-        how = f"{tile.split} programs share a row and wait for each other, so {programs} of them are launched"
-    elif tile.persistent:
-        programs = min(count, resident)
-        how = f"{programs} programs loop over them"
-    else:
-        programs = count
-        how = f"a program each, {count / resident:.1f} times as many as at once"
-    spilled = f"; {fit.resources.spills} bytes a thread are spilled" if fit.resources.spills else ""
+    """Plans `whole_row` if rows fit in registers, else `cooperative`, and `column_loop` where neither is possible.
+
+    Args:
+        problem: the traits of the call.
+        device: the GPU, which need not be present.
+        probe: compiles a configuration and returns its resources.
+
+    Raises:
+        PlanError: no program of the chosen configuration fits on a multiprocessor.
+    """
+    fitted = _fit_whole_row(problem, device, probe) or _fit_cooperative(problem, device, probe)
+    fitted = fitted or fit(column_loop.column_loop(problem, device), device, probe)
+    programs, how = _programs(fitted, problem, device)
+    config, resident = fitted.config, fitted.programs * device.cores
+    spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
     reason = (
-        f"occupancy {fit.programs} = {fit.arithmetic}; {device.cores} {device.core_name}s x {fit.programs} = "
-        f"{resident} programs at once; {problem.rows} rows in {count} tiles of {tile.rows} x {tile.cols}: "
-        f"{how}{spilled}"
+        f"occupancy {fitted.programs} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.programs} = "
+        f"{resident} resident programs; {problem.rows} rows in {problem.tiles(config.rows)} tiles of "
+        f"{config.rows} x {config.cols}: {how}{spilled}"
     )
-    return LaunchPlan(tile, programs, reason, fit.programs, fit.resources)
+    return LaunchPlan(config, programs, reason, fitted.programs, fitted.resources)
 
 
-def _whole(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
-    """Rows in one tile, a program each; None if they are too wide, or keep more busy when they are shared."""
-    tile = tiles.whole(problem, device)
-    if tile is None:
+def _programs(fitted: Fit, problem: Problem, device: DeviceProperties) -> tuple[int, str]:
+    """Returns the number of programs of a launch, and how they work in words."""
+    config, resident = fitted.config, fitted.programs * device.cores
+    tiles = problem.tiles(config.rows)
+    if config.schedule == "cooperative":
+        per_row = config.programs_per_row
+        programs = min(tiles, resident // per_row) * per_row
+        return programs, f"{per_row} programs compute each row and all are resident at once, so {programs} are launched"
+    if config.persistent:
+        programs = min(tiles, resident)
+        return programs, f"{programs} programs loop over the tiles"
+    return tiles, f"one program per tile, {tiles / resident:.1f} times as many as are resident"
+
+
+def _fit_whole_row(problem: Problem, device: DeviceProperties, probe: Probe) -> Fit | None:
+    """Fits `whole_row`; None if rows are too wide, or if `cooperative` keeps more bytes in flight."""
+    config = whole_row.whole_row(problem, device)
+    if config is None:
         return None
-    shareable = problem.layout != "inner" and tile.cols > WIDE_ROW and problem.accumulator == 4
-    held = tile.edges and not tile.rereads
-    if shareable and (held or problem.rows < FEW_WAVES * device.cores):
-        return None  # few whatever a multiprocessor holds, so that needn't be asked
-    if tile.rereads:
-        fit = _limited(tile, problem, device, probe)
-        busy = fit.in_flight(problem) > _BYTES_IN_FLIGHT and fit.resources.spills <= _HARDLY_SPILLS
+    wide = config.cols > whole_row.WIDE_ROW_COLS
+    can_cooperate = problem.layout != "inner" and wide and problem.accumulator == 4
+    if can_cooperate and (problem.rows < MIN_WAVES * device.cores or (config.peel and not config.reload)):
+        return None  # too few programs at any occupancy, so nothing is compiled
+    if config.reload:
+        fitted = fit_whole_row_reload(config, problem, device, probe)
+        busy = fitted.bytes_in_flight(problem) > BYTES_IN_FLIGHT and fitted.resources.spills <= MAX_SPILL_RELOAD
     else:
-        fit = _squeezed(_fit(tile, device, probe), _BYTES_IN_FLIGHT, problem, device, probe)
-        least = _TOO_FEW_BYTES if fit.programs > 1 else _BYTES_IN_FLIGHT
-        busy = fit.in_flight(problem) > least and problem.rows >= FEW_WAVES * fit.programs * device.cores
-    return fit if busy or not shareable else None
+        fitted = with_register_limit(fit(config, device, probe), BYTES_IN_FLIGHT, problem, device, probe)
+        min_bytes = _MIN_BYTES_IN_FLIGHT if fitted.programs > 1 else BYTES_IN_FLIGHT
+        enough_waves = problem.rows >= MIN_WAVES * fitted.programs * device.cores
+        busy = fitted.bytes_in_flight(problem) > min_bytes and enough_waves
+    return fitted if busy or not can_cooperate else None
 
 
-def _limited(tile: Tile, problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit:
-    """With a limit on registers for as many programs as fill the cache, or fewer if that spills.
+def _fit_cooperative(problem: Problem, device: DeviceProperties, probe: Probe) -> Fit | None:
+    """Fits `cooperative`; None if the programs of a row cannot all be resident.
 
-    More would drive each other out of it; and loads come earlier where the compiler has a limit.
+    The result is a `whole_row` configuration if the whole row fits in one of its column blocks.
     """
-    wanted = -(-REREAD_BYTES // bytes_held(tile, problem))
-    limits = {min(_REGISTERS, registers_for(programs, tile, device)) for programs in range(1, wanted + 1)}
-    tried: list[int | None] = [*sorted(limits - {0})[:_LIMITS]]
-    for most in tried or [None]:  # no limit if nobody knows how many registers there are
-        fit = _fit(replace(tile, max_registers=most), device, probe)
-        if fit.resources.spills <= (_HARDLY_SPILLS if problem.backward else 0):  # there a program more is worth more
-            break
-    return fit
-
-
-def _shared(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
-    """Rows in parts, with the next ones on their way while programs wait; None if not all parts can be resident."""
     if problem.accumulator == 8:
-        return None  # sums of float64 don't fit the words that programs exchange
-    once = _at_once(problem, device, probe)
-    if once is not None:
-        return once
-    again = tiles.shared_again(problem, device)
-    if again is not None:
-        return _squeezed(_fit(again, device, probe), SHARED_BYTES_IN_FLIGHT, problem, device, probe, _HARDLY_SPILLS)
-    tile = tiles.shared(problem, device)
-    if tile is None:
+        return None  # float64 statistics do not fit in the 64-bit word that programs exchange
+    one_shot = _fit_one_shot(problem, device, probe)
+    if one_shot is not None:
+        return one_shot
+    config = cooperative.cooperative_reload(problem, device)
+    if config is not None:
+        fitted = fit(config, device, probe)
+        fitted = with_register_limit(fitted, COOPERATIVE_BYTES_IN_FLIGHT, problem, device, probe, MAX_SPILL_RELOAD)
+        if fitted.programs * device.cores >= config.programs_per_row:
+            return fitted
+    resident = _fit_resident_blocks(problem, device, probe)
+    if resident is None:
         return None
-    fit = _fit(tile, device, probe)
-    while fit.programs * device.cores < fit.tile.split:
-        longer = 2 * fit.tile.cols
-        if fit.tile.rows * longer > tiles.widest_held(problem, device):
+    limited = with_register_limit(resident, COOPERATIVE_BYTES_IN_FLIGHT, problem, device, probe, MAX_SPILL_COOPERATIVE)
+    return _pipelined(resident.config, limited, problem, device, probe) or limited
+
+
+def _fit_resident_blocks(problem: Problem, device: DeviceProperties, probe: Probe) -> Fit | None:
+    """Doubles the column blocks until all programs of a row are resident; None if a block becomes too large."""
+    config = cooperative.cooperative(problem, device)
+    if config is None:
+        return None
+    fitted = fit(config, device, probe)
+    while fitted.programs * device.cores < fitted.config.programs_per_row:
+        cols = 2 * fitted.config.cols
+        if fitted.config.rows * cols > max_elements(problem, device):
             return None
-        fit = _fit(tiles.parted(fit.tile, longer, problem), device, probe)
-    tight = _squeezed(fit, SHARED_BYTES_IN_FLIGHT, problem, device, probe, _FEW_SPILLS)
-    missing = SHARED_BYTES_IN_FLIGHT / tight.in_flight(problem)
-    if missing > 1 and tile.rows == 1 and not tile.edges:
-        stages = min(tiles.most_stages(device) - 1, 1 + math.ceil(missing))
-        piped = _fit(replace(fit.tile, num_stages=stages), device, probe)
-        piped = _squeezed(piped, _BYTES_IN_FLIGHT, problem, device, probe)
-        enough = max(2 * tight.programs, stages * -(-fit.tile.split // device.cores))
-        return piped if piped.programs * stages >= enough else tight
-    return tight
+        fitted = fit(cooperative.with_block_cols(fitted.config, cols, problem), device, probe)
+    return fitted
 
 
-def _at_once(problem: Problem, device: DeviceProperties, probe: Probe) -> _Fit | None:
-    """Parts of so few rows that all are resident, by as many warps as that allows: none takes a second one."""
-    tile = tiles.at_once(problem, device)
-    if tile is None:
-        return None
-    each = -(-tile.split * problem.rows // device.cores)
-    if tile.rereads and each * bytes_held(tile, problem) > (device.shared_memory or 0):
-        tile = replace(tile, rereads=False, max_registers=None)
-    fit = _resident(replace(tile, num_warps=tiles.warps_for(tile.cols, FEW_ELEMENTS)), each, device, probe)
-    if fit is not None and not fit.resources.spills:
-        return fit
-    if problem.itemsize > 2:  # what a register takes may as well stay there
-        tile = replace(tile, rereads=False, max_registers=None)
-    slower = _resident(replace(tile, num_warps=tiles.warps_for(tile.cols, MANY_ELEMENTS)), each, device, probe)
-    return min((fit for fit in (slower, fit) if fit is not None), key=lambda fit: fit.resources.spills, default=None)
+def _pipelined(
+    config: KernelConfig, limited: Fit, problem: Problem, device: DeviceProperties, probe: Probe
+) -> Fit | None:
+    """Fits `config` with a software pipeline, which loads the next tiles while programs wait for each other.
 
-
-def _resident(tile: Tile, each: int, device: DeviceProperties, probe: Probe) -> _Fit | None:
-    """A tile of which a multiprocessor holds `each`, with fewer registers if it has to be; None if it can't."""
-    most = registers_for(each, tile, device)
-    if most <= FEW_ELEMENTS:
-        return None
-    fit = _fit(tile, device, probe)
-    if fit.programs < each:
-        fit = _fit(replace(tile, max_registers=most), device, probe)
-    return fit if fit.programs >= each and fit.resources.spills <= _MORE_SPILLS else None
-
-
-def _squeezed(
-    fit: _Fit, wanted: int, problem: Problem, device: DeviceProperties, probe: Probe, spills: int = 0
-) -> _Fit:
-    """With fewer registers, as long as that lets more programs in for few more `spills`, until `wanted` bytes are read.
-
-    The compiler takes registers because it may: it is not told how many programs there should be.
+    Returns None if `limited`, the fit without a pipeline, has enough bytes in flight or loads as much at the same time.
     """
-    while fit.in_flight(problem) < wanted:
-        most = registers_for(fit.programs + 1, fit.tile, device)
-        tight = replace(fit.tile, max_registers=most)
-        if most < 1 or occupancy(tight, replace(fit.resources, registers=most), device)[0] <= fit.programs:
-            break
-        more = _fit(tight, device, probe)
-        if more.resources.spills > fit.resources.spills:
-            fewer = _fit(replace(tight, max_registers=most - _FEWER_REGISTERS), device, probe)
-            more = min(more, fewer, key=lambda fit: fit.resources.spills)
-        if more.programs <= fit.programs or more.resources.spills > fit.resources.spills + spills:
-            break
-        fit = more
-    return fit
+    missing = COOPERATIVE_BYTES_IN_FLIGHT / limited.bytes_in_flight(problem)
+    if missing <= 1 or config.rows > 1 or config.peel:
+        return None
+    stages = min(max_stages(device) - 1, 1 + math.ceil(missing))
+    pipelined = fit(replace(config, num_stages=stages), device, probe)
+    pipelined = with_register_limit(pipelined, BYTES_IN_FLIGHT, problem, device, probe)
+    enough = max(2 * limited.programs, stages * -(-config.programs_per_row // device.cores))
+    return pipelined if pipelined.programs * stages >= enough else None
 
 
-def _fit(tile: Tile, device: DeviceProperties, probe: Probe) -> _Fit:
-    resources = probe(tile)
-    programs, arithmetic = occupancy(tile, resources, device)
-    if programs == 0 and tile.num_stages == 1:
-        raise PlanError(f"{tile} does not fit on {device.name}: {arithmetic}")
-    return _Fit(tile, resources, programs, arithmetic)
+def _fit_one_shot(problem: Problem, device: DeviceProperties, probe: Probe) -> Fit | None:
+    """Fits a one-shot cooperative plan, in which each program computes one block; None if not all can be resident.
+
+    More warps per program are faster. So it first tries few elements per thread.
+    """
+    config = cooperative.cooperative_one_shot(problem, device)
+    if config is None:
+        return None
+    without_reload = replace(config, reload=False, max_registers=None)
+    programs_per_core = -(-config.programs_per_row * problem.rows // device.cores)
+    if config.reload and programs_per_core * bytes_per_tile(config, problem) > (device.shared_memory or 0):
+        config = without_reload
+    fast = replace(config, num_warps=warps_for(config.cols, FEW_ELEMENTS_PER_THREAD))
+    fitted = fit_resident(fast, programs_per_core, device, probe)
+    if fitted is not None and not fitted.resources.spills:
+        return fitted
+    if problem.itemsize > 2:  # a 32-bit element needs as many bytes in a register as in the cache
+        config = without_reload
+    slow = replace(config, num_warps=warps_for(config.cols, MANY_ELEMENTS_PER_THREAD))
+    candidates = (fit_resident(slow, programs_per_core, device, probe), fitted)
+    return min((found for found in candidates if found), key=lambda found: found.resources.spills, default=None)

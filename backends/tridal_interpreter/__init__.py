@@ -1,4 +1,4 @@
-"""The interpreter backend: the shared kernels as Python, on CPU tensors, for debugging and for proof."""
+"""The interpreter backend: runs the kernels as Python code on CPU tensors, for debugging and for tests."""
 
 from __future__ import annotations
 
@@ -8,77 +8,80 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources, Tile
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
 
-LARGEST_TILE = 1 << 20  # elements: the most that Triton allows in one tensor
+LARGEST_TILE = 1 << 20
+"""Elements. Triton allows no larger tensor in a kernel."""
 
 
 class Interpreter:
-    """Serves CPU tensors when asked for by name. Its time goes by operations, not elements: few, big tiles."""
+    """Serves CPU tensors if it is requested by name. Time depends on the number of operations: tiles are large."""
 
     name = "interpreter"
     device_type = "cpu"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    algorithms = frozenset({"tile", "looped", "edges", "rereads", "masked"})
+    schedules = frozenset({"whole_row", "column_loop", "peel", "reload", "scale_mask"})
     interpreted = True
     options: Mapping[str, Option] = {
         "num_programs": Option(
             default=4,
             expected="a positive integer",
             accepts=lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
-            help="programs of a launch, one after the other; more cost time and show how rows are shared out",
+            help="number of programs of a launch; they run one after another",
         )
     }
     install = "pip install 'tridal[interpreter]'"
 
     def unavailable(self) -> str | None:
-        """Says which of the packages that the interpreter needs is missing."""
+        """The missing packages; None if nothing is missing."""
         missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(missing)}" if missing else None
 
     def device_count(self) -> int:
-        """One: this process."""
+        """Always 1."""
         return 1
 
     def properties(self, index: int) -> DeviceProperties:
-        """The machine's processor; a program runs alone, so no other number limits it."""
+        """The machine's processor. Programs run one at a time, so nothing limits them."""
         return DeviceProperties(
             name=f"Triton interpreter on {platform.machine()}", arch="interpreter", cores=1, core_name="process"
         )
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Only itself."""
+        """The only architecture."""
         return {"interpreter": self.properties(0)}
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """As many whole rows in a tile as Triton allows; column tiles of that size for rows that are wider."""
-        cols = 1 << (problem.cols - 1).bit_length()
+        """Plans tiles of as many whole rows as Triton allows, and `column_loop` for rows that are wider than a tile."""
+        cols = _next_power_of_2(problem.cols)
         if cols > LARGEST_TILE:
-            tile = Tile("looped", rows=1, cols=LARGEST_TILE)
+            config = KernelConfig("column_loop", rows=1, cols=LARGEST_TILE)
         else:
-            tile = Tile("tile", rows=min(1 << (problem.inner - 1).bit_length(), LARGEST_TILE // cols), cols=cols)
-        tiles = problem.tiles(tile.rows)
+            rows = min(_next_power_of_2(problem.inner), LARGEST_TILE // cols)
+            config = KernelConfig("whole_row", rows, cols)
+        tiles = problem.tiles(config.rows)
         programs = min(tiles, options["num_programs"])
-        return LaunchPlan(
-            tile,
-            programs,
-            reason=(
-                f"interpreted time goes by operations: tiles of {tile.rows} x {tile.cols}, at most {LARGEST_TILE} "
-                f"elements; {tiles} tiles, so {programs} of at most {options['num_programs']} programs"
-            ),
+        reason = (
+            f"the interpreter's time depends on the number of operations: tiles of {config.rows} x {config.cols}, "
+            f"at most {LARGEST_TILE} elements; {tiles} tiles: {programs} of at most {options['num_programs']} programs"
         )
+        return LaunchPlan(config, programs, reason)
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Nothing is compiled."""
+        """Not supported, because nothing is compiled."""
         raise NotImplementedError("the interpreter compiles nothing")
 
     def stream(self, index: int) -> int:
-        """No streams: a launch is done when it returns."""
+        """0: there are no streams. A launch has finished when it returns."""
         return 0
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Nothing to switch."""
+        """An empty context: there is one device."""
         return nullcontext()
+
+
+def _next_power_of_2(value: int) -> int:
+    return 1 << (value - 1).bit_length()
 
 
 backend = Interpreter()

@@ -1,4 +1,4 @@
-"""The NPU backend: Ascend devices by torch_npu and triton-ascend, planned by vector cores and the unified buffer."""
+"""The NPU backend, for Ascend devices with torch_npu and triton-ascend. Its plans depend on the unified buffer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
 from tridal_npu.architectures import ARCHITECTURES, unified_buffer_of
-from tridal_npu.tiling import plan
+from tridal_npu.planning import plan
 
-PROGRAM_LIMIT = 65_536  # triton-ascend refuses a grid of so many programs
+PROGRAM_LIMIT = 65_536
+"""triton-ascend rejects a grid with this many programs or more."""
 
 _ALREADY_CURRENT = nullcontext()
 
@@ -24,96 +25,99 @@ def _is_num_programs(value: object) -> bool:
 
 
 class Npu:
-    """Serves tensors of device type "npu". float64 goes to torch: the vector cores have none."""
+    """Serves tensors of device type "npu". torch computes float64, which the vector cores do not support."""
 
     name = "npu"
     device_type = "npu"
     dtypes = frozenset({"float16", "bfloat16", "float32"})
-    algorithms = frozenset({"tile", "looped"})
+    schedules = frozenset({"whole_row", "column_loop"})
     interpreted = False
     options: Mapping[str, Option] = {
         "num_programs": Option(
             default=32,
-            expected=f"a positive integer below {PROGRAM_LIMIT}, or 'cores' for one program a vector core",
+            expected=f"a positive integer below {PROGRAM_LIMIT}, or 'cores' for one program per vector core",
             accepts=_is_num_programs,
-            help="programs of a launch, each of which loops over its share of the tiles",
+            help="number of programs of a launch; each loops over its share of the tiles",
         )
     }
     install = (
         "CANN (hiascend.com) and, in a Python environment without a community triton, pip install 'tridal[npu]', "
-        "which brings torch_npu and triton-ascend"
+        "which installs torch_npu and triton-ascend"
     )
 
     def unavailable(self) -> str | None:
-        """Says which is missing: torch_npu, CANN, a board, or triton-ascend."""
+        """The missing requirement: torch_npu, CANN, a board, or triton-ascend; None if nothing is missing."""
         if importlib.util.find_spec("torch_npu") is None:
             return "torch_npu is not installed"
         try:
-            import torch_npu  # noqa: F401  registers torch.npu, and imports torch
-        except Exception as error:  # whatever a library that finds no CANN raises
+            import torch_npu  # noqa: F401  it imports torch and registers torch.npu
+        except Exception as error:  # without CANN, torch_npu raises different exceptions
             return (
-                f"torch_npu is installed but can't be imported ({type(error).__name__}: {error}): is CANN installed, "
-                "and its set_env.sh sourced? Until then TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch itself importable"
+                f"torch_npu is installed but can't be imported ({type(error).__name__}: {error}): check that CANN is "
+                "installed and its set_env.sh is sourced. Until then, set TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that "
+                "torch can be imported"
             )
         if not _torch_npu().is_available():
-            return "torch_npu sees no NPU: look at npu-smi info for the driver, and at ASCEND_RT_VISIBLE_DEVICES"
+            return "torch_npu sees no NPU: check the driver with npu-smi info, and check ASCEND_RT_VISIBLE_DEVICES"
         triton = importlib.util.find_spec("triton")
         if triton is None:
             return "triton-ascend is not installed"
         folders = triton.submodule_search_locations or ()
         if not any(Path(folder, "backends", "ascend").is_dir() for folder in folders):
             return (
-                "the triton that is installed is not triton-ascend, which takes its place: "
+                "the triton that is installed is not triton-ascend, which replaces it: "
                 "pip uninstall triton, then pip install --force-reinstall triton-ascend"
             )
         if importlib.util.find_spec("pybind11") is None:
-            return "triton-ascend needs pybind11 and does not bring it: pip install pybind11"
+            return "triton-ascend needs pybind11 but does not install it: pip install pybind11"
         return None
 
     def device_count(self) -> int:
-        """NPUs that torch_npu sees."""
+        """Number of NPUs that torch_npu sees."""
         return int(_torch_npu().device_count())
 
     def properties(self, index: int) -> DeviceProperties:
-        """What torch_npu says of an NPU, and its unified buffer by its name."""
-        known = _torch_npu().get_device_properties(index)
+        """Properties of an NPU from torch_npu. The size of the unified buffer is found by the device's name."""
+        from_torch = _torch_npu().get_device_properties(index)
         return DeviceProperties(
-            name=known.name,
-            arch=known.name.lower(),
-            cores=known.vector_core_num,
+            name=from_torch.name,
+            arch=from_torch.name.lower(),
+            cores=from_torch.vector_core_num,
             core_name="vector core",
-            target=("npu", known.name, 0),
-            shared_memory=unified_buffer_of(known.name),
-            l2_cache=known.L2_cache_size,
-            memory=known.total_memory,
+            target=("npu", from_torch.name, 0),
+            shared_memory=unified_buffer_of(from_torch.name),
+            l2_cache=from_torch.L2_cache_size,
+            memory=from_torch.total_memory,
         )
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """An NPU of each kind."""
+        """One NPU of each kind."""
         return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """A fixed number of programs, tiles that fit the unified buffer. Nothing is compiled for it."""
+        """See `tridal_npu.planning.plan`. Nothing is compiled."""
         return plan(problem, device, options["num_programs"])
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """The plan asks for nothing that only a compiler knows."""
-        raise NotImplementedError("an NPU's plan needs no resources of a compiled kernel")
+        """Not supported, because plans do not use `probe`."""
+        raise NotImplementedError("NPU plans need no resources of compiled kernels")
 
     def stream(self, index: int) -> int:
-        """Handle of torch_npu's current stream: the one that triton-ascend itself would launch on."""
-        from torch_npu._C import _npu_getCurrentRawStream
-
+        """Handle of torch_npu's current stream, on which triton-ascend launches too."""
+        try:
+            from torch_npu._C import _npu_getCurrentRawStream
+        except ImportError:  # a torch_npu without this private function
+            return int(_torch_npu().current_stream(index).npu_stream)
         return _npu_getCurrentRawStream(index)  # type: ignore[no-any-return]
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """torch_npu's device guard, where it has anything to change."""
+        """torch_npu's device guard; an empty context if the device is already current."""
         npu = _torch_npu()
         return _ALREADY_CURRENT if npu.current_device() == index else npu.device(index)
 
 
 def _torch_npu() -> Any:
-    """The device module that importing torch_npu registers."""
+    """The module `torch.npu`, which torch_npu registers when it is imported."""
     import torch
 
     return torch.npu  # type: ignore[attr-defined]

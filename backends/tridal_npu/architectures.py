@@ -1,7 +1,7 @@
-"""One NPU of each kind, for plans without the device at hand, and the unified buffer of a device that is.
+"""One NPU of each kind, for plans on machines without that NPU, and sizes of the unified buffer by device name.
 
-Vector cores, L2 cache and memory from the platform files of CANN (`data/platform_config/*.ini`); the unified buffer is
-what AscendNPU-IR's allocator has to give.
+Sources: vector cores, L2 cache and memory are from the platform files of CANN (`data/platform_config/*.ini`). The size
+of the unified buffer is the size that AscendNPU-IR's allocator uses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tridal.devices.types import DeviceProperties
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 SMALLEST_UNIFIED_BUFFER = 192 * _KIB
-"""Bytes a vector core; what is assumed of a device whose name is not known."""
+"""Bytes per vector core. Devices with an unknown name are assumed to have this size."""
 
 _UNIFIED_BUFFERS = {
     "Ascend910B": 192 * _KIB,
@@ -24,7 +24,7 @@ _UNIFIED_BUFFERS = {
 
 
 def unified_buffer_of(name: str) -> int:
-    """Bytes of a vector core's unified buffer, by the name that the driver gives the device ("Ascend910B2C")."""
+    """Bytes of a vector core's unified buffer. `name` is the driver's name of the device, say "Ascend910B2C"."""
     return next((size for kind, size in _UNIFIED_BUFFERS.items() if name.startswith(kind)), SMALLEST_UNIFIED_BUFFER)
 
 
@@ -53,4 +53,4 @@ _NPUS = (
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {npu.arch: npu for npu in _NPUS}
-"""By the driver's name in small letters; the first stands for the vendor where one is wanted."""
+"""By the driver's name in lower case. The first entry is the default where one architecture is needed."""

@@ -1,25 +1,45 @@
-"""tridal: one fused softmax source for every device that Triton compiles to. These are the public names."""
+"""tridal, a Triton device abstraction layer with independent ops, schedules and backends: the public names."""
 
-from tridal import errors, registry, settings, types
+from __future__ import annotations
+
+from tridal import errors
+from tridal import registry as registry
+from tridal import settings as settings
+from tridal import types as types
 from tridal.devices.settings import use
 
+_torch_error: Exception | None = None
 try:
     import torch as _torch  # noqa: F401
-except Exception as error:  # whatever a broken torch raises: `tridal doctor`, which lives here, has to run and say so
-    _broken = error
-
-    def __getattr__(name: str) -> object:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        raise ImportError(f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`") from _broken
+except Exception as error:  # a broken torch may raise anything, and `tridal doctor` has to run and report it
+    _torch_error = error
 else:
     from tridal.ops.planning import plan
     from tridal.pytorch import nn
     from tridal.pytorch.devices import backends, device
-    from tridal.pytorch.functions import log_softmax, softmax
+    from tridal.pytorch.functions import log_softmax, row_function, softmax
     from tridal.pytorch.override import override_torch, start_from_environment
 
     start_from_environment()
 
-__all__ = ["backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "softmax", "use"]
-__version__ = "0.1.0"
+__all__ = [
+    "backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "row_function", "softmax", "use",
+]  # fmt: skip
+__version__ = "0.2.0"
+
+_SUBMODULES = ("ops", "registry", "run", "settings", "testing", "types")
+"""Documented submodules. Those that are not imported above are imported on first use."""
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__ and _torch_error is not None:
+        raise ImportError(f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`") from _torch_error
+    if name in _SUBMODULES:
+        import importlib
+
+        return importlib.import_module(f"tridal.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, *_SUBMODULES))

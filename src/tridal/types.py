@@ -4,16 +4,25 @@ from tridal.devices.types import (
     ITEMSIZE,
     Backend,
     DeviceProperties,
+    KernelConfig,
     LaunchPlan,
     Layout,
     Option,
     Probe,
     Problem,
     Resources,
-    Tile,
+    Schedule,
+    new_name,
 )
 
 __all__ = [
     "ITEMSIZE", "Backend", "DeviceProperties", "LaunchPlan", "Layout", "Option", "Probe", "Problem", "Resources",
-    "Tile",
+    "KernelConfig", "Schedule",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if hint := new_name(name):
+        # An import statement drops the message of an AttributeError.
+        raise ImportError(f"module {__name__!r} has no name {name!r}{hint}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

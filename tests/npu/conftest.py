@@ -1,13 +1,14 @@
-"""Tests of the Ascend path without a board. They need triton-ascend in an environment of its own: `make test-npu`.
+"""Set-up of the tests of the Ascend backend without an NPU. `make test-npu` creates the environment that they need.
 
-Elsewhere nothing here is collected: triton-ascend takes the place of triton, so that one environment can't hold both.
-Nor is anything where torch_npu is installed: `pytest --backend npu` has the real device then, and no emulated one.
+The tests are collected only if triton-ascend is installed, which replaces triton, and torch_npu is not. With torch_npu,
+`pytest --backend npu` runs the other tests on the real device.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+ROW_OP_PACKAGE = HERE.with_name("row_op_package")
 
 
 def _triton_is_ascend() -> bool:
@@ -29,30 +31,44 @@ collect_ignore_glob = [] if READY else ["test_*.py"]
 if READY:
     sys.path.insert(0, str(HERE.parents[1] / "verify"))
 
-COUNTED = ("kernels compiled", "cases executed", "mutants caught", "mutants", "conformance cases")
+COUNTERS = ("kernels compiled", "cases executed", "mutants caught", "mutants", "conformance cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything asks for backends: an npu device for torch, and a driver for triton-ascend that executes here."""
+    """Installs the emulated device, its driver and a third-party op, before a test asks for backends or ops."""
     if not READY:
         return
     import torch
 
-    from offboard import board, compiler, device, native
+    from offboard import compiler, device, driver, native
 
-    torch.set_num_threads(1)  # small tensors, and other test processes beside this one
+    torch.set_num_threads(1)  # tensors are small, and there are other test processes
     if "OFFBOARD_CACHE" in os.environ:
-        native.keep_in(Path(os.environ["OFFBOARD_CACHE"]))
-    kernels = tempfile.TemporaryDirectory(prefix="offboard-")  # what triton-ascend compiles is compiled anew every time
-    config.add_cleanup(kernels.cleanup)
-    compiler.stop_at_linalg(Path(kernels.name))
+        native.set_cache(Path(os.environ["OFFBOARD_CACHE"]))
+    folder = tempfile.TemporaryDirectory(prefix="offboard-")  # a new one, so that every run compiles with triton-ascend
+    config.add_cleanup(folder.cleanup)
+    compiler.stop_at_linalg(Path(folder.name, "triton"))
     device.install()
-    board.install()
+    driver.install()
+    install_row_op_package(Path(folder.name, "packages"))
+
+
+def install_row_op_package(folder: Path) -> None:
+    """Puts the package in `tests/row_op_package` and its entry point on the path, as if it were installed."""
+    text = (ROW_OP_PACKAGE / "pyproject.toml").read_text()
+    entry_point = re.search(r'\[project\.entry-points\."tridal\.ops"\]\n(\w+) = "([\w.:]+)"', text)
+    assert entry_point is not None
+    name, target = entry_point.groups()
+    metadata = folder / "tridal_l2norm-1.0.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tridal-l2norm\nVersion: 1.0.0\n")
+    (metadata / "entry_points.txt").write_text(f"[tridal.ops]\n{name} = {target}\n")
+    sys.path[:0] = [str(ROW_OP_PACKAGE), str(folder)]
 
 
 @pytest.fixture
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """No settings but a test's own."""
+def default_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Removes the settings of the environment and of files. A test can then make its own."""
     from tridal.devices import settings
 
     monkeypatch.chdir(tmp_path)
@@ -66,28 +82,29 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.fixture
 def count(record_property):
-    """count("cases executed", 12): adds to what is printed at the end."""
+    """count("cases executed", 12) adds 12 to a counter that the terminal summary shows."""
 
-    def add(what: str, number: int) -> None:
-        assert what in COUNTED
-        record_property(what, number)
+    def add(counter: str, number: int) -> None:
+        assert counter in COUNTERS
+        record_property(counter, number)
 
     return add
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    totals = dict.fromkeys(COUNTED, 0)
+    """Prints the totals of the counters of all test processes."""
+    totals = dict.fromkeys(COUNTERS, 0)
     for report in terminalreporter.getreports(""):
-        if report.when == "teardown":  # by then a test has said all
+        if report.when == "teardown":  # its properties are complete
             for name, value in report.user_properties:
                 if name in totals:
                     totals[name] += value
     if not any(totals.values()):
         return
     line = terminalreporter.write_line
-    terminalreporter.section("the Ascend path, off the board")
+    terminalreporter.section("Ascend without an NPU")
     line(f"{totals['kernels compiled']} kernels compiled by triton-ascend to linalg, without CANN")
-    line(f"{totals['cases executed']} cases executed from that linalg on this processor, and held to float64")
+    line(f"{totals['cases executed']} cases executed from that linalg on the CPU, and compared with float64")
     line(f"{totals['mutants caught']} of {totals['mutants']} mutants caught")
-    line(f"{totals['conformance cases']} cases of the conformance suite passed on an emulated npu device, end to end")
-    line("Compiled by triton-ascend and executed off the board; not run on an NPU.")
+    line(f"{totals['conformance cases']} cases of the conformance suite passed on an emulated NPU")
+    line("The kernels were compiled by triton-ascend and executed on the CPU. They were not run on an NPU.")

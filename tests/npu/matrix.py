@@ -1,4 +1,4 @@
-"""What is compiled and executed: every op, dtype and layout, at the widths where the NPU's plan changes its mind."""
+"""The launches that are compiled and executed: each kernel, dtype and layout, where the NPU's plan changes."""
 
 from __future__ import annotations
 
@@ -9,45 +9,65 @@ from dataclasses import dataclass
 import torch
 
 from tridal.devices.types import DeviceProperties, LaunchPlan
+from tridal.ops import table
+from tridal.ops.row_op import RowOp
 from tridal.runtime import launch
-from tridal.runtime import specialization as variants
-from tridal.runtime.row_layout import geometry
+from tridal.runtime.row_layout import FEW_ROWS, row_layout
+from tridal.runtime.scale_mask import ScaleMask, place_mask
+from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall, Specialization
 from tridal_npu import backend
 
-OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
-LAYOUTS = ("row", "inner", "strided")
+KERNELS = tuple(table.kernels())
+"""Names of the kernels of all ops in the table, third-party ops included."""
 DTYPES = (
-    # dtype and out_dtype of a forward; a backward reads the latter and writes the former
+    # input and output of a forward kernel; a backward kernel reads the second dtype and writes the first
     ("float32", "float32"),
     ("float16", "float16"),
     ("bfloat16", "bfloat16"),
     ("float16", "float32"),
 )
+FORMS = {
+    "row": ("contiguous", "padded", "blocks"),
+    "inner": ("columns", "padded columns", "blocks of columns"),
+    "strided": ("every other", "transposed", "expanded"),
+}
+"""Names of shapes and strides, by the layout that they have: see `Case.shape_strides_dim`."""
+LAYOUTS = tuple(FORMS)
 OPTIONS = {"num_programs": 32}
-WIDEST = 1 << 17
-MOST_ELEMENTS = 1 << 20
+SCALE = 0.5
+WIDEST_ROW = 1 << 17
+MAX_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One launch: `rows` rows of `cols` elements, lying as `form` says."""
+    """One launch of a kernel on `rows` rows of `cols` elements."""
 
-    op: str
+    kernel: str
+    """Name of the kernel in the table of ops."""
     dtypes: tuple[str, str]
+    """One of `DTYPES`."""
     layout: str
     cols: int
     rows: int
     form: str
+    """One of `FORMS[layout]`."""
     aligned: bool = True
+    modified: bool = False
+    """Whether the input is multiplied by `SCALE` and masked causally, for kernels that support it."""
 
     def __str__(self) -> str:
         dtypes = "-".join(dict.fromkeys(self.dtypes))
-        alignment = "" if self.aligned else " unaligned"
-        return f"{self.op} {dtypes} {self.layout} {self.rows}x{self.cols} {self.form}{alignment}"
+        suffix = " unaligned" * (not self.aligned) + " scaled, causal" * self.modified
+        return f"{self.kernel} {dtypes} {self.layout} {self.rows}x{self.cols} {self.form}{suffix}"
+
+    @property
+    def op(self) -> RowOp:
+        return table.kernels()[self.kernel][0]
 
     @property
     def backward(self) -> bool:
-        return self.op.endswith("_backward")
+        return self.kernel == self.op.backward.name
 
     @property
     def read_dtype(self) -> torch.dtype:
@@ -59,7 +79,10 @@ class Case:
 
     @property
     def shape_strides_dim(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """What is read, as torch sees it. Every form has gaps in memory but the first of its layout."""
+        """Shape and strides of the first tensor that is read, and the dim of its rows.
+
+        Except for the first form of each layout, there are gaps in memory between the elements.
+        """
         rows, cols, third = self.rows, self.cols, -(-self.rows // 3)
         return {
             "contiguous": ((rows, cols), (cols, 1), 1),
@@ -73,65 +96,77 @@ class Case:
             "expanded": ((rows, cols), (1, 0), 1),
         }[self.form]
 
-    def call(self) -> variants.Call:
-        """The call that the op makes of such tensors."""
+    @property
+    def parameters(self) -> tuple[float | None, ...]:
+        """Values of the kernel's parameters: the op's defaults."""
+        values = tuple(self.op.parameters.values())
+        return self.op.backward_parameters(values) if self.backward else values
+
+    def call(self) -> KernelCall:
+        """The call that tridal makes for these tensors."""
         shape, strides, dim = self.shape_strides_dim
-        where = geometry(shape, strides, dim)
-        assert where is not None
-        assert where.layout == self.layout, f"{self} is meant to be of another layout than {where.layout}"
+        layout = row_layout(shape, strides, dim, 0 if self.modified else FEW_ROWS)
+        assert layout is not None
+        assert layout.layout == self.layout, f"{self} has the layout {layout.layout!r}"
+        kernel = self.op.backward if self.backward else self.op.forward
         names = [str(dtype).removeprefix("torch.") for dtype in (self.written_dtype, self.read_dtype)]
-        dtypes = (*names, names[1]) if self.backward else tuple(names)
-        off = 0 if self.aligned else self.read_dtype.itemsize
-        return variants.Call.of(self.op, where, dtypes, (0, off, off)[: len(dtypes)])
+        dtypes = (names[0], *names[1:] * len(kernel.reads))
+        read_address = 0 if self.aligned else self.read_dtype.itemsize
+        addresses = (0, *(read_address,) * len(kernel.reads))
+        scale_mask = NO_SCALE_MASK
+        if self.modified:
+            placed = place_mask(ScaleMask(SCALE, causal=True), shape, strides, (0,) * len(shape), dim)
+            assert placed is not None
+            scale_mask = placed
+        return KernelCall.of(kernel, layout, dtypes, addresses, self.parameters, scale_mask)
 
     def plan(self) -> LaunchPlan:
-        """The backend's own plan."""
+        """The backend's plan."""
         return launch.plan(self.call(), backend, properties(), OPTIONS)
 
-    def variant(self) -> variants.Variant:
-        """What is compiled for it."""
-        return self.call().variant(self.plan().tile)
+    def specialization(self) -> Specialization:
+        """The compiler's input for this case."""
+        return self.call().specialize(self.plan().config)
 
 
 @functools.cache
 def properties() -> DeviceProperties:
+    """Properties of the first emulated NPU."""
     return backend.properties(0)
 
 
-FORMS = {
-    "row": ("contiguous", "padded", "blocks"),
-    "inner": ("columns", "padded columns", "blocks of columns"),
-    "strided": ("every other", "transposed", "expanded"),
-}
+def dtypes_for(kernel: str) -> tuple[tuple[str, str], ...]:
+    """The pairs of dtypes of a kernel. Third-party kernels have two, because the schedules convert dtypes."""
+    built_in = table.kernels()[kernel][0] in table.BUILT_IN
+    return DTYPES if built_in else (DTYPES[0], DTYPES[-1])
 
 
-def group(op: str, dtypes: tuple[str, str], layout: str) -> list[Case]:
-    """The matrix of one op, pair of dtypes and layout, in an order that never changes."""
-    return list(dict.fromkeys(_cases(op, dtypes, layout)))
+def group(kernel: str, dtypes: tuple[str, str], layout: str) -> list[Case]:
+    """The cases of one kernel, pair of dtypes and layout. The order is always the same."""
+    return list(dict.fromkeys(_cases(kernel, dtypes, layout)))
 
 
-def _cases(op: str, dtypes: tuple[str, str], layout: str) -> Iterator[Case]:
-    thorough = dtypes == ("float32", "float32")  # the plans of other dtypes differ little: every other change of those
-    for number, cols in enumerate(widths(op, dtypes, layout)):
-        if not thorough and number % 4 in (1, 2):
+def _cases(kernel: str, dtypes: tuple[str, str], layout: str) -> Iterator[Case]:
+    all_widths = dtypes == ("float32", "float32")  # other dtypes have similar plans, so half of their widths suffice
+    for number, cols in enumerate(widths(kernel, dtypes, layout)):
+        if not all_widths and number % 4 in (1, 2):
             continue
-        largest = Case(op, dtypes, layout, cols, 1 << 20, FORMS[layout][0]).plan().tile.rows
-        many = min(
-            32 * largest + 7, max(3, MOST_ELEMENTS // cols)
-        )  # the largest tile for each of 32 programs, and more
-        for rows in (3, many) if thorough else ((3, many)[number // 2 % 2],):
-            forms = FORMS[layout] if rows >= 24 else FORMS[layout][:2]  # fewer would be no blocks of neighbouring rows
+        largest = Case(kernel, dtypes, layout, cols, 1 << 20, FORMS[layout][0]).plan().config.rows
+        # Enough rows for the largest tile in each of 32 programs, and a second iteration.
+        many = min(32 * largest + 7, max(3, MAX_ELEMENTS // cols))
+        for rows in (3, many) if all_widths else ((3, many)[number // 2 % 2],):
+            forms = FORMS[layout] if rows >= 24 else FORMS[layout][:2]  # blocks need at least 8 neighbouring rows each
             form = forms[(number + rows) % len(forms)]
-            yield Case(op, dtypes, layout, cols, rows, form, aligned=(number + rows) % 4 != 0)
+            yield Case(kernel, dtypes, layout, cols, rows, form, aligned=(number + rows) % 4 != 0)
 
 
 @functools.cache
-def widths(op: str, dtypes: tuple[str, str], layout: str) -> list[int]:
-    """Widths of a row on both sides of every change of the plan's tile, and the widest."""
+def widths(kernel: str, dtypes: tuple[str, str], layout: str) -> list[int]:
+    """The widths of a row on both sides of every change of the plan's configuration, and the widest one."""
 
-    def tile(cols: int) -> object:
-        return Case(op, dtypes, layout, cols, 1 << 20, FORMS[layout][0]).plan().tile
+    def config(cols: int) -> object:
+        return Case(kernel, dtypes, layout, cols, 1 << 20, FORMS[layout][0]).plan().config
 
-    powers = [1 << k for k in range(1, WIDEST.bit_length())]
-    found = [width for power in powers if tile(power) != tile(power + 1) for width in (power, power + 1)]
-    return sorted({1 if layout == "inner" else 2, *found, WIDEST - 3})
+    powers = [1 << k for k in range(1, WIDEST_ROW.bit_length())]
+    found = [width for power in powers if config(power) != config(power + 1) for width in (power, power + 1)]
+    return sorted({1 if layout == "inner" else 2, *found, WIDEST_ROW - 3})

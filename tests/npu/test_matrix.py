@@ -1,4 +1,4 @@
-"""Every kernel that the NPU's plan emits compiles, and what was compiled computes softmax."""
+"""The kernels of the matrix compile with triton-ascend, and the compiled code computes the ops."""
 
 from __future__ import annotations
 
@@ -9,71 +9,80 @@ import pytest
 import torch
 
 from offboard import device, lint, native
+from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import launch
-from tridal.runtime import specialization as variants
-from tridal.runtime.row_layout import geometry
+from tridal.runtime.compiler import compile_kernel
+from tridal.runtime.row_layout import row_layout
+from tridal.runtime.specialization import KernelCall, Specialization
 from tridal_npu import backend
 
-from .execution import complaints
-from .matrix import DTYPES, LAYOUTS, OPS, Case, group, properties
+from .execution import find_faults
+from .matrix import KERNELS, LAYOUTS, Case, dtypes_for, group, properties
 
 GROUPS = [
     pytest.param(
-        op, dtypes, layout,
-        id="-".join((op, *dict.fromkeys(dtypes), layout)),
-        marks=pytest.mark.xdist_group("-".join((op, *dtypes, layout))),
+        kernel, dtypes, layout,
+        id="-".join((kernel, *dict.fromkeys(dtypes), layout)),
+        marks=pytest.mark.xdist_group("-".join((kernel, *dtypes, layout))),
     )
-    for op in OPS for dtypes in DTYPES for layout in LAYOUTS
+    for kernel in KERNELS for dtypes in dtypes_for(kernel) for layout in LAYOUTS
 ]  # fmt: skip
 
 
 @functools.lru_cache(maxsize=2)
-def compiled(op: str, dtypes: tuple[str, str], layout: str) -> dict[variants.Variant, tuple[Case, str]]:
-    """Each different kernel of a group, with a case that it is compiled for and its linalg IR."""
-    found: dict[variants.Variant, tuple[Case, str]] = {}
-    for case in group(op, dtypes, layout):
-        variant = case.variant()
-        if variant not in found:
-            found[variant] = case, launch.compile_variant(variant, properties().target).asm["ttadapter"]
-    return found
+def compile_group(kernel: str, dtypes: tuple[str, str], layout: str) -> dict[Specialization, tuple[Case, str]]:
+    """Compiles each specialization of a group. Returns one of its cases and its linalg IR."""
+    compiled: dict[Specialization, tuple[Case, str]] = {}
+    for case in group(kernel, dtypes, layout):
+        specialization = case.specialization()
+        if specialization not in compiled:
+            linalg = compile_kernel(specialization, properties().target).asm["ttadapter"]
+            compiled[specialization] = case, linalg
+    return compiled
 
 
-@pytest.mark.parametrize(("op", "dtypes", "layout"), GROUPS)
-def test_compiles(op, dtypes, layout, count):
-    kernels = compiled(op, dtypes, layout)
-    found = {
-        str(case): problems
-        for case, linalg in kernels.values()
-        if (problems := lint.problems(linalg, contiguous=layout != "strided"))
+def test_the_matrix_has_the_third_party_op():
+    assert {"l2_norm", "l2_norm_backward"} < set(KERNELS)
+
+
+@pytest.mark.parametrize(("kernel", "dtypes", "layout"), GROUPS)
+def test_kernels_compile_to_linalg_without_problems(kernel, dtypes, layout, count):
+    compiled = compile_group(kernel, dtypes, layout)
+    problems = {
+        str(case): found
+        for case, linalg in compiled.values()
+        if (found := lint.problems(linalg, contiguous=layout != "strided"))
     }
-    assert not found
-    algorithms = {case.plan().algorithm for case, _ in kernels.values()}
-    assert algorithms == {"tile", "looped"}
-    count("kernels compiled", len(kernels))
+    assert not problems
+    schedules = {case.plan().schedule for case, _ in compiled.values()}
+    assert schedules == {"whole_row", "column_loop"}
+    count("kernels compiled", len(compiled))
 
 
-@pytest.mark.parametrize(("op", "dtypes", "layout"), GROUPS)
-def test_computes(op, dtypes, layout, count):
-    cases = group(op, dtypes, layout)
-    native.build(linalg for _, linalg in compiled(op, dtypes, layout).values())
-    found = {str(case): wrong for case in cases if (wrong := complaints(case))}
-    assert not found
+@pytest.mark.parametrize(("kernel", "dtypes", "layout"), GROUPS)
+def test_results_are_within_the_bounds(kernel, dtypes, layout, count):
+    cases = group(kernel, dtypes, layout)
+    native.build(linalg for _, linalg in compile_group(kernel, dtypes, layout).values())
+    faults = {str(case): found for case in cases if (found := find_faults(case))}
+    assert not faults
     count("cases executed", len(cases))
 
 
 @pytest.mark.parametrize("num_programs", [1, 32])
-def test_rows_that_lie_further_apart_than_32_bits_count(num_programs, count):
+def test_a_row_distance_of_more_than_32_bits_is_supported(num_programs, count):
     shape, strides = (3, 70), ((1 << 31) + 3, 1)
     size = 2 * (shape[0] * strides[0] + shape[1])
-    no_reserve = 0x4000  # of Linux: addresses at first, and memory only where it is used
+    no_reserve = 0x4000  # MAP_NORESERVE of Linux: only pages that are used take memory
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve) as memory:
         source = torch.frombuffer(memory, dtype=torch.float16).as_strided(shape, strides)
         source.copy_(torch.randn(shape))
         out = torch.empty(shape, dtype=torch.float16)
-        call = variants.Call.of("softmax", geometry(shape, strides, 1), ("float16", "float16"))
+        layout = row_layout(shape, strides, 1)
+        assert layout is not None
+        call = KernelCall.of(SOFTMAX.forward, layout, ("float16", "float16"))
         prepared = launch.prepare(call, backend, properties(), {"num_programs": num_programs})
-        wide = dict(call.variant(prepared.plan.tile).constants)["WIDE"]
-        assert wide == (num_programs == 1), "several rows in a tile, unless every row has a program"
+        constants = dict(call.specialize(prepared.plan.config).constants)
+        assert constants["INT64_OFFSETS"] == (num_programs == 1), "a tile has several rows only if there is one program"
         prepared.launch(device.current_stream().npu_stream, out, source)
         assert torch.allclose(out.double(), torch.softmax(source.double(), -1), rtol=2**-10, atol=1e-7)
         del source

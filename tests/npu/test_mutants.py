@@ -1,99 +1,120 @@
-"""Seeded faults in the kernel source are caught: each compiles, runs, and gives something that the checks refuse."""
+"""The checks find seeded faults: each mutant of a kernel compiles, runs, and gives a result that they reject."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import ast
+import importlib
+import pkgutil
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from offboard import native
-from tridal.runtime import launch
+import tridal.kernels
+from tridal.ops import table
+from tridal.runtime import compiler, launch
 
-from .execution import complaints
-from .matrix import LAYOUTS, OPS, Case, group, properties
+from .ast_edits import EditError, find_function
+from .execution import find_faults
+from .matrix import FORMS, LAYOUTS, Case, group
+from .mutants import MUTANTS, Mutant
 
-SOURCE = Path(launch.__file__).parent.with_name("kernels") / "softmax.py"
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A fault in one function of the kernel source: every occurrence of `old` there becomes `new`."""
-
-    fault: str
-    function: str
-    old: str
-    new: str
-
-    def source(self) -> str:
-        """The kernel source with the fault."""
-        text = SOURCE.read_text()
-        [function] = re.findall(rf"@triton\.jit\ndef {self.function}\(.*?(?=\n@triton\.jit|\Z)", text, re.DOTALL)
-        assert self.old in function, f"{self.function} no longer says {self.old!r}: adapt the mutant {self.fault!r}"
-        return text.replace(function, function.replace(self.old, self.new))
-
-
-MUTANTS = [
-    Mutant("stored without a mask", "forward", "target, y.to(out_ptr.dtype.element_ty), mask=mask, ",
-           "target, y.to(out_ptr.dtype.element_ty), "),
-    Mutant("padding counts as 0", "_scores", "other=-_INF", "other=0.0"),
-    Mutant("one tile too few", "_turns", "groups, group, count, groups", "groups, group, count - 1, groups"),
-    Mutant("maximum not subtracted", "_exp_less", "x - tl.expand_dims(low, AXIS)", "x"),
-    Mutant("input's stride for the output", "forward", "column, out_outer, out_inner,", "column, out_outer, in_inner,"),
-    Mutant("wrong tensor summed", "backward", "tl.sum(dy if LOG else y * dy, AXIS)", "tl.sum(y, AXIS)"),
-    Mutant("sum subtracted from", "backward", "y * (dy - across)", "y * (across - dy)"),
-    Mutant("gradient stored for the output", "backward", "dx.to(out_ptr", "dy.to(out_ptr"),
-    Mutant("sum not rescaled", "forward_looped", "total * tl.exp(top - low)", "total"),
-    Mutant("maximum forgotten", "forward_looped", "top = higher", "top = top"),
-    Mutant("last column tile left out", "forward_looped", "tl.cdiv(cols, COLS)", "cols // COLS"),
-    Mutant("NaN before the first number", "forward_looped", "tl.where(higher == -_INF, 0.0, higher)", "higher"),
-    Mutant("sum overwritten", "backward_looped", "total += ", "total = "),
-    Mutant("gradient's stride for the saved output", "backward_looped",
-           "y_ptr, block, first, column, out_outer, out_inner", "y_ptr, block, first, column, in_outer, in_inner"),
-    Mutant("columns unmasked", "_place", "< cols - column", "< COLS"),
-    Mutant("one column too many", "_place", "< cols - column", "<= cols - column"),
-    Mutant("rows unmasked", "_place", "(_rows(ROWS, AXIS, WIDE) < inner - first) & mask", "mask"),
-    Mutant("one row too many", "_place", "< inner - first) & mask", "<= inner - first) & mask"),
-    Mutant("block's stride mistaken", "_pointers", "block * outer_stride", "block * inner_stride"),
-    Mutant("first row forgotten", "_pointers", " + first * inner_stride", ""),
-]  # fmt: skip
+FLOAT32 = ("float32", "float32")
+MODULES = [module.name for module in pkgutil.iter_modules(tridal.kernels.__path__, "tridal.kernels.")]
 
 
 @pytest.fixture
-def product_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Lets a test put another kernel source in the product's place; afterwards all is as before."""
-    caches = (launch._kernels, launch.compile_variant, launch._load)
-    for cache in caches:
-        cache.cache_clear()
-    yield monkeypatch
+def install_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """install_source(module, source) replaces the source of a module of `tridal.kernels` for one test.
+
+    The runtime imports the modules of a copy of the folder. All functions are new, so Triton finds no stale hash.
+    """
+    originals = {name: importlib.import_module(name) for name in MODULES}
+    caches = (compiler.compile_kernel, compiler.op_functions, launch._load)
+    copy = tmp_path / "kernels"
+    shutil.copytree(tridal.kernels.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def install(module: str, source: str) -> None:
+        (copy / f"{module}.py").write_text(source)
+        monkeypatch.setattr(tridal.kernels, "__path__", [str(copy)])
+        for name in MODULES:
+            sys.modules.pop(name, None)
+        for cache in caches:
+            cache.cache_clear()
+
+    yield install
+    sys.modules.update(originals)
+    for name, module in originals.items():
+        setattr(tridal.kernels, name.rpartition(".")[2], module)
     for cache in caches:
         cache.cache_clear()
 
 
-def cases_of(function: str) -> list[Case]:
-    """The largest case of each form of tensor that is not huge and launches a kernel; of a helper, a plain softmax."""
-    helper = function.startswith("_")
-    found: dict[tuple[str, str], Case] = {}
-    for op, layout in product(("softmax",) if helper else OPS, LAYOUTS):
-        for case in group(op, ("float32", "float32"), layout):
-            small = case.rows * case.cols < 300_000
-            if small and case.variant().kernel == ("forward" if helper else function):
-                found[op, case.form] = case
+def read_source(module: str) -> str:
+    return Path(importlib.import_module(f"tridal.kernels.{module}").__file__).read_text()
+
+
+def cases_for(mutant: Mutant) -> list[Case]:
+    """Cases with float32 tensors that are not large: one for each kernel, form and schedule of the mutant."""
+    if mutant.modified:
+        rows = {"whole_row": (40, 70), "column_loop": (9, 40_000)}
+        shapes = product(mutant.kernels, rows.values())
+        return [Case(kernel, FLOAT32, "row", cols, rows, "padded", modified=True) for kernel, (rows, cols) in shapes]
+    if mutant.square:
+        return [Case(kernel, FLOAT32, "row", 32, 1031, "padded") for kernel in mutant.kernels]
+    found: dict[tuple[str, str, str], Case] = {}
+    for kernel, layout in product(mutant.kernels, LAYOUTS):
+        for case in group(kernel, FLOAT32, layout):
+            schedule = case.specialization().entry
+            executed = mutant.module not in ("whole_row", "column_loop") or schedule == mutant.module
+            if case.rows * case.cols < 300_000 and executed:
+                found[kernel, case.form, schedule] = case
     return list(found.values())
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function}: {mutant.fault}")
-def test_a_mutant_is_caught(mutant, product_source, tmp_path, count):
+def test_there_are_mutants_of_every_module_that_the_npu_executes():
+    not_executed = {"exchange"}  # cooperative plans only
+    modules = {name.rpartition(".")[2] for name in MODULES}
+    assert {mutant.module for mutant in MUTANTS} == modules - not_executed
+    assert len({str(mutant) for mutant in MUTANTS}) == len(MUTANTS) >= 20
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_a_mutant_is_caught(mutant, install_source, count):
     count("mutants", 1)
-    path = tmp_path / "softmax.py"
-    path.write_text(mutant.source())
-    product_source.setattr(launch, "_SOURCE", path)
-    cases = cases_of(mutant.function)
-    assert cases
-    target = properties().target
-    native.build(launch.compile_variant(case.variant(), target).asm["ttadapter"] for case in cases)
-    assert any(complaints(case, trusted=False) for case in cases), f"nothing is wrong with any of {len(cases)} cases"
+    source = read_source(mutant.module)
+    faulty = mutant.source(source)
+    assert faulty != ast.unparse(ast.parse(source)), "the edit changes nothing"
+    install_source(mutant.module, faulty)
+    cases = cases_for(mutant)
+    assert any(find_faults(case, trusted=False) for case in cases), f"none of {len(cases)} cases finds the fault"
     count("mutants caught", 1)
+
+
+@pytest.mark.parametrize("kernel", table.kernels())
+def test_the_unchanged_source_passes(kernel, install_source):
+    for module in ("whole_row", "column_loop"):
+        install_source(module, ast.unparse(ast.parse(read_source(module))))
+    mutant = next(mutant for mutant in MUTANTS if mutant.module == "tiles")
+    cases = cases_for(Mutant("tiles", mutant.function, "", mutant.edit, (kernel,), False, False))
+    assert {case.form for case in cases} == {form for forms in FORMS.values() for form in forms}
+    assert [fault for case in cases for fault in find_faults(case, trusted=False)] == []
+
+
+@pytest.mark.parametrize(
+    "mutant", [mutant for mutant in MUTANTS if mutant.modified or mutant.square], ids=lambda mutant: mutant.function
+)
+def test_the_unchanged_source_passes_in_special_cases(mutant):
+    assert [fault for case in cases_for(mutant) for fault in find_faults(case)] == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_an_edit_that_does_not_apply_fails(mutant):
+    signature = ast.unparse(find_function(ast.parse(read_source(mutant.module)), mutant.function).args)
+    with pytest.raises(EditError):
+        mutant.source(f"def {mutant.function}({signature}):\n    pass\n")
+    with pytest.raises(EditError, match=f"function {mutant.function}"):
+        mutant.source("")

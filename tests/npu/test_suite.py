@@ -1,4 +1,4 @@
-"""The conformance suite that every backend is held to, on the emulated npu device, end to end."""
+"""The conformance suite that every backend has to pass, on the emulated NPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from tridal import testing
 from tridal.devices import registry
 
-PARTS = 8  # for as many test processes as there are
+PARTS = 8  # test processes share the cases
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_conformance(part, count):
+def test_the_cases_of_the_suite_pass(part, count):
     backend = registry.available("npu")
-    # torch's engine for gradients knows but one device of a backend that is written in Python.
+    # torch's autograd engine supports only one device of a backend that is written in Python.
     cases = [case for case in testing.cases(backend) if not (case.last_device and case.direction != "forward")]
     results = [testing.run_case(case, backend) for case in cases[part::PARTS]]
     assert not [f"{result.name}: {result.message}" for result in results if not result.passed]

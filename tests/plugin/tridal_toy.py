@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib.util
 from contextlib import nullcontext
 
-from tridal.types import DeviceProperties, LaunchPlan, Option, Resources, Tile
+from tridal.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
 
-WIDEST = 1 << 20  # the most elements that Triton allows in a tile
+WIDEST = 1 << 20  # elements; Triton allows no larger tile
 
 
 class Toy:
     name = "toy"
     device_type = "cpu"
     dtypes = frozenset({"float32"})
-    algorithms = frozenset({"tile", "looped"})
+    schedules = frozenset({"whole_row", "column_loop"})
     interpreted = True
     options = {  # noqa: RUF012
         "rows": Option(
@@ -41,9 +41,11 @@ class Toy:
     def plan(self, problem, device, probe, options):
         cols = 1 << (problem.cols - 1).bit_length()
         if cols > WIDEST:
-            return LaunchPlan(Tile("looped", 1, WIDEST), programs=device.cores, reason="a row is wider than a tile")
+            config = KernelConfig("column_loop", 1, WIDEST)
+            return LaunchPlan(config, programs=device.cores, reason="a row is wider than a tile")
         rows = min(options["rows"], WIDEST // cols)
-        return LaunchPlan(Tile("tile", rows, cols), programs=device.cores, reason=f"a toy takes {rows} rows at a time")
+        config = KernelConfig("whole_row", rows, cols)
+        return LaunchPlan(config, programs=device.cores, reason=f"a toy takes {rows} rows at a time")
 
     def resources(self, asm, shared_memory):
         return Resources(registers=0, spills=0, shared_memory=0)

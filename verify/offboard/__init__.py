@@ -1,5 +1,5 @@
-"""Runs what an NPU's Triton compiler made on this machine's processor: a kernel source is proven without a board.
+"""Executes the output of an NPU's Triton compiler on the CPU, to test kernels without an NPU.
 
-`compiler` stops triton-ascend at its linalg IR, `lint` reads that IR, `native` makes machine code of it, `device`
-emulates an npu device in torch, and `board` is the driver through which triton-ascend then launches. See README.md.
+`compiler` stops triton-ascend at its linalg IR, `lint` checks that IR, and `native` compiles it to machine code.
+`device` emulates an NPU for torch, and `driver` is the driver through which triton-ascend launches. See README.md.
 """

@@ -1,4 +1,4 @@
-"""Stops triton-ascend where the vendor's own compiler would take over: a kernel is compiled to its linalg IR."""
+"""Stops triton-ascend before its last stage, which needs CANN. Kernels are compiled to linalg IR."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 
 def stop_at_linalg(cache: Path) -> None:
-    """From now on and in this process, triton-ascend's last stage hands the linalg IR on, where it would call CANN.
+    """Makes triton-ascend, in this process, return the linalg IR as the binary instead of compiling it with CANN.
 
-    Triton keeps what it compiles in `cache`, a folder for nothing else: on a board, such a kernel would not be one.
+    Args:
+        cache: the folder where Triton stores compiled kernels. Use it for nothing else, because these "binaries" do not
+            run on an NPU.
     """
     from triton.backends import backends
 
@@ -28,5 +30,5 @@ def stop_at_linalg(cache: Path) -> None:
 def _linalg_as_binary(linalg: str, metadata: dict[str, Any]) -> bytes:
     from triton.backends.ascend.compiler import _parse_linalg_metadata
 
-    _parse_linalg_metadata(linalg, metadata)  # adds the name, the mode and the like, which a launch needs
+    _parse_linalg_metadata(linalg, metadata)  # adds the kernel's name and other values that a launch needs
     return linalg.encode()

@@ -1,7 +1,7 @@
-"""An npu device for torch that computes on this machine's processor: two NPUs with streams, as torch_npu shows them.
+"""Emulates two NPUs for torch, with the interface of torch_npu. All operations run on the CPU.
 
-A tensor is a wrapper that says "npu" around a twin that lies in the processor's memory. Every operation of torch is the
-twin's; a kernel gets the twin's address. Nothing runs late, so a stream has a handle and an owner and no queue.
+A tensor wraps a CPU tensor and reports the device "npu". torch's operations run on the CPU tensor, and kernels get its
+address. All operations are synchronous, so a stream has a handle and a device, but no queue.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ class Stream:
     def _open(self, index: int, handle: int) -> None:
         self.device = torch.device("npu", index)
         self.npu_stream = handle
-        owners[handle] = index
+        stream_devices[handle] = index
 
     def synchronize(self) -> None:
-        """Nothing is ever late."""
+        """Does nothing, because all operations are synchronous."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Nothing is ever late."""
+        """Does nothing, because all operations are synchronous."""
 
 
 class ExternalStream(Stream):
-    """A stream that somebody else made, by its handle."""
+    """A stream that was created elsewhere, given by its handle."""
 
     def __init__(self, stream_ptr: int, device: Any = None) -> None:
         self._open(index_of(device), stream_ptr)
 
 
-owners: dict[int, int] = {}
-"""Index of the device that a stream belongs to, by handle."""
+stream_devices: dict[int, int] = {}
+"""Index of each stream's device, by the stream's handle."""
 _streams: dict[int, Stream] = {}
 
 
 def index_of(device: Any) -> int:
-    """Index of a device in any form that torch takes; None is the current one."""
+    """Returns the index of a device, in any form that torch accepts. None is the current device."""
     if isinstance(device, int):
         return device
     index = None if device is None else torch.device(device).index
@@ -67,12 +67,12 @@ def index_of(device: Any) -> int:
 
 
 def current_device() -> int:
-    """Index of the current device."""
+    """Returns the index of the current device."""
     return _current["device"]
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The current stream of a device."""
+    """Returns the current stream of a device."""
     index = index_of(device)
     if index not in _streams:
         _streams[index] = Stream(index)
@@ -81,31 +81,31 @@ def current_stream(device: Any = None) -> Stream:
 
 @contextmanager
 def use_device(device: Any) -> Iterator[None]:
-    """Makes a device the current one."""
-    before = _current["device"]
+    """Makes a device the current device for a block."""
+    previous = _current["device"]
     _current["device"] = index_of(device)
     try:
         yield
     finally:
-        _current["device"] = before
+        _current["device"] = previous
 
 
 @contextmanager
 def use_stream(stream: Stream) -> Iterator[None]:
-    """Makes a stream its device's current one, and that device the current one."""
+    """Makes a stream the current stream of its device, and that device the current device, for a block."""
     index = stream.device.index
-    before = current_stream(index)
+    previous = current_stream(index)
     _streams[index] = stream
     try:
         with use_device(index):
             yield
     finally:
-        _streams[index] = before
+        _streams[index] = previous
 
 
 @dataclass(frozen=True)
 class Properties:
-    """What torch_npu says of a device."""
+    """The device properties that torch_npu reports."""
 
     name: str = NAME
     total_memory: int = 64 << 30
@@ -115,63 +115,66 @@ class Properties:
 
 
 class Tensor(torch.Tensor):
-    """Says that it is on an npu; its twin holds the data."""
+    """A tensor that reports the device "npu". A CPU tensor holds its data."""
 
-    twin: torch.Tensor
+    cpu_tensor: torch.Tensor
 
     @staticmethod
-    def __new__(cls, twin: torch.Tensor, device: torch.device) -> Tensor:
-        """Wraps a twin that nothing else wraps."""
-        made = torch.Tensor._make_wrapper_subclass(
-            cls, twin.shape, twin.stride(), twin.storage_offset(), dtype=twin.dtype, device=device
+    def __new__(cls, cpu_tensor: torch.Tensor, device: torch.device) -> Tensor:
+        """Wraps a CPU tensor that has no wrapper yet."""
+        strides, offset = cpu_tensor.stride(), cpu_tensor.storage_offset()
+        wrapper = torch.Tensor._make_wrapper_subclass(
+            cls, cpu_tensor.shape, strides, offset, dtype=cpu_tensor.dtype, device=device
         )
-        made.twin = twin
-        return made
+        wrapper.cpu_tensor = cpu_tensor
+        return wrapper
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def data_ptr(self) -> int:
-        """Address of the twin's first element."""
-        return self.twin.data_ptr()
+        """Returns the address of the first element in the CPU's memory."""
+        return self.cpu_tensor.data_ptr()
 
     def record_stream(self, stream: Any) -> None:
-        """Memory is never given back early."""
+        """Does nothing, because no operation is pending when memory is freed."""
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"{self.twin!r} on {self.device}"
+        return f"{self.cpu_tensor!r} on {self.device}"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = dict(kwargs or {})
-        if func.namespace not in ("aten", "prims"):  # somebody's own op: what it does on this device is its own affair
+        if func.namespace not in ("aten", "prims"):  # a custom op has its own implementation for this device
             return func.redispatch(_BACKEND, *args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        ours = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
-        device = ours[0].device
+        npu_tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+        device = npu_tensors[0].device
         if kwargs.get("device") is not None:
             device = torch.device(kwargs["device"])
             kwargs["device"] = "cpu"
         elif func.overloadpacket is not torch.ops.aten.copy_:
-            strange = {str(t.device) for t in tensors if t.dim() and t.device != device}
-            if strange:
-                raise RuntimeError(f"{func}: expected all tensors on {device}, found {', '.join(sorted(strange))}")
-        result = func(*pytree.tree_map(_twin, args), **pytree.tree_map(_twin, kwargs))
-        known = {id(tensor.twin): tensor for tensor in ours}  # what an operation in place returns is its argument
+            others = {str(t.device) for t in tensors if t.dim() and t.device != device}
+            if others:
+                raise RuntimeError(f"{func}: expected all tensors on {device}, found {', '.join(sorted(others))}")
+        result = func(*pytree.tree_map(_unwrap, args), **pytree.tree_map(_unwrap, kwargs))
+        wrappers = {
+            id(tensor.cpu_tensor): tensor for tensor in npu_tensors
+        }  # an in-place operation returns its argument
 
-        def wrapped(leaf: Any) -> Any:
+        def wrap(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or device.type != "npu":
                 return leaf
-            return known[id(leaf)] if id(leaf) in known else _on_npu(leaf, device)
+            return wrappers[id(leaf)] if id(leaf) in wrappers else _on_npu(leaf, device)
 
-        return pytree.tree_map(wrapped, result)
-
-
-def _twin(leaf: Any) -> Any:
-    return leaf.twin if isinstance(leaf, Tensor) else leaf
+        return pytree.tree_map(wrap, result)
 
 
-def _on_npu(twin: torch.Tensor, device: Any) -> Tensor:
-    return Tensor(twin, torch.device("npu", index_of(device)))
+def _unwrap(leaf: Any) -> Any:
+    return leaf.cpu_tensor if isinstance(leaf, Tensor) else leaf
+
+
+def _on_npu(cpu_tensor: torch.Tensor, device: Any) -> Tensor:
+    return Tensor(cpu_tensor, torch.device("npu", index_of(device)))
 
 
 def _empty(size: Any, *, dtype: Any = None, device: Any = None, **unused: Any) -> Tensor:
@@ -183,7 +186,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, device: Any = N
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    _twin(target).copy_(_twin(source))
+    _unwrap(target).copy_(_unwrap(source))
     return target
 
 
@@ -204,7 +207,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 
 
 def install() -> None:
-    """Registers the device with torch, and modules `torch.npu` and `torch_npu` with what is used of them. Once."""
+    """Registers the device with torch, and the modules `torch.npu` and `torch_npu`. Call it once per process."""
     npu = types.ModuleType("torch.npu")
     npu.__dict__.update(
         is_available=lambda: True,

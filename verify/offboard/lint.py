@@ -1,4 +1,4 @@
-"""Reads linalg IR for what an NPU can't do, or does an element at a time."""
+"""Finds operations in linalg IR that an NPU cannot do, or does one element at a time."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ from collections import Counter
 _OPERATION = re.compile(r'^\s*(?:%[\w:#, ]+ = )?"?([a-z_]+\.[a-z_.]+)"?', re.MULTILINE)
 _VIEW = re.compile(r"memref\.reinterpret_cast .*strides: \[([^\]]*)\]")
 _DIALECTS = {"arith", "bufferization", "func", "linalg", "math", "memref", "scf", "tensor"}
+_SCALAR_AS_TENSOR = re.compile(r"^.*\btensor\.(?:insert|extract) .*: tensor<(?:1x)+[a-z]+\d+>$\n?", re.MULTILINE)
+"""triton-ascend puts a scalar, for example a parameter, into a tensor of one element. There is no loop over elements."""
 _ONE_AT_A_TIME = {"memref.load", "memref.store", "tensor.extract", "tensor.insert", "tensor.generate", "linalg.generic"}
 
 
 def operations(linalg: str) -> Counter[str]:
-    """How often each operation occurs, by its full name ("arith.addf")."""
+    """Returns the number of occurrences of each operation, by its full name, for example "arith.addf"."""
     return Counter(_OPERATION.findall(linalg))
 
 
 def problems(linalg: str, *, contiguous: bool) -> list[str]:
-    """What is wrong with a kernel, in words; `contiguous` says that a tile's last axis is so in memory."""
+    """Describes each problem of a kernel.
+
+    Args:
+        linalg: the kernel's linalg IR.
+        contiguous: whether the last axis of a tile is contiguous in memory.
+    """
     found = []
-    for operation in operations(linalg):
+    for operation in operations(_SCALAR_AS_TENSOR.sub("", linalg)):
         dialect = operation.split(".")[0]
         if dialect == "tt":
             found.append(f"{operation} was not lowered")
         elif operation == "llvm.inline_asm":
-            found.append("there is inline assembly")
+            found.append("the kernel has inline assembly")
         elif dialect not in _DIALECTS:
-            found.append(f"{operation} is of a dialect that the next compiler doesn't read")
+            found.append(f"{operation} is of a dialect that the next compiler does not read")
         elif operation in _ONE_AT_A_TIME:
             found.append(f"{operation} handles one element at a time")
     if re.search(r"(?<![a-wyz\d_])f64\b", linalg):
-        found.append("there is float64, which the vector cores lack")
+        found.append("the kernel uses float64, which the vector cores do not support")
     if re.search(r"arith\.cmpi .*: tensor<.*xi64>", linalg):
         found.append("a tile of int64 is compared, which becomes a loop over its elements")
     strides = _VIEW.findall(linalg)
     if not strides:
-        found.append("no tile of memory is read or written as such")
-    if contiguous and any(each.split(",")[-1].strip() != "1" for each in strides):
-        found.append("a tile's last axis is contiguous, but is read or written at a stride")
+        found.append("the kernel reads and writes no tile of memory as a whole")
+    if contiguous and any(view.split(",")[-1].strip() != "1" for view in strides):
+        found.append("the last axis of a tile is contiguous, but is read or written with a stride")
     return found

@@ -1,8 +1,8 @@
-"""Makes machine code of linalg IR with MLIR's and LLVM's own tools, and calls it program by program.
+"""Compiles linalg IR to machine code with the tools of MLIR and LLVM, and executes a grid program by program.
 
-triton-ascend gives a kernel two memrefs before its own arguments, for locks and a workspace, and six integers after
-them: the grid's three sizes, and a program's place in it. A memref is passed as five words (allocated, aligned, offset,
-size, stride), of which only the second counts.
+triton-ascend adds parameters to a kernel: two memrefs before its own, for locks and a workspace, and six integers after
+them, for the sizes of the grid and the program's position in it. A memref is passed as five values (allocated pointer,
+aligned pointer, offset, size, stride). Kernels read the second one only.
 """
 
 from __future__ import annotations
@@ -49,28 +49,30 @@ _INTEGERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel in machine code."""
+    """A kernel that is compiled to machine code."""
 
     name: str
     parameters: tuple[str, ...]
-    """MLIR's type of each of its own arguments: a memref, i32, i64 or f32."""
+    """MLIR's type of each parameter, without those that triton-ascend adds: a memref, i32, i64 or f32."""
     _function: Callable[..., None] = field(repr=False)
 
     def __call__(self, grid: tuple[int, int, int], arguments: Sequence[int | float]) -> None:
-        """Runs every program of a grid, one after the other. Tensors are given by address.
+        """Executes the programs of a grid one after the other. A tensor is passed as its address.
 
-        Raises TypeError for a wrong number of arguments, OverflowError for an integer that its type doesn't hold.
+        Raises:
+            TypeError: the number of arguments is wrong.
+            OverflowError: an integer does not fit into the parameter's type.
         """
         if len(arguments) != len(self.parameters):
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(arguments)}")
-        words: list[Any] = [*_memref(0), *_memref(0)]
+        values: list[Any] = [*_memref(0), *_memref(0)]
         for kind, value in zip(self.parameters, arguments, strict=True):
-            words += _memref(int(value)) if kind.startswith("memref") else [_number(kind, value)]
+            values += _memref(int(value)) if kind.startswith("memref") else [_number(kind, value)]
         x, y, z = grid
         for program in range(x * y * z):
-            place = (program % x, program // x % y, program // (x * y))
+            position = (program % x, program // x % y, program // (x * y))
             _runtime().begin_program()
-            self._function(*words, *map(ctypes.c_int32, (x, y, z, *place)))
+            self._function(*values, *map(ctypes.c_int32, (x, y, z, *position)))
 
 
 def _memref(address: int) -> list[Any]:
@@ -90,23 +92,23 @@ _kernels: dict[str, Kernel] = {}
 _cache: Path | None = None
 
 
-def keep_in(folder: Path) -> None:
-    """From now on machine code is kept in a folder, and found there again by all that went into it."""
+def set_cache(folder: Path) -> None:
+    """Sets the folder that caches machine code. Its key is a hash of the linalg IR, the tools and their options."""
     global _cache
     folder.mkdir(parents=True, exist_ok=True)
     _cache = folder
 
 
 def kernel(linalg: str) -> Kernel:
-    """The kernel of some linalg IR, built if it hasn't been."""
+    """Returns the compiled kernel of a linalg module."""
     build([linalg])
     return _kernels[linalg]
 
 
 def build(linalgs: Iterable[str]) -> None:
-    """Builds kernels together, which takes a tenth of the time that it takes one by one."""
+    """Compiles several kernels into one library, in a tenth of the time that separate libraries take."""
     symbols = {linalg: _symbol(linalg) for linalg in linalgs if linalg not in _kernels}
-    libraries = {linalg: library for linalg, symbol in symbols.items() if (library := _kept(symbol))}
+    libraries = {linalg: library for linalg, symbol in symbols.items() if (library := _cached_library(symbol))}
     missing = [linalg for linalg in symbols if linalg not in libraries]
     if missing:
         libraries |= dict.fromkeys(missing, _compile({symbols[linalg]: linalg for linalg in missing}))
@@ -115,17 +117,17 @@ def build(linalgs: Iterable[str]) -> None:
 
 
 def _symbol(linalg: str) -> str:
-    return "k" + hashlib.sha256("\0".join((linalg, *_recipe())).encode()).hexdigest()
+    return "k" + hashlib.sha256("\0".join((linalg, *_toolchain())).encode()).hexdigest()
 
 
 @functools.cache
-def _recipe() -> tuple[str, ...]:
-    """All but the linalg IR that goes into machine code, and so into its name."""
+def _toolchain() -> tuple[str, ...]:
+    """The version of the tools, and their options."""
     version = subprocess.run([find_tool("mlir-opt"), "--version"], capture_output=True, text=True, check=True).stdout
     return version, *_PASSES, *_LLVM_OPTIONS
 
 
-def _kept(symbol: str) -> ctypes.CDLL | None:
+def _cached_library(symbol: str) -> ctypes.CDLL | None:
     path = None if _cache is None else _cache / f"{symbol}.so"
     if path is None or not path.exists():
         return None
@@ -140,12 +142,12 @@ def _signature(linalg: str) -> tuple[str, tuple[str, ...]]:
     [(name, parameters)] = headers
     types = _PARAMETER.findall(parameters)
     if types[: len(_BEFORE)] != _BEFORE or types[-len(_AFTER) :] != _AFTER:
-        raise ValueError(f"{name} is not called as triton-ascend 3.2 calls a kernel: {', '.join(types)}")
+        raise ValueError(f"{name} does not have the parameters that triton-ascend 3.2 adds: {', '.join(types)}")
     return name, tuple(types[len(_BEFORE) : -len(_AFTER)])
 
 
-def _renamed(linalg: str, symbol: str) -> tuple[str, str]:
-    """The affine maps and the function of a module, under names that no other kernel has."""
+def _with_unique_names(linalg: str, symbol: str) -> tuple[str, str]:
+    """Returns the affine maps and the function of a module. Their names contain `symbol`."""
     maps, module, function = linalg.strip().partition("module {")
     if not (module and function.endswith("}")) or any(not line.startswith("#map") for line in maps.splitlines()):
         raise ValueError("expected linalg IR as one module without attributes")
@@ -155,10 +157,10 @@ def _renamed(linalg: str, symbol: str) -> tuple[str, str]:
 
 
 def _compile(kernels: Mapping[str, str]) -> ctypes.CDLL:
-    """Machine code of kernels by symbol, in one library."""
+    """Compiles kernels, given by symbol, into one library."""
     _runtime()
-    renamed = [_renamed(linalg, symbol) for symbol, linalg in kernels.items()]
-    maps, functions = map("\n".join, zip(*renamed, strict=True))
+    sources = [_with_unique_names(linalg, symbol) for symbol, linalg in kernels.items()]
+    maps, functions = map("\n".join, zip(*sources, strict=True))
     with tempfile.TemporaryDirectory(prefix="offboard-", dir=_cache) as folder:
         path = Path(folder, "kernels")
         path.with_suffix(".linalg").write_text(f"{maps}\nmodule {{\n{functions}\n}}\n")
@@ -169,7 +171,7 @@ def _compile(kernels: Mapping[str, str]) -> ctypes.CDLL:
         library = _link([path.with_suffix(".o")], path.with_suffix(".so"))
         if _cache is not None:
             for symbol in kernels:
-                with contextlib.suppress(FileExistsError):  # another process built the same
+                with contextlib.suppress(FileExistsError):  # another process compiled it as well
                     os.link(path.with_suffix(".so"), _cache / f"{symbol}.so")
         return library
 
@@ -181,28 +183,32 @@ def _runtime() -> ctypes.CDLL:
 
 
 def _run(tool: str, path: Path, source: str, target: str, *options: str) -> None:
-    _check([find_tool(tool), path.with_suffix(source), *options, "-o", path.with_suffix(target)])
+    _execute([find_tool(tool), path.with_suffix(source), *options, "-o", path.with_suffix(target)])
 
 
 def _link(sources: Sequence[Path], target: Path, mode: int = ctypes.RTLD_LOCAL) -> ctypes.CDLL:
-    _check(["gcc", "-O2", "-shared", "-fPIC", *sources, "-o", target, "-lm"])
+    _execute(["gcc", "-O2", "-shared", "-fPIC", *sources, "-o", target, "-lm"])
     return ctypes.CDLL(str(target), mode=mode)
 
 
-def _check(command: Sequence[str | Path]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr[-2000:]}")
+def _execute(command: Sequence[str | Path]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {result.stderr[-2000:]}")
 
 
 @functools.cache
 def find_tool(tool: str) -> str:
-    """Where a tool of LLVM is, of the version that reads triton-ascend's IR. FileNotFoundError says how to get it."""
+    """Returns the path of an LLVM tool of the version that reads triton-ascend's IR.
+
+    Raises:
+        FileNotFoundError: it is not installed. The message says how to install it.
+    """
     folder = os.environ.get("LLVM_BIN", f"/usr/lib/llvm-{LLVM_VERSION}/bin")
     found = shutil.which(tool, path=folder) or shutil.which(f"{tool}-{LLVM_VERSION}")
     if found is None:
         raise FileNotFoundError(
             f"{tool} of LLVM {LLVM_VERSION} is neither in {folder} nor on the path: install "
-            f"mlir-{LLVM_VERSION}-tools and llvm-{LLVM_VERSION} (Debian, Ubuntu), or name the folder in LLVM_BIN"
+            f"mlir-{LLVM_VERSION}-tools and llvm-{LLVM_VERSION} (Debian, Ubuntu), or set LLVM_BIN to the folder"
         )
     return found

@@ -1,4 +1,4 @@
-/* What a kernel's machine code calls: memory for tiles, and copies between tiles and tensors. */
+/* The functions that a kernel's machine code calls: they allocate tiles, and copy between tiles and tensors. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A program's tiles, one after the other until it ends: address space, of which only what is used becomes memory. */
+/* Holds the tiles of one program. The address space is reserved; only pages that are used take memory. */
 static const size_t capacity = (size_t)1 << 34;
 static char *arena;
 static size_t used;
@@ -15,7 +15,7 @@ void begin_program(void) {
     used = 0;
 }
 
-/* A tile starts as NaN in every element: an NPU's buffer, too, holds whatever was there before. */
+/* Returns a tile that is filled with NaN, because an NPU's buffer is not initialised either. */
 void *_mlir_memref_to_llvm_alloc(size_t bytes) {
     if (arena == NULL) {
         arena = mmap(NULL, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

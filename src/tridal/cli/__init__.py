@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from tridal import __version__
 from tridal.cli import bench, broken, check, config, doctor, plan
+from tridal.cli.op_option import CommandWithOps
 from tridal.errors import TridalError
 
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (doctor.doctor, plan.plan, check.check, bench.bench, config.config):
-    app.command()(_command)
+    app.command(cls=CommandWithOps)(_command)
 
 
 def _print_version(requested: bool) -> None:

@@ -1,4 +1,4 @@
-"""`tridal bench`: measures softmax implementations and `copy_` on the same shapes."""
+"""`tridal bench`: measures implementations of an op, and `copy_`, on the same shapes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tridal.devices import registry, settings
 if TYPE_CHECKING:
     import torch
 
-    from tridal.benchmarks.workloads import Workload
     from tridal.benchmarks.providers import Provider
+    from tridal.benchmarks.workloads import Workload
     from tridal.devices.types import Backend
 
 
 def bench(**values: Any) -> None:
-    """Compare softmax implementations with `copy_` on the same shapes.
+    """Compare implementations of an op with `copy_` on the same shapes.
 
     The results are written to a folder, as tables, CSV, JSON and plots.
     """

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tridal.cli.op_option import OPS, check_op
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import nearest
 
 if TYPE_CHECKING:
-    from tridal.benchmarks.workloads import Direction, Workload
     from tridal.benchmarks.providers import Provider
+    from tridal.benchmarks.workloads import Direction, Workload
 
 _DIRECTIONS: Mapping[str, Sequence[Direction]] = {
     "forward": ("forward",),
     "backward": ("backward",),
     "both": ("forward", "backward"),
 }
-_OPS = ("softmax", "log_softmax")
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,13 @@ class BenchOptions:
         str | None,
         typer.Option(help="Comma-separated dtypes. Default: float32; with --suite also bfloat16 and float16."),
     ] = None
-    op: Annotated[str, typer.Option(help="softmax or log_softmax.")] = "softmax"
+    op: Annotated[str, typer.Option(help=f"The op: {OPS}.")] = "softmax"
     direction: Annotated[str, typer.Option(help="forward, backward or both.")] = "both"
     providers: Annotated[
         str | None,
-        typer.Option(help="Comma-separated implementations. Default: all that are installed; fewer on a CPU."),
+        typer.Option(
+            help="Comma-separated implementations. Default: all that are installed and suit the op; fewer on a CPU."
+        ),
     ] = None
     device: Annotated[
         str | None, typer.Option(help="The device to measure on. Default: the device chosen by the settings.")
@@ -73,7 +75,7 @@ class BenchOptions:
         from tridal.benchmarks import workloads
 
         directions = _DIRECTIONS[_check_choice("--direction", self.direction, _DIRECTIONS)]
-        op = _check_choice("--op", self.op, _OPS)
+        op = check_op(self.op)
         default_dtypes = "float32,bfloat16,float16" if self.suite else "float32"
         dtypes = _check_list("--dtype", self.dtype or default_dtypes, ITEMSIZE)
         known_classes = [shape_class.name for shape_class in workloads.SHAPE_CLASSES]
@@ -94,14 +96,16 @@ class BenchOptions:
             accelerated: whether the device is an accelerator; the default has fewer implementations on a CPU.
 
         Raises:
-            typer.BadParameter: --providers has an unknown name.
+            typer.BadParameter: --providers or --op has an unknown name.
         """
         from tridal.benchmarks.providers import PROVIDERS
+        from tridal.ops import table
 
         if self.providers:
             return [PROVIDERS[name] for name in _check_list("--providers", self.providers, PROVIDERS)]
-        installed = (provider for provider in PROVIDERS.values() if not provider.missing)
-        return [provider for provider in installed if accelerated or provider.on_cpu]
+        op = table.op_named(check_op(self.op))
+        default = (provider for provider in PROVIDERS.values() if not provider.missing and provider.includes(op))
+        return [provider for provider in default if accelerated or provider.on_cpu]
 
 
 def _check_list(option: str, text: str, known: Iterable[str]) -> list[str]:

@@ -11,12 +11,12 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 import tridal
-from tridal.devices.plugins import describe_error
+from tridal.devices.entry_points import describe_error
 
 
 def torch_problem() -> str | None:
     """Returns why torch cannot be imported, on one line; None if `import tridal` could import it."""
-    error = vars(tridal).get("_broken")
+    error = vars(tridal).get("_torch_error")
     return None if error is None else describe_error(error)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tridal.cli.op_option import OPS, check_op
 from tridal.cli.output import FAIL, PASS, console, escape, print_json, progress_bar, table
 from tridal.cli.plan import make_plan, plan_as_dict, plan_table
 from tridal.devices import registry, settings
@@ -14,7 +16,7 @@ from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
     from tridal.devices.types import Backend
-    from tridal.testing import Result, Subject, Worked
+    from tridal.testing import Implementation, Result, Worked
 
 _MAX_SHOWN = 20  # failures of the conformance suite that are printed in full
 
@@ -23,7 +25,11 @@ def check(
     device: Annotated[
         str | None, typer.Option(help="The device to check. Default: the device chosen by the settings.")
     ] = None,
-    whole_suite: Annotated[bool, typer.Option("--all", help="Run the whole conformance suite too.")] = False,
+    whole_suite: Annotated[bool, typer.Option("--all", help="Run the conformance suite of all ops too.")] = False,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Run the conformance suite of this op only. May be repeated. The ops: {OPS}."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the kernels on a device, or in Triton's interpreter if there is no accelerator.
@@ -32,13 +38,14 @@ def check(
     """
     from tridal import testing
 
+    ops = [check_op(name) for name in op or ()]
     backend, index, why = choose(device)
-    with testing.subject(backend, index=index) as subject:
-        unit_test = _run_unit_test(subject)
-        worked = testing.worked_example(subject)
+    with testing.implementation(backend, index=index) as implementation:
+        unit_test = _run_unit_test(implementation)
+        worked = testing.worked_example(implementation)
     report: dict[str, Any] = {
         "backend": backend.name,
-        "device": str(subject.device),
+        "device": str(implementation.device),
         "name": backend.properties(index or 0).name,
         "why": why,
         "unit_test": unit_test,
@@ -50,8 +57,8 @@ def check(
         _show_example(worked)
     report["plans"] = _make_plans(show=not as_json)
     results = [*unit_test["results"], asdict(worked.result)]
-    if whole_suite:
-        suite = _run_suite(backend)
+    if whole_suite or ops:
+        suite = _run_suite(backend, ops or None)
         report["suite"] = [asdict(result) for result in suite]
         results += report["suite"]
         if not as_json:
@@ -61,7 +68,7 @@ def check(
     if as_json:
         print_json(report)
     else:
-        _show_verdict(failed, len(results), whole_suite)
+        _show_verdict(failed, len(results), whole_suite or bool(ops))
     if failed:
         raise typer.Exit(1)
 
@@ -103,19 +110,18 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     return interpreter, None, f"{why}, so backend {interpreter.name!r} runs the kernels in Triton's interpreter"
 
 
-def _run_unit_test(subject: Subject) -> dict[str, Any]:
+def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
     """Runs the 1823 x 781 test of Triton's softmax tutorial, against float64 and against torch on the same device."""
     import torch
 
     from tridal import testing
-    from tridal.testing.cases import DIRECTIONS
-    from tridal.testing.cases import UNIT_TEST as TUTORIAL_SHAPE
+    from tridal.testing.cases import DIRECTIONS, TUTORIAL_SHAPE
 
-    results = [testing.check(testing.Case("softmax", way, TUTORIAL_SHAPE), subject) for way in DIRECTIONS]
+    results = [testing.check(testing.Case("softmax", way, TUTORIAL_SHAPE), implementation) for way in DIRECTIONS]
     difference = None
     if all(result.passed for result in results):
-        x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(subject.device)
-        difference = (subject.softmax(x, -1) - torch.softmax(x, -1)).abs().max().item()
+        x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(implementation.device)
+        difference = (implementation.function("softmax")(x, -1) - torch.softmax(x, -1)).abs().max().item()
     return {
         "shape": TUTORIAL_SHAPE,
         "difference_to_torch": difference,
@@ -125,7 +131,7 @@ def _run_unit_test(subject: Subject) -> dict[str, Any]:
 
 def _make_plans(show: bool) -> list[dict[str, Any]]:
     """Plans the unit test on the first architecture of every backend, without those that interpret."""
-    from tridal.testing.cases import UNIT_TEST as TUTORIAL_SHAPE
+    from tridal.testing.cases import TUTORIAL_SHAPE
 
     out, plans = console(), []
     for entry in registry.registered():
@@ -148,10 +154,10 @@ def _make_plans(show: bool) -> list[dict[str, Any]]:
     return plans
 
 
-def _run_suite(backend: Backend) -> list[Result]:
+def _run_suite(backend: Backend, ops: Sequence[str] | None) -> list[Result]:
     from tridal import testing
 
-    cases = testing.cases(backend)
+    cases = testing.cases(backend, ops)
     results = []
     with progress_bar("conformance") as progress:
         task = progress.add_task("", total=len(cases))
@@ -222,13 +228,13 @@ def _show_suite(results: list[Result]) -> None:
     for result in failures[:_MAX_SHOWN]:
         out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
     if len(failures) > _MAX_SHOWN:
-        out.print(f"and {len(failures) - _MAX_SHOWN} more; `tridal check --all --json` lists them all")
+        out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
 
 
-def _show_verdict(failed: int, checks: int, whole_suite: bool) -> None:
+def _show_verdict(failed: int, checks: int, with_suite: bool) -> None:
     if failed:
         verdict = f"{FAIL} {failed} of {checks} checks, see the messages above"
     else:
         verdict = f"{PASS} all {checks} checks passed"
-        verdict += "" if whole_suite else "; `tridal check --all` runs the whole conformance suite"
+        verdict += "" if with_suite else "; `tridal check --all` runs the whole conformance suite"
     console().print(f"\n{verdict}", soft_wrap=True)

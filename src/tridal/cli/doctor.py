@@ -1,4 +1,4 @@
-"""`tridal doctor`: reports versions, backends, devices, settings and fallbacks. It also runs when torch is broken."""
+"""`tridal doctor`: reports versions, backends, ops, devices and settings. It also runs when torch is broken."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tridal.cli import broken
 from tridal.cli.config import effective
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, settings
-from tridal.devices.plugins import describe_error
+from tridal.devices.entry_points import describe_error
 from tridal.devices.types import ITEMSIZE, Backend
 from tridal.errors import SettingsError
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show versions, backends, devices and settings.
+    """Show versions, backends, ops, devices and settings.
 
     The exit code is 1 if the device chosen by the settings cannot be used.
     """
@@ -63,6 +63,7 @@ def examine() -> dict[str, Any]:
         },
         "problems": problems,
         "backends": backends,
+        "ops": _ops(problems),
         "devices": [device for entry in registry.registered() for device in _devices(entry, problems)],
         "settings": effective_settings,
         "device": _chosen_device(),
@@ -105,6 +106,22 @@ def _backend(entry: registry.Registered) -> dict[str, Any]:
         "reason": problem,
         "install": None if backend is None or problem is None else backend.install,
     }
+
+
+def _ops(problems: list[str]) -> list[dict[str, Any]]:
+    """Returns all ops in the table, with the reason why an op cannot be used. Returns none if torch is broken."""
+    if broken.torch_problem() is not None:
+        return []
+    try:
+        from tridal.ops import table as ops
+
+        return [
+            {"name": entry.name, "origin": entry.origin, "usable": entry.problem is None, "reason": entry.problem}
+            for entry in ops.registered()
+        ]
+    except Exception as error:
+        problems.append(f"the ops cannot be listed: {describe_error(error)}")
+        return []
 
 
 def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, Any]]:
@@ -196,6 +213,11 @@ def _show(report: dict[str, Any]) -> None:
             details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
         backends.add_row(backend["name"], "[green]yes[/]" if backend["available"] else "no", backend["origin"], details)
     out.print(backends)
+
+    ops = table("op", "usable", "provided by", "why it cannot be used")
+    for op in report["ops"]:
+        ops.add_row(op["name"], "[green]yes[/]" if op["usable"] else "no", op["origin"], escape(op["reason"] or ""))
+    out.print(ops)
 
     values = table("setting", "value", "source")
     for key, row in report["settings"]["values"].items():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tridal.cli.op_option import KERNELS
 from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.errors import PlanError, TridalError
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
     from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 
-ALGORITHMS = {
-    "tile": "each program holds whole rows, and reads and writes each element once",
-    "split": "several programs share a row, exchange its statistics, and read and write each element once",
-    "looped": "each program loops over the columns twice, for the row's statistics and for the result",
+SCHEDULES = {
+    "whole_row": "each program holds whole rows, and reads and writes each element once",
+    "cooperative": "several programs compute a row and exchange its statistics; each element is read and written once",
+    "column_loop": "each program loops over the columns twice, for the row's statistics and for the result",
 }
 """What each schedule does, in the words of the output."""
 
@@ -27,9 +28,7 @@ def plan(
     rows: Annotated[int, typer.Argument(metavar="ROWS", help="Rows of the matrix.")],
     cols: Annotated[int, typer.Argument(metavar="COLS", help="Columns of the matrix.")],
     dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
-    op: Annotated[
-        str, typer.Option(help="softmax, log_softmax, softmax_backward or log_softmax_backward.")
-    ] = "softmax",
+    op: Annotated[str, typer.Option(help=f"An op or its gradient: {KERNELS}.")] = "softmax",
     dim: Annotated[int, typer.Option(help="-1 reduces each row, 0 reduces each column.")] = -1,
     device: Annotated[
         str | None, typer.Option(help="Plan for this present device. Default: the device chosen by the settings.")
@@ -87,19 +86,21 @@ def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: La
 
 def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> Table:
     """Returns the plan with its backend and device, as a table for the terminal."""
-    tile, resources = launch_plan.tile, launch_plan.resources
+    config, resources = launch_plan.config, launch_plan.resources
     table = grid("cyan", "")
     table.add_row(
         "device", f"{properties.arch}, {count(properties.cores, properties.core_name)}, backend {backend.name}"
     )
-    table.add_row("schedule", f"{tile.algorithm}: {ALGORITHMS[tile.algorithm]}")
-    shape = f"{count(tile.rows, 'row')} x {count(tile.cols, 'column')} per tile"
-    parts = [f"{tile.split} programs per row"] * (tile.split > 1) + ["peels unaligned heads and tails"] * tile.edges
-    parts += ["reloads the row in each pass"] * tile.rereads
-    parts += ["corrects the mean error of exp2"] * bool(tile.exp2_bias)
-    table.add_row("config", ", ".join([shape, count(tile.num_warps, "warp"), count(tile.num_stages, "stage"), *parts]))
+    table.add_row("schedule", f"{config.schedule}: {SCHEDULES[config.schedule]}")
+    parts = [f"{count(config.rows, 'row')} x {count(config.cols, 'column')} per tile"]
+    parts += [count(config.num_warps, "warp"), count(config.num_stages, "stage")]
+    parts += [f"{config.programs_per_row} programs per row"] * (config.programs_per_row > 1)
+    parts += ["peels unaligned heads and tails"] * config.peel
+    parts += ["reloads the row in each pass"] * config.reload
+    parts += ["corrects the mean error of exp2"] * bool(config.exp2_bias)
+    table.add_row("config", ", ".join(parts))
     if resources is not None:
-        limit = f" (limit {tile.max_registers})" if tile.max_registers else ""
+        limit = f" (limit {config.max_registers})" if config.max_registers else ""
         spills = f"{resources.spills} bytes spilled" if resources.spills else "no spills"
         shared = f"{size(resources.shared_memory)} of shared memory"
         table.add_row("compiled", f"{resources.registers} registers per thread{limit}, {spills}, {shared}")

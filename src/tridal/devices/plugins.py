@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
+from tridal.devices.entry_points import describe_error, entry_points, load
 from tridal.devices.settings import Settings, describe_value
-from tridal.devices.types import Backend, Option
+from tridal.devices.types import FEATURES, RENAMED, SCHEDULES, Backend, Option, new_name
 from tridal.errors import SettingsError, nearest
 
 GROUP = "tridal.backends"
@@ -33,7 +33,7 @@ _ATTRIBUTES: Mapping[str, type] = {
     "name": str,
     "device_type": str,
     "dtypes": AbstractSet,
-    "algorithms": AbstractSet,
+    "schedules": AbstractSet,
     "interpreted": bool,
     "options": Mapping,
     "install": str,
@@ -69,46 +69,16 @@ def discover() -> list[Registered]:
     """
     owners: dict[str, str] = {}
     entries = []
-    for origin, point in sorted(_entry_points(), key=lambda item: (item[0].partition(" ")[0] != BUNDLED, item[0])):
+    for origin, point in sorted(entry_points(GROUP), key=lambda item: (item[0].partition(" ")[0] != BUNDLED, item[0])):
         if point.name in owners:
             entry = Registered(point.name, origin, None, f"shadowed: {owners[point.name]} already uses this name")
         else:
             owners[point.name] = origin
-            entry = _load(point, origin)
+            entry = Registered(point.name, origin, *load(point, find_problem))
         if entry.problem:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.problem)
         entries.append(entry)
     return entries
-
-
-def _entry_points() -> Iterator[tuple[str, metadata.EntryPoint]]:
-    """Yields (origin, entry point) for every installed distribution."""
-    seen: set[str] = set()
-    for distribution in metadata.distributions():  # metadata.entry_points() raises at the first unreadable file
-        try:
-            points = distribution.entry_points.select(group=GROUP)
-            if not points:
-                continue
-            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-            origin = f"{name} {distribution.version}"
-        except Exception as error:
-            _log.debug("the entry points of a distribution cannot be read: %s", describe_error(error))
-            continue
-        if name not in seen:  # Python imports a distribution from the first path entry that has it
-            seen.add(name)
-            yield from ((origin, point) for point in points)
-
-
-def _load(point: metadata.EntryPoint, origin: str) -> Registered:
-    try:
-        backend = point.load()
-        problem = find_problem(backend, point.name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # includes SystemExit
-        _log.debug("loading backend %r of %s", point.name, origin, exc_info=True)
-        problem = f"it could not be loaded: {describe_error(error)}"
-    return Registered(point.name, origin, None if problem else backend, problem)
 
 
 def find_problem(backend: Any, name: str) -> str | None:
@@ -127,13 +97,18 @@ def find_problem(backend: Any, name: str) -> str | None:
         return "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
     missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(backend, member)]
     if missing:
-        return f"it lacks {', '.join(missing)}"
+        hints = "".join(new_name(old) for old in RENAMED if RENAMED[old] in missing and hasattr(backend, old))
+        return f"it lacks {', '.join(missing)}{hints}"
     for member, kind in _ATTRIBUTES.items():
         if not isinstance(getattr(backend, member), kind):
             return f"{member}: expected a {kind.__name__}, found {describe_value(getattr(backend, member))}"
     for member in _METHODS:
         if not callable(getattr(backend, member)):
             return f"{member}: expected a method, found {describe_value(getattr(backend, member))}"
+    for schedule in sorted(map(str, backend.schedules)):
+        if schedule not in (*SCHEDULES, *FEATURES):
+            hint = new_name(schedule, value=True) or nearest(schedule, (*SCHEDULES, *FEATURES))
+            return f"schedules: unknown {schedule!r}{hint} (known: {', '.join((*SCHEDULES, *FEATURES))})"
     if backend.name != name:
         return f"its entry point is called {name!r}, but its name is {backend.name!r}"
     if name == AUTO or not _NAME.fullmatch(name):
@@ -186,8 +161,3 @@ def accepts(option: Option, value: object) -> bool:
         return bool(option.accepts(value))
     except Exception:  # for example, a comparison of a string with a number
         return False
-
-
-def describe_error(error: BaseException) -> str:
-    """Returns an exception's type and message, as in "ValueError: bad size"."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -53,7 +53,7 @@ FIELDS: Mapping[str, Option] = {
 
 VARIABLES: Mapping[str, str] = {
     "TRIDAL_CONFIG": "path of the YAML file",
-    "TRIDAL_OVERRIDE_TORCH": "1: `import tridal` makes torch's softmax use tridal",
+    "TRIDAL_OVERRIDE_TORCH": "1: `import tridal` makes torch's functions use tridal",
 }
 """Environment variables that are not settings. `variable` gives the variable of a setting."""
 

@@ -1,7 +1,7 @@
-"""The vocabulary of tridal: what a device is, what has to be computed, and how it will run. Standard library only.
+"""The data that the layers exchange: devices, problems, kernel configurations and plans. Standard library only.
 
-Data flows one way: a tensor gives a `Problem`, a backend's `DeviceProperties` and its `plan` give a `LaunchPlan`,
-and `tridal.launch` runs it. Everything here is frozen data, except `Backend`, which is what a plugin provides.
+Data flows one way: a tensor gives a `Problem`; a backend's `DeviceProperties` and its `plan` give a `LaunchPlan`; the
+runtime launches it. All classes are frozen data, except `Backend`, which is the protocol of a plugin.
 """
 
 from __future__ import annotations
@@ -9,21 +9,63 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
-Op: TypeAlias = Literal["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"]
 Layout: TypeAlias = Literal["row", "inner", "strided"]
-Algorithm: TypeAlias = Literal["tile", "split", "looped"]
+Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
+
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+FEATURES = ("peel", "reload", "scale_mask")
+"""What a backend may support beside schedules: see `Backend.schedules`."""
 
 ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element of each dtype that a kernel reads or writes."""
 
+RENAMED: Mapping[str, str] = {
+    "Tile": "KernelConfig",
+    "Algorithm": "Schedule",
+    "algorithm": "schedule",
+    "algorithms": "schedules",
+    "tile": "config",
+    "split": "programs_per_row",
+    "edges": "peel",
+    "rereads": "reload",
+    "weighed": "scale_mask",
+    "masked": "scale_mask",
+    "looped": "column_loop",
+}
+"""Names of version 0.1 and what replaces them. A schedule's value "tile" is "whole_row", and "split" "cooperative"."""
+
+_OLD_VALUES = {**RENAMED, "tile": "whole_row", "split": "cooperative"}
+
+
+def new_name(old: str, value: bool = False) -> str:
+    """A hint for a name of version 0.1, or "". `value` says that it is the value of a schedule or feature."""
+    new = (_OLD_VALUES if value else RENAMED).get(old)
+    return f"; {old!r} is called {new!r} since version 0.2" if new else ""
+
+
+class _Renamed:
+    """Raises an error with the new name where a keyword or an attribute has a name of version 0.1."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Checks the names of the keyword arguments."""
+        for name in kwargs.keys() & RENAMED.keys() - set(getattr(cls, "__dataclass_fields__", ())):
+            raise TypeError(f"{cls.__name__} has no argument {name!r}{new_name(name)}")
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for names that do not exist."""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{new_name(name)}")
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What a plan needs to know of a device. Sizes are bytes, per core where a core is named; None is "not known".
+    """What a plan needs to know about a device. Sizes are bytes; None means "not known".
 
-    A core is what runs a program: an SM on CUDA, a vector core on Ascend, the process in the interpreter.
+    A core is the unit that runs a program: an SM on CUDA, a vector core on Ascend, the process in the interpreter.
     """
 
     name: str
@@ -31,179 +73,196 @@ class DeviceProperties:
     cores: int
     core_name: str = "core"
     target: tuple[str, int | str, int] | None = None
-    """Triton's target (backend, architecture, warp size) to compile for without the device; None if there is none."""
+    """Triton's target (backend, architecture, warp size), to compile without the device; None if there is none."""
     warp_size: int | None = None
     registers: int | None = None
-    """32-bit registers a core."""
+    """32-bit registers per core."""
     shared_memory: int | None = None
-    """Fast memory of a core that programs share: shared memory on CUDA, the unified buffer on Ascend."""
+    """Fast memory per core that programs share: shared memory on CUDA, the unified buffer on Ascend."""
     max_threads: int | None = None
-    """Threads that can be resident on a core."""
+    """Threads that can be resident on one core."""
     max_programs: int | None = None
-    """Programs that can be resident on a core."""
+    """Programs that can be resident on one core."""
     l2_cache: int | None = None
     memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One softmax, as a kernel sees it: `outer` blocks of `inner` rows, each row `cols` elements long.
+class Problem(_Renamed):
+    """The traits of one call that a plan depends on. A problem has no op: two ops with equal traits get equal plans.
 
-    A softmax over the last dimension of a contiguous tensor has `outer == 1`. One over an inner dimension has the
-    dimensions before it as `outer`, and those after it as `inner`: neighbouring rows are then neighbours in memory.
+    The tensor is `outer` blocks of `inner` rows, and each row has `cols` elements. An op over the last dimension of a
+    contiguous tensor has `outer == 1`. For an op over an inner dimension, `outer` counts the dimensions before it and
+    `inner` those after it; neighbouring rows are then neighbours in memory.
     """
 
-    op: Op
     cols: int
     inner: int
     outer: int = 1
-    dtype: str = "float32"
-    """dtype of the input (forward) or of the incoming gradient (backward)."""
-    out_dtype: str = "float32"
-    saved_dtype: str = "float32"
-    """dtype of the saved output that a backward reads."""
+    reads: tuple[str, ...] = ("float32",)
+    """dtype of each tensor that is read once per element. All but the first are contiguous."""
+    writes: tuple[str, ...] = ("float32",)
+    """dtype of each tensor that is written once per element."""
+    passes: int = 3
+    """Passes over a row: one for each statistic that depends on the one before it, and one that writes the results."""
+    live_tiles: int = 1
+    """Tiles of the accumulator's dtype that are live at the same time."""
+    statistics: int = 2
+    """Numbers that a program keeps for each row."""
     layout: Layout = "row"
-    """Where a step of one element leads: along a row ("row"), to the next row ("inner"), or neither ("strided")."""
+    """The index that moves by one element in memory: along a row ("row"), across rows ("inner"), none ("strided")."""
     aligned: bool = True
-    """Whether the length, every stride and every address is such that all accesses can be whole vectors."""
-    weighed: bool = False
-    """Whether elements are scaled or masked on their way: there is more to read, or to compute, for each of them."""
+    """Whether the length, every stride and every address allow vector accesses only."""
+    scale_mask: bool = False
+    """Whether elements are scaled or masked when they are loaded, which adds loads and arithmetic per element."""
 
     @property
     def rows(self) -> int:
-        """Number of rows in all."""
+        """Number of rows."""
         return self.outer * self.inner
 
     def tiles(self, rows: int) -> int:
-        """Tiles of so many neighbouring rows: none reaches from one block into the next."""
+        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
         return self.outer * -(-self.inner // rows)
 
     @property
-    def backward(self) -> bool:
-        """Whether this is a gradient: two tensors are read, and one is written."""
-        return self.op.endswith("_backward")
+    def dtype(self) -> str:
+        """dtype of the first tensor that is read."""
+        return self.reads[0]
 
     @property
     def itemsize(self) -> int:
-        """Bytes of the widest element read or written."""
-        return max(ITEMSIZE[self.dtype], ITEMSIZE[self.out_dtype])
+        """Bytes of the widest element that is read or written."""
+        return max(ITEMSIZE[dtype] for dtype in (*self.reads, *self.writes))
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that are read per element, all tensors together."""
+        return sum(ITEMSIZE[dtype] for dtype in self.reads)
 
     @property
     def accumulator(self) -> int:
-        """Bytes of the type that sums are kept in: float64 for float64, else float32."""
-        return 8 if "float64" in (self.dtype, self.out_dtype) else 4
+        """Bytes of the dtype of the statistics: float64 if one tensor is float64, else float32."""
+        return 8 if "float64" in (*self.reads, *self.writes) else 4
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """The compile-time half of a launch: which algorithm, on tiles of how many rows and columns, by how many warps.
+class KernelConfig(_Renamed):
+    """The compile-time part of a plan: the schedule, the tile and the warps. `rows` and `cols` are powers of two."""
 
-    "tile" holds whole rows in a tile, "split" shares a row among several programs, "looped" goes over column tiles.
-    Rows and columns are powers of two.
-    """
-
-    algorithm: Algorithm
+    schedule: Schedule
+    """"whole_row": one program computes whole rows. "cooperative": several programs compute one row together and
+    exchange its statistics. "column_loop": one program loops over blocks of columns, twice."""
     rows: int
     cols: int
     num_warps: int = 4
     num_stages: int = 1
-    split: int = 1
-    """Programs that share a row; above one only for "split", where all programs have to be resident at once."""
+    programs_per_row: int = 1
+    """Above one for "cooperative" only. All programs of such a launch have to be resident at the same time."""
     max_registers: int | None = None
-    """Registers that the compiler may give a thread; None leaves it to the compiler."""
-    edges: bool = False
-    """Whether the ends of rows that are not aligned are taken apart from their whole vectors ("row" layout only)."""
+    """Limit on the registers of a thread; None leaves it to the compiler."""
+    peel: bool = False
+    """Whether the unaligned head and tail of each row are computed apart from its aligned vectors ("row" layout)."""
     exp2_bias: float | None = None
-    """Mean relative error of the device's exp2 in float32, if exp is to be computed by that and to make up for it; zero
-    if results don't show it. None takes the device's exp.
-    """
+    """Mean relative error of the device's exp2 in float32. If it is given, exp is computed by exp2, and the error is
+    corrected; zero means exp2 without a correction. None means the device's exp."""
     persistent: bool = True
-    """Whether programs go on to further tiles. If not, there is one for each, and it takes fewer registers."""
-    rereads: bool = False
-    """Whether elements are read for each pass, from a core's cache, instead of being held in registers."""
+    """Whether a program loops over tiles. If not, there is one program per tile, and it needs fewer registers."""
+    reload: bool = False
+    """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
+
+    def __post_init__(self) -> None:
+        """Rejects an unknown schedule."""
+        if self.schedule not in SCHEDULES:
+            hint = new_name(str(self.schedule), value=True)
+            raise ValueError(f"unknown schedule {self.schedule!r}{hint} (known: {', '.join(SCHEDULES)})")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports of a kernel: 32-bit registers and spilled bytes a thread, shared memory in bytes."""
+    """What the compiler reports for a kernel."""
 
     registers: int
+    """32-bit registers per thread."""
     spills: int
+    """Bytes per thread that the compiler spills to memory."""
     shared_memory: int
+    """Bytes per program."""
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """How a problem runs on a device, and why in words."""
+class LaunchPlan(_Renamed):
+    """How a problem runs on a device, and the reason in words."""
 
-    tile: Tile
+    config: KernelConfig
     programs: int
     reason: str
     occupancy: int | None = None
-    """Programs that fit on one core at once, where the backend knows."""
+    """Programs that can be resident on one core, where the backend knows it."""
     resources: Resources | None = None
 
     @property
-    def algorithm(self) -> Algorithm:
-        """The tile's algorithm."""
-        return self.tile.algorithm
+    def schedule(self) -> Schedule:
+        """The schedule of the configuration."""
+        return self.config.schedule
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {"algorithm": self.algorithm, **asdict(self)}
+        return {"schedule": self.schedule, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting of one backend: its default, what is accepted, and that in words for an error message."""
+    """A setting of one backend."""
 
     default: object
     expected: str
+    """The accepted values in words, for an error message."""
     accepts: Callable[[object], bool] = field(repr=False)
     help: str = ""
 
 
-Probe: TypeAlias = Callable[[Tile], Resources]
-"""Compiles the problem's kernel for a tile and reports what it uses. Cached: asking twice costs nothing."""
+Probe: TypeAlias = Callable[[KernelConfig], Resources]
+"""Compiles the problem's kernel with a configuration and reports its resources. Results are cached."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a plugin provides: numbers, a stream and a guard. No base class, no state, nothing imported before a call.
+    """What a plugin provides: device properties, plans, a stream and a guard.
 
-    An instance (or a module) with these members is what an entry point of the group `tridal.backends` names.
+    There is no base class and no state, and nothing is imported before a call. An entry point of the group
+    `tridal.backends` names an instance or a module with these members.
     """
 
     name: str
-    """As people write it in `TRIDAL_DEVICE`; the entry point has the same name."""
+    """The name in `TRIDAL_DEVICE`. The entry point has the same name."""
     device_type: str
-    """`torch.device.type` of the tensors it serves. Several backends may serve one type; settings choose among them."""
+    """`torch.device.type` of its tensors. Several backends may serve one type; the settings choose one."""
     dtypes: frozenset[str]
-    """Names of the floating dtypes its kernels can read and write; other dtypes go to torch."""
-    algorithms: frozenset[str]
-    """What its plans may ask for: some of `Algorithm`, "edges" if a tile may take the ends of rows apart, and "rereads"
-    if it may read its elements again.
+    """Names of the floating-point dtypes that its kernels can read and write. torch computes other dtypes."""
+    schedules: frozenset[str]
+    """What its plans may use: names of `SCHEDULES`, and of `FEATURES`.
 
-    And "masked" if its tiles for softmax do for scores that are scaled and masked on the way, which takes more memory;
-    the problem is the same, and what a mask takes, only a probe tells.
+    "peel" and "reload" allow the fields of `KernelConfig` with these names. "scale_mask" says that tiles which fit
+    without a scale and a mask also fit with them, although they need more memory.
     """
     interpreted: bool
-    """Whether its kernels run in Triton's interpreter: then it serves tensors only when asked for by name."""
+    """Whether its kernels run in Triton's interpreter. Such a backend is used only if it is requested by name."""
     options: Mapping[str, Option]
-    """Its settings by name."""
+    """Its settings, by name."""
     install: str
-    """What a person has to do to get it, in one line."""
+    """How a user gets it, in one line."""
 
     def __hash__(self) -> int:
         """Backends are keys of caches."""
         ...
 
     def unavailable(self) -> str | None:
-        """Why it can't run here, in words for people; None if it can. Cheap, and never raises."""
+        """The reason why it cannot run here, in words; None if it can. It is cheap and never raises."""
         ...
 
     def device_count(self) -> int:
-        """Devices present."""
+        """Number of devices that are present."""
         ...
 
     def properties(self, index: int) -> DeviceProperties:
@@ -211,21 +270,21 @@ class Backend(Protocol):
         ...
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Devices that needn't be present, by the name that `tridal plan --arch` takes."""
+        """Devices that need not be present, by the name that `tridal plan --arch` takes."""
         ...
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """The launch plan for a problem of at least one element. `options` holds a value for each of its settings."""
+        """The plan for a problem of at least one element. `options` holds a value for each of its settings."""
         ...
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Reads what a compiled kernel uses from the compiler's outputs by stage (say "cubin"), without a device."""
+        """Reads the resources of a compiled kernel from the compiler's outputs by stage (say "cubin")."""
         ...
 
     def stream(self, index: int) -> int:
-        """Raw handle of the device's current stream; 0 where streams don't exist."""
+        """Raw handle of the device's current stream; 0 where there are no streams."""
         ...
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Makes a device the current one for a block of code."""
+        """A context in which the device is the current one."""
         ...

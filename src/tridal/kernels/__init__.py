@@ -1,1 +1,1 @@
-"""The kernels: Triton sources that know nothing of tridal."""
+"""Triton code only: the schedules, the exchange between programs, and one file of maths per op."""

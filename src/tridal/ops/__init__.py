@@ -1,1 +1,6 @@
-"""The ops: one file per op with its signature, its reference and its kernels; and the table of them."""
+"""The ops: one file per op with its kernels, its reference and its gradient; and the table of them."""
+
+from tridal.ops.row_op import RowOp, RowReduce
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+__all__ = ["RowKernel", "RowOp", "RowReduce", "Statistic"]

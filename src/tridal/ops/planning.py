@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast, get_args
-
 import torch
 
 from tridal.devices import registry, settings
-from tridal.devices.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan, Op
+from tridal.devices.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, UnknownDeviceError, nearest
+from tridal.ops import table
 from tridal.runtime import launch
-from tridal.runtime import specialization as variants
-from tridal.runtime.row_layout import geometry
+from tridal.runtime.row_layout import row_layout
+from tridal.runtime.specialization import KernelCall
 
 
 def plan(
@@ -74,18 +73,18 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     return known
 
 
-def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim: int) -> variants.Call:
+def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim: int) -> KernelCall:
     """The call that a contiguous, aligned rows x cols matrix makes."""
     for name, value in (("rows", rows), ("cols", cols)):
         if not isinstance(value, int) or value < 1:
             raise PlanError(f"{name} must be a positive integer, got {value!r}")
     if dim not in (-2, -1, 0, 1):
         raise PlanError(f"dim must be -1 or 1 (along rows), 0 or -2 (along columns), got {dim!r}")
-    if op not in get_args(Op):
-        raise PlanError(f"unknown op {op!r}{nearest(op, get_args(Op))}; known are {', '.join(get_args(Op))}")
+    kernel = table.kernel_named(op)
     name = str(dtype).removeprefix("torch.")
     if name not in ITEMSIZE:
         raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
-    where = geometry((rows, cols), (cols, 1), dim % 2)
-    assert where is not None
-    return variants.Call.of(cast(Op, op), where, (name,) * (3 if op.endswith("_backward") else 2))
+    layout = row_layout((rows, cols), (cols, 1), dim % 2)
+    assert layout is not None
+    parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
+    return KernelCall.of(kernel, layout, (name,) * (1 + len(kernel.reads)), None, parameters)

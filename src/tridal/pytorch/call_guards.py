@@ -1,8 +1,8 @@
-"""The same call again: whether a tensor is as that of an earlier call was, by a single check of torch's.
+"""Guards of a repeated call: one check of PyTorch's own that a tensor is like the one of an earlier call.
 
-It is the one that torch.compile guards its code with: shape, strides, dtype, device, whether it wants a gradient, and
-every dispatch key of the tensor and the thread, and so of autocast and tracers. To ask for them one by one takes
-several times as long. It is private to torch; where it is missing, every call asks.
+torch.compile guards its code with this check. It compares shape, strides, dtype, device, requires_grad, and all
+dispatch keys of the tensor and the thread, which cover autocast and tracers. Separate checks take several times the
+time.
 """
 
 from __future__ import annotations
@@ -11,54 +11,45 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch.autograd import forward_ad
 
 from tridal.devices.settings import current
+from tridal.pytorch.private import dispatch_modes, forward_ad_level, function_modes, tensor_guards, transforms_active
 from tridal.runtime.specialization import ADDRESS_BITS
 
-GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-"""What guards the code of torch.compile, and what that allocates with. Private to torch; None if it is elsewhere."""
+CallGuard: TypeAlias = Callable[[Any, Any, Any], object]
 
-Fits: TypeAlias = Callable[[Any, Any, Any], object]
-
-_function_modes = torch._C._len_torch_function_stack
 _strided = torch.strided
-_transforming = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 _grad_enabled = torch.is_grad_enabled
 
 
-def like(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> Fits | None:
-    """fits(input, dim, dtype): whether a call here would be prepared as that of these arguments is, here and now.
+def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> CallGuard | None:
+    """guard(input, dim, dtype): whether a call here and now would be prepared like the call with these arguments.
 
-    False for whatever is no tensor. None if this torch doesn't check as expected.
+    It is false for everything that is not a tensor. None if this torch does not have the check.
     """
-    try:
-        alike = GUARDS.TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        if not alike(input) or alike(None):
-            return None
-    except Exception:
+    same = tensor_guards(input)
+    if same is None:
         return None
-    kind, address, asked, wanted = type(input), input.data_ptr() & ADDRESS_BITS, dim, dtype
-    settings, recording = current(), _grad_enabled()
+    kind, address, known_dim, known_dtype = type(input), input.data_ptr() & ADDRESS_BITS, dim, dtype
+    settings, recording, level = current(), _grad_enabled(), forward_ad_level
 
-    def fits(input: Any, dim: Any, dtype: Any) -> object:
+    def guard(input: Any, dim: Any, dtype: Any) -> object:
         return (
-            dim is asked
-            and dtype is wanted
+            dim is known_dim
+            and dtype is known_dtype
             and type(input) is kind
-            # Of nested tensors, in a transform or not, and of other layouts, torch's check asks what kills the process.
+            # The check crashes on nested tensors, in transforms, and on other layouts.
             and input.layout is _strided
             and not input.is_nested
-            and not _transforming()
-            and alike(input)
-            and (here := input.data_ptr())  # nothing is behind address 0
-            and here & ADDRESS_BITS == address
+            and not transforms_active()
+            and same(input)
+            and (start := input.data_ptr())  # a tensor at address 0 has no memory
+            and start & ADDRESS_BITS == address
             and _grad_enabled() is recording
             and current() is settings
-            and not _function_modes()
-            and not _dispatch_modes()
-            and forward_ad._current_level < 0
+            and not function_modes()
+            and not dispatch_modes()
+            and level() < 0
         )
 
-    return fits
+    return guard

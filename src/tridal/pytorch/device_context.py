@@ -1,4 +1,4 @@
-"""Who serves the tensors of a device under the settings in force, and the calls that were prepared for them."""
+"""The backend that serves a device's tensors under the current settings, and the calls that are prepared for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import torch
 
 from tridal.devices import registry
 from tridal.devices.settings import Settings, current
-from tridal.devices.types import Backend, Op
+from tridal.devices.types import Backend
+from tridal.ops.row_op import RowOp
+from tridal.pytorch import private
 from tridal.pytorch.devices import TORCH_TYPES
 
 Forward = Callable[..., torch.Tensor]
-"""run(input[, mask]): the softmax of tensors like those that the call was prepared for."""
+"""run(input[, mask]): the result for tensors like those that the call was prepared for."""
 Backward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""run(dY, Y): the gradient for tensors like those that the call was prepared for."""
+"""run(dY, saved): the gradient for tensors like those that the call was prepared for."""
 
 log = logging.getLogger("tridal")
 
@@ -26,67 +28,56 @@ _CAPACITY = 64
 _LOCK = threading.RLock()
 
 
-class Place:
-    """A device under some settings: the backend that serves its tensors, if any, and the calls prepared there."""
+class DeviceContext:
+    """A device under some settings: the backend that serves its tensors, if any, and the calls prepared for them."""
 
-    __slots__ = ("autocast", "backend", "backwards", "by_torch", "device", "forwards", "index", "settings")
+    __slots__ = ("autocast", "backend", "backwards", "device", "forwards", "index", "settings", "torch_computes")
 
     def __init__(self, device: torch.device, settings: Settings) -> None:
         self.device = device
         self.settings = settings
         self.index = device.index or 0
         self.backend: Backend | None = registry.serving(device.type, settings, TORCH_TYPES)
-        self.by_torch = self.backend is None and settings.fallback == "torch"
-        self.autocast = autocast_key(device.type)
-        self.forwards: dict[tuple[Any, ...], Call | None] = {}
+        self.torch_computes = self.backend is None and settings.fallback == "torch"
+        self.autocast = private.autocast_key(device.type)
+        self.forwards: dict[tuple[Any, ...], PreparedCall | None] = {}
         self.backwards: dict[tuple[Any, ...], Backward | None] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """A forward that was prepared, and what its backward has to know of it."""
+class PreparedCall:
+    """A prepared forward, and what its backward needs to know."""
 
     run: Forward
-    place: Place
-    op: Op
+    context: DeviceContext
+    op: RowOp
     dim: int
     dtype: torch.dtype
-    """The input's, and therefore the gradient's."""
-    scale: float = 1.0
-    """What the input is multiplied with first, and therefore the gradient, last."""
+    """dtype of the input, and so of its gradient."""
+    backward_parameters: tuple[float | None, ...]
 
 
-_places: dict[tuple[torch.device, Settings], Place] = {}
-registry.on_change(_places.clear)
+_contexts: dict[tuple[torch.device, Settings], DeviceContext] = {}
+registry.on_change(_contexts.clear)
 
 
-def served(device_type: str) -> bool:
-    """Whether a backend serves tensors of that type under the settings in force here."""
+def is_served(device_type: str) -> bool:
+    """Whether a backend serves tensors of that type under the current settings."""
     return registry.serving(device_type, current(), TORCH_TYPES) is not None
 
 
-def place_of(device: torch.device) -> Place:
-    """The place of a device under the settings in force here."""
+def device_context(device: torch.device) -> DeviceContext:
+    """The context of a device under the current settings."""
     key = (device, current())
     try:
-        return _places[key]
+        return _contexts[key]
     except KeyError:
         pass
     with _LOCK:
-        place = Place(*key)
-        if place.by_torch:
+        context = DeviceContext(*key)
+        if context.torch_computes:
             log.info("no available backend serves %s tensors: torch computes them", device.type)
-        if len(_places) >= _CAPACITY:
-            _places.clear()
-        _places[key] = place
-        return place
-
-
-def autocast_key(device_type: str) -> Any:
-    """The dispatch key under which autocast makes softmax of such tensors compute in float32; None if it never does."""
-    name = f"Autocast{torch._C._dispatch_key_for_device(device_type)}"
-    try:
-        key = torch._C._dispatch_key_parse(name)
-    except RuntimeError:  # a device type without autocast
-        return None
-    return key if torch._C._dispatch_has_kernel_for_dispatch_key("aten::softmax.int", name) else None
+        if len(_contexts) >= _CAPACITY:
+            _contexts.clear()
+        _contexts[key] = context
+        return context

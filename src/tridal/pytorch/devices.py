@@ -1,4 +1,4 @@
-"""Which device the settings choose, and which backends there are: the public view of the registry."""
+"""`tridal.device` and `tridal.backends`: the device that the settings choose, and the registered backends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tridal.devices import registry, settings
 
 @dataclass(frozen=True, slots=True)
 class BackendStatus:
-    """What `tridal.backends()` says of one backend."""
+    """The state of one registered backend, as `tridal.backends()` returns it."""
 
     name: str
     origin: str
-    """Distribution and version that it came with."""
+    """Distribution and version that registered it."""
     device_type: str | None
     available: bool
     reason: str | None
-    """Why it is not available; None if it is."""
+    """The reason why it is not available; None if it is available."""
     install: str | None
-    """How to get it, in one line."""
+    """How to install it, in one line."""
 
 
 def backends() -> tuple[BackendStatus, ...]:
-    """Every registered backend, whether it is available here, and the reason where not. Never raises."""
+    """Returns the state of every registered backend. Never raises."""
     return tuple(_status(entry) for entry in registry.registered())
 
 
@@ -38,10 +38,15 @@ def _status(entry: registry.Registered) -> BackendStatus:
 
 
 def device(name: str | None = None) -> torch.device:
-    """The `torch.device` that the settings choose, or that a name in their form ("npu", "cuda:1") stands for.
+    """Returns the `torch.device` for a name, or the one that the settings choose.
 
-    Raises UnknownDeviceError for a name that neither a backend nor torch has, and DeviceUnavailableError for a device
-    that is not there; SettingsError for settings that cannot be used.
+    Args:
+        name: a name of a backend or a device type, with or without an index, for example "npu" or "cuda:1".
+
+    Raises:
+        UnknownDeviceError: neither a backend nor torch has the name.
+        DeviceUnavailableError: the device is not available on this machine.
+        SettingsError: the settings cannot be used.
     """
     if name is None:
         chosen = settings.current()
@@ -51,7 +56,7 @@ def device(name: str | None = None) -> torch.device:
 
 
 class _TorchTypes:
-    """Names of the device types that this torch can allocate on without a backend of ours, to be asked `in`."""
+    """The device types on which torch can allocate without a backend. It supports the operator `in` only."""
 
     def __contains__(self, name: object) -> bool:
         try:

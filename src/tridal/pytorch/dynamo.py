@@ -1,4 +1,4 @@
-"""What torch.compile takes as constant while it traces the op. Imported by a traced call only: it imports dynamo."""
+"""What torch.compile treats as constant when it traces an op. It imports dynamo, so traced calls only import it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import sys
 
 import torch
 
-from tridal.pytorch import device_context as places
+from tridal.pytorch import device_context, private
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def served(device_type: str) -> bool:
-    """Whether a backend serves the type. Which one, the compiled op asks again at each call."""
-    return places.served(device_type)
+def is_served(device_type: str) -> bool:
+    """Whether a backend serves the type. The compiled op selects the backend again at each call."""
+    return device_context.is_served(device_type)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def autocasts(device_type: str) -> bool:
-    """Whether autocast on that device type makes softmax compute in float32."""
-    return places.autocast_key(device_type) is not None
+def has_autocast(device_type: str) -> bool:
+    """Whether autocast on that device type computes softmax in float32."""
+    return private.autocast_key(device_type) is not None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def distributes() -> bool:
-    """Whether there can be DTensors in this process."""
+def distributed_loaded() -> bool:
+    """Whether this process can have DTensors."""
     return "torch.distributed.tensor" in sys.modules

@@ -1,4 +1,9 @@
-"""The op: softmax and log_softmax with torch's meaning, on whatever device the tensor lives."""
+"""The public functions of ops: torch's meaning, on the device of the tensor. One path for all ops and arguments.
+
+call -> guard of a repeated call -> prepared call -> kernel           a plain tensor
+     -> the registered op                                             subclasses, transforms, modes, tracers
+     -> torch                                                         no backend computes it
+"""
 
 from __future__ import annotations
 
@@ -13,15 +18,17 @@ from torch.overrides import handle_torch_function, has_torch_function, has_torch
 
 from tridal.devices import registry
 from tridal.errors import StreamError
-from tridal.ops.scale_mask import Extras, check_extras, composed
-from tridal.pytorch import prepared as execute
-from tridal.pytorch.autograd import eager, watched
-from tridal.pytorch.call_guards import Fits, like
-from tridal.pytorch.device_context import Call, Place, place_of
-from tridal.pytorch.registered_ops import TORCH
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.row_op import RowOp
+from tridal.ops.scale_mask import ScoreModification, check_scale_mask
+from tridal.ops.softmax import SOFTMAX
+from tridal.pytorch import prepared, reference
+from tridal.pytorch.autograd import overload, prepared_node
+from tridal.pytorch.call_guards import CallGuard, make_call_guard
+from tridal.pytorch.device_context import DeviceContext, PreparedCall, device_context
+from tridal.pytorch.private import autocast_off, function_modes, needs_dispatcher
+from tridal.pytorch.registered_ops import compose, register
 from tridal.pytorch.validation import check
-
-Name = Literal["softmax", "log_softmax"]
 
 
 def softmax(
@@ -39,216 +46,243 @@ def softmax(
 
     Args:
         input: a dense tensor of any shape and strides.
-        dim: the dimension that sums to one; negative counts from the last.
-        dtype: if given, the input is cast to it before the operation; required for integer and bool input.
-        scale: what the input is multiplied with first.
-        mask: broadcast to the input: added if floating; if boolean, elements where it is False are left out.
-        causal: leaves row i of the last two dimensions its columns 0 to i, as in scaled_dot_product_attention.
-        masked_rows: what a row is of which nothing but -inf is left: "nan", as in torch, or "zero".
-        stream: a stream of the input's device to run on, as torch's stream object or as a raw handle. The caller
-            orders it after whatever produced the input, as with any torch op. Default: the device's current stream.
+        dim: the dim that sums to one. A negative dim counts from the last.
+        dtype: the input is cast to it before the operation. Required for integer and bool input.
+        scale: the input is multiplied by it first.
+        mask: is broadcast to the input. A floating-point mask is added; elements where a boolean mask is False are
+            excluded.
+        causal: row i of the last two dims sees columns 0 to i only, as in scaled_dot_product_attention.
+        masked_rows: the result of a row in which every element is -inf: "nan", as torch, or "zero".
+        stream: a stream of the input's device, as torch's stream object or as a raw handle. The caller orders it after
+            the work that produced the input, as for any torch op. Default: the device's current stream.
 
     Returns:
-        A contiguous tensor of the input's shape, in `dtype` or the input's dtype; under autocast in float32 where
-        torch.softmax is. Sums are kept in float32 (float64 for float64). Rows that are all -inf, or hold NaN or +inf,
-        give NaN.
+        A contiguous tensor of the input's shape, in `dtype` or the input's dtype; under autocast in float32, where
+        torch.softmax is. Sums are float32 (float64 for float64). Rows that hold NaN or +inf, or -inf only, give NaN.
 
     Raises:
         DTypeError, DimensionError, LayoutError, StreamError: the argument of that name is wrong.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
     """
     if scale is None and mask is None and not causal and masked_rows == "nan":
-        return _apply("softmax", input, dim, dtype, stream)
-    return _weighed(input, dim, dtype, Extras(1.0 if scale is None else scale, mask, causal, masked_rows), stream)
+        return apply(SOFTMAX, input, dim, dtype, stream)
+    scale = 1.0 if scale is None else scale
+    if not _compiling() and has_torch_function((input, mask)):
+        given = {"scale": scale, "mask": mask, "causal": causal, "masked_rows": masked_rows, "stream": stream}
+        return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
+    if type(input) is not torch.Tensor or masked_rows not in ("nan", "zero"):
+        check(input, dim, dtype)
+    check_scale_mask(input, dim, scale, mask, causal, masked_rows)
+    return apply(SOFTMAX, input, dim, dtype, stream, (), ScoreModification(scale, mask, causal, masked_rows == "zero"))
 
 
 def log_softmax(
     input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
 ) -> torch.Tensor:
-    """log(softmax(input)) along `dim`, computed without leaving the logarithm. Arguments as in `softmax`."""
-    return _apply("log_softmax", input, dim, dtype, stream)
+    """log(softmax(input)) along `dim`, without the intermediate softmax. The arguments are those of `softmax`."""
+    return apply(LOG_SOFTMAX, input, dim, dtype, stream)
 
 
-PUBLIC = {"softmax": softmax, "log_softmax": log_softmax}
+def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
+    """The function of an op: f(input, dim=-1, dtype=None, *, stream=None, **parameters).
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_NO_STREAM = "stream= has no meaning in a compiled function: it runs on the stream that is current for it"
+    `input`, `dim`, `dtype` and `stream` are those of `softmax`. Registers `torch.ops.tridal.<name>` and its gradient.
+
+    Raises:
+        PluginError: the op's declaration has a fault, or its name is taken.
+    """
+    register(op)
+
+    def function(
+        input: torch.Tensor,
+        dim: int = -1,
+        dtype: torch.dtype | None = None,
+        *,
+        stream: Any = None,
+        **parameters: float,
+    ) -> torch.Tensor:
+        if unknown := parameters.keys() - op.parameters.keys():
+            raise TypeError(f"{op.name}() got an unexpected keyword argument {min(unknown)!r}")
+        values = tuple(float(parameters.get(name, default)) for name, default in op.parameters.items())
+        return apply(op, input, dim, dtype, stream, values)
+
+    function.__name__ = function.__qualname__ = op.name
+    function.__doc__ = op.reference.__doc__
+    FUNCTIONS.setdefault(op.name, function)
+    return FUNCTIONS[op.name]
+
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"softmax": softmax, "log_softmax": log_softmax}
+"""The public function of each op that was used or registered, by name."""
+
+_NO_STREAM = "stream= has no meaning in a compiled function, which runs on the current stream"
 
 _compiling = torch.compiler.is_dynamo_compiling
-_function_modes = torch._C._len_torch_function_stack
 _grad_enabled = torch.is_grad_enabled
-_key_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 
-_repeated: dict[Name, tuple[Fits, Callable[[torch.Tensor], torch.Tensor]]] = {}
-_latest: dict[Name, Call] = {}
-registry.on_change(_repeated.clear)
+_guarded: dict[RowOp, tuple[CallGuard, tuple[float, ...], Callable[[torch.Tensor], torch.Tensor]]] = {}
+_latest: dict[RowOp, PreparedCall] = {}
+registry.on_change(_guarded.clear)
 registry.on_change(_latest.clear)
 
 
-def _apply(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
+def apply(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    stream: Any,
+    parameters: tuple[float, ...] = (),
+    modification: ScoreModification | None = None,
+) -> torch.Tensor:
+    """Computes an op."""
     if _compiling():
-        return _compiled(name, input, dim, dtype, stream)
-    repeated = _repeated.get(name)
-    if repeated is not None and stream is None and repeated[0](input, dim, dtype):
-        return repeated[1](input)
+        return _compiled(op, input, dim, dtype, stream, parameters, modification)
+    if modification is None and stream is None:
+        guarded = _guarded.get(op)
+        if guarded is not None and guarded[1] == parameters and guarded[0](input, dim, dtype):
+            return guarded[2](input)
+    mask = None if modification is None else modification.mask
     kind = type(input)
-    if (kind is not torch.Tensor and kind is not torch.nn.Parameter) or stream is not None or type(dim) is not int:
-        return _general(name, input, dim, dtype, stream)
+    plain = (kind is torch.Tensor or kind is torch.nn.Parameter) and stream is None and type(dim) is int
+    if not plain or (mask is not None and (type(mask) is not torch.Tensor or mask.requires_grad)):
+        return _general(op, input, dim, dtype, stream, parameters, modification)
     try:
-        place = place_of(input.device)
-        if place.by_torch:
-            return TORCH[name](input, dim, dtype=dtype)
-        if watched() or _function_modes():
-            return _general(name, input, dim, dtype, stream)
-        wanted = dtype
-        if dtype is None and place.autocast is not None and not _key_excluded(place.autocast):
-            wanted = autocast_dtype(input)
-        call = execute.forward(place, name, input, dim, wanted)
+        context = device_context(input.device)
+        if context.torch_computes or needs_dispatcher() or function_modes():
+            return _general(op, input, dim, dtype, stream, parameters, modification)
+        wanted = autocast_dtype(op, input) if dtype is None and _autocast_active(op, context) else dtype
+        call = prepared.forward(context, op, input, dim, wanted, parameters, modification)
         if call is None:
-            return TORCH[name](input, dim, dtype=wanted)
-        if _latest.get(name) is call:
-            _remember(name, input, dim, dtype, call)
-        _latest[name] = call
+            return _general(op, input, dim, wanted, stream, parameters, modification)
+        if modification is None:
+            if _latest.get(op) is call:
+                _guard(op, input, dim, dtype, parameters, call)
+            _latest[op] = call
+        tensors = (input,) if mask is None else (input, mask)
         if input.requires_grad and _grad_enabled():
-            return eager(call)(input)
-        return call.run(input)
+            return prepared_node(call)(*tensors)
+        return call.run(*tensors)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
-            return TORCH[name](input, dim, dtype=dtype)
-        check(input, dim, dtype)  # a clearer word than torch's, where there is one
+            return reference.compute(op, input, dim, dtype, parameters, modification)
+        check(input, dim, dtype, op.name)  # raises a clearer error than torch, where there is one
         raise
 
 
-def _remember(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, call: Call) -> None:
-    """Has further calls like this one, the second in a row, go straight to what was prepared."""
-    fits = like(input, dim, dtype)
-    if fits is not None and place_of(input.device) is call.place:
+def _guard(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    parameters: tuple[float, ...],
+    call: PreparedCall,
+) -> None:
+    """Lets further calls like this one, the second in a row, go straight to the prepared call."""
+    guard = make_call_guard(input, dim, dtype)
+    if guard is not None and device_context(input.device) is call.context:
         grad = input.requires_grad and _grad_enabled()
-        _repeated[name] = fits, eager(call) if grad else call.run
+        _guarded[op] = guard, parameters, prepared_node(call) if grad else call.run
 
 
-def _general(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
-    """For all but a plain tensor: subclasses, transforms, modes, tracers, streams, and arguments that are wrong."""
+def _general(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    stream: Any,
+    parameters: tuple[float, ...],
+    modification: ScoreModification | None,
+) -> torch.Tensor:
+    """All calls but those on plain tensors: subclasses, transforms, modes, tracers, streams, and wrong arguments."""
     if has_torch_function_unary(input):
-        public = PUBLIC[name]
-        return handle_torch_function(public, (input,), input, dim, dtype, stream=stream)
+        given = dict(zip(op.parameters, parameters, strict=True))
+        function = FUNCTIONS[op.name]
+        return handle_torch_function(function, (input,), input, dim, dtype, stream=stream, **given)
     if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
-        return TORCH[name](input, dim, dtype=dtype)
-    check(input, dim, dtype)
-    dim, place = operator.index(dim), place_of(input.device)
+        return reference.compute(op, input, dim, dtype, parameters, modification)
+    check(input, dim, dtype, op.name)
+    dim, context = operator.index(dim), device_context(input.device)
     if stream is not None:
-        if place.by_torch:
+        if context.torch_computes:
             kind = input.device.type
             raise StreamError(f"stream={stream!r}, but {kind} tensors are served by torch and have no stream")
         with _on_stream(stream, input):
-            return _apply(name, input, dim, dtype, None)
+            return apply(op, input, dim, dtype, None, parameters, modification)
     distributed = _is_distributed(input)
-    if place.by_torch and not distributed:
-        return TORCH[name](input, dim, dtype=dtype)
-    if place.backend is None and not distributed:
-        execute.serves(place, set())  # raises
-    if dtype is None and _autocasts(place):
-        dtype = autocast_dtype(input)
-    return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
+    if dtype is None and _autocast_active(op, context) and not context.torch_computes:
+        dtype = autocast_dtype(op, input)
+    if context.torch_computes and not distributed:
+        return reference.compute(op, input, dim, dtype, parameters, modification)
+    if context.backend is None and not distributed:
+        prepared.backend_computes(context, set())  # raises
+    return _registered(op, input, dim, dtype or input.dtype, parameters, modification)
 
 
-def _weighed(input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any) -> torch.Tensor:
-    """softmax of scores that are scaled or masked first."""
-    if _compiling():
-        return _weighed_compiled(input, dim, dtype, extras, stream)
-    mask = extras.mask
-    plain = type(input) in _PLAIN and (mask is None or type(mask) in _PLAIN) and stream is None and type(dim) is int
-    if not plain or input.layout is not torch.strided or input.is_nested or (mask is not None and mask.requires_grad):
-        return _weighed_general(input, dim, dtype, extras, stream)
-    place = place_of(input.device)
-    if place.by_torch or watched() or _function_modes():
-        return _weighed_general(input, dim, dtype, extras, stream)
-    if dtype is None and _autocasts(place):
-        dtype = autocast_dtype(input)
-    call = execute.weighed(place, input, dim, dtype, extras)
-    if call is None:
-        return _weighed_general(input, dim, dtype, extras, stream)
-    given = () if mask is None else (mask,)
-    if input.requires_grad and _grad_enabled():
-        return eager(call)(input, *given)
-    return call.run(input, *given)
-
-
-def _weighed_general(
-    input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any
+def _registered(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype,
+    parameters: tuple[float, ...],
+    modification: ScoreModification | None,
 ) -> torch.Tensor:
-    """As `_general`. DTensors, which the op knows nothing of, get what their own ops compose."""
-    if has_torch_function((input, extras.mask)):
-        given = extras._asdict()
-        return handle_torch_function(softmax, (input, extras.mask), input, dim, dtype, **given, stream=stream)
-    check(input, dim, dtype)
-    check_extras(input, dim, extras)
-    if stream is not None:
-        with _on_stream(stream, input):
-            return _weighed(input, dim, dtype, extras, None)
-    place = place_of(input.device)
-    if dtype is None and _autocasts(place):
-        dtype = autocast_dtype(input)
-    return _as_op(place.by_torch, input, operator.index(dim), dtype or input.dtype, extras)
+    """Calls the registered op."""
+    if modification is None:
+        return overload(op.name)(input, dim, dtype, *parameters)  # type: ignore[no-any-return]
+    scale, mask, causal, zero = modification
+    if _is_distributed(input) or _is_distributed(mask):
+        return compose(op, input, dim, dtype, parameters, modification)
+    return overload(op.name)(input, dim, dtype, *parameters, mask, scale, causal, zero)  # type: ignore[no-any-return]
 
 
-def _weighed_compiled(
-    input: torch.Tensor, dim: int, dtype: torch.dtype | None, extras: Extras, stream: Any
+def _compiled(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    stream: Any,
+    parameters: tuple[float, ...],
+    modification: ScoreModification | None,
 ) -> torch.Tensor:
-    from tridal.pytorch import dynamo as tracing
+    """For torch.compile and torch.export: one registered op, or torch's where no backend serves the device."""
+    from tridal.pytorch import dynamo
 
     if stream is not None:
         raise StreamError(_NO_STREAM)
-    check(input, dim, dtype)
-    check_extras(input, dim, extras)
+    if modification is not None:
+        check(input, dim, dtype, op.name)
     kind = input.device.type
-    if dtype is None and tracing.autocasts(kind) and torch.is_autocast_enabled(kind):
-        dtype = autocast_dtype(input)
-    return _as_op(not tracing.served(kind), input, dim, dtype or input.dtype, extras)
+    served = dynamo.is_served(kind)
+    if not served and not (dynamo.distributed_loaded() and _is_distributed(input)):
+        return reference.compute(op, input, dim, dtype, parameters, modification)
+    if dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
+        dtype = autocast_dtype(op, input)
+    return _registered(op, input, dim, dtype or input.dtype, parameters, modification)
 
 
-def _as_op(by_torch: bool, input: torch.Tensor, dim: int, dtype: torch.dtype, extras: Extras) -> torch.Tensor:
-    mask = extras.mask
-    if by_torch or input.is_nested or _is_distributed(input) or _is_distributed(mask):
-        return composed(softmax, input, dim, dtype, extras)
-    op = torch.ops.tridal.masked_softmax.default
-    return op(input, mask, extras.scale, extras.causal, extras.zero, dim, dtype)  # type: ignore[no-any-return]
+def _autocast_active(op: RowOp, context: DeviceContext) -> bool:
+    return op.autocast and context.autocast is not None and not autocast_off(context.autocast)
 
 
-def _autocasts(place: Place) -> bool:
-    return place.autocast is not None and not _key_excluded(place.autocast)
-
-
-def _compiled(name: Name, input: torch.Tensor, dim: int, dtype: torch.dtype | None, stream: Any) -> torch.Tensor:
-    """For torch.compile and torch.export, which trace it: one op, or torch's own where nobody serves the device."""
-    from tridal.pytorch import dynamo as tracing
-
-    if stream is not None:
-        raise StreamError(_NO_STREAM)
-    if not tracing.served(input.device.type) and not (tracing.distributes() and _is_distributed(input)):
-        return TORCH[name](input, dim, dtype=dtype)
-    if dtype is None and tracing.autocasts(input.device.type) and torch.is_autocast_enabled(input.device.type):
-        dtype = autocast_dtype(input)
-    return getattr(torch.ops.tridal, name).default(input, dim, dtype or input.dtype)  # type: ignore[no-any-return]
+def autocast_dtype(op: RowOp, input: torch.Tensor) -> torch.dtype | None:
+    """The dtype that autocast gives `dtype=None`: float32 for all floating-point dtypes but float64."""
+    wide = op.autocast and input.is_floating_point() and input.dtype is not torch.float64
+    return torch.float32 if wide else None
 
 
 def _is_distributed(input: torch.Tensor | None) -> bool:
-    """Whether it is a DTensor, whose rows may be spread over ranks; tridal's part for these is then imported."""
+    """Whether it is a DTensor. Imports the rules for DTensors then."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(input, module.DTensor):
         return False
-    from tridal.pytorch import dtensor as distributed  # noqa: F401
+    from tridal.pytorch import dtensor  # noqa: F401
 
     return True
 
 
-def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
-    """What autocast makes of softmax's `dtype=None`: all floating dtypes but float64 are computed as float32."""
-    return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
-
-
 def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:
-    """Makes a given stream current for the tensor's device, so that outputs, kernels and gradients all belong to it."""
+    """Makes a stream current for the tensor's device. Outputs, kernels and gradients then belong to it."""
     device = input.device
     module = torch.get_device_module(device.type)
     if isinstance(stream, int) and not isinstance(stream, bool):

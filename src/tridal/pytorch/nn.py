@@ -1,4 +1,4 @@
-"""Modules with the signatures of torch.nn's, for models that are written with tridal in mind."""
+"""Softmax modules with the signatures of those in torch.nn, for models that are written with tridal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tridal.pytorch.functions import log_softmax, softmax
 
 
 def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) -> int:
-    """The module's dim, or what torch's own modules take None for, which they warn of."""
+    """The module's dim. If it is None, warns and returns the dim that torch's modules choose."""
     if module.dim is not None:
         return module.dim
     dim = 0 if input.dim() in (0, 1, 3) else 1

@@ -1,7 +1,7 @@
-"""Makes torch's own softmax a tridal one, for models that don't know tridal.
+"""Replaces torch's kernels of ops by tridal's, for models that are not written with tridal.
 
-The kernels of four ATen ops are replaced in torch's dispatcher, below autograd, autocast and every transform. Whatever
-in torch ends in these ops is reached: `docs/pytorch.md` lists what does and what doesn't.
+The kernels of four ATen ops are replaced in torch's dispatcher, below autograd, autocast and all transforms. This
+affects every torch function that calls these ops; `docs/pytorch.md` lists which functions do and which do not.
 """
 
 from __future__ import annotations
@@ -17,124 +17,122 @@ from typing import Any
 import torch
 
 from tridal.devices import registry
-from tridal.devices.types import Op
 from tridal.errors import SettingsError
-from tridal.pytorch import device_context as places
-from tridal.pytorch import prepared as execute
+from tridal.ops import table
+from tridal.ops.row_op import RowOp
+from tridal.pytorch import prepared, private
+from tridal.pytorch.device_context import device_context, is_served, log
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
 _lock = threading.RLock()
-_holders: Counter[str] = Counter()
+_active_overrides: Counter[str] = Counter()
 _libraries: dict[str, Any] = {}
 
 
 class override_torch:
-    """Has torch.softmax, torch.log_softmax and what is built on them computed by tridal, on the devices it serves.
+    """Makes tridal compute torch.softmax, torch.log_softmax and the functions that call them.
 
-    Acts at once and for good, or until the end of a block: `with tridal.override_torch():`. Blocks may be nested, and
-    may end in any order; when the last one ends, torch is exactly as before.
+    A call takes effect immediately. It lasts until the process ends, or until the end of a block:
+    `with tridal.override_torch():`. Blocks may be nested and may end in any order. When the last block ends, torch is
+    in its original state.
 
-    It holds for the whole process, so in all threads; the settings that say who serves a device are each thread's own.
-    What tridal does not compute, torch computes as ever.
+    The override applies to all threads of the process. Each thread has its own settings, which select the backend.
+    torch computes the calls that no backend computes.
     """
 
     device_types: tuple[str, ...]
-    """Types of the devices whose tensors are computed by tridal: those that are served where it is called."""
+    """Types of the devices whose tensors tridal computes: those that a backend serves when the override starts."""
 
     def __init__(self) -> None:
-        self._entered = 0
+        self._depth = 0
         kinds = {entry.backend.device_type for entry in registry.registered() if entry.backend is not None}
-        self.device_types = tuple(sorted(kind for kind in kinds if places.served(kind)))
+        self.device_types = tuple(sorted(kind for kind in kinds if is_served(kind)))
         self._active = True
         with _lock:
             for kind in self.device_types:
-                if not _holders[kind]:
+                if not _active_overrides[kind]:
                     _libraries[kind] = _replace(kind)
-                _holders[kind] += 1
+                _active_overrides[kind] += 1
         if not self.device_types:
-            places.log.warning("override_torch has nothing to do: no available backend serves a device")
+            log.warning("override_torch has nothing to do: no available backend serves a device")
 
     def undo(self) -> None:
-        """Ends it, if it has not ended yet."""
+        """Ends the override. Does nothing if it has ended."""
         with _lock:
             if not self._active:
                 return
             self._active = False
             for kind in self.device_types:
-                _holders[kind] -= 1
-                if not _holders[kind]:
-                    _libraries.pop(kind)._destroy()
+                _active_overrides[kind] -= 1
+                if not _active_overrides[kind]:
+                    private.destroy_library(_libraries.pop(kind))
 
     def __enter__(self) -> override_torch:
         if not self._active:
             raise RuntimeError("this override has ended: call tridal.override_torch() for another")
-        self._entered += 1
+        self._depth += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered -= 1
-        if not self._entered:
+        self._depth -= 1
+        if not self._depth:
             self.undo()
 
 
 def start_from_environment() -> None:
-    """Overrides torch for good if the environment variable TRIDAL_OVERRIDE_TORCH says so.
+    """Overrides torch for the whole process if the environment variable TRIDAL_OVERRIDE_TORCH is true.
 
     Raises:
-        SettingsError: it says neither yes nor no.
+        SettingsError: the variable has a value other than 1, true, yes, on, 0, false, no, off or nothing.
     """
-    said = os.environ.get(VARIABLE, "").strip().lower()
-    if said in ("1", "true", "yes", "on"):
+    value = os.environ.get(VARIABLE, "").strip().lower()
+    if value in ("1", "true", "yes", "on"):
         override_torch()
-    elif said not in ("", "0", "false", "no", "off"):
-        raise SettingsError(f"environment {VARIABLE}: expected 1 or 0, found {said!r}")
+    elif value not in ("", "0", "false", "no", "off"):
+        raise SettingsError(f"environment {VARIABLE}: expected 1 or 0, found {value!r}")
 
 
 def _replace(device_type: str) -> Any:
-    """Registers our kernels for tensors of a device type; they are in force until the library is destroyed."""
+    """Registers tridal's kernels for a device type. They are active until the returned library is destroyed."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    key = str(torch._C._dispatch_key_for_device(device_type))
+    key = private.device_key(device_type)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for name, kernel in _KERNELS.items():
-            library.impl(name, kernel, key)
+        for op in table.BUILT_IN:
+            if op.aten is not None:
+                library.impl(op.aten, _forward(op), key)
+                library.impl(f"{op.aten}_backward_data", _backward(op), key)
     return library
 
 
-def _forward(op: Op) -> Callable[..., torch.Tensor]:
-    torchs_own = getattr(torch.ops.aten, f"_{op}").out  # another op, that keeps its kernel
+def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
+    torch_out = getattr(torch.ops.aten, str(op.aten)).out  # a different ATen op, which is not replaced
 
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
-        call = execute.forward(places.place_of(input.device), op, input, dim, dtype)
+        call = prepared.forward(device_context(input.device), op, input, dim, dtype)
         if call is not None:
             return call.run(input)
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
-        return torchs_own(input, dim, half_to_float, out=out)  # type: ignore[no-any-return]
+        return torch_out(input, dim, half_to_float, out=out)  # type: ignore[no-any-return]
 
     return compute
 
 
-def _backward(op: Op, out_name: str) -> Callable[..., torch.Tensor]:
-    torchs_own = getattr(torch.ops.aten, f"_{op}_backward_data").out
+def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
+    torch_out = getattr(torch.ops.aten, f"{op.aten}_backward_data").out
+    parameters = op.backward_parameters(())
+    out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen uses both names
 
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         if grad.shape == output.shape:
-            run = execute.backward(places.place_of(grad.device), op, grad, output, dim, input_dtype)
+            run = prepared.backward(device_context(grad.device), op, grad, output, dim, input_dtype, parameters)
             if run is not None:
                 return run(grad, output)
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)
-        return torchs_own(grad, output, dim, input_dtype, **{out_name: out})  # type: ignore[no-any-return]
+        return torch_out(grad, output, dim, input_dtype, **{out_name: out})  # type: ignore[no-any-return]
 
     return compute
-
-
-_KERNELS = {
-    "_softmax": _forward("softmax"),
-    "_log_softmax": _forward("log_softmax"),
-    "_softmax_backward_data": _backward("softmax", "grad_input"),
-    "_log_softmax_backward_data": _backward("log_softmax", "out"),
-}

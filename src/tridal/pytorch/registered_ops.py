@@ -1,7 +1,7 @@
-"""The ops as torch knows them, `torch.ops.tridal.*`: opaque to compilers, visible to modes, subclasses and transforms.
+"""The registered ops, `torch.ops.tridal.*`: opaque to compilers, visible to modes, subclasses and transforms.
 
-Each has a kernel for every device (which asks at run time who serves it), the shape of its result for fake and meta
-tensors, a node for autograd in both modes, and a rule for vmap. Plain eager tensors don't come by here.
+`register` derives them from a `RowOp`: the op and its gradient, each with kernels for every device (the backend is
+selected at run time), the shape of its result for fake and meta tensors, an autograd rule and a vmap rule.
 """
 
 from __future__ import annotations
@@ -10,178 +10,218 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from tridal.devices.types import Op
-from tridal.ops.scale_mask import Extras, check_extras, composed
-from tridal.pytorch import prepared as execute
-from tridal.pytorch.autograd import MaskedSoftmax, Softmax, SoftmaxBackward, differentiate, watched
-from tridal.pytorch.device_context import place_of
-from tridal.pytorch.prepared import BACKWARD
+from tridal.errors import PluginError
+from tridal.ops import table
+from tridal.ops.row_op import RowOp
+from tridal.ops.scale_mask import ScoreModification, check_scale_mask
+from tridal.pytorch import prepared, private, reference
+from tridal.pytorch.autograd import ForwardNode, overload
+from tridal.pytorch.device_context import device_context
 from tridal.pytorch.validation import check
 
-TORCH: dict[str, Callable[..., torch.Tensor]] = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
-"""What computes the ops where no kernel does."""
-
-_TORCH_BACKWARD = {
-    "softmax": torch.ops.aten._softmax_backward_data.default,
-    "log_softmax": torch.ops.aten._log_softmax_backward_data.default,
-}
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 _LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
+_registered: dict[str, RowOp] = {}
+
+_on_register: list[Callable[[RowOp], None]] = []
 
 
-def _define(op: Op) -> None:
-    """Registers a forward and its backward."""
-    back = BACKWARD[op]
-    _LIBRARY.define(f"{op}(Tensor input, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
-    _LIBRARY.define(
-        f"{back}(Tensor grad, Tensor output, int dim, ScalarType dtype, float scale=1.) -> Tensor", tags=_TAGS
-    )
+def when_registered(rule: Callable[[RowOp], None]) -> None:
+    """Calls `rule(op)` for every op that is registered, now or later."""
+    _on_register.append(rule)
+    for op in tuple(_registered.values()):
+        rule(op)
 
-    def compute(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        call = execute.forward(place_of(input.device), op, input, dim, dtype)
-        return TORCH[op](input, dim, dtype=dtype).contiguous() if call is None else call.run(input)
 
-    def compute_backward(
-        grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, scale: float = 1.0
-    ) -> torch.Tensor:
-        run = execute.backward(place_of(grad.device), op, grad, output, dim, dtype, scale)
-        if run is not None:
-            return run(grad, output)
-        result = _TORCH_BACKWARD[op](grad.to(output.dtype), output, dim, output.dtype)
-        if scale != 1:
-            result = result * scale
-        return result.to(dtype).contiguous()  # type: ignore[no-any-return]
+def register(op: RowOp) -> None:
+    """Registers an op and its gradient, unless that was done before.
 
-    def fake(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        check(input, dim, dtype)
+    Raises:
+        PluginError: the op cannot be used, see `tridal.ops.table.check`.
+    """
+    if _registered.get(op.name) is op:
+        return
+    table.check(op)
+    if op.name in _registered:
+        raise PluginError(f"op {op.name!r} cannot be used: another op with that name is registered")
+    _define_forward(op)
+    _define_backward(op)
+    _registered[op.name] = op
+    for rule in _on_register:
+        rule(op)
+
+
+def modification_of(arguments: tuple[Any, ...]) -> ScoreModification | None:
+    """The score modification that a registered op's arguments (mask, scale, causal, zero_masked_rows) give, if any."""
+    given = dict(enumerate(arguments))
+    mask, scale, causal, zero_masked_rows = given.get(0), given.get(1, 1.0), given.get(2, False), given.get(3, False)
+    if mask is None and scale == 1 and not causal and not zero_masked_rows:
+        return None
+    return ScoreModification(scale, mask, causal, zero_masked_rows)
+
+
+def compose(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype,
+    parameters: tuple[float, ...],
+    modification: ScoreModification | None,
+) -> torch.Tensor:
+    """The op where one kernel does not compute all of it: torch's ops modify the scores, and the op follows."""
+    if modification is None:
+        return reference.compute(op, input, dim, dtype, parameters)
+    function = overload(op.name)
+    return reference.compute_modified(lambda x: function(x, dim, x.dtype, *parameters), input, dim, dtype, modification)
+
+
+def _define_forward(op: RowOp) -> None:
+    number = len(op.parameters)
+    parameters = "".join(f", float {name}={float(default)!r}" for name, default in op.parameters.items())
+    extra = ", Tensor? mask=None, float scale=1., bool causal=False, bool zero_masked_rows=False"
+    schema = f"{op.name}(Tensor input, int dim, ScalarType dtype{parameters}{extra if op.scale_mask else ''}) -> Tensor"
+    defaults = tuple(float(default) for default in op.parameters.values())
+
+    def split(arguments: tuple[Any, ...]) -> tuple[tuple[float, ...], ScoreModification | None]:
+        return (*arguments[:number], *defaults[len(arguments) :]), modification_of(arguments[number:])
+
+    def compute(input: torch.Tensor, dim: int, dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
+        values, modification = split(arguments)
+        call = prepared.forward(device_context(input.device), op, input, dim, dtype, values, modification)
+        if call is not None:
+            mask = None if modification is None else modification.mask
+            return call.run(input) if mask is None else call.run(input, mask)
+        if modification is not None:
+            zero = "zero" if modification.zero_masked_rows else "nan"
+            check_scale_mask(input, dim, modification.scale, modification.mask, modification.causal, zero)
+        return compose(op, input, dim, dtype, values, modification).contiguous()
+
+    def fake(input: torch.Tensor, dim: int, dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
+        check(input, dim, dtype, op.name)
+        _, modification = split(arguments)
+        if modification is not None and modification.mask is not None:
+            modification.mask.expand(input.shape)
         return input.new_empty(input.shape, dtype=dtype)
 
-    def fake_backward(
-        grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, scale: float = 1.0
-    ) -> torch.Tensor:
-        check(output, dim, dtype)
-        return output.new_empty(output.shape, dtype=dtype)
+    def autograd(input: torch.Tensor, dim: int, dtype: torch.dtype, *arguments: Any) -> torch.Tensor:
+        values, modification = split(arguments)
+        mask = None if modification is None else modification.mask
+        if is_plain(input) and (mask is None or is_plain(mask)):
+            return compute(input, dim, dtype, *arguments)
+        mask_gradient = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+        if mask_gradient or has_tangent(input, mask) or not private.HAS_NODES:
+            return compose(op, input, dim, dtype, values, modification)
+        if input.requires_grad and torch.is_grad_enabled():
+            given = (*values, *arguments[number:])  # the dispatcher omits trailing defaults
+            return private.apply_node(ForwardNode, input, op, dim, dtype, *given)  # type: ignore[no-any-return]
+        with private.below_autograd():
+            return overload(op.name)(input, dim, dtype, *arguments)  # type: ignore[no-any-return]
 
-    def node(input: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        if _plain(input):  # as in compiled code: nothing below has to be asked, and mostly nobody wants gradients
-            return compute(input, dim, dtype)
-        return differentiate(Softmax, input, op, dim, dtype)
-
-    def node_backward(
-        grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, scale: float = 1.0
-    ) -> torch.Tensor:
-        if _plain(grad) and _plain(output):
-            return compute_backward(grad, output, dim, dtype, scale)
-        return differentiate(SoftmaxBackward, grad, output, op, dim, dtype, scale)
-
-    def batch(info: Any, in_dims: Any, input: torch.Tensor, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-        rank = input.dim() - 1
-        if rank == 0:
-            check(input[0], dim, dtype)
-            return _overload(op)(input.unsqueeze(1), 1, dtype).squeeze(1), 0
-        along = dim % rank
-        return _overload(op)(input, along + (along >= in_dims[0]), dtype), in_dims[0]
-
-    def batch_backward(
-        info: Any,
-        in_dims: Any,
-        grad: torch.Tensor,
-        output: torch.Tensor,
-        dim: int,
-        dtype: torch.dtype,
-        scale: float = 1.0,
+    def vmap(
+        info: Any, in_dims: Any, input: torch.Tensor, dim: int, dtype: torch.dtype, *arguments: Any
     ) -> tuple[torch.Tensor, int]:
-        grad, output = (
-            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-            for tensor, axis in ((grad, in_dims[0]), (output, in_dims[1]))
-        )
-        rank = output.dim() - 1
-        if rank == 0:
-            return _overload(back)(grad.unsqueeze(1), output.unsqueeze(1), 1, dtype, scale).squeeze(1), 0
-        return _overload(back)(grad, output, dim % rank + 1, dtype, scale), 0
-
-    kernels: dict[str, tuple[Callable[..., Any], ...]] = {
-        op: (compute, fake, node, batch),
-        back: (compute_backward, fake_backward, node_backward, batch_backward),
-    }
-    for name, parts in kernels.items():
-        _implement(name, *parts)
-
-
-def _define_masked() -> None:
-    """Registers softmax of scores that are weighed first. Its backward is softmax's, scaled."""
-    name = "masked_softmax"
-    extras = "float scale, bool causal, bool zero_rows"
-    _LIBRARY.define(f"{name}(Tensor input, Tensor? mask, {extras}, int dim, ScalarType dtype) -> Tensor", tags=_TAGS)
-
-    def compute(
-        input: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool, zero_rows: bool,
-        dim: int, dtype: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
-        weighed = Extras(scale, mask, causal, "zero" if zero_rows else "nan")
-        call = execute.weighed(place_of(input.device), input, dim, dtype, weighed)
-        if call is None:
-            check_extras(input, dim, weighed)
-            return composed(_softmax, input, dim, dtype, weighed).contiguous()
-        return call.run(input) if mask is None else call.run(input, mask)
-
-    def fake(
-        input: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool, zero_rows: bool,
-        dim: int, dtype: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
-        check(input, dim, dtype)
-        if mask is not None:
-            mask.expand(input.shape)
-        return input.new_empty(input.shape, dtype=dtype)
-
-    def node(
-        input: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool, zero_rows: bool,
-        dim: int, dtype: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
-        if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-            weighed = Extras(scale, mask, causal, "zero" if zero_rows else "nan")
-            return composed(_softmax, input, dim, dtype, weighed)
-        if _plain(input) and (mask is None or _plain(mask)):
-            return compute(input, mask, scale, causal, zero_rows, dim, dtype)
-        return differentiate(MaskedSoftmax, input, mask, scale, causal, zero_rows, dim, dtype)
-
-    def batch(
-        info: Any, in_dims: Any, input: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool,
-        zero_rows: bool, dim: int, dtype: torch.dtype,
-    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        check(input if in_dims[0] is None else input.select(in_dims[0], 0), dim, dtype, op.name)
         input = input.expand(info.batch_size, *input.shape) if in_dims[0] is None else input.movedim(in_dims[0], 0)
         scalar = input.dim() == 1
         input = input.unsqueeze(1) if scalar else input
-        if mask is not None and in_dims[1] is not None:
-            mask = mask.movedim(in_dims[1], 0)
-            mask = mask.reshape(mask.shape[0], *[1] * (input.dim() - mask.dim()), *mask.shape[1:])
-        along = dim % (input.dim() - 1) + 1
-        result = _overload(name)(input, mask, scale, causal, zero_rows, along, dtype)
+        given = list(arguments)
+        if len(given) > number and given[number] is not None and in_dims[3 + number] is not None:
+            mask = given[number].movedim(in_dims[3 + number], 0)
+            given[number] = mask.reshape(mask.shape[0], *[1] * (input.dim() - mask.dim()), *mask.shape[1:])
+        result = overload(op.name)(input, dim % (input.dim() - 1) + 1, dtype, *given)
         return result.squeeze(1) if scalar else result, 0
 
-    _implement(name, compute, fake, node, batch)
+    _implement(op.name, schema, compute, fake, autograd, vmap)
+
+
+def _define_backward(op: RowOp) -> None:
+    name, saved_name = op.backward.name, "output" if op.saves == "output" else "input"
+    values = {"scale": 1.0, **op.parameters}
+    defaults = {parameter: float(values[parameter]) for parameter in op.backward.parameters}
+    parameters = "".join(f", float {parameter}={default!r}" for parameter, default in defaults.items())
+    schema = f"{name}(Tensor grad, Tensor {saved_name}, int dim, ScalarType dtype{parameters}) -> Tensor"
+
+    def completed(arguments: tuple[float, ...]) -> tuple[float | None, ...]:
+        given = dict(zip(defaults, (*arguments, *tuple(defaults.values())[len(arguments) :]), strict=True))
+        return tuple(None if key == "scale" and value == 1 else value for key, value in given.items())
+
+    def compute(
+        grad: torch.Tensor, saved: torch.Tensor, dim: int, dtype: torch.dtype, *arguments: float
+    ) -> torch.Tensor:
+        run = prepared.backward(device_context(grad.device), op, grad, saved, dim, dtype, completed(arguments))
+        if run is not None:
+            return run(grad, saved)
+        return reference.gradient(op, grad, saved, dim, dtype, completed(arguments)).contiguous()
+
+    def fake(grad: torch.Tensor, saved: torch.Tensor, dim: int, dtype: torch.dtype, *_: float) -> torch.Tensor:
+        check(saved, dim, dtype, op.name)
+        return saved.new_empty(saved.shape, dtype=dtype)
+
+    def autograd(
+        grad: torch.Tensor, saved: torch.Tensor, dim: int, dtype: torch.dtype, *arguments: float
+    ) -> torch.Tensor:
+        if is_plain(grad) and is_plain(saved):
+            return compute(grad, saved, dim, dtype, *arguments)
+        differentiated = torch.is_grad_enabled() and (grad.requires_grad or saved.requires_grad)
+        if differentiated or has_tangent(grad, saved) or not private.HAS_NODES:
+            return reference.gradient(op, grad, saved, dim, dtype, completed(arguments))
+        with private.below_autograd():
+            return overload(name)(grad, saved, dim, dtype, *arguments)  # type: ignore[no-any-return]
+
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        grad: torch.Tensor,
+        saved: torch.Tensor,
+        dim: int,
+        dtype: torch.dtype,
+        *arguments: float,
+    ) -> tuple[torch.Tensor, int]:
+        grad, saved = (
+            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+            for tensor, axis in ((grad, in_dims[0]), (saved, in_dims[1]))
+        )
+        rank = saved.dim() - 1
+        if rank == 0:
+            result = overload(name)(grad.unsqueeze(1), saved.unsqueeze(1), 1, dtype, *arguments)
+            return result.squeeze(1), 0
+        return overload(name)(grad, saved, dim % rank + 1, dtype, *arguments), 0
+
+    _implement(name, schema, compute, fake, autograd, vmap)
 
 
 def _implement(
     name: str,
-    kernel: Callable[..., Any],
-    shape: Callable[..., Any],
+    schema: str,
+    compute: Callable[..., Any],
+    fake: Callable[..., Any],
     autograd: Callable[..., Any],
-    rule: Callable[..., Any],
+    vmap: Callable[..., Any],
 ) -> None:
-    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    _LIBRARY.define(schema, tags=_TAGS)
+    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     _LIBRARY.impl(name, autograd, "Autograd")
-    torch.library.register_fake(f"tridal::{name}", shape, lib=_LIBRARY)
-    torch.library.register_vmap(f"tridal::{name}", rule, lib=_LIBRARY)
+    torch.library.register_fake(f"tridal::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"tridal::{name}", vmap, lib=_LIBRARY)
 
 
-def _softmax(input: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.ops.tridal.softmax.default(input, dim, input.dtype)  # type: ignore[no-any-return]
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether nothing but memory has to be known of a tensor, as in compiled code: mostly there is no gradient."""
+    gradient = tensor.requires_grad and torch.is_grad_enabled()
+    return type(tensor) is torch.Tensor and not gradient and not private.needs_dispatcher()
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and not (tensor.requires_grad and torch.is_grad_enabled()) and not watched()
+def has_tangent(*tensors: torch.Tensor | None) -> bool:
+    """Whether forward-mode AD differentiates with respect to one of the tensors.
+
+    The level of forward-mode AD does not tell: compiled transforms of torch.func do not set it.
+    """
+    if private.forward_ad_level() < 0 and not private.transforms_active():
+        return False
+    unpack: Any = forward_ad.unpack_dual
+    return any(unpack(t, level=0).tangent is not None for t in tensors if t is not None)
 
 
 def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
@@ -189,10 +229,19 @@ def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
     torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=_LIBRARY)
 
 
-def _overload(op: str) -> Any:
-    return getattr(torch.ops.tridal, op).default
+def _masked_softmax(
+    input: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool, zero_rows: bool, dim: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """The op of version 0.1 that exported programs may hold."""
+    return overload("softmax")(input, dim, dtype, mask, scale, causal, zero_rows)  # type: ignore[no-any-return]
 
 
-_define("softmax")
-_define("log_softmax")
-_define_masked()
+for _op in table.BUILT_IN:
+    register(_op)
+_LIBRARY.define(
+    "masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, bool zero_rows, int dim, ScalarType dtype)"
+    " -> Tensor",
+    tags=_TAGS,
+)
+_LIBRARY.impl("masked_softmax", _masked_softmax, "CompositeImplicitAutograd")

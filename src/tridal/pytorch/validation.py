@@ -1,4 +1,4 @@
-"""What can be wrong with the arguments of a softmax, and the errors that say so."""
+"""Checks of the arguments of an op."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from tridal.errors import DimensionError, DTypeError, LayoutError
 
 
-def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> None:
-    """Raises what is wrong with the arguments, if anything is that torch has a plain rule for.
+def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "softmax") -> None:
+    """Checks input, dim and dtype of an op.
 
     Raises:
         TypeError: an argument is not of its kind.
-        DTypeError, DimensionError, LayoutError: softmax has no meaning for it.
+        DTypeError, DimensionError, LayoutError: the op is not defined for it.
     """
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input must be a torch.Tensor, got {type(input).__name__}")
@@ -23,18 +23,16 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim must be an int, got {dim!r}")
     if input.layout is not torch.strided:
-        raise LayoutError(
-            f"softmax of a tensor with layout {input.layout} is not defined here: "
-            "use torch.sparse.softmax, or to_dense()"
-        )
+        sparse = f"use torch.sparse.{op}, or to_dense()" if hasattr(torch.sparse, op) else "use to_dense()"
+        raise LayoutError(f"{op} of a tensor with layout {input.layout} is not defined here: {sparse}")
     if input.dtype.is_complex or (dtype is not None and dtype.is_complex):
-        raise DTypeError(f"softmax is not defined for complex numbers (input {input.dtype}, dtype {dtype})")
+        raise DTypeError(f"{op} is not defined for complex numbers (input {input.dtype}, dtype {dtype})")
     if dtype is None and not input.dtype.is_floating_point:
         raise DTypeError(
-            f"softmax of {input.dtype} is not defined: pass a floating-point dtype=, for example dtype=torch.float32"
+            f"{op} of {input.dtype} is not defined: pass a floating-point dtype=, for example dtype=torch.float32"
         )
     if dtype is not None and not dtype.is_floating_point:
-        raise DTypeError(f"softmax can't give {dtype}: dtype must be a floating-point dtype")
+        raise DTypeError(f"{op} can't give {dtype}: dtype must be a floating-point dtype")
     rank = max(input.dim(), 1)
     if not -rank <= operator.index(dim) < rank:
         raise DimensionError(

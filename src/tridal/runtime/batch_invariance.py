@@ -1,8 +1,7 @@
-"""Batch invariance: a row's result, to the last bit, whatever rows are around it and however many.
+"""Batch invariance: the result of a row has the same bits in every batch.
 
-A result depends on how a row is cut into tiles and in which order its parts are summed; the compiler decides on that
-by a tile's shape and by what it is promised of addresses. So a plan is asked for as if there always were the same
-number of rows, and nothing is promised that hangs on how many there are or on where among them a row lies.
+The order in which the elements of a row are summed depends on the plan and on the compiled kernel. So the plan is that
+of a fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem, Tile
-from tridal.runtime import specialization as variants
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
+from tridal.runtime.specialization import ALIGNMENT, KernelCall, Specialization
 
 _ROWS = 4096
-"""Of every plan: as many as keep a device busy."""
+"""The number of rows that every plan is made for. It is large enough to keep a device busy."""
 
-_OF_A_ROW = {"out_ptr", "in_ptr", "y_ptr", "words", "cols", "in_inner", "out_inner", "in_outer", "out_outer"}
-"""Arguments that are multiples of that if a row's length is, and nothing is off its boundary."""
+_ROW_MULTIPLES = {"out_ptr", "in_ptr", "in2_ptr", "workspace", "cols", "in_inner", "out_inner", "in_outer", "out_outer"}
+"""Arguments that are multiples of 16 in every batch if the row length is such a multiple and addresses are aligned."""
 
 
 class Invariant:
-    """A backend that plans another's launches for any number of rows alike."""
+    """Another backend with plans that do not depend on the number of rows."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -32,11 +31,11 @@ class Invariant:
         return getattr(self._backend, member)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """The other's plan for a fixed number of rows, launched for as many as there are."""
-        alike = replace(problem, outer=1, inner=_ROWS, aligned=True)
-        planned = self._backend.plan(alike, device, probe, options)
-        every = problem.tiles(planned.tile.rows) * planned.tile.split
-        programs = min(planned.programs, every) if planned.tile.persistent else every
+        """The backend's plan for a fixed number of rows, with programs for the rows of the problem."""
+        fixed = replace(problem, outer=1, inner=_ROWS, aligned=True)
+        planned = self._backend.plan(fixed, device, probe, options)
+        one_tile_each = problem.tiles(planned.config.rows) * planned.config.programs_per_row
+        programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
         return replace(
             planned, programs=programs, reason=f"{planned.reason}; batch-invariant, so as for {_ROWS} rows: {programs}"
         )
@@ -44,23 +43,21 @@ class Invariant:
 
 @functools.cache
 def invariant(backend: Backend) -> Backend:
-    """The backend whose plans don't hang on the number of rows."""
+    """A backend with the same kernels, whose plans do not depend on the number of rows. Results are cached."""
     return cast(Backend, Invariant(backend))
 
 
-class InvariantCall(variants.Call):
-    """A call on contiguous tensors that promises the compiler only what holds for each row of any batch."""
+class InvariantCall(KernelCall):
+    """A call on contiguous tensors. The compiler may only assume alignments that hold for each row of any batch."""
 
     __slots__ = ()
 
-    def variant(self, tile: Tile) -> variants.Variant:
-        """As of any call, but that vectors are promised by the length of a row alone."""
-        variant = super().variant(tile)
-        whole = (
-            self.problem.layout == "row" and self.geometry.cols % variants.ALIGNMENT == 0 and not any(self.addresses)
-        )
-        promised = [name for name, _ in variant.types if name in _OF_A_ROW] if whole else []
-        return replace(variant, divisible=tuple(promised))
+    def specialize(self, config: KernelConfig) -> Specialization:
+        """The specialization of any call, except that only the row length decides which arguments are divisible."""
+        specialization = super().specialize(config)
+        aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(self.addresses)
+        names = [name for name, _ in specialization.types if name in _ROW_MULTIPLES] if aligned else []
+        return replace(specialization, divisible=tuple(names))
 
-    def _mask_bytes(self, tile: Tile) -> int:
-        return 1
+    def _mask_bytes(self, config: KernelConfig) -> int:
+        return 1  # whether the mask of a row is aligned depends on the position of the row in the batch

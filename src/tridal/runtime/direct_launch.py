@@ -1,8 +1,8 @@
-"""The shortest way into Triton's launcher: run-time arguments alone, straight to its compiled part.
+"""Direct launches: call the compiled part of Triton's launcher with run-time arguments only.
 
-Triton's own way passes a value for every constant of the source, and asks at each launch for scratch memory and hooks,
-which our kernels have none of. What its compiled part wants between the stream and the arguments differs from version
-to version, so it is taken from a launch that is recorded instead of made.
+Triton's launcher takes a value for every constant of the kernel, and looks for scratch memory and hooks at each launch.
+Kernels here have neither, so a direct launch saves that host time. The arguments of the compiled part differ between
+Triton versions. They are found by recording one call of the launcher, which launches nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def shortcut(
+def direct_launch(
     compiled: Any, launcher: Callable[[Any, Any], Any], programs: int, pointers: int, values: Sequence[int]
 ) -> Callable[..., None] | None:
-    """launch(stream, *tensors) of a compiled kernel whose run-time arguments are `pointers` addresses, then `values`.
+    """Makes a function that launches a compiled kernel.
 
-    `launcher` is the class of the driver's launchers. None if they are not made as expected: Triton's own way remains.
+    Args:
+        compiled: the kernel. Its run-time arguments are addresses of tensors, followed by numbers.
+        launcher: the class of the driver's launchers.
+        programs: number of programs.
+        pointers: number of tensors.
+        values: the numbers.
+
+    Returns:
+        launch(stream, *tensors). None if the kernel needs scratch memory, or the launcher has another structure.
     """
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     run = launcher(SimpleNamespace(fn=compiled.src.fn, constants={}, signature=signature), compiled.metadata)
@@ -28,16 +36,16 @@ def shortcut(
     recorded: list[tuple[Any, ...]] = []
     enter, run.launch = run.launch, lambda *arguments: recorded.append(arguments)
     run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *values)
-    (given,) = recorded
+    (passed,) = recorded
     expected = (*addresses, *values)
-    flat = given[-len(expected) :] == expected
-    first = given[: -len(expected)] if flat else given[:-1]
-    if stream not in first or not (flat or given[-1] == expected):  # since 3.7 they are one tuple
+    flat = passed[-len(expected) :] == expected
+    first = passed[: -len(expected)] if flat else passed[:-1]
+    if stream not in first or not (flat or passed[-1] == expected):  # since Triton 3.7, they are one tuple
         return None
-    # An expression that names each argument: to unpack them at every call takes .3 microseconds more.
-    before = {f"before_{place}": value for place, value in enumerate(first)}
-    after = {f"after_{place}": value for place, value in enumerate(values)}
-    tensors = [f"tensor_{place}" for place in range(pointers)]
+    # The lambda names each argument, because unpacking a tuple takes 0.3 us more per launch.
+    before = {f"before_{index}": value for index, value in enumerate(first)}
+    after = {f"after_{index}": value for index, value in enumerate(values)}
+    tensors = [f"tensor_{index}" for index in range(pointers)]
     names = ["stream" if value is stream else name for name, value in before.items()]
     last = [*(f"{tensor}.data_ptr()" for tensor in tensors), *after]
     names += last if flat else [f"({', '.join(last)},)"]

@@ -1,8 +1,9 @@
-"""Triton's interpreter beside its compiler: both in one process, in any order.
+"""Runs Triton's interpreter and its compiler in one process, in any order.
 
-Triton decides on import whether its own library (`tl.sum`, `tl.cdiv`, ...) is compiled or interpreted, and its
-interpreter patches `triton.language` without taking everything back. So the library is always imported to be compiled,
-and lent an interpreted twin of each of its functions for as long as a kernel is interpreted.
+Triton decides whether a function is compiled or interpreted when the function is decorated. Its interpreter patches
+`triton.language` and does not restore everything. Here every function is decorated for the compiler. `interpreted`
+makes interpreted twins of a kernel and of all functions that it calls. While a kernel runs, `interpreting` replaces the
+functions of Triton's own library (`tl.sum`, `tl.cdiv`, ...) by interpreted twins.
 """
 
 from __future__ import annotations
@@ -11,15 +12,42 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 _VARIABLE = "TRITON_INTERPRET"
 
 
+def interpreted(function: Any) -> Any:
+    """The interpreted twin of a Triton or Python function. It calls the twins of the functions that it calls."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    python = getattr(function, "fn", function)
+    if python not in _twins_of:
+        scope = dict(python.__globals__)
+        twin = FunctionType(python.__code__, scope, python.__name__, python.__defaults__)
+        _twins_of[python] = InterpretedFunction(twin)  # before the loop, which may find the name of the function itself
+        for name in python.__code__.co_names:
+            called = scope.get(name)
+            if _is_kernel(called):
+                scope[name] = interpreted(called)
+            elif isinstance(called, ModuleType) and not called.__name__.startswith("triton"):
+                members = vars(called).items()
+                scope[name] = SimpleNamespace(**{key: interpreted(m) if _is_kernel(m) else m for key, m in members})
+    return _twins_of[python]
+
+
+_twins_of: dict[Any, Any] = {}
+
+
+def _is_kernel(value: object) -> bool:
+    """Whether a value is a Triton function, compiled or interpreted, but not one of Triton's own library."""
+    return hasattr(value, "arg_names") and not str(getattr(value, "__module__", "")).startswith("triton.language")
+
+
 @contextlib.contextmanager
 def interpreting(triton: ModuleType) -> Iterator[None]:
-    """For the launch of an interpreted kernel. No other thread may compile or interpret meanwhile."""
+    """A context for the launch of an interpreted kernel. No other thread may compile or interpret at the same time."""
     language = triton.language
     patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype]
     before = [dict(vars(owner)) for owner in patched]
@@ -41,13 +69,13 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
 
 
 def interpreted_library(triton: ModuleType) -> bool:
-    """Whether Triton was imported with TRITON_INTERPRET=1, so that its own library can't be compiled."""
+    """Whether Triton was imported with TRITON_INTERPRET=1, so its library cannot be compiled."""
     return type(triton.language.cdiv).__name__ == "InterpretedFunction"
 
 
 @contextlib.contextmanager
 def interpret_flag(on: bool) -> Iterator[None]:
-    """Sets TRITON_INTERPRET, which Triton reads when it decorates a function and while it interprets one."""
+    """Sets TRITON_INTERPRET in a context. Triton reads it when it decorates a function and when it interprets one."""
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1" if on else "0"
     try:
@@ -61,7 +89,7 @@ def interpret_flag(on: bool) -> Iterator[None]:
 
 @functools.cache
 def _twins(triton: ModuleType) -> tuple[tuple[ModuleType, str, Any, Any], ...]:
-    """Module, name, compiled function and interpreted twin, for every function of Triton's library that is compiled."""
+    """Module, name, compiled function and interpreted twin of each function of Triton's library that is compiled."""
     from triton.runtime.interpreter import InterpretedFunction
 
     functions = [
@@ -70,5 +98,6 @@ def _twins(triton: ModuleType) -> tuple[tuple[ModuleType, str, Any, Any], ...]:
         for name, member in vars(owner).items()
         if isinstance(member, triton.JITFunction)
     ]
-    twins = {id(member): InterpretedFunction(member.fn) for _, _, member in functions}  # one each: compared by identity
+    # A function that has two names gets one twin, because functions are compared by identity.
+    twins = {id(member): InterpretedFunction(member.fn) for _, _, member in functions}
     return tuple((owner, name, member, twins[id(member)]) for owner, name, member in functions)

@@ -1,4 +1,4 @@
-"""From shapes and strides to what a kernel sees: blocks of rows with a stride each. Arithmetic alone, no torch."""
+"""Row layouts: a tensor as blocks of rows, computed from its shape and strides. Arithmetic only; needs no torch."""
 
 from __future__ import annotations
 
@@ -8,38 +8,45 @@ from dataclasses import dataclass
 from tridal.devices.types import Layout
 
 FEW_ROWS = 8
-"""Neighbouring rows that are too few for a tile: of the narrowest dtype, half of a 32-byte access to memory."""
+"""Fewer neighbouring rows are too few for a tile. In the narrowest dtype, 8 rows are half of a 32-byte access."""
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """`outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
+class RowLayout:
+    """A tensor as `outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
 
-    The first tensor read (the input, or the gradient in a backward) may lie anyhow; what is written, and the saved
-    output that a backward reads, is contiguous in the tensor's own shape.
+    The first tensor that is read (the input, or the gradient in a backward) may have any strides. The output, and the
+    saved tensor that a backward reads, are contiguous in the tensor's own shape.
     """
 
     outer: int
     inner: int
     cols: int
     in_strides: tuple[int, int, int]
+    """Strides of the first tensor that is read: from block to block, from row to row, from column to column."""
     out_strides: tuple[int, int, int]
+    """The same strides of the contiguous tensors."""
 
     @property
     def layout(self) -> Layout:
-        """Which index moves by one element in memory, in what is read and in what is written alike."""
+        """The index that moves by one element in memory, both in the tensors that are read and in the output."""
         for axis in (1, 2) if self.cols == 1 else (2, 1):
             if self.in_strides[axis] == 1 == self.out_strides[axis]:
                 return "row" if axis == 2 else "inner"
         return "strided"
 
-    def extent(self, rows: int, cols: int) -> int:
-        """Largest offset in elements from the corner of a tile of rows x cols to an element of it."""
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """`in_strides` and `out_strides`."""
+        return (*self.in_strides, *self.out_strides)
+
+    def max_offset(self, rows: int, cols: int) -> int:
+        """The largest offset, in elements, from the first element of a tile of rows x cols to another one."""
         return max((rows - 1) * s[1] + (cols - 1) * s[2] for s in (self.in_strides, self.out_strides))
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a contiguous tensor without empty dimensions."""
+    """The strides, in elements, of a contiguous tensor. No size may be zero."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -47,39 +54,53 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def merged(
-    shape: Sequence[int], *strides: Sequence[int], without: int, apart: int | None = None
+def coalesce_dims(
+    shape: Sequence[int], *strides: Sequence[int], without: int, separate: int | None = None
 ) -> list[tuple[int, ...]]:
-    """The dimensions but `without` as few (size, stride, ...), outermost first.
+    """Merges the dims of a tensor into as few as possible.
 
-    Neighbours become one where all strides allow it, and sizes of one are left out. `apart` stays, and begins anew.
+    Neighbouring dims are merged if all tensors can walk them with one stride each. Dims of size one are dropped.
+
+    Args:
+        shape: the sizes of the dims.
+        strides: the strides of each tensor of that shape.
+        without: a dim that is left out.
+        separate: a dim that is kept, even if its size is one, and is not merged with the dim before it.
+
+    Returns:
+        (size, stride of each tensor, ...) of each merged dim, outermost first.
     """
     levels: list[tuple[int, ...]] = []
     for axis, (size, *steps) in enumerate(zip(shape, *strides, strict=True)):
-        if axis == without or (size == 1 and axis != apart):
+        if axis == without or (size == 1 and axis != separate):
             continue
-        if levels and axis != apart and levels[-1][1:] == tuple(step * size for step in steps):
+        if levels and axis != separate and levels[-1][1:] == tuple(step * size for step in steps):
             levels[-1] = (levels[-1][0] * size, *steps)
         else:
             levels.append((size, *steps))
     return levels
 
 
-def geometry(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> Geometry | None:
-    """How a kernel walks a tensor of this shape and these strides, along `dim` (0 <= dim < rank).
+def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> RowLayout | None:
+    """The row layout of a tensor whose rows run along a dim.
 
-    Fewer neighbouring rows than `few_rows` are taken for blocks, if there are more blocks than that for rows.
+    Args:
+        shape: the sizes of the dims. None is zero.
+        strides: the strides of the tensor, in elements.
+        dim: the reduced dim, 0 <= dim < rank.
+        few_rows: blocks of fewer rows exchange `outer` and `inner`, if there are more blocks than rows in a block.
+            0 keeps the order of the rows.
 
-    None if the dimensions other than `dim` need more than two strides: then no kernel reads the tensor as it lies.
-    The shape holds no zero.
+    Returns:
+        The layout. None if the other dims need more than two strides: no kernel can read such a tensor in place.
     """
     out_strides = contiguous_strides(shape)
-    levels = merged(shape, strides, out_strides, without=dim)
+    levels = coalesce_dims(shape, strides, out_strides, without=dim)
     if len(levels) > 2:
         return None
     outer, inner = [(1, 0, 0)] * (2 - len(levels)) + levels
     if inner[0] < min(few_rows, outer[0]):
-        outer, inner = inner, outer  # a tile takes its rows from `inner`: better many rows apart than a few together
-    return Geometry(
+        outer, inner = inner, outer  # a tile takes its rows from `inner`, and a few neighbouring rows would not fill it
+    return RowLayout(
         outer[0], inner[0], shape[dim], (outer[1], inner[1], strides[dim]), (outer[2], inner[2], out_strides[dim])
     )

@@ -1,4 +1,4 @@
-"""What a kernel does to scores before their softmax: a factor, and where a mask lies. Arithmetic alone, no torch."""
+"""Scale, mask and causal masking, as a kernel applies them to loaded elements. Arithmetic only; needs no torch."""
 
 from __future__ import annotations
 
@@ -7,81 +7,95 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tridal.devices.types import ITEMSIZE
-from tridal.runtime.row_layout import merged
+from tridal.runtime.row_layout import coalesce_dims
 
 MOST_ROWS = 2**31
-"""Rows have to be fewer: a kernel counts them in 32 bits where a mask or causality hangs on their number."""
+"""A mask or causal masking needs fewer rows, because the kernel numbers them with 32 bits then."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
-    """softmax(factor * x + mask), or of what a mask of bytes and causality leave of it. Nothing of it by default."""
+class ScaleMask:
+    """Scale, mask and causal parameters of a kernel call; the defaults change nothing.
 
-    factor: float | None = None
-    """What scores, or the gradient in a backward, are multiplied with; None is 1, for nothing."""
+    An element x becomes scale * x + mask, or -inf where a boolean mask or causal masking excludes it.
+    """
+
+    scale: float | None = None
+    """The factor of each element. None means 1 and compiles no multiplication."""
     causal: bool = False
-    """Whether query i has columns 0 to i alone."""
-    zero: bool = False
-    """Whether a row of which nothing is left is zero; it is NaN otherwise."""
+    """Whether query i sees columns 0 to i only."""
+    zero_masked_rows: bool = False
+    """Whether a row without any element left is zero. It is NaN otherwise."""
     mask: str | None = None
-    """The mask's dtype: what a floating one holds is added, and where one of "uint8" is zero, nothing is left."""
+    """The dtype of the mask. A floating-point mask is added. A "uint8" mask is boolean and excludes where it is 0."""
     queries: int = 1
-    """Row n is query n % queries of head n // queries % heads of batch n // queries // heads."""
+    """Queries of a head. Row n is query n % queries of head n // queries % heads of batch n // queries // heads."""
     heads: int = 1
+    """Heads of a batch."""
     strides: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """The mask's, in elements, for batch, head, query and column."""
+    """Strides of the mask in elements, for batch, head, query and column. A stride is 0 where the mask is broadcast."""
     address: int = 0
-    """The mask's, or as much of it as tells how it is aligned."""
-    apart: int = 0
-    """What divides the distance in elements of a row in the mask from the same row in the scores, for all rows."""
+    """The address of the mask, or the last bits of it, which decide its alignment."""
+    row_distance: int = 0
+    """A number that divides, for each row, its offset in the mask minus its offset in the scores, in elements."""
 
     @property
     def numbers(self) -> dict[str, int | float | None]:
-        """What the kernel of a forward takes, by name."""
+        """Kernel arguments that hold these numbers, by name."""
         names = ("mask_batch", "mask_head", "mask_query", "mask_col")
         strides = dict(zip(names, self.strides, strict=True))
-        return {"factor": self.factor, "queries": self.queries, "heads": self.heads, **strides}
+        return {"scale": self.scale, "queries": self.queries, "heads": self.heads, **strides}
 
-    def boundary(self, vector: int, cols: int, shift: int | None) -> int:
-        """Bytes of which a mask's part of a tile starts at a multiple: of as many elements as `vector`, or 1.
+    def alignment(self, vector: int, cols: int, misalignment: int | None) -> int:
+        """The alignment that the compiler may assume of the mask of each row of a tile.
 
-        A tile of `cols` columns starts where the row does or, if the scores' first row is known to be `shift` elements
-        off a vector's boundary, where the first whole vector of each row does: the mask has to lie alike then.
+        Args:
+            vector: elements of a vector.
+            cols: columns of a tile.
+            misalignment: None if a tile starts at the start of a row. With `peel`, it starts at the first aligned
+                vector of each row; this is the number of elements between the last vector boundary and the first row.
+                The mask then needs the same misalignment as the scores, in every row.
+
+        Returns:
+            Bytes: those of a vector of the mask, or 1 if that is not proven.
         """
         if self.mask is None or self.strides[-1] != 1 or cols % vector:
             return 1
         size = ITEMSIZE.get(self.mask, 1)
-        if shift is None:
+        if misalignment is None:
             proven = self.address % (vector * size) == 0 and math.gcd(*self.strides[:3]) % vector == 0
         else:
-            alike = self.address % size == 0 and (self.address // size - shift) % vector == 0
-            proven = alike and self.apart % vector == 0
+            same = self.address % size == 0 and (self.address // size - misalignment) % vector == 0
+            proven = same and self.row_distance % vector == 0
         return vector * size if proven else 1
 
 
 def place_mask(
-    weighing: Weighing, shape: Sequence[int], strides: Sequence[int], mask_strides: Sequence[int], dim: int
-) -> Weighing | None:
-    """With rows numbered, and a mask found for each.
+    scale_mask: ScaleMask, shape: Sequence[int], strides: Sequence[int], mask_strides: Sequence[int], dim: int
+) -> ScaleMask | None:
+    """Completes a ScaleMask with the numbers from which a kernel computes the position of a row in the mask.
 
     Args:
-        weighing: the rest of it, causal or not.
-        shape, strides: of the scores, along whose dimension `dim` softmax goes; 0 <= dim < rank, no size is zero.
-        mask_strides: of the mask, expanded to that shape.
+        scale_mask: the other parameters.
+        shape, strides: shape and strides of the scores. No size is zero.
+        mask_strides: strides of the mask, expanded to that shape.
+        dim: the reduced dim, 0 <= dim < rank.
 
-    None if the dimensions besides `dim` need more than three strides, or there are too many rows.
+    Returns:
+        `scale_mask` with `queries`, `heads`, `strides` and `row_distance`. None if the other dims need more than three
+        strides, or there are `MOST_ROWS` rows or more.
     """
     if math.prod(shape) // shape[dim] >= MOST_ROWS:
         return None
-    queries = len(shape) - 2 if weighing.causal else None  # a dimension of its own then, whatever its size
-    levels = merged(shape, mask_strides, without=dim, apart=queries)
+    queries = len(shape) - 2 if scale_mask.causal else None  # the kernel needs the number of each query
+    levels = coalesce_dims(shape, mask_strides, without=dim, separate=queries)
     if len(levels) > 3:
         return None
-    inside = 1 if weighing.causal else 0  # levels that are to stay innermost; the others are the outermost
-    outer, inner = levels[: len(levels) - inside], levels[len(levels) - inside :]
+    innermost = 1 if scale_mask.causal else 0  # the level of the queries is the last one; missing levels precede it
+    outer, inner = levels[: len(levels) - innermost], levels[len(levels) - innermost :]
     missing: list[tuple[int, ...]] = [(1, 0)] * (3 - len(levels))
     (_, batch), (heads, head), (rows, query) = [*outer, *missing, *inner]
-    apart = math.gcd(
+    row_distance = math.gcd(
         *(
             a - b
             for axis, (a, b) in enumerate(zip(strides, mask_strides, strict=True))
@@ -89,4 +103,4 @@ def place_mask(
         )
     )
     placed = (batch, head, query, mask_strides[dim])
-    return replace(weighing, queries=rows, heads=heads, strides=placed, apart=apart)
+    return replace(scale_mask, queries=rows, heads=heads, strides=placed, row_distance=row_distance)

@@ -1,6 +1,6 @@
-"""What a call comes to for a kernel: all that it is specialised on, and its run-time numbers. Arithmetic alone.
+"""Everything that a kernel is specialised on for a call, and its run-time numbers. Arithmetic only.
 
-A variant is everything that a compiled kernel was specialised on, so two launches that share one are interchangeable.
+Two launches with equal specializations can use the same compiled kernel.
 """
 
 from __future__ import annotations
@@ -8,29 +8,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tridal.devices.types import ITEMSIZE, LaunchPlan, Op, Problem, Tile
-from tridal.runtime.row_layout import Geometry
-from tridal.runtime.scale_mask import Weighing
+from tridal.devices.types import ITEMSIZE, KernelConfig, LaunchPlan, Problem
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import RowLayout
+from tridal.runtime.scale_mask import ScaleMask
 
 _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
+_PARAMETERS = ("param0", "param1")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
-ALIGNMENT = 16  # bytes of a full vector access, and what Triton specialises a multiple of
-_BLOCK = 32  # parts of a row that show their (max, sum) together: the kernel's own
-ADDRESS_BITS = 63  # of an address: what tells where its vectors, of up to 16 elements of 4 bytes, begin
+ALIGNMENT = 16
+"""Bytes of the widest vector access. Triton specialises integers on being a multiple of it."""
+ADDRESS_BITS = 63
+"""Bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
+BLOCK = 32
+"""Programs whose words are read together, see `tridal.kernels.exchange`."""
 
-PLAIN = Weighing()
-"""Of a call whose scores are taken as they are."""
+NO_SCALE_MASK = ScaleMask()
 
-_UNITS = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
+_UNIT_STRIDES = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
 """Strides that are one, by layout."""
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class Specialization:
     """Everything that a compiled kernel is specialised on."""
 
-    kernel: str
+    kernel: RowKernel
+    entry: str
+    """The Triton function that is compiled: "whole_row" or "column_loop"."""
     types: tuple[tuple[str, str], ...]
     """Triton's type of each run-time argument."""
     constants: tuple[tuple[str, Any], ...]
@@ -40,176 +46,166 @@ class Variant:
     num_stages: int
     max_registers: int | None
     cooperative: bool
-    """Whether all programs of a launch have to be resident at once."""
+    """Whether all programs of a launch have to be resident at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A problem together with where its tensors lie: all that decides on the variant but the tile."""
+class KernelCall:
+    """A kernel, its problem, and the memory of its tensors: everything that decides the specialization but the plan."""
 
+    kernel: RowKernel
     problem: Problem
-    geometry: Geometry
+    layout: RowLayout
     addresses: tuple[int, ...]
-    """Of each tensor (out, input and saved output in a backward) the address, or as much as `ADDRESS_BITS` of it."""
-    weighing: Weighing = PLAIN
+    """The address of the output and of each tensor that is read, or its last `ADDRESS_BITS`."""
+    parameters: tuple[float | None, ...] = ()
+    scale_mask: ScaleMask = NO_SCALE_MASK
 
     @classmethod
     def of(
         cls,
-        op: Op,
-        geometry: Geometry,
+        kernel: RowKernel,
+        layout: RowLayout,
         dtypes: tuple[str, ...],
         addresses: tuple[int, ...] | None = None,
-        weighing: Weighing = PLAIN,
-    ) -> Call:
-        """The call for tensors of these dtypes, in the order of `addresses`, which default to aligned ones."""
+        parameters: tuple[float | None, ...] = (),
+        scale_mask: ScaleMask = NO_SCALE_MASK,
+    ) -> KernelCall:
+        """The call for tensors of these dtypes, in the order of `addresses`. By default, addresses are aligned."""
         addresses = addresses or (0,) * len(dtypes)
-        g = geometry
-        units = _UNITS[g.layout]
-        strides = [
-            value for name, value in zip(_STRIDES, (*g.in_strides, *g.out_strides), strict=True) if name not in units
-        ]
-        lengths = [*strides, g.inner if g.layout == "inner" else g.cols]
+        units = _UNIT_STRIDES[layout.layout]
+        strides = [value for name, value in zip(_STRIDES, layout.strides, strict=True) if name not in units]
+        lengths = [*strides, layout.inner if layout.layout == "inner" else layout.cols]
         problem = Problem(
-            op=op,
-            cols=g.cols,
-            inner=g.inner,
-            outer=g.outer,
-            dtype=dtypes[1],
-            out_dtype=dtypes[0],
-            saved_dtype=dtypes[-1] if len(dtypes) > 2 else dtypes[0],
-            layout=g.layout,
+            cols=layout.cols,
+            inner=layout.inner,
+            outer=layout.outer,
+            reads=dtypes[1:],
+            writes=dtypes[:1],
+            passes=kernel.passes,
+            live_tiles=kernel.live_tiles,
+            statistics=len(kernel.statistics),
+            layout=layout.layout,
             aligned=not any(value % ALIGNMENT for value in (*lengths, *addresses)),
-            weighed=weighing != PLAIN,
+            scale_mask=scale_mask != NO_SCALE_MASK,
         )
-        return cls(problem, geometry, addresses, weighing)
+        return cls(kernel, problem, layout, addresses, parameters, scale_mask)
 
     @property
     def vector(self) -> int:
-        """Elements of a vector access of 16 bytes, of the narrowest tensor."""
-        p = self.problem
-        dtypes = (p.out_dtype, p.dtype, p.saved_dtype)[: len(self.addresses)]
-        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in dtypes)
+        """Elements of a vector access of 16 bytes, of the tensor with the narrowest elements."""
+        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.problem.writes, *self.problem.reads))
 
-    def _shifts(self) -> list[int]:
-        """Elements that each tensor's first row is off a vector's boundary."""
-        p = self.problem
-        dtypes = (p.out_dtype, p.dtype, p.saved_dtype)
-        return [a // ITEMSIZE[dtype] % self.vector for a, dtype in zip(self.addresses, dtypes, strict=False)]
+    def _misalignments(self) -> list[int]:
+        """Elements between the last vector boundary and the first row, for each tensor."""
+        dtypes = (*self.problem.writes, *self.problem.reads)
+        return [a // ITEMSIZE[dtype] % self.vector for a, dtype in zip(self.addresses, dtypes, strict=True)]
 
-    def scalars(self, tile: Tile) -> dict[str, Any]:
+    def scalars(self, config: KernelConfig) -> dict[str, Any]:
         """Run-time numbers of the kernel by name."""
-        g = self.geometry
-        numbers = (g.outer, g.inner, g.cols, *g.in_strides, *g.out_strides)
+        numbers = (self.layout.outer, self.layout.inner, self.layout.cols, *self.layout.strides)
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES, numbers, strict=True))
-        if tile.algorithm != "looped":
-            values["shift"] = self._shifts()[1] if tile.edges else 0
-        return values | ({"factor": self.weighing.factor} if self.problem.backward else self.weighing.numbers)
+        if config.schedule != "column_loop":
+            values["misalignment"] = self._misalignments()[1] if config.peel else 0
+        values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
+        return values | self.scale_mask.numbers
 
-    def variant(self, tile: Tile) -> Variant:
-        """What the compiler has to specialise on for this call with this tile.
+    def specialize(self, config: KernelConfig) -> Specialization:
+        """The specialization of this call for a configuration.
 
-        A stride of one is a constant, since contiguity decides how memory is read. The number of rows never is: a new
-        batch size compiles nothing, unless it passes 32 bits. Where a mask does not need a number, it is one, too.
+        A stride of one is a constant, because contiguity decides how memory is read. Numbers that are not needed are
+        constants. The number of rows is never a constant: a new batch size compiles nothing, unless it exceeds 32 bits.
         """
-        p, g, w = self.problem, self.geometry, self.weighing
-        pointers = {"out_ptr": p.out_dtype, "in_ptr": p.dtype}
-        if p.backward:
-            pointers["y_ptr"] = p.saved_dtype
-        if w.mask is not None:
-            pointers["mask_ptr"] = w.mask
-        units = _UNITS[p.layout]
-        constants: dict[str, Any] = dict.fromkeys(units, 1)
+        p, s = self.problem, self.scale_mask
+        pointers = dict(zip(("out_ptr", "in_ptr", "in2_ptr"), (*p.writes, *p.reads), strict=False))
+        constants: dict[str, Any] = dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
+        if s.mask is not None:
+            pointers["mask_ptr"] = s.mask
+        constants |= {name: None for name in ("in2_ptr", "mask_ptr") if name not in pointers}
+        mask_extent = (config.cols - 1) * s.strides[-1]
+        accumulator = "fp64" if p.accumulator == 8 else "fp32"
         constants |= {
-            "LOG": p.op.startswith("log_"),
-            "ACC": "fp64" if p.accumulator == 8 else "fp32",
-            "EXP2_BIAS": tile.exp2_bias,
-            "WIDE": max(g.extent(tile.rows, tile.cols), (tile.cols - 1) * w.strides[-1]) >= 2**31,
+            "ACC_DTYPE": accumulator,
+            "EXP2_BIAS": config.exp2_bias,
+            "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.cols), mask_extent) >= 2**31,
             "AXIS": 0 if p.layout == "inner" else 1,
-            "ROWS": tile.rows,
-            "COLS": tile.cols,
-            "STAGES": tile.num_stages,
+            "ROWS": config.rows,
+            "COLS": config.cols,
+            "STAGES": config.num_stages,
+            "CAUSAL": s.causal,
+            "ZERO_MASKED_ROWS": s.zero_masked_rows,
+            "MASK_BYTES": self._mask_bytes(config),
         }
-        if tile.algorithm != "looped":
-            constants |= self._sharing(tile)
-        if p.backward:
-            constants |= {} if w.factor is not None else {"factor": None}
-        else:
-            constants |= self._weighing(tile)
-        run_time = {name: value for name, value in self.scalars(tile).items() if name not in constants}
-        unspecialised = {"outer", "shift", *w.numbers} | ({"inner"} if p.layout != "inner" else set())
+        if config.schedule != "column_loop":
+            constants |= self._whole_row_constants(config)
+        scalars = self.scalars(config)
+        constants |= {name: scalars[name] for name in _PARAMETERS if scalars[name] is None}
+        constants |= {n: v for n, v in s.numbers.items() if v is None or (n != "scale" and v in (0, 1))}
+        run_time = {name: value for name, value in scalars.items() if name not in constants}
+        unspecialised = {"outer", "misalignment", *_PARAMETERS, *s.numbers} | (
+            {"inner"} if p.layout != "inner" else set()
+        )
         divisible = [n for n, a in zip(pointers, self.addresses, strict=False) if a % ALIGNMENT == 0]
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
-        if tile.split > 1:
-            types["words"] = "*i64"
-            divisible.append("words")
-        types |= {name: "i32" if value < 2**31 else "i64" for name, value in run_time.items()}
-        if "factor" in run_time:
-            types["factor"] = constants["ACC"]
-        direction = "backward" if p.backward else "forward"
-        return Variant(
-            kernel=direction + "_looped" * (tile.algorithm == "looped"),
+        if config.programs_per_row > 1:
+            types["workspace"] = "*i64"
+            divisible.append("workspace")
+        floats = {"scale", *_PARAMETERS}
+        types |= {n: accumulator if n in floats else "i32" if v < 2**31 else "i64" for n, v in run_time.items()}
+        return Specialization(
+            kernel=self.kernel,
+            entry="column_loop" if config.schedule == "column_loop" else "whole_row",
             types=tuple(types.items()),
             constants=tuple(constants.items()),
             divisible=tuple(divisible),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-            max_registers=tile.max_registers,
-            cooperative=tile.split > 1,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            max_registers=config.max_registers,
+            cooperative=config.programs_per_row > 1,
         )
 
-    def _sharing(self, tile: Tile) -> dict[str, Any]:
-        """Constants of the kernels that hold rows whole: how a row is shared, and what its ends are like."""
-        g, vector, shifts = self.geometry, self.vector, self._shifts()
-        strides = zip(g.in_strides[:2], g.out_strides[:2], strict=True)
-        alike = len(set(shifts)) == 1 and all((read - written) % vector == 0 for read, written in strides)
-        some: dict[str, Any] = {} if tile.split > 1 else {"words": None}
-        if not tile.edges:
-            some["shift"] = 0
-        return some | {
-            "LOOP": tile.persistent,
-            "SPLIT": tile.split,
-            "PARTS": _parts(tile),
-            "WORDS": _words(tile),
-            "EDGES": tile.edges,
+    def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
+        """Constants that `column_loop` does not have: how programs share a row, and its head and tail."""
+        vector, misalignments = self.vector, self._misalignments()
+        strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
+        same = len(set(misalignments)) == 1 and all((read - written) % vector == 0 for read, written in strides)
+        unused: dict[str, Any] = {} if config.programs_per_row > 1 else {"workspace": None}
+        if not config.peel:
+            unused["misalignment"] = 0
+        return unused | {
+            "PERSISTENT": config.persistent,
+            "PROGRAMS_PER_ROW": config.programs_per_row,
+            "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
+            "WORDS": words_per_tile(config),
+            "PEEL": config.peel,
             "VECTOR": vector,
-            "ALIGNED": tile.edges and alike,
-            "REREADS": tile.rereads,
+            "SAME_MISALIGNMENT": config.peel and same,
+            "RELOAD": config.reload,
         }
 
-    def _weighing(self, tile: Tile) -> dict[str, Any]:
-        """Constants of a forward that tell how scores are weighed: all of its numbers, where nothing is done."""
-        w = self.weighing
-        constants: dict[str, Any] = {} if w.mask is not None else {"mask_ptr": None}
-        constants |= {n: v for n, v in w.numbers.items() if v is None or (n != "factor" and v in (0, 1))}
-        return constants | {"CAUSAL": w.causal, "ZERO": w.zero, "MASK_BYTES": self._mask_bytes(tile)}
-
-    def _mask_bytes(self, tile: Tile) -> int:
-        if self.problem.layout == "inner":  # then a tile's vectors lie across rows
+    def _mask_bytes(self, config: KernelConfig) -> int:
+        """Alignment, in bytes, that the compiler may assume of the mask of each row of a tile."""
+        if self.problem.layout == "inner":  # then the vectors of a tile run across rows
             return 1
-        return self.weighing.boundary(self.vector, tile.cols, self._shifts()[1] if tile.edges else None)
+        return self.scale_mask.alignment(self.vector, config.cols, self._misalignments()[1] if config.peel else None)
 
-    def words(self, launch_plan: LaunchPlan) -> int:
-        """64-bit words, zero before and after, that the programs of a launch exchange through."""
-        tile = launch_plan.tile
-        if tile.split == 1:
+    def workspace_words(self, plan: LaunchPlan) -> int:
+        """64-bit words that the workspace of a launch needs. They are zero before the launch and after it."""
+        config = plan.config
+        if config.programs_per_row == 1:
             return 0
-        desk = 2 + 3 * (launch_plan.programs // tile.split) if tile.persistent else 0
-        return self.problem.tiles(tile.rows) * _words(tile) + desk
+        counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
+        return self.problem.tiles(config.rows) * words_per_tile(config) + counter
 
 
-def _parts(tile: Tile) -> int:
-    """Parts of a row, rounded up to a power of two."""
-    return 1 << (tile.split - 1).bit_length()
+def words_per_tile(config: KernelConfig) -> int:
+    """64-bit words of the workspace for one tile.
 
-
-def _words(tile: Tile) -> int:
-    """Words of a tile: one for each part of each row, then one for each block of many parts of a single row.
-
-    Where programs take no other tile, each has a box of its own, for a word of each part of its row.
+    Each program has a word for each row. If very many programs compute one row, each block of `BLOCK` programs has one
+    more. Programs that compute one tile only have a mailbox each, with a word for each program of the row.
     """
-    if not tile.persistent:
-        return tile.split**2
-    blocks = -(-tile.split // _BLOCK) if tile.split > 2 * _BLOCK else 0
-    return tile.split * tile.rows + (blocks if tile.rows == 1 else 0)
+    if not config.persistent:
+        return config.programs_per_row**2
+    blocks = -(-config.programs_per_row // BLOCK) if config.programs_per_row > 2 * BLOCK else 0
+    return config.programs_per_row * config.rows + (blocks if config.rows == 1 else 0)

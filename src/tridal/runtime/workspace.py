@@ -1,7 +1,8 @@
-"""The words that programs of one launch exchange through: zero between launches, and never shared by two at once.
+"""The workspace through which the programs of a launch exchange statistics. It is zero between launches.
 
-Launches on one stream follow each other, so a tensor for each stream will do. What a graph captures gets its own, from
-the graph's memory, because a graph may be replayed on any stream.
+Two launches that run at the same time must not share a workspace. Launches on one stream run one after another, so
+there is one workspace per stream. A launch that a graph captures gets its own, from the graph's memory, because the
+graph may be replayed on any stream.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ import torch
 _by_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
-def with_words(launch: Callable[..., None], length: int, device: torch.device) -> Callable[..., None]:
-    """launch(stream, *tensors), which then gets `length` zeroed int64 words on `device` as its last tensor."""
+def with_workspace(launch: Callable[..., None], length: int, device: torch.device) -> Callable[..., None]:
+    """Adds a workspace to a launch.
+
+    Args:
+        launch: launch(stream, *tensors, workspace).
+        length: number of 64-bit words that the launch needs.
+        device: the device of the tensors.
+
+    Returns:
+        launch(stream, *tensors): the workspace is an int64 tensor of zeros with at least `length` elements.
+    """
     module = torch.get_device_module(device.type)
     capturing = getattr(module, "is_current_stream_capturing", bool)
 
-    def supplied(stream: int, *tensors: torch.Tensor) -> None:
+    def launch_with_workspace(stream: int, *tensors: torch.Tensor) -> None:
         if capturing():
-            words = torch.zeros(length, dtype=torch.int64, device=device)
+            workspace = torch.zeros(length, dtype=torch.int64, device=device)
         else:
-            words = _by_stream.get((device, stream))  # type: ignore[assignment]
-            if words is None or len(words) < length:
-                words = _by_stream[device, stream] = torch.zeros(2 * length, dtype=torch.int64, device=device)
-        launch(stream, *tensors, words)
+            workspace = _by_stream.get((device, stream))  # type: ignore[assignment]
+            if workspace is None or len(workspace) < length:
+                workspace = _by_stream[device, stream] = torch.zeros(2 * length, dtype=torch.int64, device=device)
+        launch(stream, *tensors, workspace)
 
-    return supplied
+    return launch_with_workspace

@@ -1,31 +1,31 @@
-"""The conformance suite that every backend is held to, ours or a stranger's: cases as data, checked against float64.
+"""The conformance suite: every op on every backend, bundled or from a third party, against float64.
 
-    from tridal import testing
-    from tridal.devices import registry
+    from tridal import registry, testing
 
     backend = registry.available("interpreter")
     for case in testing.cases(backend):
         result = testing.run_case(case, backend)
         assert result.passed, result.message
 
-`tridal check --all` and this project's `pytest --backend NAME` run the same cases.
+`tridal check --all` and `pytest --backend NAME` in this repository run the same cases.
 """
 
 from tridal.testing.cases import Case, cases
-from tridal.testing.checking import Result, Subject, check, run_case
+from tridal.testing.checking import Result, check, run_case
 from tridal.testing.example import Worked, worked_example
-from tridal.testing.forcing import PLANS, plans, subject
+from tridal.testing.implementation import Implementation, implementation
+from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 
 __all__ = [
-    "PLANS",
+    "PLAN_OVERRIDES",
     "Case",
+    "Implementation",
     "Result",
-    "Subject",
     "Worked",
     "cases",
     "check",
-    "plans",
+    "implementation",
+    "overrides",
     "run_case",
-    "subject",
     "worked_example",
 ]

@@ -1,183 +1,169 @@
-"""Runs one case: makes its input, calls the subject, and compares with float64 on the CPU within derived bounds."""
+"""Runs one case: makes its input, calls the implementation, and compares the result with float64 on the CPU."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tridal.devices.types import Backend
+from tridal.ops import table
+from tridal.ops.row_op import RowOp
+from tridal.ops.scale_mask import ScoreModification, modify_scores
+from tridal.pytorch.reference import compute
 from tridal.testing import tolerance
 from tridal.testing.cases import Case
-from tridal.testing.inputs import mask, place, values
-
-_REFERENCE = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
-_REFERENCE_BACKWARD = {
-    "softmax": torch.ops.aten._softmax_backward_data.default,
-    "log_softmax": torch.ops.aten._log_softmax_backward_data.default,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is held to the suite: two functions that are called as torch's are, and where their tensors live."""
-
-    device: torch.device
-    softmax: Callable[..., torch.Tensor]
-    log_softmax: Callable[..., torch.Tensor]
-    interpreted: bool = False
-    """Whether Triton's interpreter computes: `tolerance` knows where that is less exact than a device."""
+from tridal.testing.gradients import gradient, second_gradient
+from tridal.testing.implementation import Implementation, implementation
+from tridal.testing.inputs import make_mask, make_values, with_layout
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a case. It passed if nothing is wrong and `error <= tolerance`."""
+    """The result of a case."""
 
     name: str
     passed: bool
     error: float
-    """Difference to float64 at the element that comes nearest to its tolerance, or exceeds it most."""
+    """Absolute error, compared with float64, of the element with the largest ratio of error to tolerance."""
     tolerance: float
-    """What is allowed at that element."""
+    """The error bound of the same element."""
     message: str | None
-    """What is wrong, or None."""
+    """A description of the failure; None if the case passed."""
     seconds: float
+    """Duration of the case."""
 
 
 def run_case(case: Case, backend: Backend) -> Result:
-    """Checks a case on a backend that is available here."""
-    from tridal.testing.forcing import subject
-
+    """Checks a case on a backend that is available here. Never raises because of the implementation: see `check`."""
     index = backend.device_count() - 1 if case.last_device else None
-    with subject(backend, case.plan, index) as tested:
+    with implementation(backend, case.plan, index) as tested:
         return check(case, tested)
 
 
-def check(case: Case, subject: Subject) -> Result:
-    """Checks a case on any two functions. What they raise is the case's failure."""
+def check(case: Case, implementation: Implementation) -> Result:
+    """Checks a case on any implementation. An exception of the implementation is a failure of the case."""
     start = time.perf_counter()
     try:
-        error, allowed, message = _compare(case, subject)
+        error, bound, message = _compare(case, implementation)
     except Exception as raised:
-        error, allowed, message = float("nan"), 0.0, f"raised {type(raised).__name__}: {raised}"
-    return Result(case.name, message is None, error, allowed, message, time.perf_counter() - start)
+        error, bound, message = float("nan"), 0.0, f"raised {type(raised).__name__}: {raised}"
+    return Result(case.name, message is None, error, bound, message, time.perf_counter() - start)
 
 
-def _compare(case: Case, subject: Subject) -> tuple[float, float, str | None]:
-    function = getattr(subject, case.op)
+def reference(op: RowOp, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Computes an op with its default parameters: by torch's own function if there is one, else by its reference.
+
+    torch's function does not depend on tridal, so that it also finds faults of the op's reference.
+    """
+    return compute(op, x, dim, None, tuple(op.parameters.values()))
+
+
+def _compare(case: Case, implementation: Implementation) -> tuple[float, float, str | None]:
+    """Returns the error, its bound and the failure, as in `Result`."""
+    function = implementation.function(case.op)
     kwargs: dict[str, Any] = {} if case.cast is None else {"dtype": getattr(torch, case.cast)}
     if case.stream:
-        kwargs["stream"] = torch.get_device_module(subject.device.type).current_stream(subject.device)
-    if case.weighed:
+        kwargs["stream"] = torch.get_device_module(implementation.device.type).current_stream(implementation.device)
+    if case.modified:
         kwargs |= {"scale": case.scale, "causal": case.causal, "masked_rows": case.masked_rows}
-        kwargs["mask"] = None if case.mask is None else mask(case.mask, case.shape, subject.device)
-    x = place(values(case.values, case.shape, case.dim), case.layout, case.dtype, subject.device)
+        kwargs["mask"] = None if case.mask is None else make_mask(case.mask, case.shape, implementation.device)
+    x = with_layout(make_values(case.values, case.shape, case.dim), case.layout, case.dtype, implementation.device)
     before = x.detach().clone()
     exact_x = before.cpu().to(getattr(torch, case.out_dtype)).double()
     if case.direction == "forward":
-        got = function(x, case.dim, **kwargs)
-        exact, bound = _exact(case, subject, exact_x)
+        result = function(x, case.dim, **kwargs)
+        exact, bound = _exact(case, implementation, exact_x)
     else:
         x.requires_grad_()
         y = function(x, case.dim, **kwargs)
-        dy = place(values("normal", case.shape, case.dim, seed=1), case.grad_layout, case.out_dtype, subject.device)
-        got = _gradient(x, y, dy, case.direction == "double")
-        exact, bound = _exact_gradient(case, subject, exact_x, *(t.detach().cpu().double() for t in (y, dy)))
-    wanted_dtype = case.out_dtype if case.direction == "forward" else case.dtype
-    message = _wrong_form(got, case, wanted_dtype, subject)
+        dy = with_layout(
+            make_values("normal", case.shape, case.dim, seed=1), case.grad_layout, case.out_dtype, implementation.device
+        )
+        result = (second_gradient if case.direction == "double" else gradient)(x, y, dy)
+        exact, bound = _exact_gradient(case, implementation, exact_x, *(t.detach().cpu().double() for t in (y, dy)))
+    expected_dtype = case.out_dtype if case.direction == "forward" else case.dtype
+    message = _wrong_metadata(result, case, expected_dtype, implementation)
     if message is None and not torch.equal(before.nan_to_num(), x.detach().nan_to_num()):
         message = "the input was changed"
     if message is not None:
         return float("nan"), 0.0, message
-    return _difference(got.detach().cpu().double(), exact, bound)
+    return _difference(result.detach().cpu().double(), exact, bound)
 
 
-def _wrong_form(got: torch.Tensor, case: Case, dtype: str, subject: Subject) -> str | None:
-    if got.shape != case.shape:
-        return f"shape {tuple(got.shape)} instead of {case.shape}"
-    if got.dtype != getattr(torch, dtype):
-        return f"{got.dtype} instead of {dtype}"
-    if got.device.type != subject.device.type:
-        return f"on {got.device} instead of {subject.device}"
+def _wrong_metadata(result: torch.Tensor, case: Case, dtype: str, implementation: Implementation) -> str | None:
+    """Returns what is wrong with the shape, dtype or device; None if nothing is."""
+    if result.shape != case.shape:
+        return f"shape {tuple(result.shape)} instead of {case.shape}"
+    if result.dtype != getattr(torch, dtype):
+        return f"{result.dtype} instead of {dtype}"
+    if result.device.type != implementation.device.type:
+        return f"on {result.device} instead of {implementation.device}"
     return None
 
 
-def _difference(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
-    if got.numel() == 0:
+def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
+    """Returns the error, its bound and the failure, as in `Result`. Equal values and pairs of NaN have no error."""
+    if result.numel() == 0:
         return 0.0, 0.0, None
-    same = (got == exact) | (got.isnan() & exact.isnan())
-    error = torch.where(same, 0.0, (got - exact).abs().nan_to_num(nan=torch.inf))
+    same = (result == exact) | (result.isnan() & exact.isnan())
+    error = torch.where(same, 0.0, (result - exact).abs().nan_to_num(nan=torch.inf))
     bound = torch.where(exact.isfinite(), bound.nan_to_num(nan=0.0), 0.0)
-    share = torch.where(same, 0.0, error / bound)
-    worst = int(share.argmax())
-    at, allowed = float(error.flatten()[worst]), float(bound.flatten()[worst])
-    if at <= allowed:
-        return at, allowed, None
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape))
-    many = int((error > bound).sum())
-    return at, allowed, (
-        f"{many} of {got.numel()} elements are off; at {where} {got.flatten()[worst]:.9g} instead of "
-        f"{exact.flatten()[worst]:.9g}: {at:.3g} apart, {allowed:.3g} allowed"
-    )  # fmt: skip
+    worst = int(torch.where(same, 0.0, error / bound).argmax())
+    worst_error, worst_bound = float(error.flatten()[worst]), float(bound.flatten()[worst])
+    if worst_error <= worst_bound:
+        return worst_error, worst_bound, None
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), result.shape))
+    message = (
+        f"{int((error > bound).sum())} of {result.numel()} elements are off; at {index} {result.flatten()[worst]:.9g} "
+        f"instead of {exact.flatten()[worst]:.9g}: {worst_error:.3g} apart, {worst_bound:.3g} allowed"
+    )
+    return worst_error, worst_bound, message
 
 
-def _gradient(x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, second: bool) -> torch.Tensor:
-    """dX of sum(Y dY), or of sum(dX^2)."""
-    (dx,) = torch.autograd.grad(y, x, dy, create_graph=second)
-    if second:
-        (dx,) = torch.autograd.grad(dx.square().sum(), x)
-    return dx
-
-
-def _exact(case: Case, subject: Subject, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact Y, and how far from it each element may be."""
-    scaled = x * (1.0 if case.scale is None else case.scale)
-    x = _masked(case, scaled)
-    y = _REFERENCE[case.op](x, case.dim)
-    if case.masked_rows == "zero":
-        y = torch.where((x == -torch.inf).all(case.dim, keepdim=True), 0.0, y)
-    arithmetic = _arithmetic(case, subject, case.out_dtype)
-    before = _as_row(scaled) if case.weighed else None
-    bound = tolerance.forward(case.op == "log_softmax", _as_row(x), _as_row(y), case.dim, arithmetic, before)
+def _exact(case: Case, implementation: Implementation, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the exact Y, and the bound of each element's error."""
+    op, scaled, empty = table.op_named(case.op), x * (1.0 if case.scale is None else case.scale), None
+    if case.modified:
+        mask = None if case.mask is None else make_mask(case.mask, case.shape, x.device)
+        modification = ScoreModification(1.0, mask, case.causal, case.masked_rows == "zero")
+        x, empty = modify_scores(scaled, case.dim, modification)
+    y = reference(op, x, case.dim)
+    y = y if empty is None else y.masked_fill(empty, 0.0)
+    arithmetic = _arithmetic(case, implementation, case.out_dtype)
+    before = _as_row(scaled) if case.modified else None
+    bound = tolerance.bounds_of(op).forward(_as_row(x), _as_row(y), case.dim, arithmetic, before)
     return y, bound.reshape(y.shape)
 
 
-def _masked(case: Case, x: torch.Tensor) -> torch.Tensor:
-    """What a case's mask and causality leave of scaled scores."""
-    if case.mask is not None:
-        given = mask(case.mask, case.shape, x.device)
-        x = x.masked_fill(~given, -torch.inf) if given.dtype is torch.bool else x + given
-    if case.causal:
-        x = x.masked_fill(torch.ones(x.shape[-2:]).tril() == 0, -torch.inf)
-    return x
-
-
 def _exact_gradient(
-    case: Case, subject: Subject, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
+    case: Case, implementation: Implementation, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The exact dX that follows from the stored Y, or the exact second derivative; and how far from it it may be."""
-    log, arithmetic = case.op == "log_softmax", _arithmetic(case, subject, case.out_dtype, case.dtype)
+    """Returns the exact dX for the saved tensor, or the exact second derivative, and the bound of each error."""
+    op, arithmetic = table.op_named(case.op), _arithmetic(case, implementation, case.out_dtype, case.dtype)
+    bounds = tolerance.bounds_of(op)
     if case.direction == "double":
         x = x.requires_grad_()
-        exact = _gradient(x, _REFERENCE[case.op](x, case.dim), dy, second=True)
-        bound = tolerance.second_order(log, _as_row(dy), case.dim, arithmetic)
+        exact = second_gradient(x, reference(op, x, case.dim), dy)
+        bound = bounds.second_order(_as_row(x), _as_row(dy), _as_row(exact), case.dim, arithmetic)
     else:
         scale = 1.0 if case.scale is None else case.scale
-        exact = _REFERENCE_BACKWARD[case.op](dy, y, case.dim, torch.float64) * scale
-        bound = tolerance.backward(log, _as_row(y), _as_row(dy), _as_row(exact), case.dim, arithmetic, scale)
+        saved = y if op.saves == "output" else x
+        values = op.backward_parameters(tuple(op.parameters.values()), scale)
+        exact = op.compute_gradient(dy, saved, case.dim, values)
+        bound = bounds.backward(_as_row(saved), _as_row(dy), _as_row(exact), case.dim, arithmetic, scale)
     return exact, bound.reshape(y.shape)
 
 
-def _arithmetic(case: Case, subject: Subject, *stored: str) -> tolerance.Arithmetic:
+def _arithmetic(case: Case, implementation: Implementation, *writes: str) -> tolerance.Arithmetic:
     rank = max(len(case.shape), 1)
     cols = case.shape[case.dim] if case.shape else 1
-    rows = case.dim % rank == rank - 1
-    return tolerance.Arithmetic.of(stored, case.out_dtype, cols, subject.interpreted, rows)
+    last_dim = case.dim % rank == rank - 1
+    return tolerance.Arithmetic.of(writes, case.out_dtype, cols, implementation.interpreted, last_dim)
 
 
 def _as_row(x: torch.Tensor) -> torch.Tensor:
-    """A 0-d tensor as a row of one element."""
+    """Returns a 0-d tensor as a row of one element, and other tensors unchanged."""
     return x.reshape(1) if x.dim() == 0 else x

@@ -1,4 +1,4 @@
-"""A softmax and its gradient small enough to work through by hand, with the numbers that have to come out."""
+"""A small softmax and its gradient, with expected values that were calculated by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tridal.testing.checking import Result, Subject
+from tridal.testing.checking import Result
+from tridal.testing.implementation import Implementation
 
 X = ((1.0, 2.0, 3.0), (1.0, 3.0, 5.0))
 DY = ((0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
@@ -17,27 +18,27 @@ DX = ((-0.0381, -0.0792, 0.1173), (-0.0043, -0.0202, 0.0245))
 """Y * (DY - sum(Y * DY)), to four decimals."""
 
 _NAME = "worked 2x3 example"
-_ALLOWED = 0.501e-4  # half of the fourth decimal; the numbers above are themselves rounded to float32
+_ALLOWED = 0.501e-4  # half a unit of the fourth decimal, and the rounding of Y and DX to float32
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What came out for the example; nothing if the function raised."""
+    """The results of the example. `y` and `dx` are empty if the function raised."""
 
     y: list[list[float]]
     dx: list[list[float]]
     result: Result
 
 
-def worked_example(subject: Subject) -> Worked:
-    """Computes the example forward and backward, and compares it with the numbers above."""
+def worked_example(implementation: Implementation) -> Worked:
+    """Computes softmax(X) and its gradient for DY, and compares them with Y and DX."""
     start = time.perf_counter()
     try:
-        x = torch.tensor(X, device=subject.device, requires_grad=True)
-        y = subject.softmax(x, -1)
-        (dx,) = torch.autograd.grad(y, x, torch.tensor(DY, device=subject.device))
+        x = torch.tensor(X, device=implementation.device, requires_grad=True)
+        y = implementation.function("softmax")(x, -1)
+        (dx,) = torch.autograd.grad(y, x, torch.tensor(DY, device=implementation.device))
         numbers, gradient = y.detach().cpu(), dx.cpu()
-    except Exception as raised:  # which is the example's failure
+    except Exception as raised:  # an exception is the example's failure
         message = f"raised {type(raised).__name__}: {raised}"
         return Worked([], [], Result(_NAME, False, float("nan"), _ALLOWED, message, time.perf_counter() - start))
     error = max(float((numbers - torch.tensor(Y)).abs().max()), float((gradient - torch.tensor(DX)).abs().max()))

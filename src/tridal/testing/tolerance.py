@@ -1,99 +1,166 @@
-"""How far a result may lie from the exact one. Every bound follows from the rounding of dtypes; none is fitted.
+"""Error bounds for the results of ops. Every bound follows from the rounding of dtypes; no bound is fitted.
 
-u is the unit roundoff of a dtype: storing v is wrong by at most u |v|, or by `tiny` where v is subnormal. For a row of
-N elements with maximum m, let d = m - x >= 0, and let a be the u of the dtype that sums are kept in. To first order:
+u is the unit roundoff of a dtype: storing v has an error of at most u |v|, or of `tiny` if v is subnormal. In a row of
+N elements with maximum m, let d = m - x >= 0, and let a be the unit roundoff of the dtype of the statistics. The errors
+to first order:
 
-    x - m          one rounding: an error of a d, which `exp` turns into a relative one
-    exp            a relative error of a few a, and of about a d again where it is 2^(d log2 e)
-    sum            of N positive terms, as a tree: log2 N roundings. Its terms err by 2 a d each, weighted with their
-                   share of the sum: on average at most 2 a ln N, since the mean of d over a softmax is at most ln N
+    x - m          one rounding with an error of a d; exp makes it a relative error
+    exp            a relative error of a few a, and of about a d again if it is computed as 2^(d log2 e)
+    sum            log2 N roundings, if N positive terms are added as a tree. Each term has an error of 2 a d. Their
+                   mean, weighted with the terms, is at most 2 a ln N, because the mean of d over a softmax is at most
+                   ln N
     division, log  a few a
 
-which makes the NOISE below: generous by a factor of about two in each term, and still a thousand times finer than a sum
-that is kept in bfloat16. `tests/test_testing.py` shows what the bounds catch.
+`Arithmetic.noise` is the sum of these. Each of its terms is about twice as large as necessary. It is still a thousand
+times smaller than the error of a sum in bfloat16. `tests/test_tolerance.py` shows which faults the bounds find.
+
+An op can define its own bounds (`RowOp.bounds`). `DerivedBounds` are the bounds of all other ops. They measure how
+sensitive a row is to rounding errors: they change the inputs and the statistics of the op's reference a little, in
+float64 and in float32, and take the largest change of the row's results.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
+from tridal.ops.row_op import LocalReduce, RowOp, RowReduce
+from tridal.testing.gradients import second_gradient
+
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-"""Unit roundoff, rounding to nearest."""
+"""Unit roundoff of each dtype, for rounding to nearest."""
 
 TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
-"""Error of storing a subnormal: float16 keeps its subnormals everywhere, some devices flush the others to zero."""
+"""Error of storing a subnormal. All devices keep float16 subnormals. Some devices flush the others to zero."""
 
 Tensor = torch.Tensor
+
+_CHANGES = ((2.0**-20, torch.float64), (2.0**-23, torch.float32))  # largest relative change, and dtype of the reference
+_TRIALS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """With what precision a row is computed and its result stored."""
+    """The precision of a computation: of its statistics and of the dtypes that it writes."""
 
     unit: float
-    """u of what is stored; of the coarser one, where a gradient is stored in another dtype than the result."""
+    """Unit roundoff of the written dtypes; the largest one if a gradient and its op's result differ in dtype."""
     tiny: float
+    """Error of storing a subnormal in the written dtypes."""
     accumulator: float
-    """a; twice that for float64, where the reference itself is no better."""
+    """Unit roundoff of the statistics; twice that of float64, because the reference is not more precise."""
     cols: int
+    """Elements of a row."""
     sum_roundings: float
+    """Roundings of one term of a sum over a row."""
 
     @classmethod
-    def of(cls, stored: tuple[str, ...], sums: str, cols: int, interpreted: bool, rows: bool) -> Arithmetic:
-        """For results stored in these dtypes and computed for the dtype `sums`, along contiguous rows or not.
+    def of(cls, writes: tuple[str, ...], dtype: str, cols: int, interpreted: bool, last_dim: bool) -> Arithmetic:
+        """Returns the precision of a computation.
 
-        Triton's interpreter differs in two ways: float32 is cut off on its way to bfloat16, not rounded; and along any
-        axis but the last, NumPy adds one element after the other.
+        Triton's interpreter is less precise in two ways. It truncates float32 to bfloat16 instead of rounding. NumPy
+        adds the elements one after the other, except along the last dim.
+
+        Args:
+            writes: the dtypes that are written.
+            dtype: the dtype of the op, which determines the dtype of the statistics.
+            cols: the number of elements of a row.
+            interpreted: whether Triton's interpreter computes.
+            last_dim: whether the rows are along the last dim.
         """
-        units = [UNIT[dtype] * (2 if interpreted and dtype == "bfloat16" else 1) for dtype in stored]
+        units = [UNIT[written] * (2 if interpreted and written == "bfloat16" else 1) for written in writes]
         return cls(
             unit=max(units),
-            tiny=max(TINY[dtype] for dtype in stored),
-            accumulator=2 * UNIT["float64"] if sums == "float64" else UNIT["float32"],
+            tiny=max(TINY[written] for written in writes),
+            accumulator=2 * UNIT["float64"] if dtype == "float64" else UNIT["float32"],
             cols=cols,
-            sum_roundings=float(cols) if interpreted and not rows else math.log2(max(cols, 1)),
+            sum_roundings=float(cols) if interpreted and not last_dim else math.log2(max(cols, 1)),
         )
 
     def noise(self, distance: Tensor) -> Tensor:
-        """NOISE: relative error of exp(x - m) / sum."""
+        """Returns the relative error of exp(x - m) / sum, where `distance` is m - x. The module explains the terms."""
         return self.accumulator * (4 * distance + self.sum_roundings + 3 * math.log2(max(self.cols, 1)) + 16)
 
 
-def forward(log: bool, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
-    """Bound for Y. softmax errs relatively; log_softmax absolutely, as log(1 + e) is about e.
+@dataclass(frozen=True, slots=True)
+class DerivedBounds:
+    """Bounds for any op, from the effect of small changes of the inputs and of the statistics on its reference."""
 
-    `scaled` is what x was before something was added to it. To round it twice, with its factor, and x once makes an
-    error in x, which `exp` turns into a relative one; that of the sum is the mean over the softmax.
+    op: RowOp
+
+    def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
+        """Returns the bound of each element's error in Y = op(X). `scaled` is not used."""
+        return _bound(y, _sensitivity(self._compute, (x,), y, dim), arithmetic)
+
+    def backward(
+        self, saved: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
+    ) -> Tensor:
+        """Returns the bound of each element's error in dX, for the saved tensor and dY."""
+        values = self.op.backward_parameters(tuple(self.op.parameters.values()), scale)
+        keywords = self.op.keywords(self.op.backward, values)
+
+        def compute(reduce: RowReduce, dy: Tensor, saved: Tensor) -> Tensor:
+            return self.op.gradient(dy, saved, reduce, **keywords)
+
+        return _bound(dx, _sensitivity(compute, (dy, saved), dx, dim), arithmetic)
+
+    def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
+        """Returns the bound of each element's error in the gradient of sum(dX^2), whose exact value is `exact`."""
+
+        def compute(reduce: RowReduce, x: Tensor, dy: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            return second_gradient(x, self._compute(reduce, x), dy)
+
+        return _bound(exact, _sensitivity(compute, (x, dy), exact, dim), arithmetic)
+
+    def _compute(self, reduce: RowReduce, x: Tensor) -> Tensor:
+        return self.op.reference(x, reduce, **self.op.parameters)
+
+
+def bounds_of(op: RowOp) -> Any:
+    """Returns the bounds of an op: its own bounds if it has any, else `DerivedBounds`."""
+    return DerivedBounds(op) if op.bounds is None else op.bounds
+
+
+def _bound(exact: Tensor, sensitivity: Tensor, arithmetic: Arithmetic) -> Tensor:
+    noise = arithmetic.noise(torch.zeros(()))
+    return arithmetic.unit * exact.abs() + noise * (exact.abs() + sensitivity) + arithmetic.tiny
+
+
+def _sensitivity(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], exact: Tensor, dim: int) -> Tensor:
+    """Returns twice the largest change in each row of function(reduce, *inputs), relative to its cause.
+
+    The causes are random changes of every input element and of every result of `reduce`, and the rounding errors of
+    float32. Changes of the inputs alone would not show errors of intermediate results that cancel in exact arithmetic.
     """
-    if log:
-        return y.abs() * arithmetic.unit + arithmetic.noise(_distance(x, dim) + y.abs())
-    noise = arithmetic.noise(_distance(x, dim))
-    if scaled is not None:
-        shift = torch.where(x.isfinite(), arithmetic.accumulator * (2 * scaled.abs() + x.abs()), 0.0)
-        noise = noise + shift + (y * shift).sum(dim, keepdim=True)
-    return y * (arithmetic.unit + noise) + arithmetic.tiny
+    generator, largest = torch.Generator().manual_seed(0), torch.zeros_like(exact)
+    for step, dtype in _CHANGES * _TRIALS:
+        changed = [_change(x, step, generator).to(dtype) for x in inputs]
+        result = function(_ChangedReduce(exact, dim, step, generator), *changed).double()
+        largest = torch.maximum(largest, ((result - exact).abs() / step).nan_to_num(posinf=0.0))
+    return 2 * _row_max(largest, dim)
 
 
-def backward(
-    log: bool, y: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
-) -> Tensor:
-    """Bound for dX as it follows from the stored Y, whose own error is the forward's affair; all is times `scale`."""
-    if log:  # dX = dY - exp(Y) sum(dY)
-        total = dy.abs().sum(dim, keepdim=True)
-        size = dy.abs() + y.exp() * total * (1 + y.abs().nan_to_num(posinf=0))
-    else:  # dX = Y (dY - sum(Y dY))
-        size = y * (dy.abs() + (y * dy.abs()).sum(dim, keepdim=True))
-    return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
+class _ChangedReduce(LocalReduce):
+    """Reduces rows, and changes the results a little."""
+
+    def __init__(self, x: Tensor, dim: int, step: float, generator: torch.Generator) -> None:
+        super().__init__(x, dim)
+        self._step = step
+        self._generator = generator
+
+    def __call__(self, x: Tensor, how: Literal["max", "sum"]) -> Tensor:
+        return _change(super().__call__(x, how), self._step, self._generator)
 
 
-def second_order(log: bool, dy: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
-    """Bound for the gradient of sum(dX^2): five sums of products, no term of which exceeds the square named here."""
-    largest = dy.abs().sum(dim, keepdim=True) if log else dy.abs().amax(dim, keepdim=True)
-    return (2 * arithmetic.noise(torch.zeros(())) * largest.square()).expand_as(dy)
+def _change(x: Tensor, step: float, generator: torch.Generator) -> Tensor:
+    """Returns the tensor with each element changed by a random relative amount between -step and step."""
+    return x * (1 + step * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
 
 
-def _distance(x: Tensor, dim: int) -> Tensor:
-    return x.amax(dim, keepdim=True) - x if x.numel() else x
+def _row_max(x: Tensor, dim: int) -> Tensor:
+    return x.amax(dim, keepdim=True).expand_as(x) if x.numel() else x

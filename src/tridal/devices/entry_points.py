@@ -1,0 +1,50 @@
+"""Entry points of installed distributions, loaded in isolation: a fault of one does not affect the others."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Any
+
+_log = logging.getLogger("tridal")
+
+
+def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:
+    """Yields the origin (distribution and version) and the entry point, for every installed distribution."""
+    seen: set[str] = set()
+    for distribution in metadata.distributions():  # metadata.entry_points() raises at the first unreadable file
+        try:
+            points = distribution.entry_points.select(group=group)
+            if not points:
+                continue
+            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
+            origin = f"{name} {distribution.version}"
+        except Exception as error:
+            _log.debug("the entry points of a distribution cannot be read: %s", describe_error(error))
+            continue
+        if name not in seen:  # Python imports a distribution from the first path entry that has it
+            seen.add(name)
+            yield from ((origin, point) for point in points)
+
+
+def load(point: metadata.EntryPoint, find_problem: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
+    """The loaded object and None, or None and a description of what is wrong with it.
+
+    `find_problem(object, name)` checks the object.
+    """
+    try:
+        found = point.load()
+        problem = find_problem(found, point.name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # includes SystemExit
+        _log.debug("loading entry point %r", point.name, exc_info=True)
+        return None, f"it could not be loaded: {describe_error(error)}"
+    return (None, problem) if problem else (found, None)
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns an exception's type and message, as in "ValueError: bad size"."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,59 @@
+"""Functions for the maths of ops: exp, differences in an exponent, reciprocals.
+
+EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
+float32 and functions correct their rounding errors. REFINE says that a tile is wide enough to make that worthwhile for
+a number per row.
+"""
+
+import triton
+import triton.language as tl
+
+_INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def exp(x, EXP2_BIAS: tl.constexpr):
+    """exp(x), by the device's exp2 if EXP2_BIAS is given. The rounding of x * log2(e) is corrected, unless it is 0."""
+    if EXP2_BIAS is None:
+        e = tl.exp(x)
+    else:
+        if EXP2_BIAS != 0:
+            # exp(-150) is zero in float32. Smaller values, -inf included, would make the correction NaN.
+            x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)
+        power = x * 1.44269504
+        e = tl.exp2(power)
+        if EXP2_BIAS != 0:
+            rounding = tl.fma(x, 1.925963033500252e-08, tl.fma(x, 1.44269502162933349609375, -power))
+            e = tl.fma(e, tl.fma(rounding, 0.6931471805599453, -EXP2_BIAS), e)
+    return e
+
+
+@triton.jit
+def exp_sub(x, shift, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr):
+    """exp(x - shift) for one shift per row. If UNNORMALISED, the result may be multiplied by a constant per row.
+
+    UNNORMALISED saves the subtraction: shift * log2(e) is rounded, which multiplies the whole row by one constant.
+    Beyond 2^30 the constant could overflow; there, two different values differ by so much that log2(e) may be left out.
+    """
+    if (EXP2_BIAS is not None and EXP2_BIAS == 0) and UNNORMALISED:
+        log2e_scale = tl.where(tl.abs(shift) < 1073741824.0, 1.44269504, 1.0)
+        e = tl.exp2(tl.fma(x, tl.expand_dims(log2e_scale, AXIS), tl.expand_dims(-shift * log2e_scale, AXIS)))
+    else:
+        e = exp(x - tl.expand_dims(shift, AXIS), EXP2_BIAS)
+    return e
+
+
+@triton.jit
+def reciprocal(x, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr):
+    """1 / x. The device's division can be wrong by two units in the last place; REFINE corrects that."""
+    inverse = 1.0 / x
+    if EXP2_BIAS is not None and EXP2_BIAS != 0:
+        if REFINE:
+            inverse = tl.fma(tl.fma(-x, inverse, 1.0), inverse, inverse)
+    return inverse
+
+
+@triton.jit
+def finite(row_max):
+    """row_max, or 0 where it is -inf, because -inf - -inf is NaN."""
+    return tl.where(row_max == -_INF, 0.0, row_max)

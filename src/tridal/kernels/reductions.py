@@ -1,0 +1,38 @@
+"""The reductions that make a statistic: "max", "sum", and "accurate_sum", a sum that rounds less often."""
+
+import triton
+import triton.language as tl
+
+_INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def reduce(
+    x, HOW: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr
+):  # fmt: skip
+    """Reduces the rows of a tile. An accurate sum adds four neighbours first, which shortens the chain of roundings."""
+    if HOW == "max":
+        return tl.max(x, AXIS)
+    else:
+        if (HOW == "accurate_sum" and EXP2_BIAS is not None) and EXP2_BIAS != 0:
+            if (AXIS == 1) and (COLS >= 2048):
+                x = tl.sum(tl.reshape(x, [ROWS, COLS // 4, 4]), 2)
+        return tl.sum(x, AXIS)
+
+
+@triton.jit
+def merge(a, b, HOW: tl.constexpr):
+    """The reduction of two results."""
+    if HOW == "max":
+        return tl.maximum(a, b)
+    else:
+        return a + b
+
+
+@triton.jit
+def masked(x, in_bounds, HOW: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
+    """Terms that do not change the reduction out of bounds, unless those of the padding do not change it anyway."""
+    if NEUTRAL_PADDING:
+        return x
+    else:
+        return tl.where(in_bounds, x, -_INF if HOW == "max" else 0.0)

@@ -1,0 +1,85 @@
+"""The dynamic tile scheduler of cooperative programs: groups claim tiles from a counter.
+
+The programs of one row are a group. Some parts of a device reach memory faster than others, so a group claims its next
+tile when it starts one, and rank 0 publishes the claim to the others.
+
+The workspace has further words behind those of all tiles. Two words hold the number of claimed tiles and the number of
+groups that have finished. Three words for each group hold its claims and the number of its finished programs. There
+are two slots for claims, because the slowest program of the group may still read the older one.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def iterations(tiles, PROGRAMS_PER_ROW: tl.constexpr, PERSISTENT: tl.constexpr, DYNAMIC: tl.constexpr):
+    """A program's rank, its group, the number of groups, and the range of its loop.
+
+    The range is of tiles. If they are claimed, it is of iterations: 5/4 of the average, the most for a fast group.
+    """
+    rank, group = tl.program_id(0) % PROGRAMS_PER_ROW, tl.program_id(0) // PROGRAMS_PER_ROW
+    groups = tl.num_programs(0) // PROGRAMS_PER_ROW
+    if DYNAMIC:
+        return rank, group, groups, 0, tl.cdiv(tiles, groups) * 5 // 4 + 1, 1
+    elif PERSISTENT:
+        return rank, group, groups, group, tiles, groups
+    else:
+        return rank, group, groups, group, group + 1, 1
+
+
+@triton.jit
+def _counter(workspace, tiles, WORDS: tl.constexpr):
+    """The number of claimed tiles, and after it the number of finished groups."""
+    return workspace + tl.cast(tiles, tl.int64) * WORDS
+
+
+@triton.jit
+def _group_slots(workspace, tiles, group, WORDS: tl.constexpr):
+    """The two claims of a group, and after them the number of its finished programs."""
+    return _counter(workspace, tiles, WORDS) + 2 + 3 * group
+
+
+@triton.jit
+def claim(workspace, tiles, group, rank, iteration, end, WORDS: tl.constexpr):
+    """Rank 0 claims the tile of the group's next iteration, if there is one, and publishes it."""
+    if (rank == 0) & (iteration + 1 < end):
+        claimed = 1 + tl.atomic_add(_counter(workspace, tiles, WORDS), 1, sem="relaxed")
+        tl.atomic_xchg(_group_slots(workspace, tiles, group, WORDS) + iteration % 2, claimed, sem="relaxed")
+
+
+@triton.jit
+def read_claim(workspace, tiles, group, iteration, WORDS: tl.constexpr):
+    """The claimed tile plus one. Until it is published, the stale value of two iterations ago."""
+    return tl.load(_group_slots(workspace, tiles, group, WORDS) + iteration % 2, volatile=True)
+
+
+@triton.jit
+def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile, WORDS: tl.constexpr):
+    """The tile that was claimed in this iteration. A stale value is at most the current `tile`."""
+    if iteration + 1 < end:
+        while claimed <= tl.maximum(tile - groups + 1, 0):
+            claimed = read_claim(workspace, tiles, group, iteration, WORDS)
+        tile = tl.cast(claimed, tl.int32) - 1 + groups
+    return tile
+
+
+@triton.jit
+def release_group(
+    workspace, tile, tiles, group, groups, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr,
+    ROWS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """The last program of a group clears the words of its last tile; the last program of all clears the counter.
+
+    Relaxed atomics suffice: after the barrier, all threads of a program have used what they read.
+    """
+    tl.debug_barrier()
+    counter, slots = _counter(workspace, tiles, WORDS), _group_slots(workspace, tiles, group, WORDS)
+    if tl.atomic_add(slots + 2, 1, sem="relaxed") == PROGRAMS_PER_ROW - 1:
+        index = tl.arange(0, 2 * SPLIT_POW2 * ROWS)
+        last = workspace + tl.cast(tile, tl.int64) * WORDS + index
+        tl.store(last, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=index < WORDS)
+        slot = tl.arange(0, 4)
+        tl.store(slots + slot, tl.zeros([4], tl.int64), mask=slot < 3)
+        if tl.atomic_add(counter + 1, 1, sem="relaxed") == groups - 1:
+            tl.store(counter + tl.arange(0, 2), tl.zeros([2], tl.int64))

@@ -1,0 +1,103 @@
+"""Where the elements of a tile are: indices, bounds, pointers; the unaligned head and tail of a row.
+
+A tile is ROWS neighbouring rows by COLS columns. The reduction runs along AXIS. If rows are contiguous, AXIS is 1 and a
+tile is [ROWS, COLS]. If neighbouring rows are contiguous, AXIS is 0 and a tile is [COLS, ROWS]. So the last axis of a
+tile is contiguous in memory whenever one of them is.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def index_along(SIZE: tl.constexpr, AXIS: tl.constexpr, INT64: tl.constexpr):
+    """0 .. SIZE-1 along an axis of a tile."""
+    index = tl.arange(0, SIZE)
+    return tl.expand_dims(tl.cast(index, tl.int64) if INT64 else index, 1 - AXIS)
+
+
+@triton.jit
+def row_index(ROWS: tl.constexpr, AXIS: tl.constexpr, INT64: tl.constexpr):
+    """0 .. ROWS-1 along the axis that is not AXIS. For one row it is a scalar, so that its addresses stay scalar."""
+    if ROWS == 1:
+        return 0
+    else:
+        return index_along(ROWS, 1 - AXIS, INT64)
+
+
+@triton.jit
+def head_length(start, cols, VECTOR: tl.constexpr):
+    """Number of elements before the first aligned vector of a row that starts `start` elements after a boundary."""
+    return tl.minimum(tl.cast(-start & (VECTOR - 1), tl.int32), cols)
+
+
+@triton.jit
+def tile_bounds(
+    tile, rank, inner, cols, misalignment, outer_stride, inner_stride,
+    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr,
+    VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The part of a tile that program `rank` of a row computes.
+
+    Returns its block, first row, first column and bounds, then columns and bounds of the head and tail. With PEEL, the
+    first column differs between rows. Head and tail are a tile [2 * VECTOR, ROWS] that belongs to rank 0.
+    """
+    tiles = tl.cdiv(inner, ROWS)
+    block = tl.cast(tile // tiles, tl.int64)
+    row = tl.cast(tile % tiles, tl.int64) * ROWS
+    column = rank * COLS
+    if PEEL:
+        start = misalignment + block * outer_stride + row * inner_stride
+        head = head_length(start + row_index(ROWS, AXIS, INT64_OFFSETS) * inner_stride, cols, VECTOR)
+        body = (cols - head) // VECTOR * VECTOR - column
+        if ROWS == 1:
+            in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < tl.multiple_of(body, VECTOR)
+        else:
+            body = tl.where(row_index(ROWS, AXIS, INT64_OFFSETS) < inner - row, body, 0)
+            in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < tl.multiple_of(body, [VECTOR, VECTOR])
+        edge = index_along(2 * VECTOR, 0, False)
+        head_end = head_length(start + row_index(ROWS, 0, INT64_OFFSETS) * inner_stride, cols, VECTOR)
+        tail = head_end + (cols - head_end) // VECTOR * VECTOR + edge - VECTOR
+        edge_column = tl.where(edge < VECTOR, edge, tail)
+        edge_in_bounds = (edge_column < tl.where(edge < VECTOR, head_end, cols)) & (rank == 0)
+        if ROWS > 1:
+            edge_in_bounds = edge_in_bounds & (row_index(ROWS, 0, INT64_OFFSETS) < inner - row)
+        return block, row, head + column, in_bounds, edge_column, edge_in_bounds
+    else:
+        in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < cols - column
+        if ROWS > 1:
+            in_bounds = (row_index(ROWS, AXIS, INT64_OFFSETS) < inner - row) & in_bounds
+        return block, row, column, in_bounds, column, column < cols
+
+
+@triton.jit
+def tile_pointers(
+    pointer, block, row, column, outer_stride, inner_stride, col_stride,
+    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Pointers to COLS columns from `column` of ROWS rows from `row`. ALIGNED says that they start with a vector."""
+    start = pointer + block * outer_stride + row * inner_stride
+    start += row_index(ROWS, AXIS, INT64_OFFSETS) * inner_stride + column * tl.cast(col_stride, tl.int64)
+    if ALIGNED:
+        if ROWS == 1:
+            start = tl.multiple_of(start, 16)
+        else:
+            start = tl.multiple_of(start, [16, 16])
+    return start + index_along(COLS, AXIS, INT64_OFFSETS) * col_stride
+
+
+@triton.jit
+def anti_hoist_pointers(
+    pointer, tile, block, row, column, outer_stride, inner_stride, col_stride,
+    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    PROGRAMS_PER_ROW: tl.constexpr, ALIGNED: tl.constexpr, PASS: tl.constexpr,
+):  # fmt: skip
+    """`tile_pointers` for one pass over a tile.
+
+    In a cooperative schedule over inner rows, Triton would hoist the offsets of all elements out of the loop and keep
+    them in registers. A stride that seems to depend on tile and pass prevents that; the condition is never true.
+    """
+    step = col_stride + tl.where(tile < -PASS, 16, 0) if PROGRAMS_PER_ROW > 1 and AXIS == 0 else col_stride
+    return tile_pointers(
+        pointer, block, row, column, outer_stride, inner_stride, step, INT64_OFFSETS, AXIS, ROWS, COLS, ALIGNED
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""The schedules "whole_row" and "cooperative": a tile holds whole rows, or the part of a row that one program computes.
+
+Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in
+elements. Programs loop over tiles, so any number of them computes the same result.
+
+The op is given by its functions, `first_term`, `second_term`, `rebase`, `row_value` and `finish`, and by the reductions
+of their terms, FIRST and SECOND; docs/add-an-op.md describes them. A plan chooses the rest:
+  PROGRAMS_PER_ROW  above 1, programs compute a row together ("cooperative") and exchange their statistics.
+  PERSISTENT        programs loop over tiles. If not, there is one program per tile, which takes fewer registers.
+  PEEL              the unaligned head and tail of a row, fewer than VECTOR elements each, are a small extra tile.
+                    `misalignment` is that of the first row. SAME_MISALIGNMENT says that all tensors have it.
+  RELOAD            each pass over a tile loads its elements again, from the core's cache, to save registers.
+  STAGES            number of tiles in flight in the loop.
+The source stays inside the language of Triton 3.2.
+"""
+
+import triton
+import triton.language as tl
+
+from tridal.kernels.exchange import clear_words, exchange, part_count
+from tridal.kernels.reductions import masked, merge, reduce
+from tridal.kernels.scale_mask import scale_mask
+from tridal.kernels.tile_counter import await_claim, claim, iterations, read_claim, release_group
+from tridal.kernels.tiles import anti_hoist_pointers, head_length, tile_bounds, tile_pointers
+
+
+@triton.jit
+def whole_row(
+    out_ptr, in_ptr, in2_ptr, mask_ptr, workspace, outer, inner, cols,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, misalignment,
+    param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+    first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
+    finish: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
+    NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
+    AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, WORDS: tl.constexpr, PEEL: tl.constexpr,
+    VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, RELOAD: tl.constexpr, CAUSAL: tl.constexpr,
+    ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
+):  # fmt: skip
+    """Computes `finish` of every element, from the statistics of its row."""
+    tiles = outer * tl.cdiv(inner, ROWS)
+    DYNAMIC: tl.constexpr = (PROGRAMS_PER_ROW > 1 and PERSISTENT) and STAGES == 1
+    UNNORMALISED: tl.constexpr = PROGRAMS_PER_ROW == 1 and AXIS == 1  # for inner rows it would take two registers a row
+    GUARD: tl.constexpr = PROGRAMS_PER_ROW > 1 or ZERO_MASKED_ROWS  # a part may have -inf only, and its row may not
+    REFINE: tl.constexpr = COLS >= 128
+    SECOND_PASS: tl.constexpr = -1 if SECOND is None else (0 if rebase is None else 1)
+    LAST_PASS: tl.constexpr = 2 if SECOND_PASS == 1 else 1
+    rank, group, groups, begin, end, step = iterations(tiles, PROGRAMS_PER_ROW, PERSISTENT, DYNAMIC)
+    claimed, last = group, -1
+    for iteration in tl.range(begin, end, step, num_stages=STAGES):
+        tile = claimed if DYNAMIC else iteration
+        if not DYNAMIC or tile < tiles:
+            block, row, column, in_bounds, edge_column, edge_in_bounds = tile_bounds(
+                tile, rank, inner, cols, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, VECTOR
+            )  # fmt: skip
+            body, count = cols, tl.cast(cols, ACC_DTYPE)
+            if COUNTS and PROGRAMS_PER_ROW > 1:
+                if PEEL:
+                    head = head_length(misalignment + block * in_outer + row * in_inner, cols, VECTOR)
+                    body = (cols - head) // VECTOR * VECTOR
+                count = part_count(rank, body, cols, COLS)
+            for PASS in tl.static_range(0, LAST_PASS + 1):
+                if PASS == 0 or RELOAD:
+                    pointers = anti_hoist_pointers(
+                        in_ptr, tile, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS,
+                        PROGRAMS_PER_ROW, PEEL, PASS,
+                    )  # fmt: skip
+                    if in2_ptr is not None:
+                        pointers2 = anti_hoist_pointers(
+                            in2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
+                            COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, PASS,
+                        )  # fmt: skip
+                    x = tl.load(
+                        pointers, mask=in_bounds, other=PADDING,
+                        eviction_policy="" if not RELOAD or (PASS != 0 and PASS != LAST_PASS)
+                        else ("evict_last" if PASS == 0 else "evict_first"),
+                    ).to(ACC_DTYPE)  # fmt: skip
+                    x = scale_mask(
+                        x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head,
+                        mask_query, mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
+                    )  # fmt: skip
+                    x2 = None
+                    if in2_ptr is not None:
+                        x2 = tl.load(
+                            pointers2, mask=in_bounds, other=PADDING,
+                            eviction_policy="" if not RELOAD or (PASS != 0 and PASS != LAST_PASS)
+                            else ("evict_last" if PASS == 0 else "evict_first"),
+                        ).to(ACC_DTYPE)  # fmt: skip
+                if PASS == 0:
+                    if DYNAMIC:
+                        claim(workspace, tiles, group, rank, iteration, end, WORDS)
+                    term = masked(first_term(x, x2, param0, param1, AXIS, EXP2_BIAS), in_bounds, FIRST, NEUTRAL_PADDING)
+                    first = reduce(term, FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
+                    second = tl.zeros_like(first)
+                    if PEEL:
+                        pointers = tile_pointers(
+                            in_ptr, block, row, edge_column, in_outer, in_inner, in_col, INT64_OFFSETS, 0, ROWS, 1,
+                            False,
+                        )  # fmt: skip
+                        if in2_ptr is not None:
+                            pointers2 = tile_pointers(
+                                in2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS,
+                                1, False,
+                            )  # fmt: skip
+                        x_edge = tl.load(pointers, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
+                        x_edge = scale_mask(
+                            x_edge, edge_in_bounds, block, row, edge_column, inner, scale, mask_ptr, queries, heads,
+                            mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, INT64_OFFSETS, 0, ROWS, 1,
+                        )  # fmt: skip
+                        x2_edge = None
+                        if in2_ptr is not None:
+                            x2_edge = tl.load(pointers2, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
+                        term = first_term(x_edge, x2_edge, param0, param1, 0, EXP2_BIAS)
+                        term = masked(term, edge_in_bounds, FIRST, NEUTRAL_PADDING)
+                        first = merge(first, reduce(term, FIRST, 0, 1, 1, EXP2_BIAS), FIRST)
+                if PASS == SECOND_PASS:
+                    term = second_term(x, x2, param0, param1, first, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD)
+                    second = reduce(
+                        masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, AXIS, ROWS, COLS, EXP2_BIAS
+                    )  # fmt: skip
+                    if PEEL:
+                        term = second_term(
+                            x_edge, x2_edge, param0, param1, first, count, 0, EXP2_BIAS, UNNORMALISED, GUARD
+                        )  # fmt: skip
+                        term = masked(term, edge_in_bounds, SECOND, NEUTRAL_PADDING)
+                        second = merge(second, reduce(term, SECOND, 0, 1, 1, EXP2_BIAS), SECOND)
+                if PASS == LAST_PASS - 1:
+                    part_first, part_scale = first, 1.0
+                    if PROGRAMS_PER_ROW > 1:
+                        first, second, part_scale = exchange(
+                            workspace, tile, rank, first, second, body, cols, param0, param1, rebase, FIRST, SECOND,
+                            PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS, PERSISTENT, WORDS, COUNTS, EXP2_BIAS,
+                        )  # fmt: skip
+                    if DYNAMIC:
+                        published = read_claim(workspace, tiles, group, iteration, WORDS)
+                    count, value = tl.cast(cols, ACC_DTYPE), None
+                    if row_value is not None:
+                        value = row_value(
+                            param0, param1, part_scale, first, second, count, EXP2_BIAS, REFINE, ZERO_MASKED_ROWS
+                        )  # fmt: skip
+                    out_pointers = anti_hoist_pointers(
+                        out_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
+                        COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
+                    )  # fmt: skip
+                if PASS == LAST_PASS:
+                    y = finish(
+                        x, x2, param0, param1, part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS,
+                        UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                    )  # fmt: skip
+                    tl.store(
+                        out_pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds,
+                        eviction_policy="evict_first" if RELOAD else "",
+                    )  # fmt: skip
+                    if PEEL:
+                        pointers = tile_pointers(
+                            out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS, 1,
+                            False,
+                        )  # fmt: skip
+                        y_edge = finish(
+                            x_edge, x2_edge, param0, param1, part_first, part_scale, first, second, value, count, 0,
+                            EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                        )  # fmt: skip
+                        tl.store(pointers, y_edge.to(out_ptr.dtype.element_ty), mask=edge_in_bounds)
+            if PROGRAMS_PER_ROW > 1 and PERSISTENT:
+                clear_words(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, WORDS)
+            if DYNAMIC:
+                last = tile
+                claimed = await_claim(published, workspace, tiles, group, groups, iteration, end, tile, WORDS)
+    if PROGRAMS_PER_ROW > 1 and PERSISTENT:
+        last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
+        release_group(workspace, last, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, WORDS)

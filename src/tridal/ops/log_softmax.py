@@ -1,0 +1,55 @@
+"""log_softmax: its kernels, its maths in torch's ops, and its gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from tridal.ops.row_op import RowOp, RowReduce
+from tridal.ops.softmax import MODULE
+from tridal.ops.softmax_bounds import SoftmaxBounds
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+
+def reference(x: torch.Tensor, reduce: RowReduce) -> torch.Tensor:
+    """x - max - log(sum(exp(x - max)))."""
+    shifted = x - reduce(x, "max").detach()
+    return shifted - reduce(shifted.exp(), "sum").log()
+
+
+def gradient(dy: torch.Tensor, y: torch.Tensor, reduce: RowReduce, scale: float) -> torch.Tensor:
+    """scale * (dy - exp(y) * sum(dy))."""
+    dx = dy - y.exp() * reduce(dy, "sum")
+    return dx if scale == 1 else dx * scale
+
+
+LOG_SOFTMAX = RowOp(
+    name="log_softmax",
+    forward=RowKernel(
+        name="log_softmax",
+        module=MODULE,
+        reads=("x",),
+        statistics=(
+            Statistic("row_max", "max", term="element"),
+            Statistic("row_sum", "accurate_sum", term="exact_exp_term", rebase="rebase"),
+        ),
+        finish="log_softmax",
+        padding=float("-inf"),
+        neutral_padding=True,
+        live_tiles=2,
+    ),
+    backward=RowKernel(
+        name="log_softmax_backward",
+        module=MODULE,
+        reads=("dy", "y"),
+        statistics=(Statistic("row_sum", "sum", term="gradient_element"),),
+        finish="log_softmax_gradient",
+        parameters=("scale",),
+        neutral_padding=True,
+    ),
+    reference=reference,
+    gradient=gradient,
+    torch_function=torch.log_softmax,
+    aten="_log_softmax",
+    autocast=True,
+    bounds=SoftmaxBounds(log=True),
+)

@@ -1,0 +1,145 @@
+"""The declaration of an op: its kernels, its maths in torch's ops, and its parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+
+from tridal.runtime.row_kernel import RowKernel
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class RowReduce(Protocol):
+    """Reduces rows: `reduce(x, "max")` or `reduce(x, "sum")`, of x's shape with a row of one element."""
+
+    count: int
+    """Elements of a row."""
+
+    def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
+        """The maximum or the sum of each row."""
+        ...
+
+
+Reference: TypeAlias = Callable[..., torch.Tensor]
+"""reference(x, reduce, **parameters): the op in torch's ops, which autograd can differentiate."""
+Gradient: TypeAlias = Callable[..., torch.Tensor]
+"""gradient(dy, saved, reduce, **parameters): its gradient in torch's ops."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowOp:
+    """An op that computes each row of a tensor on its own, along one dim, and keeps the tensor's shape.
+
+    `torch.ops.tridal.<name>`, its gradient, the conformance cases, the benchmarks, the choices of the commands and the
+    plans of all backends are derived from it. Compared and hashed by identity.
+    """
+
+    name: str
+    forward: RowKernel
+    """Its kernel reads one tensor, and its name is the op's."""
+    backward: RowKernel
+    """Its kernel reads the gradient of the output, then the saved tensor. Its name is the op's and "_backward"."""
+    reference: Reference
+    """The op in torch's ops. It is the reference of the conformance suite, in float64. It also computes where no kernel
+    does, derivatives of higher order, forward-mode derivatives, and rows that are sharded over ranks (`reduce` then
+    spans the ranks)."""
+    gradient: Gradient
+    """The gradient in torch's ops, from the gradient of the output and the saved tensor."""
+    saves: Literal["output", "input"] = "output"
+    """The tensor that the gradient needs."""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    """Keyword arguments that are numbers, with their defaults."""
+    torch_function: Callable[..., torch.Tensor] | None = None
+    """torch's own function for the op, if there is one: f(input, dim, dtype=dtype). Computes where no kernel does."""
+    aten: str | None = None
+    """The ATen op that `override_torch` replaces, if there is one, for example "_softmax"."""
+    autocast: bool = False
+    """Whether autocast computes the op in float32."""
+    bounds: Any = None
+    """The op's error bounds for the conformance suite, see `tridal.testing.tolerance`; None derives them."""
+
+    def __repr__(self) -> str:
+        return f"RowOp({self.name!r})"
+
+    @property
+    def scale_mask(self) -> bool:
+        """Whether the op takes `scale`, `mask`, `causal` and `masked_rows`."""
+        return self.forward.scale_mask
+
+    def backward_parameters(self, parameters: tuple[float, ...], scale: float = 1.0) -> tuple[float | None, ...]:
+        """The values of the gradient's parameters, from those of the op in order. A scale of 1 is None."""
+        values: dict[str, float | None] = dict(zip(self.parameters, parameters, strict=True))
+        values["scale"] = None if scale == 1 else float(scale)
+        return tuple(values[name] for name in self.backward.parameters)
+
+    def keywords(self, kernel: RowKernel, values: tuple[float | None, ...]) -> dict[str, float]:
+        """The values of a kernel's parameters by name. A scale that is None is 1."""
+        return {n: 1.0 if value is None else value for n, value in zip(kernel.parameters, values, strict=True)}
+
+    def compute(
+        self,
+        x: torch.Tensor,
+        dim: int,
+        parameters: tuple[float, ...] = (),
+        reduce: Callable[[torch.Tensor, int], RowReduce] | None = None,
+    ) -> torch.Tensor:
+        """The reference for a tensor whose rows are whole, in its dtype. `reduce(x, dim)` makes the reduction."""
+        if x.dim() == 0:
+            return self.compute(x.reshape(1), 0, parameters, reduce).reshape(())
+        return self.reference(x, (reduce or LocalReduce)(x, dim), **self.keywords(self.forward, parameters))
+
+    def compute_gradient(
+        self,
+        dy: torch.Tensor,
+        saved: torch.Tensor,
+        dim: int,
+        parameters: tuple[float | None, ...],
+        reduce: Callable[[torch.Tensor, int], RowReduce] | None = None,
+    ) -> torch.Tensor:
+        """The gradient for tensors whose rows are whole, in the tensors' dtype."""
+        if saved.dim() == 0:
+            return self.compute_gradient(dy.reshape(1), saved.reshape(1), 0, parameters, reduce).reshape(())
+        return self.gradient(dy, saved, (reduce or LocalReduce)(saved, dim), **self.keywords(self.backward, parameters))
+
+    def problem(self) -> str | None:
+        """What is wrong with the declaration, in words; None if nothing is."""
+        for kernel, reads in ((self.forward, 1), (self.backward, 2)):
+            if not isinstance(kernel, RowKernel):
+                return f"expected a RowKernel, found {kernel!r}"
+            if (found := kernel.problem()) is not None:
+                return found
+            if len(kernel.reads) != reads:
+                return f"kernel {kernel.name!r} reads {', '.join(kernel.reads)}: expected {reads} tensor(s)"
+        if not _NAME.fullmatch(self.name):
+            return f"name: expected lower-case letters, digits and underscores, found {self.name!r}"
+        if (self.forward.name, self.backward.name) != (self.name, f"{self.name}_backward"):
+            return f"its kernels are called {self.forward.name!r} and {self.backward.name!r}: expected the op's name"
+        if not callable(self.reference) or not callable(self.gradient):
+            return "it has no reference: expected functions `reference` and `gradient` made of torch's ops"
+        if self.saves not in ("output", "input"):
+            return f"saves: expected 'output' or 'input', found {self.saves!r}"
+        if self.forward.parameters != tuple(self.parameters):
+            return f"the parameters {list(self.parameters)} differ from its kernel's {list(self.forward.parameters)}"
+        unknown = set(self.backward.parameters) - {*self.parameters, "scale"}
+        return f"the gradient has unknown parameters: {', '.join(sorted(unknown))}" if unknown else None
+
+
+class LocalReduce:
+    """`RowReduce` for rows that are whole."""
+
+    def __init__(self, x: torch.Tensor, dim: int) -> None:
+        self.count = x.shape[dim]
+        self._dim = dim
+
+    def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
+        """The maximum or the sum of each row."""
+        if how == "sum":
+            return x.sum(self._dim, keepdim=True)
+        if self.count == 0:
+            return x.sum(self._dim, keepdim=True)  # an empty row has no maximum, and nothing is computed from it
+        return x.amax(self._dim, keepdim=True)

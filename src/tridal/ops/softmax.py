@@ -1,0 +1,58 @@
+"""softmax: its kernels, its maths in torch's ops, and its gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from tridal.ops.row_op import RowOp, RowReduce
+from tridal.ops.softmax_bounds import SoftmaxBounds
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+MODULE = "tridal.kernels.softmax"
+
+
+def reference(x: torch.Tensor, reduce: RowReduce) -> torch.Tensor:
+    """exp(x - max) / sum(exp(x - max))."""
+    exp = (x - reduce(x, "max").detach()).exp()  # the result does not depend on what is subtracted
+    return exp / reduce(exp, "sum")
+
+
+def gradient(dy: torch.Tensor, y: torch.Tensor, reduce: RowReduce, scale: float) -> torch.Tensor:
+    """scale * y * (dy - sum(y * dy))."""
+    dx = y * (dy - reduce(y * dy, "sum"))
+    return dx if scale == 1 else dx * scale
+
+
+SOFTMAX = RowOp(
+    name="softmax",
+    forward=RowKernel(
+        name="softmax",
+        module=MODULE,
+        reads=("x",),
+        statistics=(
+            Statistic("row_max", "max", term="element"),
+            Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
+        ),
+        row_value="row_scale",
+        finish="softmax",
+        padding=float("-inf"),
+        neutral_padding=True,
+        scale_mask=True,
+        live_tiles=1,
+    ),
+    backward=RowKernel(
+        name="softmax_backward",
+        module=MODULE,
+        reads=("dy", "y"),
+        statistics=(Statistic("row_dot", "sum", term="product"),),
+        finish="softmax_gradient",
+        parameters=("scale",),
+        neutral_padding=True,
+    ),
+    reference=reference,
+    gradient=gradient,
+    torch_function=torch.softmax,
+    aten="_softmax",
+    autocast=True,
+    bounds=SoftmaxBounds(log=False),
+)

@@ -1,0 +1,68 @@
+"""Error bounds of softmax and log_softmax, for the conformance suite. `tridal.testing.tolerance` derives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Tensor = torch.Tensor
+
+
+class Arithmetic(Protocol):
+    """The precision of a computation: see `tridal.testing.tolerance.Arithmetic`."""
+
+    unit: float
+    tiny: float
+    accumulator: float
+
+    def noise(self, distance: Tensor) -> Tensor:
+        """Relative error of exp(x - m) / sum, where distance is m - x."""
+        ...
+
+
+@dataclass(frozen=True)
+class SoftmaxBounds:
+    """Bounds of the absolute error of each element."""
+
+    log: bool
+
+    @property
+    def any_values(self) -> bool:
+        """Whether all float32 values are valid input. Differences of large values are results of log_softmax."""
+        return not self.log
+
+    def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
+        """The bound for Y. softmax has a relative error; log_softmax an absolute one, because log(1 + e) is about e.
+
+        `scaled` is x before a mask was added. The product with the scale and the sum with the mask round twice, which
+        is an error of x; exp turns it into a relative error, and the sum's is its mean over the softmax.
+        """
+        if self.log:
+            return y.abs() * arithmetic.unit + arithmetic.noise(_distance(x, dim) + y.abs())
+        noise = arithmetic.noise(_distance(x, dim))
+        if scaled is not None:
+            shift = torch.where(x.isfinite(), arithmetic.accumulator * (2 * scaled.abs() + x.abs()), 0.0)
+            noise = noise + shift + (y * shift).sum(dim, keepdim=True)
+        return y * (arithmetic.unit + noise) + arithmetic.tiny
+
+    def backward(
+        self, y: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
+    ) -> Tensor:
+        """The bound for dX, given the stored Y. The whole gradient is multiplied by `scale`."""
+        if self.log:  # dX = dY - exp(Y) sum(dY)
+            total = dy.abs().sum(dim, keepdim=True)
+            size = dy.abs() + y.exp() * total * (1 + y.abs().nan_to_num(posinf=0))
+        else:  # dX = Y (dY - sum(Y dY))
+            size = y * (dy.abs() + (y * dy.abs()).sum(dim, keepdim=True))
+        return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
+
+    def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
+        """The bound for the gradient of sum(dX^2): five sums of products, whose terms do not exceed this square."""
+        largest = dy.abs().sum(dim, keepdim=True) if self.log else dy.abs().amax(dim, keepdim=True)
+        return (2 * arithmetic.noise(torch.zeros(())) * largest.square()).expand_as(dy)
+
+
+def _distance(x: Tensor, dim: int) -> Tensor:
+    return x.amax(dim, keepdim=True) - x if x.numel() else x

@@ -1,0 +1,140 @@
+"""The table of ops: the built-in ones, and those of third parties from entry points of the group `tridal.ops`.
+
+An entry point names a `RowOp` and has its name. A fault of one op is recorded with it and does not affect other ops.
+Entry points are loaded on first need, not on import.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tridal.devices.entry_points import entry_points, load
+from tridal.devices.plugins import BUNDLED
+from tridal.errors import PlanError, PluginError, nearest
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.row_op import RowOp
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime.row_kernel import RowKernel
+
+GROUP = "tridal.ops"
+BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
+
+_log = logging.getLogger("tridal")
+_lock = threading.RLock()
+_entries: tuple[RegisteredOp, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredOp:
+    """A name, the distribution that registered it, and the op; or the reason why it cannot be used."""
+
+    name: str
+    origin: str
+    op: RowOp | None
+    problem: str | None = None
+
+
+def registered() -> tuple[RegisteredOp, ...]:
+    """All ops, those that cannot be used included. The built-in ops come first."""
+    global _entries
+    if _entries is None:
+        with _lock:
+            if _entries is None:
+                _entries = _discover()
+    return _entries
+
+
+def clear() -> None:
+    """Forgets the ops of third parties. They are loaded again on next need."""
+    global _entries
+    _entries = None
+
+
+def ops() -> dict[str, RowOp]:
+    """The ops that can be used, by name."""
+    return {entry.name: entry.op for entry in registered() if entry.op is not None and entry.problem is None}
+
+
+def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
+    """The kernels of all ops by name, for example "softmax" and "softmax_backward"."""
+    return {kernel.name: (op, kernel) for op in ops().values() for kernel in (op.forward, op.backward)}
+
+
+def op_named(name: str) -> RowOp:
+    """Returns the op with this name.
+
+    Raises:
+        PlanError: the op is unknown or cannot be used. The message suggests similar names.
+    """
+    known = ops()
+    if name not in known:
+        raise _not_found(name, known)
+    return known[name]
+
+
+def kernel_named(name: str) -> RowKernel:
+    """Returns the kernel with this name, for example "softmax" or "softmax_backward".
+
+    Raises:
+        PlanError: as `op_named`.
+    """
+    known = kernels()
+    if name not in known:
+        raise _not_found(name, known)
+    return known[name][1]
+
+
+def _not_found(name: str, known: Iterable[str]) -> PlanError:
+    broken = next((entry for entry in registered() if entry.name == name), None)
+    if broken is not None:
+        return PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.problem}")
+    names = list(known)
+    return PlanError(f"unknown op {name!r}{nearest(name, names)}; known are {', '.join(names)}")
+
+
+def check(op: RowOp) -> None:
+    """Checks an op that is used without its entry point. Loads no entry points, because an op's module may call this.
+
+    Raises:
+        PluginError: its declaration has a fault, or another op has its name.
+    """
+    problem = op.problem()
+    if problem is None:
+        known = _entries or [RegisteredOp(built_in.name, BUNDLED, built_in) for built_in in BUILT_IN]
+        usable = (entry for entry in known if entry.op is not None and entry.problem is None)
+        taken = next((entry for entry in usable if entry.name == op.name and entry.op is not op), None)
+        problem = None if taken is None else f"{taken.origin} has an op of that name"
+    if problem is not None:
+        raise PluginError(f"op {op.name!r} cannot be used: {problem}")
+
+
+def _discover() -> tuple[RegisteredOp, ...]:
+    entries = {op.name: RegisteredOp(op.name, BUNDLED, op) for op in BUILT_IN}
+    broken: list[RegisteredOp] = []
+    for origin, point in sorted(entry_points(GROUP), key=lambda item: (item[0], item[1].name)):
+        op, problem = load(point, lambda loaded, name: _problem(loaded, name, entries))
+        entry = RegisteredOp(point.name, origin, op, problem)
+        if problem is None:
+            entries[point.name] = entry
+        else:
+            _log.warning("op %r of %s cannot be used: %s", point.name, origin, problem)
+            broken.append(entry)
+    return (*entries.values(), *broken)
+
+
+def _problem(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:
+    """What is wrong with a loaded op, in words; None if nothing is."""
+    if not isinstance(op, RowOp):
+        return f"expected a tridal.ops.RowOp, found {type(op).__name__}"
+    if op.name != name:
+        return f"its entry point is called {name!r}, but its name is {op.name!r}"
+    if (problem := op.problem()) is not None:
+        return problem
+    taken = {kernel: entry for entry in known.values() if entry.op for kernel in (entry.name, f"{entry.name}_backward")}
+    for kernel in (op.forward.name, op.backward.name):
+        if kernel in taken:
+            return f"its name is taken: {taken[kernel].origin} has an op {taken[kernel].name!r}"
+    return None

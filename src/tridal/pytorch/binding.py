@@ -1,0 +1,95 @@
+"""Binds a kernel to tensors: the row layout, the plan, the compiled kernel and its workspace, as one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from tridal.devices import registry
+from tridal.ops.scale_mask import ScoreModification
+from tridal.pytorch.device_context import DeviceContext, log
+from tridal.runtime import batch_invariance, launch
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import FEW_ROWS, row_layout
+from tridal.runtime.scale_mask import ScaleMask, place_mask
+from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
+from tridal.runtime.workspace import with_workspace
+
+
+def bind(
+    context: DeviceContext,
+    kernel: RowKernel,
+    dim: int,
+    source: torch.Tensor,
+    dtype: torch.dtype,
+    saved: torch.Tensor | None = None,
+    parameters: tuple[float | None, ...] = (),
+    modification: ScoreModification | None = None,
+) -> Callable[..., None] | None:
+    """run(out, source[, saved or mask]) on the device's current stream; None if no kernel can read `source`.
+
+    The tensors stand for others like them. `out` is fresh from torch's allocator and so aligned. `out` and `saved` are
+    contiguous and have the shape of `source`, which has no dim of size zero; `source` may be `out`. 0 <= dim < rank.
+    """
+    backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
+    assert backend is not None
+    mask = None if modification is None else modification.mask
+    scale_mask = NO_SCALE_MASK if modification is None else scale_mask_of(source, dim, modification)
+    assert scale_mask is not None, "the caller has checked that a kernel can apply it"
+    # A mask and causal masking depend on the row's number, so rows keep their order.
+    in_order = mask is not None or scale_mask.causal
+    layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
+    if layout is None:
+        return None
+    read = [source] if saved is None else [source, saved]
+    dtypes = [dtype, *(tensor.dtype for tensor in read)]
+    addresses = [0, *(tensor.data_ptr() & ADDRESS_BITS for tensor in read)]
+    kind = KernelCall
+    if invariant:
+        # Results must not depend on strides either, so a tensor that is not contiguous and aligned is copied first.
+        if not source.is_contiguous() or addresses[1]:
+            return None
+        backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
+    call = kind.of(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    with backend.guard(index):
+        plan, launch_on, workspace_words = launch.prepare(
+            call, backend, backend.properties(index), registry.options(backend, context.settings)
+        )
+    log.debug("%s: %s on %s:%d: %s", kernel.name, call.problem, backend.name, index, plan)
+    if workspace_words:
+        launch_on = with_workspace(launch_on, workspace_words, context.device)
+    stream, guard = backend.stream, backend.guard
+
+    def of_two(out: torch.Tensor, source: torch.Tensor) -> None:
+        launch_on(stream(index), out, source)
+
+    def of_three(out: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> None:
+        launch_on(stream(index), out, source, other)
+
+    def guarded(*tensors: torch.Tensor) -> None:
+        with guard(index):
+            launch_on(stream(index), *tensors)
+
+    if backend.device_count() > 1:
+        return guarded
+    return of_two if saved is None and mask is None else of_three
+
+
+def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:
+    """The modification as a kernel that reads these scores applies it; None if no kernel can."""
+    mask, scale = modification.mask, None if modification.scale == 1 else float(modification.scale)
+    found = ScaleMask(scale, bool(modification.causal), modification.zero_masked_rows)
+    if mask is not None:
+        name = "uint8" if mask.dtype is torch.bool else dtype_name(mask.dtype)
+        found = replace(found, mask=name, address=mask.data_ptr() & ADDRESS_BITS)
+    elif not modification.causal:
+        return found
+    strides = (0,) * scores.dim() if mask is None else mask.expand(scores.shape).stride()
+    return place_mask(found, scores.shape, scores.stride(), strides, dim)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype, for example "float32"."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,121 @@
+"""Compiles specializations with Triton, and reads the resources of the kernels. Needs no device.
+
+Triton itself is imported on first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from tridal.devices.types import Backend, Resources
+from tridal.errors import PluginError
+from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
+from tridal.runtime.op_functions import adapters, fingerprint
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.specialization import ALIGNMENT, Specialization
+
+LOCK = threading.RLock()
+"""Triton's import, compiler and interpreter are not thread-safe."""
+
+
+@functools.lru_cache(maxsize=1024)
+def resources(backend: Backend, specialization: Specialization, target: tuple[str, int | str, int]) -> Resources:
+    """The resources of a compiled kernel."""
+    compiled = compile_kernel(specialization, target)
+    return backend.resources(compiled.asm, compiled.metadata.shared)
+
+
+@functools.lru_cache(maxsize=1024)
+def compile_kernel(specialization: Specialization, target: tuple[str, int | str, int]) -> Any:
+    """Triton's CompiledKernel for a target (backend, architecture, warp size), which need not be present.
+
+    Raises:
+        PluginError: Triton was imported with TRITON_INTERPRET=1, or the op has a fault.
+    """
+    with LOCK:
+        triton = import_triton()
+        if interpreted_library(triton):
+            raise PluginError(
+                "Triton was imported with TRITON_INTERPRET=1 and cannot compile in this process: unset the variable "
+                "(tridal's interpreter does not need it)"
+            )
+        from triton.backends.compiler import GPUTarget
+
+        source = _ast_source(specialization, triton)
+        options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
+        if specialization.max_registers:
+            options["maxnreg"] = specialization.max_registers
+        if specialization.cooperative:
+            options["launch_cooperative_grid"] = True
+        return triton.compile(source, target=GPUTarget(*target), options=options)
+
+
+def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
+    """The input of Triton's compiler. Since Triton 3.3, its signature contains the constants as well."""
+    from triton.compiler import ASTSource
+
+    function = entry(specialization.entry)
+    types, constants = dict(specialization.types), constants_of(specialization, triton)
+    index = function.arg_names.index
+    if triton_version(triton) >= (3, 3):
+        signature = {name: types.get(name, "constexpr") for name in function.arg_names}
+        attributes = {(index(name),): [["tt.divisibility", ALIGNMENT]] for name in specialization.divisible}
+        return ASTSource(function, signature, constants, attributes)
+    from triton.backends.compiler import AttrsDescriptor
+
+    hints = AttrsDescriptor.from_hints({index(name): ALIGNMENT for name in specialization.divisible})
+    return ASTSource(function, types, constants, hints)
+
+
+def constants_of(specialization: Specialization, triton: ModuleType, interpret: bool = False) -> dict[str, Any]:
+    """The constants of a kernel as Triton takes them, the op's functions included."""
+    dtypes = {"fp32": triton.language.float32, "fp64": triton.language.float64}
+    constants = {n: dtypes[value] if n == "ACC_DTYPE" else value for n, value in specialization.constants}
+    functions = op_functions(specialization.kernel, interpret)
+    return constants | functions | {"OP_HASH": "" if interpret else fingerprint(functions)}
+
+
+@functools.lru_cache(maxsize=1024)
+def op_functions(kernel: RowKernel, interpret: bool) -> dict[str, Any]:
+    """The op's functions as a schedule calls them, compiled or interpreted.
+
+    Raises:
+        PluginError: a function is missing, or names something that it cannot have.
+    """
+    triton = import_triton()
+    with interpret_flag(False):
+        return adapters(kernel, interpreted if interpret else _compiled(triton))
+
+
+@functools.cache
+def _compiled(triton: ModuleType) -> Any:
+    def compiled(function: Any) -> Any:
+        return function if hasattr(function, "arg_names") else triton.jit(function)
+
+    return compiled
+
+
+def entry(name: str) -> Any:
+    """The Triton function of a schedule."""
+    with interpret_flag(False):
+        return getattr(importlib.import_module(f"tridal.kernels.{name}"), name)
+
+
+def import_triton() -> ModuleType:
+    """Triton, imported for its compiler."""
+    with interpret_flag(False) if "triton" not in sys.modules else contextlib.nullcontext():
+        import triton
+        import triton.language
+    return triton  # type: ignore[no-any-return]
+
+
+def triton_version(triton: ModuleType) -> tuple[int, int]:
+    """Major and minor version."""
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)

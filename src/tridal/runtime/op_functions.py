@@ -1,0 +1,141 @@
+"""Makes an op's Triton functions callable by a schedule, which passes all arguments by position.
+
+A function of an op takes only what it names. For each function this module generates an adapter, a Triton function with
+the parameters of `CALLS` that calls the op's function with those that it names. Functions may name:
+
+- the tensors of `RowKernel.reads`, the parameters, and the statistics that are known when the function is called;
+- `count`: the number of elements that the statistics are of; `part_count`, in `rebase`: that of the part;
+- `part_<first statistic>`: in `rebase` and `finish`, the first statistic of the part of a row that a program computes;
+- `part_scale`: in `row_value` and `finish`, what `rebase` makes of 1;
+- the name of the function `row_value`: in `finish`, its result;
+- `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
+- `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;
+- `UNNORMALISED`: whether terms may be multiplied by one constant per row;
+- `GUARD`: whether a part of a row may have elements of -inf only although its row has others;
+- `ZERO_MASKED_ROWS`: whether a row of -inf gives zeros instead of NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import linecache
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+from tridal.errors import PluginError
+from tridal.runtime.row_kernel import RowKernel
+
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "first_term": ("x", "x2", "param0", "param1", "AXIS", "EXP2_BIAS"),
+    "second_term": (
+        "x", "x2", "param0", "param1", "first", "count", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD",
+    ),
+    "rebase": ("second", "part_first", "first", "part_count", "count", "param0", "param1", "EXP2_BIAS"),
+    "row_value": (
+        "param0", "param1", "part_scale", "first", "second", "count", "EXP2_BIAS", "REFINE", "ZERO_MASKED_ROWS",
+    ),
+    "finish": (
+        "x", "x2", "param0", "param1", "part_first", "part_scale", "first", "second", "row_value", "count", "AXIS",
+        "EXP2_BIAS", "UNNORMALISED", "GUARD", "REFINE", "ZERO_MASKED_ROWS",
+    ),
+}  # fmt: skip
+"""The arguments that the schedules pass to each function, in order."""
+
+
+def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
+    """The constants of a schedule's kernel that are the op: its functions by their role, and how terms are reduced.
+
+    `wrap` turns a Python function, or a Triton function of the op, into one of the kind that the kernel can call.
+    """
+    statistics = kernel.statistics
+    second = statistics[1] if len(statistics) > 1 else None
+    roles: dict[str, str | None] = {
+        "first_term": statistics[0].term,
+        "second_term": second.term if second else None,
+        "rebase": second.rebase if second else None,
+        "row_value": kernel.row_value,
+        "finish": kernel.finish,
+    }
+    functions = {
+        role: None if name is None else _adapter(kernel, role, function_named(kernel, name), wrap)
+        for role, name in roles.items()
+    }
+    return {
+        **functions,
+        "FIRST": statistics[0].reduce,
+        "SECOND": second and second.reduce,
+        "COUNTS": any({"count", "part_count"} & set(_arguments(kernel, name)) for name in roles.values() if name),
+        "PADDING": kernel.padding,
+        "NEUTRAL_PADDING": kernel.neutral_padding,
+    }
+
+
+def function_named(kernel: RowKernel, name: str) -> Any:
+    """A Triton function of the op's module.
+
+    Raises:
+        PluginError: the module has no such Triton function.
+    """
+    module = importlib.import_module(kernel.module)
+    function = getattr(module, name, None)
+    if not hasattr(function, "arg_names"):
+        raise PluginError(f"kernel {kernel.name!r} needs a Triton function {name!r} in {kernel.module}")
+    return function
+
+
+def _arguments(kernel: RowKernel, name: str) -> tuple[str, ...]:
+    return tuple(function_named(kernel, name).arg_names)
+
+
+_SLOTS = ("x", "x2", "param0", "param1", "first", "second", "part_first", "row_value")
+"""Arguments that have the op's own names."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], Any]) -> Any:
+    """The adapter of a function for its role."""
+    first, second = [*kernel.statistics, None][:2]
+    assert first is not None
+    names = dict(zip(kernel.reads, ("x", "x2"), strict=False)) | dict(
+        zip(kernel.parameters, ("param0", "param1"), strict=False)
+    )
+    names |= {first.name: "first", f"part_{first.name}": "part_first"} | ({second.name: "second"} if second else {})
+    names |= {kernel.row_value: "row_value"} if kernel.row_value else {}
+    known = {name: name for name in CALLS[role] if name not in _SLOTS}
+    known = {name: slot for name, slot in (known | names).items() if slot in CALLS[role]}
+    unknown = [name for name in function.arg_names if name not in known]
+    if unknown:
+        raise PluginError(
+            f"{kernel.module}.{function.__name__} names {', '.join(unknown)}; "
+            f"as {role} of kernel {kernel.name!r} it can name {', '.join(sorted(known))}"
+        )
+    call = ", ".join(known[name] for name in function.arg_names)
+    constants = {name for name in CALLS[role] if name.isupper()}
+    parameters = ", ".join(f"{name}: tl.constexpr" if name in constants else name for name in CALLS[role])
+    name = f"{function.__name__}_as_{role}"
+    source = f"def {name}({parameters}):\n    return {function.__name__}({call})\n"
+    # inspect, and so Triton, finds the source of a function through its file name in the line cache.
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    file = f"<tridal {kernel.module}.{function.__name__} {digest}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    import triton
+    import triton.language as tl
+
+    scope: dict[str, Any] = {
+        "__name__": f"{kernel.module}.{role}", "triton": triton, "tl": tl, function.__name__: wrap(function),
+    }  # fmt: skip
+    exec(compile(source, file, "exec"), scope)
+    adapted = scope[name]
+    assert isinstance(adapted, FunctionType)
+    assert inspect.getsource(adapted) == source
+    return wrap(adapted)
+
+
+def fingerprint(functions: Mapping[str, Any]) -> str:
+    """A hash of the source of compiled functions. Triton 3.2 does not hash functions that are passed as constants."""
+    keys = [f"{role} {function.cache_key}" for role, function in functions.items() if hasattr(function, "cache_key")]
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]

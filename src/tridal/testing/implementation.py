@@ -1,0 +1,83 @@
+"""The implementation that the suite checks: the functions of the ops, and the device of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tridal.devices import registry, settings
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem
+from tridal.ops import table
+from tridal.pytorch.functions import FUNCTIONS, row_function
+from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """Functions with the arguments of tridal's functions, and the device of their tensors."""
+
+    device: torch.device
+    function: Callable[[str], Callable[..., torch.Tensor]]
+    """function(name) returns the function that computes the op with this name."""
+    interpreted: bool = False
+    """Whether Triton's interpreter computes. It is less exact than a device, see `tolerance.Arithmetic.of`."""
+
+
+def public_function(op: str) -> Callable[..., torch.Tensor]:
+    """Returns tridal's function for the op with this name. Registers the op if it was not used before.
+
+    Raises:
+        PlanError: the op is unknown or cannot be used. The message suggests similar names.
+    """
+    return FUNCTIONS.get(op) or row_function(table.op_named(op))
+
+
+class _Overridden:
+    """A backend with a name of its own and overridden plans. All other members are those of the given backend."""
+
+    def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
+        self.name = f"{backend.name}{suffix}"
+        self._backend = backend
+        self._override = override
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(self._backend, member)
+
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
+        return self._override(self._backend.plan(problem, device, probe, options), problem)
+
+
+@contextmanager
+def overridden(backend: Backend, suffix: str, override: PlanOverride) -> Iterator[str]:
+    """Registers a backend with overridden plans inside the context. Yields its name, which ends with the suffix."""
+    registered: Any = _Overridden(backend, suffix, override)
+    registry.register(registered)
+    try:
+        yield registered.name
+    finally:
+        registry.unregister(registered.name)
+
+
+@contextmanager
+def implementation(backend: Backend, plan: str = "planned", index: int | None = None) -> Iterator[Implementation]:
+    """Yields tridal's functions and a device of `backend`, which serves all tensors of its type inside the context.
+
+    Args:
+        backend: a registered backend.
+        plan: a name of `PLAN_OVERRIDES`.
+        index: the index of the device; None is the current device.
+
+    Raises:
+        DeviceUnavailableError: the backend is not available here.
+    """
+    registry.available(backend.name)
+    override = PLAN_OVERRIDES[plan]
+    suffix = plan.replace("+", "").replace("_", "")
+    served = nullcontext(backend.name) if override is None else overridden(backend, suffix, override)
+    with served as name, settings.use(device=name, fallback="error"):
+        device = torch.device(backend.device_type) if index is None else torch.device(backend.device_type, index)
+        yield Implementation(device, public_function, interpreted=backend.interpreted)

@@ -1,0 +1,327 @@
+"""CUDA plans: invariants for any compiler, decisions with a modelled compiler, and exact plans of one Triton version.
+
+No GPU is needed. A problem has no op, so these tests name traits: a forward reads one tensor, a gradient reads two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import golden_plans
+from tridal.devices import registry
+from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.errors import PlanError
+from tridal_cuda.fitting import MAX_SPILL_COOPERATIVE, MAX_SPILL_ONE_SHOT, MAX_SPILL_RELOAD
+from tridal_cuda.occupancy import occupancy
+
+CUDA = registry.get("cuda")
+ARCHITECTURES = CUDA.architectures()
+H100 = ARCHITECTURES["sm_90"]
+
+
+def problem(cols: int, rows: int, dtype: str = "float32", reads: int = 1, **traits: Any) -> Problem:
+    """The problem of a forward (`reads=1`) or a gradient (`reads=2`)."""
+    traits = {"passes": 4 - reads, "live_tiles": 2 * reads - 1, **traits}
+    return Problem(cols=cols, inner=rows, reads=(dtype,) * reads, writes=(dtype,), **traits)
+
+
+def compiler(problem: Problem) -> Probe:
+    """Models a compiler. A thread needs registers for its elements: all that it holds, or a part with `reload`.
+
+    Under a limit, the kernel uses all registers that it may use, and spills 4 bytes for each one that it lacks.
+    """
+
+    def probe(config: KernelConfig) -> Resources:
+        elements = config.rows * config.cols // (32 * config.num_warps) * len(problem.reads)
+        needed = 16 + elements * problem.itemsize // 8 if config.reload else 24 + elements * problem.accumulator // 4
+        allowed = min(255, 65_536 // (32 * config.num_warps), config.max_registers or 255)
+        return Resources(allowed if config.max_registers else min(needed, allowed), max(0, 4 * (needed - allowed)), 0)
+
+    return probe
+
+
+def plan(problem: Problem, device: DeviceProperties = H100) -> LaunchPlan:
+    """The plan with a modelled compiler."""
+    return CUDA.plan(problem, device, compiler(problem), {})
+
+
+# Invariants
+
+
+def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
+    """Asserts what has to hold for every plan with every compiler: it fits, it covers the rows, and it says why."""
+    config, tiles = plan.config, problem.tiles(plan.config.rows)
+    for size in (config.rows, config.cols, config.num_warps):
+        assert size & (size - 1) == 0 < size
+    assert config.num_warps * 32 <= 1024
+    assert config.rows * config.cols <= 1 << 20, "Triton allows no larger tensor"
+    assert plan.resources is not None
+    assert plan.occupancy is not None
+    assert (plan.occupancy, config.num_stages > 1) != (0, False), "one program fits on a multiprocessor"
+    assert plan.occupancy == occupancy(config, plan.resources, device)[0]
+
+    vector = 16 // ITEMSIZE[problem.dtype]
+    cols_in_tiles = problem.cols // vector * vector if config.peel else problem.cols
+    assert not config.peel or (problem.layout == "row" and not problem.aligned)
+    if config.schedule == "cooperative":
+        assert config.programs_per_row > 1
+        assert config.cols * config.programs_per_row >= cols_in_tiles
+        assert plan.programs % config.programs_per_row == 0
+        assert plan.programs <= device.cores * plan.occupancy, "all programs are resident at once"
+        assert problem.accumulator == 4, "float64 statistics do not fit in one word"
+    else:
+        assert config.programs_per_row == 1
+        assert config.schedule == "column_loop" or config.cols >= cols_in_tiles
+    assert 1 <= plan.programs <= tiles * config.programs_per_row
+    assert config.persistent or plan.programs == tiles * config.programs_per_row
+    if config.schedule == "cooperative" and not config.persistent:
+        assert plan.resources.spills <= MAX_SPILL_ONE_SHOT
+    if config.schedule == "whole_row" and config.reload and problem.layout == "row" and config.cols > 8192:
+        assert plan.resources.spills <= MAX_SPILL_RELOAD
+    check_reason(problem, device, plan)
+
+
+def check_reason(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
+    """Asserts that the reason gives the limits of the occupancy, the programs, the tiles, and the spills."""
+    assert plan.resources is not None
+    config, resources, reason = plan.config, plan.resources, plan.reason
+    registers = -(-resources.registers // 8) * 8
+    programs = 65_536 // (registers * 32 * config.num_warps)
+    assert f"occupancy {plan.occupancy} = min(" in reason
+    assert f"registers 65536//({registers}*32*{config.num_warps})={programs}" in reason
+    assert f"{device.cores} SMs x {plan.occupancy} = {device.cores * (plan.occupancy or 0)} resident programs" in reason
+    assert f"{problem.rows} rows in {problem.tiles(config.rows)} tiles of {config.rows} x {config.cols}: " in reason
+    assert (f"{resources.spills} bytes per thread are spilled" in reason) == (resources.spills > 0)
+
+
+@st.composite
+def problems(choose: st.DrawFn) -> Problem:
+    widest = choose(st.sampled_from([64, 2000, 5000, 300_000, 20_000_000, 3_000_000_000]))
+    read, written = (choose(st.sampled_from(["float16", "bfloat16", "float32", "float64"])) for _ in range(2))
+    tensors = choose(st.sampled_from([1, 2]))
+    return Problem(
+        cols=choose(st.integers(1, widest)),
+        inner=choose(st.sampled_from([1, 2, 3, 16, 31, 132, 4096, 100_000, 3_000_000_000])),
+        outer=choose(st.sampled_from([1, 2, 512])),
+        reads=(read,) * tensors,
+        writes=(written,),
+        passes=4 - tensors,
+        live_tiles=choose(st.integers(1, 3)),
+        layout=choose(st.sampled_from(["row", "inner", "strided"])),
+        aligned=choose(st.booleans()),
+        scale_mask=choose(st.booleans()),
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems(), st.sampled_from(sorted(ARCHITECTURES)), st.data())
+def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, arch: str, data: st.DataObject) -> None:
+    device = ARCHITECTURES[arch]
+    probed: dict[KernelConfig, Resources] = {}
+
+    def probe(config: KernelConfig) -> Resources:
+        most = min(255, 65_536 // (32 * config.num_warps), config.max_registers or 255)
+        registers = data.draw(st.integers(min(16, most), most))
+        shared_memory = config.rows * config.cols * problem.itemsize * (config.num_stages - 1)
+        resources = Resources(registers, data.draw(st.integers(0, 100)), shared_memory)
+        return probed.setdefault(config, resources)
+
+    try:
+        plan = CUDA.plan(problem, device, probe, {})
+    except PlanError:
+        needed = max(resources.shared_memory for resources in probed.values())
+        assert needed > (device.shared_memory or 0), "only shared memory can be too small"
+        return
+    assert probed[plan.config] == plan.resources
+    assert len(probed) <= 12, "each probe is a compilation"
+    assert max(config.programs_per_row for config in probed) <= 8 * device.cores, "wide exchanges compile slowly"
+    check_plan(problem, device, plan)
+    unlimited = probed.get(replace(plan.config, max_registers=None))
+    if unlimited is not None and plan.config.schedule == "cooperative" and plan.config.persistent:
+        more = (plan.occupancy or 0) - occupancy(plan.config, unlimited, device)[0]
+        assert (plan.resources or unlimited).spills <= unlimited.spills + MAX_SPILL_COOPERATIVE * max(0, more)
+
+
+@pytest.mark.parametrize("question", golden_plans.CUDA, ids=str)
+def test_invariants_hold_for_what_the_installed_compiler_reports(question: golden_plans.Question) -> None:
+    pytest.importorskip("triton")
+    by_column = question.dim == 0
+    traits = {"layout": "inner"} if by_column else {}
+    shape = (question.rows, question.cols) if by_column else (question.cols, question.rows)
+    aligned = question.cols * ITEMSIZE[question.dtype] % 16 == 0
+    reads = 2 if question.op.endswith("backward") else 1
+    same = problem(*shape, question.dtype, reads, aligned=question.cols % 16 == 0 and aligned, **traits)
+    check_plan(same, question.device, golden_plans.plan(question))
+
+
+# Exact plans
+
+
+@pytest.mark.parametrize("question", golden_plans.CUDA, ids=str)
+def test_plan_equals_the_golden_plan_of_this_triton_version(question: golden_plans.Question) -> None:
+    pytest.importorskip("triton")
+    file = golden_plans.cuda_file()
+    if not file.exists():
+        pytest.skip(f"there is no {file.name}; `{golden_plans.COMMAND}` writes it")
+    expected = golden_plans.read(file)[str(question)]
+    actual = golden_plans.exact(golden_plans.plan(question))
+    assert actual == expected, f"if the new plan is intended: {golden_plans.COMMAND}"
+
+
+# Decisions, with a modelled compiler
+
+
+@pytest.mark.parametrize("cols", [65_536, 131_072, 1_048_576])
+def test_wide_16_bit_rows_are_cooperative_with_reload(cols: int) -> None:
+    config = plan(problem(cols, 2048, "bfloat16")).config
+    assert (config.schedule, config.reload, config.num_warps) == ("cooperative", True, 4)
+    assert not plan(problem(cols, 2048, "float32")).config.reload
+    assert not plan(problem(cols, 2048, "bfloat16"), device=ARCHITECTURES["sm_86"]).config.reload, "its L1 is small"
+
+
+@pytest.mark.parametrize("cols", [12_000_000, 16_000_000])
+def test_rows_whose_reloading_programs_cannot_all_be_resident_do_not_reload(cols: int) -> None:
+    launch_plan = CUDA.plan(problem(cols, 1000, "bfloat16"), H100, lambda config: Resources(128, 0, 0), {})
+    assert (launch_plan.schedule, launch_plan.config.reload) == ("column_loop", False)
+    assert launch_plan.programs > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "block"), [(4096, 24_576, 8192), (1900, 70_001, 8192), (800, 151_935, 16_384)]
+)
+def test_blocks_with_reload_have_little_padding(rows: int, cols: int, block: int) -> None:
+    config = plan(problem(cols, rows, "bfloat16", aligned=cols % 8 == 0)).config
+    assert (config.cols, config.persistent, config.peel, config.reload) == (block, True, cols % 8 > 0, True)
+    assert cols > 7 / 8 * config.cols * config.programs_per_row
+    assert not plan(problem(20_480, rows, "bfloat16")).config.reload, "a fifth of its blocks is padding"
+
+
+@pytest.mark.parametrize("cols", [8208, 10_007, 14_336])
+def test_wide_16_bit_gradients_are_whole_rows_with_reload_if_there_are_enough(cols: int) -> None:
+    gradient = problem(cols, 20_000, "float16", reads=2, aligned=cols % 16 == 0)
+    launch_plan = plan(gradient)
+    config = launch_plan.config
+    assert (config.schedule, config.reload, config.peel) == ("whole_row", True, cols % 16 > 0)
+    assert 96 << 10 < (launch_plan.occupancy or 0) * cols * 4 <= 160 << 10, "about half of the cache"
+    assert plan(replace(gradient, inner=500)).schedule == "cooperative"
+
+
+@pytest.mark.parametrize(("dtype", "arch"), [("float32", "sm_90"), ("bfloat16", "sm_80")])
+def test_32_bit_gradients_and_small_caches_do_not_reload(dtype: str, arch: str) -> None:
+    assert not plan(problem(12_672, 20_000, dtype, reads=2), device=ARCHITECTURES[arch]).config.reload
+
+
+@pytest.mark.parametrize(("reads", "cols"), [(2, 30_001), (1, 16_383)])
+@pytest.mark.parametrize(("spills", "schedule"), [(0, "whole_row"), (8, "whole_row"), (40, "cooperative")])
+def test_whole_rows_whose_reload_would_spill_are_cooperative(reads: int, cols: int, spills: int, schedule: str) -> None:
+    rows = problem(cols, 4096, "bfloat16", reads, aligned=False)
+    config = CUDA.plan(rows, H100, lambda config: Resources(64, spills if config.reload else 0, 0), {}).config
+    assert (config.schedule, config.reload) == (schedule, schedule == "whole_row")
+
+
+@pytest.mark.parametrize("cols", [20_480, 24_576])
+def test_gradients_of_which_one_row_fits_on_a_multiprocessor_are_cooperative(cols: int) -> None:
+    def probe(config: KernelConfig) -> Resources:
+        allowed = config.max_registers or 255
+        return Resources(min(96, allowed), max(0, 96 - allowed), 0)
+
+    config = CUDA.plan(problem(cols, 4096, "bfloat16", reads=2), H100, probe, {}).config
+    assert (config.schedule, config.reload) == ("cooperative", False)
+
+
+@pytest.mark.parametrize("rows", [600, 60_000])
+@pytest.mark.parametrize(("cols", "dtype"), [(8192, "bfloat16"), (15_000, "float16"), (8192, "float32")])
+def test_whole_rows_that_fill_their_tile_reload_but_not_with_a_mask(cols: int, dtype: str, rows: int) -> None:
+    launch_plan = plan(problem(cols, rows, dtype))
+    assert (launch_plan.schedule, launch_plan.config.reload) == ("whole_row", True)
+    assert 96 << 10 < (launch_plan.occupancy or 0) * cols * ITEMSIZE[dtype] <= 160 << 10
+    assert not plan(problem(cols, rows, dtype, scale_mask=True)).config.reload
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "reload"),
+    [(4096, 4096, False), (16_384, 4096, True), (16_384, 4095, False), (20_000, 6500, False)],
+)
+def test_rows_of_few_bytes_reload_if_there_are_many_and_they_fill_their_tile(
+    rows: int, cols: int, reload: bool
+) -> None:
+    assert plan(problem(cols, rows, "bfloat16", aligned=cols % 8 == 0)).config.reload == reload
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "cols", "dtype"),
+    [(1, 32_768, "float32"), (8, 128_256, "float16"), (32, 50_257, "bfloat16"), (2, 1_000_000, "float32")],
+)
+def test_few_rows_are_one_shot_with_reload_and_fit_in_the_caches(rows: int, cols: int, dtype: str, reads: int) -> None:
+    few = problem(cols, rows, dtype, reads, aligned=cols % 8 == 0)
+    launch_plan = plan(few)
+    config = launch_plan.config
+    assert (config.schedule, config.reload, config.persistent) == ("cooperative", True, False)
+    programs_per_core = -(-launch_plan.programs // H100.cores)
+    assert programs_per_core * config.cols * few.bytes_read <= (H100.shared_memory or 0)
+    assert not plan(few, device=ARCHITECTURES["sm_80"]).config.reload
+    assert not plan(replace(few, layout="strided", aligned=False)).config.reload
+
+
+def test_few_gradient_rows_that_exceed_the_caches_are_persistent() -> None:
+    assert plan(problem(65_536, 128, "bfloat16", reads=2)).config.persistent
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_shot_plans_of_more_rows_have_the_same_config(dtype: str) -> None:
+    few = [plan(problem(131_072, rows, dtype)) for rows in (5, 16)]
+    assert few[0].config == few[1].config
+    assert not few[0].config.persistent
+    assert [p.programs for p in few] == [rows * few[0].config.programs_per_row for rows in (5, 16)]
+    assert plan(problem(131_072, 4096, dtype)).config.persistent
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "expected"),
+    [(2048, "bfloat16", (32, False)), (262_144, "float32", (32, False)), (262_144, "bfloat16", (64, True))],
+)
+def test_inner_dim_rows_reload_full_cache_lines_if_they_are_many_and_16_bit(
+    rows: int, dtype: str, expected: tuple[int, bool]
+) -> None:
+    config = plan(problem(512, rows, dtype, layout="inner")).config
+    assert (config.rows, config.reload) == expected
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("cols", [300, 1051, 1500, 5000])
+@pytest.mark.parametrize("rows", [16, 64, 1000])
+def test_inner_dim_rows_are_cooperative_only_with_several_programs(cols: int, rows: int, reads: int) -> None:
+    config = plan(problem(cols, rows, reads=reads, outer=64, layout="inner")).config
+    assert (config.schedule == "cooperative") == (config.programs_per_row > 1)
+
+
+@pytest.mark.parametrize(("cols", "shape"), [(3, {"layout": "inner"}), (3, {"aligned": False})])
+def test_tiles_of_narrow_rows_have_1024_elements(cols: int, shape: dict[str, Any]) -> None:
+    config = plan(problem(cols, 1_000_000, **shape)).config
+    assert config.rows * config.cols == 1024
+
+
+@pytest.mark.parametrize(("needed", "programs"), [(40, 4), (80, 3)])
+def test_a_register_limit_admits_more_programs_until_it_spills(needed: int, programs: int) -> None:
+    def probe(config: KernelConfig) -> Resources:
+        registers = config.max_registers or 128
+        return Resources(registers, max(0, needed - registers), 0)
+
+    launch_plan = CUDA.plan(problem(12_672, 4096, "bfloat16"), H100, probe, {})
+    assert (launch_plan.schedule, launch_plan.occupancy) == ("whole_row", programs)
+
+
+def test_without_a_known_number_of_registers_there_is_no_register_limit() -> None:
+    config = plan(problem(16_384, 4096, "bfloat16", reads=2), device=replace(H100, registers=None)).config
+    assert (config.reload, config.max_registers) == (True, None)
+
+
+def test_a_configuration_that_does_not_fit_raises_with_the_formula() -> None:
+    with pytest.raises(PlanError, match=r"does not fit on NVIDIA H100 SXM: min\(.*shared memory 233472//"):
+        CUDA.plan(problem(64, 64), H100, lambda config: Resources(32, 0, 1 << 20), {})

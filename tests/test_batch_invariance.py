@@ -1,0 +1,140 @@
+"""Batch invariance: a row has the same bits alone and in any batch, because plans do not depend on the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from tridal.devices import registry, settings
+from tridal.devices.types import KernelConfig, Problem, Resources
+from tridal.ops import planning
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime import batch_invariance, launch
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import contiguous_strides, row_layout
+from tridal.runtime.scale_mask import ScaleMask
+from tridal.runtime.specialization import KernelCall
+
+ROWS = (1, 2, 9, 33, 300)
+
+
+@pytest.fixture
+def invariant(backend: Any) -> Iterator[torch.device]:
+    """A device under test, with the setting batch_invariant."""
+    torch.manual_seed(0)
+    with tridal.use(device=backend.name, batch_invariant=True):
+        yield tridal.device()
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("cols", [64, 781, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
+    invariant: torch.device, name: str, cols: int, dtype: torch.dtype
+) -> None:
+    op = getattr(tridal, name)
+    batch = torch.randn(max(ROWS), cols, device=invariant).to(dtype)
+    grads = torch.randn(max(ROWS), cols, device=invariant).to(dtype)
+
+    def compute(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.detach().requires_grad_()
+        y = op(x)
+        return y.detach(), torch.autograd.grad(y, x, g)[0]
+
+    expected = compute(batch, grads)
+    assert_close(expected[0].float(), getattr(torch, name)(batch.float(), -1), rtol=1e-2, atol=1e-2)
+    for rows in ROWS:
+        for first in {0, max(ROWS) - rows}:
+            part = slice(first, first + rows)
+            for actual, of_batch in zip(compute(batch[part], grads[part]), expected, strict=True):
+                assert torch.equal(actual, of_batch[part])
+        row = compute(batch[5:6].clone(), grads[5:6].clone())
+        assert torch.equal(row[0], expected[0][5:6])
+        assert torch.equal(row[1], expected[1][5:6])
+
+
+@pytest.mark.parametrize("trailing", [3, 40])
+def test_inner_dim_rows_are_the_same_in_batches_of_any_size(invariant: torch.device, trailing: int) -> None:
+    batch = torch.randn(50, 33, trailing, device=invariant)
+    expected = tridal.softmax(batch, 1)
+    for count in (1, 2, 9):
+        assert torch.equal(tridal.softmax(batch[7 : 7 + count], 1), expected[7 : 7 + count])
+
+
+def test_results_do_not_depend_on_strides_or_alignment(invariant: torch.device) -> None:
+    x = torch.randn(9, 64, device=invariant)
+    y = tridal.softmax(x)
+    padded = torch.randn(9, 200, device=invariant)
+    padded[:, 5:69] = x
+    unaligned = torch.randn(9 * 64 + 1, device=invariant)[1:].view(9, 64).copy_(x)
+    for same in (padded[:, 5:69], x.t().contiguous().t(), unaligned):
+        assert torch.equal(tridal.softmax(same), y)
+
+
+def test_masked_rows_are_the_same_in_batches_of_any_size(invariant: torch.device) -> None:
+    x = torch.randn(300, 781, device=invariant)
+    mask = torch.rand(781, device=invariant) > 0.5
+    expected = tridal.softmax(x, scale=0.5, mask=mask)
+    for part in (slice(0, 1), slice(5, 14), slice(290, 300)):
+        assert torch.equal(tridal.softmax(x[part], scale=0.5, mask=mask), expected[part])
+    masks = torch.rand(300, 784, device=invariant)[:, :781] > 0.5
+    expected = tridal.softmax(x, mask=masks)
+    for part in (slice(0, 1), slice(5, 14), slice(290, 300)):
+        assert torch.equal(tridal.softmax(x[part], mask=masks[part]), expected[part])
+
+
+def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:
+    layout, config = row_layout((64, 1024), (1024, 1), 1, 0), KernelConfig("whole_row", 1, 1024)
+    scale_mask = ScaleMask(mask="uint8", strides=(1024, 0, 0, 1))
+    assert layout is not None
+    promised = []
+    for kind in (KernelCall, batch_invariance.InvariantCall):
+        call = kind.of(SOFTMAX.forward, layout, ("float32", "float32"), scale_mask=scale_mask)
+        promised.append(dict(call.specialize(config).constants)["MASK_BYTES"])
+    assert promised == [4, 1]
+
+
+@pytest.mark.parametrize("cols", [64, 781, 12_672, 131_072])
+@pytest.mark.parametrize("kernel", [SOFTMAX.forward, LOG_SOFTMAX.backward], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("layout", ["row", "inner"])
+def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
+    cols: int, kernel: RowKernel, layout: str
+) -> None:
+    """For all architectures of all backends. They need not be present."""
+    dtypes = ("bfloat16",) * (1 + len(kernel.reads))
+    for backend, device in {id(b): (b, d) for b, d in planning.architectures().values()}.values():
+        found = set()
+        for rows in (1, 3, 100, 100_000):
+            shape, dim = ((rows, cols), 1) if layout == "row" else ((rows, cols, 5), 1)
+            rows_of_shape = row_layout(shape, contiguous_strides(shape), dim, 0)
+            assert rows_of_shape is not None
+            call = batch_invariance.InvariantCall.of(kernel, rows_of_shape, dtypes)
+            options = registry.options(backend, settings.current())
+            plan = launch.plan(call, batch_invariance.invariant(backend), device, options)
+            assert plan.programs % plan.config.programs_per_row == 0
+            assert "batch-invariant" in plan.reason
+            specialization = call.specialize(plan.config)
+            found.add((plan.config, specialization.divisible, specialization.constants))
+        assert len(found) == 1, backend.name
+
+
+def test_without_the_setting_plans_may_depend_on_the_number_of_rows(backend: Any) -> None:
+    few, many = (Problem(cols=781, inner=rows) for rows in (1, 100_000))
+    device = next(device for other, device in planning.architectures().values() if other is backend)
+    options = registry.options(backend, settings.current())
+
+    def probe(config: KernelConfig) -> Resources:
+        return Resources(registers=32, spills=0, shared_memory=0)
+
+    if device.target is None:
+        configs = [backend.plan(problem, device, probe, options).config for problem in (few, many)]
+        assert configs[0] != configs[1]
+    invariant = batch_invariance.invariant(backend)
+    configs = [invariant.plan(problem, device, probe, options).config for problem in (few, many)]
+    assert configs[0] == configs[1]

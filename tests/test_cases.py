@@ -1,0 +1,67 @@
+"""Tests the cases of the conformance suite: their names, and which ops, dtypes and devices they cover."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from conformance_helpers import INTERPRETER
+from tridal.errors import PlanError
+from tridal.ops import table
+from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values, cases
+
+
+class OneDtype:
+    """A backend that computes float32 only and has one device without streams."""
+
+    dtypes = frozenset({"float32"})
+    schedules = frozenset({"whole_row"})
+    device_type = "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+
+ONE_DTYPE: Any = OneDtype()
+
+
+def test_names_are_unique() -> None:
+    names = [case.name for case in cases(INTERPRETER)]
+    assert len(set(names)) == len(names)
+
+
+def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
+    found = cases(INTERPRETER)
+    assert {case.op for case in found} == set(table.ops())
+    for op in table.ops():
+        assert {case.direction for case in found if case.op == op} == set(get_args(Direction))
+    assert {case.layout for case in found} == set(get_args(Layout))
+    assert {case.values for case in found} == set(get_args(Values))
+    assert {case.mask for case in found} == {None, *get_args(Mask)}
+
+
+def test_dtypes_that_a_backend_does_not_compute_are_left_out() -> None:
+    dtypes = {dtype for case in cases(ONE_DTYPE) for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
+    assert dtypes == {"float32"}
+
+
+def test_streams_and_second_devices_that_a_backend_does_not_have_are_left_out() -> None:
+    assert not any(case.stream or case.last_device for case in cases(ONE_DTYPE))
+
+
+def test_only_ops_with_a_scale_and_a_mask_have_modified_cases() -> None:
+    modified = {case.op for case in cases(INTERPRETER) if case.modified}
+    assert modified == {name for name, op in table.ops().items() if op.scale_mask}
+
+
+def test_ops_argument_restricts_the_cases() -> None:
+    assert {case.op for case in cases(INTERPRETER, ["log_softmax"])} == {"log_softmax"}
+    chosen = [case for case in cases(INTERPRETER) if case.op == "log_softmax"]
+    assert list(cases(INTERPRETER, ["log_softmax"])) == chosen
+    assert {case.direction for case in chosen} >= set(DIRECTIONS)
+
+
+def test_unknown_op_suggests_a_similar_name() -> None:
+    with pytest.raises(PlanError, match="unknown op 'sofmax'; did you mean 'softmax'"):
+        cases(INTERPRETER, ["sofmax"])

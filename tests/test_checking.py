@@ -1,0 +1,215 @@
+"""Tests that the conformance suite finds faults: each faulty implementation below fails a case that it should fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conformance_helpers import Function, failures, modified_cases, on_cpu, rounded, small_cases
+from tridal import testing
+from tridal.testing.cases import Case
+from tridal.testing.tolerance import UNIT
+
+CASES = small_cases("softmax")
+MODIFIED_CASES = modified_cases("softmax")
+
+
+def modified_softmax(fault: str = "") -> Function:
+    """Returns softmax of a scaled and masked input in torch's ops, with a fault or none."""
+
+    def softmax(
+        x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, *, scale: float | None = None,
+        mask: torch.Tensor | None = None, causal: bool = False, masked_rows: str = "nan",
+    ) -> torch.Tensor:  # fmt: skip
+        dtype = dtype or x.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        x = x.to(dtype).to(torch.float16 if fault == "scaled in float16" else wide)
+        factor = 1.0 if scale is None else scale
+        if fault == "gradient not scaled":
+            x = x + (x * factor - x).detach()
+        elif fault != "scaled after the mask":
+            x = x * factor
+        if mask is not None and mask.dtype is torch.bool:
+            x = x.masked_fill(mask if fault == "mask inverted" else ~mask, -torch.inf)
+        elif mask is not None and fault != "mask not added":
+            x = x + mask.to(x.dtype)
+        if fault == "scaled after the mask":
+            x = x * factor
+        if causal:
+            diagonal = 1 if fault == "one column too many" else 0
+            x = x.masked_fill(torch.ones(x.shape[-2:]).tril(diagonal) == 0, -torch.inf)
+        empty = (x == -torch.inf).all(dim, keepdim=True)
+        y = torch.softmax(x.masked_fill(empty, 0.0).to(wide), dim)
+        if masked_rows == "zero" and fault != "never zero":
+            return y.masked_fill(empty, 0.0).to(dtype)
+        return (y + torch.where(empty, torch.nan, 0.0).to(wide)).to(dtype)
+
+    return softmax
+
+
+def has_torchs_gradient(case: Case) -> bool:
+    """Whether torch's autograd of `modified_softmax` gives the gradient that the suite expects.
+
+    torch computes the gradient from Y before it is rounded to 16 bits, and masked_fill gives zero where a row is NaN.
+    """
+    exact_dtype = case.out_dtype in ("float32", "float64")
+    nan_rows = case.mask is not None and case.masked_rows == "nan"
+    return case.direction == "forward" or (exact_dtype and not nan_rows)
+
+
+def test_correct_modified_softmax_passes_every_case() -> None:
+    assert failures(modified_softmax(), [case for case in MODIFIED_CASES if has_torchs_gradient(case)]) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_by", "at_least"),
+    [
+        ("mask inverted", "mask boolean", 40),
+        ("mask not added", "mask added", 10),
+        ("scaled after the mask", "mask added", 5),
+        ("one column too many", "causal", 10),
+        ("never zero", "zero rows", 10),
+        ("gradient not scaled", "backward", 10),
+        ("scaled in float16", "scale", 30),
+    ],
+)
+def test_fault_of_modified_softmax_is_found_in_several_cases(fault: str, found_by: str, at_least: int) -> None:
+    cases = [case for case in MODIFIED_CASES if has_torchs_gradient(case) and found_by in case.name]
+    assert len(failures(modified_softmax(fault), cases)) >= at_least
+
+
+def zeros(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.softmax(x, dim, dtype) * 0
+
+
+def uniform(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.softmax(x * 0, dim, dtype)
+
+
+def pads_with_zeros(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Pads rows to a power of two with zeros instead of -inf."""
+    x = x.to(dtype or x.dtype)
+    if x.numel() == 0 or x.dim() == 0:
+        return torch.softmax(x, dim)
+    x, cols = x.movedim(dim, -1), x.shape[dim]
+    padded = torch.nn.functional.pad(x, (0, (1 << (cols - 1).bit_length()) - cols))
+    return torch.softmax(padded, -1)[..., :cols].movedim(-1, dim)
+
+
+def does_not_subtract_the_maximum(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    e = x.to(dtype or x.dtype).exp()
+    return e / e.sum(dim, keepdim=True)
+
+
+def ignores_dim(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.softmax(x, -1, dtype)
+
+
+def replaces_nan(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.softmax(x, dim, dtype).nan_to_num()
+
+
+def ignores_strides(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.softmax(x.as_strided(x.shape, torch.empty(x.shape).stride()), dim, dtype)
+
+
+def returns_float32(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.softmax(x, dim, dtype).float()
+
+
+def casts_the_result(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Casts the result instead of the input."""
+    return (torch.softmax(x, dim) if x.is_floating_point() else torch.softmax(x, dim, dtype)).to(dtype or x.dtype)
+
+
+def changes_its_input(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    y = torch.softmax(x, dim, dtype)
+    x.detach().zero_()
+    return y
+
+
+def raises(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    raise RuntimeError("no kernel today")
+
+
+@pytest.mark.parametrize(
+    ("faulty", "found_by"),
+    [
+        (zeros, "forward"),
+        (uniform, "forward"),
+        (pads_with_zeros, "forward 33x257"),
+        (does_not_subtract_the_maximum, "shifted"),
+        (ignores_dim, "forward 3x5x7x11"),
+        (replaces_nan, "row of -inf"),
+        (replaces_nan, "some nan"),
+        (replaces_nan, "some +inf"),
+        (ignores_strides, "transposed"),
+        (ignores_strides, "permuted"),
+        (returns_float32, "bfloat16"),
+        (casts_the_result, "bfloat16 to float32"),
+        (changes_its_input, "forward"),
+        (raises, "forward"),
+    ],
+)
+def test_faulty_softmax_is_found(faulty: Function, found_by: str) -> None:
+    assert failures(faulty, [case for case in CASES if found_by in case.name])
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_by"),
+    [
+        ("zeros", "backward 33x257"),
+        ("no sum", "backward 33x257"),
+        ("reads beyond the row", "backward 33x257"),
+        ("omits the last element", "backward 6x1001"),
+        ("ignores strides", "expanded gradient"),
+    ],
+)
+def test_faulty_gradient_is_found(fault: str, found_by: str) -> None:
+    assert failures(rounded("softmax", fault), [case for case in CASES if found_by in case.name])
+
+
+def test_faulty_second_derivative_is_found() -> None:
+    def softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The value and the first derivative are correct."""
+        return torch.softmax(x, dim, dtype) + (x - x.detach()) ** 2 * 1e-3
+
+    cases = [Case("softmax", "forward", (5, 7)), Case("softmax", "backward", (5, 7)), Case("softmax", "double", (5, 7))]
+    passed = [testing.check(case, on_cpu(softmax)).passed for case in cases]
+    assert passed == [True, True, False]
+
+
+def test_result_of_a_passed_case_has_error_and_tolerance() -> None:
+    result = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(torch.softmax))
+    assert result.passed
+    assert result.message is None
+    assert 0 <= result.error <= result.tolerance
+    assert result.tolerance < 100 * UNIT["float32"]
+
+
+def test_result_of_a_failed_case_describes_the_failure() -> None:
+    result = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(zeros))
+    assert not result.passed
+    assert result.error > result.tolerance
+    assert result.message is not None
+    assert "15 of 15 elements are off" in result.message
+    assert "allowed" in result.message
+
+
+def test_exception_is_the_failure_of_the_case() -> None:
+    result = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(raises))
+    assert result.message == "raised RuntimeError: no kernel today"
+
+
+def test_worked_example_passes_with_torchs_softmax() -> None:
+    worked = testing.worked_example(on_cpu(torch.softmax))
+    assert worked.result.passed
+    expected = [[-0.0381, -0.0792, 0.1173], [-0.0043, -0.0202, 0.0245]]
+    assert [[round(value, 4) for value in row] for row in worked.dx] == expected
+
+
+def test_worked_example_fails_with_another_function() -> None:
+    result = testing.worked_example(on_cpu(torch.log_softmax)).result
+    assert not result.passed
+    assert result.message is not None
+    assert "from the worked numbers" in result.message

@@ -1,0 +1,61 @@
+"""The compiler: specializations compile for architectures that are not present."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from call_helpers import SM_90, WHOLE_ROW, kernel_call
+from tridal.devices import registry
+from tridal.devices.types import KernelConfig
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime import compiler
+from tridal.runtime.specialization import KernelCall
+
+TARGETS = {name: p.target for name, p in registry.get("cuda").architectures().items()}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    ("call", "config"),
+    [
+        (kernel_call((64, 1024)), WHOLE_ROW),
+        (kernel_call((64, 1024), kernel=SOFTMAX.backward, dtypes="float16"), WHOLE_ROW),
+        (kernel_call((64, 1024), 0, kernel=LOG_SOFTMAX.forward), replace(WHOLE_ROW, rows=32, cols=64)),
+        (kernel_call((64, 1001), dtypes="bfloat16"), replace(WHOLE_ROW, peel=True)),
+        (kernel_call((64, 1001), kernel=LOG_SOFTMAX.backward), replace(WHOLE_ROW, rows=1, peel=True)),
+        (kernel_call((9, 50_257)), KernelConfig("cooperative", 1, 8192, programs_per_row=7, peel=True)),
+        (
+            kernel_call((4096, 64), 0, kernel=SOFTMAX.backward),
+            KernelConfig("cooperative", 32, 256, programs_per_row=16),
+        ),
+        (kernel_call((64, 1024), dtypes="float64"), KernelConfig("column_loop", 1, 256, num_stages=2)),
+        (kernel_call((64, 1024), strides=(1, 64)), WHOLE_ROW),
+    ],
+)
+def test_kernels_compile_for_architectures_that_are_not_present(
+    arch: str, call: KernelCall, config: KernelConfig
+) -> None:
+    pytest.importorskip("triton")
+    target = TARGETS[arch]
+    assert target is not None
+    compiled = compiler.compile_kernel(call.specialize(config), target)
+    cubin = compiled.asm["cubin"]
+    assert cubin[:4] == b"\x7fELF"
+    used = registry.get("cuda").resources(compiled.asm, compiled.metadata.shared)
+    assert 16 <= used.registers <= 255
+    assert used.shared_memory == compiled.metadata.shared
+    assert compiled.metadata.launch_cooperative_grid == (config.programs_per_row > 1)
+
+
+@pytest.mark.parametrize("call", [kernel_call((64, 1001)), kernel_call((64, 1001), addresses=(4, 4))])
+def test_peel_makes_unaligned_rows_use_vector_accesses(call: KernelCall) -> None:
+    pytest.importorskip("triton")
+    accesses = {}
+    for peel in (False, True):
+        compiled = compiler.compile_kernel(call.specialize(KernelConfig("whole_row", 1, 1024, peel=peel)), SM_90)
+        accesses[peel] = [compiled.asm["ptx"].count(f"{kind}.global.v4") for kind in ("ld", "st")]
+    assert accesses[False] == [0, 0]
+    assert min(accesses[True]) > 0

@@ -1,0 +1,319 @@
+"""The public functions: results, argument errors, autocast, streams, and the choice between a backend and torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import tridal
+from tridal.devices import registry
+from tridal.devices.types import LaunchPlan, Problem
+from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
+from tridal.ops import table
+from tridal.pytorch import device_context, prepared, private
+from tridal.testing.implementation import overridden
+
+NAMES = ["softmax", "log_softmax"]
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["served", "torch"])
+def input_device(request: pytest.FixtureRequest, backend: Any) -> Iterator[torch.device]:
+    """A device that a backend serves, and a device where torch computes."""
+    with tridal.use(device=backend.name if request.param == "served" else "auto"):
+        yield tridal.device() if request.param == "served" else torch.device("cpu")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 6), max_size=4),
+    data=st.data(),
+    name=st.sampled_from(NAMES),
+    dtype=st.sampled_from([None, torch.float32, torch.float64]),
+)
+def test_values_and_gradients_equal_torch_for_any_shape_dim_and_dim_order(
+    backend: Any, shape: list[int], data: st.DataObject, name: str, dtype: torch.dtype | None
+) -> None:
+    rank = len(shape)
+    dim = data.draw(st.integers(-max(rank, 1), max(rank, 1) - 1))
+    order = data.draw(st.permutations(range(rank)))
+    with tridal.use(device=backend.name):
+        x = torch.randn(shape, dtype=torch.float64, device=tridal.device()).permute(order).requires_grad_()
+        ours, theirs = getattr(tridal, name)(x, dim, dtype), getattr(torch, name)(x, dim, dtype)
+        tolerance = {} if dtype is not torch.float32 else {"rtol": 1e-5, "atol": 1e-6}
+        assert_close(ours, theirs, **tolerance)
+        assert ours.is_contiguous()
+        grads = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (ours, theirs)]
+        assert_close(*grads, **tolerance)
+
+
+def test_dim_defaults_to_the_last(input_device: torch.device, name: str) -> None:
+    x = torch.randn(3, 5, device=input_device)
+    assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
+    assert_close(getattr(tridal, name)(input=x, dim=0), getattr(torch, name)(input=x, dim=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool])
+def test_integer_input_with_a_dtype(input_device: torch.device, name: str, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2, (3, 5), device=input_device).to(dtype)
+    assert_close(getattr(tridal, name)(x, -1, torch.float32), getattr(torch, name)(x, -1, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "builtin", "message"),
+    [
+        (
+            {"dim": 2},
+            DimensionError,
+            IndexError,
+            r"dim 2 is out of range for a tensor of shape \(3, 5\): expected -2 to 1",
+        ),
+        ({"dim": -3}, DimensionError, IndexError, "dim -3 is out of range"),
+        ({"dim": 1.0}, TypeError, TypeError, "dim must be an int, got 1.0|must be int, not float"),
+        ({"dim": None}, TypeError, TypeError, "dim must be an int, got None"),
+        ({"dim": "rows"}, TypeError, TypeError, "dim must be an int, got 'rows'"),
+        ({"dtype": torch.int32}, DTypeError, RuntimeError, "can't give torch.int32: dtype must be a floating-point"),
+        ({"dtype": torch.complex64}, DTypeError, RuntimeError, "not defined for complex numbers"),
+        ({"dtype": "float32"}, TypeError, TypeError, "dtype must be a torch.dtype or None, got 'float32'"),
+        ({"input": torch.arange(3)}, DTypeError, RuntimeError, "pass a floating-point dtype=, for example dtype="),
+        ({"input": torch.tensor(True)}, DTypeError, TypeError, "softmax of torch.bool is not defined"),
+        ({"input": torch.randn(3, dtype=torch.cfloat)}, DTypeError, RuntimeError, "not defined for complex numbers"),
+        (
+            {"input": torch.eye(3).to_sparse()},
+            LayoutError,
+            RuntimeError,
+            r"use torch\.sparse\.(log_)?softmax, or to_dense",
+        ),
+        ({"input": torch.eye(3).to_sparse_csr()}, LayoutError, RuntimeError, "layout torch.sparse_csr"),
+        ({"input": [1.0, 2.0]}, TypeError, TypeError, "input must be a torch.Tensor, got list"),
+        ({"input": None}, TypeError, TypeError, "input must be a torch.Tensor, got NoneType"),
+    ],
+)
+def test_invalid_arguments_raise_named_errors(
+    input_device: torch.device, name: str, arguments: dict[str, Any], error: type, builtin: type, message: str
+) -> None:
+    arguments = {"input": torch.randn(3, 5), **arguments}
+    if isinstance(arguments["input"], torch.Tensor):
+        arguments["input"] = arguments["input"].to(input_device)
+    for _ in range(2):
+        with pytest.raises(error, match=message) as raised:
+            getattr(tridal, name)(**arguments)
+        assert isinstance(raised.value, builtin)
+
+
+def test_dim_accepts_objects_with_index(input_device: torch.device, name: str) -> None:
+    class Index:
+        def __index__(self) -> int:
+            return 0
+
+    x = torch.randn(3, 5, device=input_device)
+    assert_close(getattr(tridal, name)(x, Index()), getattr(torch, name)(x, 0))
+
+
+def test_autocast_gives_the_dtype_of_torch(device: torch.device, name: str) -> None:
+    with torch.autocast(device.type, torch.bfloat16):
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            x = torch.randn(3, 5, device=device).to(dtype).requires_grad_()
+            for cast in (None, torch.bfloat16, torch.float64):
+                ours, theirs = getattr(tridal, name)(x, -1, cast), getattr(torch, name)(x, -1, cast)
+                assert ours.dtype == theirs.dtype
+                assert_close(ours.double(), theirs.double(), rtol=1e-2, atol=1e-2)
+                assert torch.autograd.grad(ours.sum(), x)[0].dtype == dtype
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+def test_autocast_casts_softmax_to_float32_on_accelerators(
+    device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On accelerators, softmax is on autocast's float32 list. The CPU is treated as one here."""
+    key = torch._C._dispatch_key_parse(f"Autocast{torch._C._dispatch_key_for_device(device.type)}")
+    monkeypatch.setattr(private, "autocast_key", lambda device_type: key)
+    half, double = torch.randn(3, 5, device=device).half(), torch.randn(3, 5, dtype=torch.float64, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert getattr(tridal, name)(half).dtype is torch.float32
+        assert getattr(tridal, name)(half, -1, torch.float16).dtype is torch.float16
+        assert getattr(tridal, name)(double).dtype is torch.float64
+        assert torch.vmap(getattr(tridal, name))(half).dtype is torch.float32
+        with torch.autocast(device.type, enabled=False):
+            assert getattr(tridal, name)(half).dtype is torch.float16
+    assert getattr(tridal, name)(half).dtype is torch.float16
+
+
+def test_fallback_error_raises_where_no_backend_serves(name: str) -> None:
+    with tridal.use(device="auto", fallback="error"):
+        for call in (lambda x: getattr(tridal, name)(x), torch.vmap(getattr(tridal, name))):
+            with pytest.raises(
+                NoBackendError, match="no available backend serves meta tensors, and fallback is 'error'"
+            ):
+                call(torch.empty(3, 5, device="meta"))
+
+
+class Narrow:
+    """A backend that computes float32 only."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend, self.name, self.dtypes = backend, "narrow", frozenset({"float32"})
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(self._backend, member)
+
+
+@pytest.fixture
+def narrow(backend: Any) -> Iterator[Any]:
+    registry.register(Narrow(backend))
+    yield registry.get("narrow")
+    registry.unregister("narrow")
+
+
+def test_torch_computes_dtypes_that_a_backend_lacks(narrow: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    prepared._log_fallback.cache_clear()
+    with tridal.use(device="narrow"), caplog.at_level(logging.WARNING, "tridal"):
+        x = torch.randn(3, 5, device=tridal.device()).half()
+        for _ in range(3):
+            assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
+        assert_close(getattr(tridal, name)(x, -1, torch.float64), getattr(torch, name)(x, -1, torch.float64))
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "backend 'narrow' does not compute float16: torch computes them",
+        "backend 'narrow' does not compute float16, float64: torch computes them",
+    ], "one message per reason"
+    with tridal.use(device="narrow", fallback="error"):
+        with pytest.raises(NoBackendError, match="'narrow' does not compute float16, and fallback is 'error'"):
+            getattr(tridal, name)(x)
+        assert_close(getattr(tridal, name)(x.float()), getattr(torch, name)(x.float(), -1))
+
+
+def test_unregistered_backend_is_not_used_again(backend: Any, name: str) -> None:
+    registry.register(Narrow(backend))
+    with tridal.use(device="narrow"):
+        x = torch.randn(3, 5, device=tridal.device())
+        getattr(tridal, name)(x)
+        registry.unregister("narrow")
+        with pytest.raises(TridalError, match="narrow"):
+            getattr(tridal, name)(x)
+
+
+def test_stream_raises_where_torch_computes(name: str) -> None:
+    with tridal.use(device="auto"), pytest.raises(StreamError, match="served by torch and have no stream"):
+        getattr(tridal, name)(torch.empty(3, 5, device="meta"), stream=0)
+
+
+@pytest.mark.parametrize("stream", [True, "fast", object(), 1.5])
+def test_invalid_streams_raise(device: torch.device, name: str, stream: Any) -> None:
+    with pytest.raises(StreamError, match="stream must be a torch stream or a raw handle"):
+        getattr(tridal, name)(torch.randn(3, 5, device=device), stream=stream)
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+def test_only_the_output_is_allocated(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    monkeypatch.setattr(private, "allocator", lambda device: allocate)  # no mode sees torch.compile's allocator
+
+    class Allocations(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if "empty" in str(func) or "clone" in str(func) or "_to_copy" in str(func):
+                Allocations.elements += result.numel() * (result.device.type != "meta")
+            return result
+
+    for x in (torch.randn(8, 16), torch.randn(8, 16).t(), torch.randn(4, 3, 8).permute(2, 1, 0)[:, :, ::2]):
+        x = x.to(device)
+        call = prepared.forward(device_context.device_context(x.device), table.ops()[name], x, -1, None)
+        assert call is not None
+        Allocations.elements = 0
+        with Allocations():
+            call.run(x)
+        assert Allocations.elements == x.numel()
+
+
+@pytest.mark.parametrize("cols", [5, 300, 2500])
+def test_exp_by_exp2_is_as_accurate_as_exp(backend: Any, cols: int) -> None:
+    """A plan can request exp2 with a correction. No precision is lost, and infinite elements stay right."""
+
+    def corrected(planned: LaunchPlan, _: Problem) -> LaunchPlan:
+        bias = planned.config.exp2_bias or 2.0**-60  # the interpreter's exp2 has no bias; zero would mean no correction
+        return replace(planned, config=replace(planned.config, exp2_bias=bias))
+
+    with overridden(backend, "corrected", corrected) as name, tridal.use(device=name, fallback="error"):
+        device = tridal.device()
+        x = torch.randn(7, cols, device=device) * 6
+        x[1, ::2] = -torch.inf
+        x[2] = -torch.inf
+        x[3, 1] = torch.nan
+        x[4, 2] = torch.inf
+        x[5, 0] = 1e30
+        x[6] = -(10.0 ** torch.linspace(0, 38, cols, device=device))
+        y = tridal.softmax(x, -1)
+        g = torch.randn_like(x[0])
+        z = torch.log_softmax(x[:1], -1)
+        dx = torch.ops.tridal.log_softmax_backward(g[None], z, -1, torch.float32)
+    roundings = 200 if backend.interpreted else 24  # the interpreter's fma rounds twice, so the product's error remains
+    shifted = (x - x.amax(-1, keepdim=True)).double()  # rounded to float32, as in the kernel
+    assert_close(y.double(), torch.softmax(shifted, -1), rtol=roundings * 2.0**-24, atol=1e-37, equal_nan=True)
+    exact = g.double() - z.double().exp() * g.double().sum()
+    assert_close(dx.double(), exact, rtol=1e-6, atol=1e-6 * float(g.abs().sum()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("largest", [10.0, 1e4, 1e9, 2e9, 1e30, 3.3e38])
+def test_uncorrected_exp2_is_accurate_for_16_bit_dtypes(backend: Any, dtype: torch.dtype, largest: float) -> None:
+    """All exps of a row have the same relative error, which cancels. No power of two overflows."""
+
+    def uncorrected(planned: LaunchPlan, _: Problem) -> LaunchPlan:
+        return replace(planned, config=replace(planned.config, exp2_bias=0.0))
+
+    if largest > torch.finfo(dtype).max:
+        pytest.skip(f"{dtype} cannot represent the value")
+    with overridden(backend, "uncorrected", uncorrected) as name, tridal.use(device=name, fallback="error"):
+        x = ((torch.rand(9, 301, device=tridal.device()) * 2 - 1) * largest).to(dtype)
+        x[1] = largest
+        x[2] = -largest
+        x[3, 7] = x[3].max()
+        x[4, ::2] = -torch.inf
+        x[5] = -torch.inf
+        x[6, 1] = torch.nan
+        x[7, 2] = torch.inf
+        x[8] -= torch.linspace(0, 9, 301, device=x.device).to(dtype)
+        y = tridal.softmax(x, -1)
+    eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
+    assert_close(y.double(), torch.softmax(x.double(), -1), rtol=eps, atol=tiny + 1e-19, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("shape", "dim"), [((7, 301), -1), ((33, 64), 0), ((2, 40, 5), 1), ((0, 4), 1)])
+def test_one_program_per_tile(backend: Any, dtype: torch.dtype, shape: tuple[int, ...], dim: int) -> None:
+    """The plan is not persistent, and it uses exp2 without a correction."""
+
+    def one_per_tile(planned: LaunchPlan, problem: Problem) -> LaunchPlan:
+        config = replace(planned.config, persistent=False, exp2_bias=0.0)
+        return replace(planned, config=config, programs=problem.tiles(config.rows))
+
+    with overridden(backend, "onepertile", one_per_tile) as name, tridal.use(device=name, fallback="error"):
+        device = tridal.device()
+        x = (torch.randn(shape, device=device) * 4).to(dtype).requires_grad_()
+        y = tridal.softmax(x, dim)
+        g = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, g)
+    exact = torch.softmax(x.detach().double(), dim)
+    eps = torch.finfo(dtype).eps
+    assert_close(y.double(), exact, rtol=eps + 2e-6, atol=1e-7)
+    expected = torch._softmax_backward_data(g.double(), y.detach().double(), dim, torch.float64)
+    assert_close(dx.double(), expected, rtol=eps, atol=2e-6)  # differences of numbers of magnitude one

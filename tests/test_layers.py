@@ -1,0 +1,150 @@
+"""Tests the rules of the layers: where the code may name devices and ops, and that imports have no cycle.
+
+`lint-imports` checks the order of the folders, with the contracts in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tridal
+from tridal.ops import table
+
+CORE = Path(tridal.__file__).parent
+BACKENDS = Path(__file__).parents[1] / "backends"
+DEVICE = re.compile(r"(?<![a-z])(cuda|npu|ascend|hip|rocm|xpu|mps|sm_)(?![a-z])|ascend[0-9]", re.IGNORECASE)
+"""A device name, also as a part of a name in snake case. "input" and "chip" contain no device name."""
+OP = re.compile(rf"(?<![a-z])({'|'.join(op.name for op in table.BUILT_IN)})(?![a-z])", re.IGNORECASE)
+"""The name of an op, also as a part of a name in snake case."""
+
+MATHS = {
+    importlib.import_module(kernel.module).__file__ for op in table.BUILT_IN for kernel in (op.forward, op.backward)
+}
+"""The files with the Triton functions of the ops."""
+WITHOUT_OPS = sorted(
+    path
+    for folder in (CORE / "devices", CORE / "runtime", CORE / "kernels", BACKENDS)
+    for path in folder.rglob("*.py")
+    if str(path) not in MATHS
+)
+
+
+def strings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line and the text of every string in the code, except docstrings."""
+    tree = ast.parse(source)
+    docstrings = {
+        id(statement.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body
+        if isinstance(statement, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line and the text of every name in the code, including module names in imports."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Constant):
+            for _, value in ast.iter_fields(node):
+                for text in value if isinstance(value, list) else [value]:
+                    if isinstance(text, str):
+                        yield getattr(node, "lineno", 0), text
+
+
+def device_names(source: str) -> list[tuple[int, str]]:
+    """Returns the strings that contain a device name."""
+    return [(line, text) for line, text in strings(source) if DEVICE.search(text)]
+
+
+def op_names(source: str) -> list[tuple[int, str]]:
+    """Returns the strings and names that contain the name of an op."""
+    return [(line, text) for line, text in (*strings(source), *names(source)) if OP.search(text)]
+
+
+@pytest.mark.parametrize("path", sorted(CORE.rglob("*.py")), ids=lambda path: str(path.relative_to(CORE)))
+def test_core_has_no_device_names(path: Path) -> None:
+    assert device_names(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", WITHOUT_OPS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_devices_runtime_schedules_and_backends_have_no_op_names(path: Path) -> None:
+    assert op_names(path.read_text()) == []
+
+
+def test_op_names_are_allowed_only_in_the_maths_files_of_kernels() -> None:
+    assert {Path(file).parent for file in MATHS if file} == {CORE / "kernels"}
+    assert any(path.name == "whole_row.py" for path in WITHOUT_OPS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'x = "cuda"',
+        'x = f"cuda:{i}"',
+        'import_module("torch_npu")',
+        'if t == "NPU": pass',
+        'x = {"arch": "ascend910b"}',
+    ],
+)
+def test_device_name_in_a_string_is_found(source: str) -> None:
+    assert device_names(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""For cuda."""',
+        'def f():\n    """As cuda does."""',
+        'x = 1\n"""An npu."""',
+        'x = "input"',
+        'x = "a chip"',
+        "cuda = 1",
+    ],
+)
+def test_device_name_in_a_docstring_or_a_longer_word_is_allowed(source: str) -> None:
+    assert not device_names(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if op == "softmax": pass',
+        'x = f"{a}_log_softmax"',
+        "from tridal.kernels.softmax import exp_term",
+        "import tridal.kernels.softmax",
+        "def plan_softmax(): pass",
+        "x = table.SOFTMAX",
+        "f(log_softmax=True)",
+        "def f():\n    global softmax",
+    ],
+)
+def test_op_name_in_a_string_or_a_name_is_found(source: str) -> None:
+    assert op_names(source)
+
+
+@pytest.mark.parametrize("source", ['"""For softmax."""', "x = 1  # softmax", "softmaxes = 1", 'x = "max"'])
+def test_op_name_in_a_docstring_comment_or_longer_word_is_allowed(source: str) -> None:
+    assert not op_names(source)
+
+
+def test_imports_have_no_cycle() -> None:
+    """Imports inside functions count, too."""
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("tridal", *(path.name for path in BACKENDS.iterdir() if (path / "__init__.py").exists()))
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert "tridal.pytorch.functions" in imports["tridal"]
+    assert "tridal.testing" in imports["tridal.cli.check"], "an import inside a function"
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(reversed(error.args[1]))}")

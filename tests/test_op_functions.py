@@ -1,0 +1,216 @@
+"""Adapters of an op's functions: they pass what a function names, and their faults and edits are noticed."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tridal.errors import PluginError
+from tridal.runtime import compiler
+from tridal.runtime.op_functions import CALLS, adapters, fingerprint
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+pytest.importorskip("triton")
+
+SOURCE = """
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def helper(x):
+        return x * 2
+
+    @triton.jit
+    def element(a):
+        return helper(a)
+
+    @triton.jit
+    def square(eps, b, total, AXIS: tl.constexpr):
+        return eps, b, total, AXIS
+
+    @triton.jit
+    def counted(a, count):
+        return a / count
+
+    @triton.jit
+    def shift_total(deviation, part_total, total, part_count):
+        return deviation, part_total, total, part_count
+
+    @triton.jit
+    def shift_without_count(deviation, part_total, total):
+        return deviation + part_total - total
+
+    @triton.jit
+    def normalise(deviation, a, part_scale, part_total, total, GUARD: tl.constexpr):
+        return deviation, a, part_scale, part_total, total, GUARD
+
+    @triton.jit
+    def wrong(a, rank, tile):
+        return a
+
+    def plain(a):
+        return a
+"""
+
+
+@pytest.fixture
+def make_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RowKernel]]:
+    """Writes the source of an op into a module, and returns a kernel with two tensors, two statistics and `eps`.
+
+    A further source replaces the module, as after an edit.
+    """
+    module = "op_under_test"
+    versions = 0
+
+    def make(source: str = SOURCE, **changes: Any) -> RowKernel:
+        nonlocal versions
+        folder = tmp_path / str(versions)
+        versions += 1
+        folder.mkdir()
+        (folder / f"{module}.py").write_text(textwrap.dedent(source))
+        monkeypatch.syspath_prepend(folder)
+        sys.modules.pop(module, None)
+        statistics = (
+            Statistic("total", "sum", term="element"),
+            Statistic("deviation", "sum", term="square", rebase="shift_total"),
+        )
+        kernel = RowKernel("norm", module, ("a", "b"), statistics, "normalise", ("eps",), padding=1.0)
+        return replace(kernel, **changes)
+
+    yield make
+    sys.modules.pop(module, None)
+
+
+class PythonFunction:
+    """A Triton function as a plain Python function, which needs neither the compiler nor the interpreter."""
+
+    def __init__(self, function: Any) -> None:
+        self.fn = getattr(function, "fn", function)
+        self.arg_names = inspect.getfullargspec(self.fn).args
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.fn(*arguments)
+
+
+def python_adapters(kernel: RowKernel) -> dict[str, Any]:
+    """Returns the adapters as plain Python functions."""
+    return adapters(kernel, PythonFunction)
+
+
+def call(functions: dict[str, Any], role: str) -> Any:
+    """Calls an adapter as a schedule does. The value of each argument is its name."""
+    assert tuple(functions[role].arg_names) == CALLS[role]
+    return functions[role](*CALLS[role])
+
+
+def test_a_function_gets_the_arguments_that_it_names(make_kernel: Callable[..., RowKernel]) -> None:
+    functions = python_adapters(make_kernel())
+    assert call(functions, "second_term") == ("param0", "x2", "first", "AXIS")
+    assert call(functions, "rebase") == ("second", "part_first", "first", "part_count")
+    assert call(functions, "finish") == ("second", "x", "part_scale", "part_first", "first", "GUARD")
+
+
+def test_adapters_say_how_terms_are_reduced_and_padded(make_kernel: Callable[..., RowKernel]) -> None:
+    constants = python_adapters(make_kernel())
+    assert {name: constants[name] for name in ("FIRST", "SECOND", "PADDING", "NEUTRAL_PADDING")} == {
+        "FIRST": "sum", "SECOND": "sum", "PADDING": 1.0, "NEUTRAL_PADDING": False,
+    }  # fmt: skip
+
+
+def test_a_kernel_with_one_statistic_has_no_second_term(make_kernel: Callable[..., RowKernel]) -> None:
+    kernel = make_kernel(statistics=(Statistic("total", "max", term="element"),), finish="element")
+    constants = python_adapters(kernel)
+    assert [constants[name] for name in ("second_term", "rebase", "SECOND")] == [None] * 3
+    assert constants["FIRST"] == "max"
+
+
+@pytest.mark.parametrize(
+    ("term", "rebase", "counts"),
+    [
+        ("square", "shift_without_count", False),
+        ("square", "shift_total", True),
+        ("counted", "shift_without_count", True),
+        ("counted", None, True),
+        ("square", None, False),
+    ],
+)
+def test_counts_is_set_if_a_function_names_count_or_part_count(
+    make_kernel: Callable[..., RowKernel], term: str, rebase: str | None, counts: bool
+) -> None:
+    statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term, rebase))
+    assert python_adapters(make_kernel(statistics=statistics))["COUNTS"] is counts
+
+
+def test_a_function_with_unknown_names_raises_and_lists_what_it_can_name(
+    make_kernel: Callable[..., RowKernel],
+) -> None:
+    kernel = make_kernel(statistics=(Statistic("total", "sum", term="wrong"),))
+    expected = (
+        rf"{kernel.module}\.wrong names rank, tile; as first_term of kernel 'norm' it can name "
+        "AXIS, EXP2_BIAS, a, b, eps$"
+    )
+    with pytest.raises(PluginError, match=expected):
+        python_adapters(kernel)
+
+
+def test_a_function_cannot_name_a_statistic_that_is_not_known_yet(make_kernel: Callable[..., RowKernel]) -> None:
+    kernel = make_kernel(statistics=(Statistic("total", "sum", term="square"),))
+    with pytest.raises(PluginError, match=r"square names total; as first_term"):
+        python_adapters(kernel)
+
+
+@pytest.mark.parametrize("name", ["missing", "plain"])
+def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[..., RowKernel], name: str) -> None:
+    kernel = make_kernel(finish=name)
+    expected = rf"kernel 'norm' needs a Triton function '{name}' in {kernel.module}"
+    with pytest.raises(PluginError, match=expected):
+        python_adapters(kernel)
+    with pytest.raises(PluginError, match=expected):
+        compiler.op_functions(kernel, False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "equal"),
+    [
+        ("a / count", "a * count", True),  # not a function of this kernel
+        ("return helper(a)", "return helper(a) + 1", False),
+        ("x * 2", "x * 3", False),  # called by a function of the kernel
+        ("return deviation, part_total, total, part_count", "return deviation, part_total, total, 0", False),
+    ],
+    ids=["unused", "function", "callee", "rebase"],
+)
+def test_fingerprint_changes_with_the_source_of_the_op(
+    make_kernel: Callable[..., RowKernel], old: str, new: str, equal: bool
+) -> None:
+    triton = compiler.import_triton()
+    assert old in SOURCE
+    hashes = []
+    for source in (SOURCE, SOURCE.replace(old, new)):
+        hashes.append(fingerprint(adapters(make_kernel(source), compiler._compiled(triton))))
+    assert (hashes[0] == hashes[1]) is equal
+
+
+def test_interpreted_adapters_call_interpreted_functions_only(make_kernel: Callable[..., RowKernel]) -> None:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    kernel = make_kernel()
+    adapter = compiler.op_functions(kernel, True)["first_term"]
+    element = adapter.fn.__globals__["element"]
+    helper = element.fn.__globals__["helper"]
+    assert [type(function) for function in (adapter, element, helper)] == [InterpretedFunction] * 3
+
+
+def test_interpreted_adapters_leave_the_functions_of_the_op_compiled(make_kernel: Callable[..., RowKernel]) -> None:
+    triton = compiler.import_triton()
+    kernel = make_kernel()
+    compiler.op_functions(kernel, True)
+    element = compiler.op_functions(kernel, False)["first_term"].fn.__globals__["element"]
+    assert isinstance(element, triton.JITFunction)
+    assert isinstance(element.fn.__globals__["helper"], triton.JITFunction)

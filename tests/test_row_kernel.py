@@ -1,0 +1,64 @@
+"""Declarations of row kernels: the derived numbers, and the message for each fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+MEAN = Statistic("mean", "sum", term="element")
+SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")
+KERNEL = RowKernel(
+    name="norm", module="norm", reads=("x",), statistics=(MEAN, SPREAD), finish="normalise", parameters=("eps",)
+)
+
+
+def test_a_correct_declaration_has_no_problem() -> None:
+    for kernel in (KERNEL, SOFTMAX.forward, SOFTMAX.backward, LOG_SOFTMAX.forward, LOG_SOFTMAX.backward):
+        assert kernel.problem() is None
+
+
+@pytest.mark.parametrize("reduce", ["max", "sum", "accurate_sum"])
+def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
+    assert replace(KERNEL, statistics=(replace(MEAN, reduce=reduce),)).problem() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reads": ("x", "y", "z")}, "kernel 'norm' has 3 tensors: at most 2 are supported"),
+        (
+            {"statistics": (MEAN, SPREAD, replace(MEAN, name="more"))},
+            "kernel 'norm' has 3 statistics: at most 2 are supported",
+        ),
+        ({"parameters": ("a", "b", "c")}, "kernel 'norm' has 3 parameters: at most 2 are supported"),
+        ({"reads": ()}, "kernel 'norm' needs at least one tensor and one statistic"),
+        ({"statistics": ()}, "kernel 'norm' needs at least one tensor and one statistic"),
+        ({"statistics": (SPREAD, MEAN)}, "kernel 'norm': rebase is for the second statistic only"),
+        ({"statistics": (SPREAD,)}, "kernel 'norm': rebase is for the second statistic only"),
+        (
+            {"statistics": (MEAN, replace(SPREAD, reduce="max"))},
+            "kernel 'norm': a statistic with rebase has to be a sum",
+        ),
+        ({"parameters": ("mean",)}, "kernel 'norm' uses one name for two things: x, mean, mean, spread"),
+        ({"reads": ("x", "x")}, "kernel 'norm' uses one name for two things: x, x, eps, mean, spread"),
+        ({"statistics": (MEAN, MEAN)}, "kernel 'norm' uses one name for two things: x, eps, mean, mean"),
+        (
+            {"statistics": (replace(MEAN, reduce="mean"),)},
+            "kernel 'norm': unknown reduction 'mean' (known: max, sum, accurate_sum)",
+        ),
+    ],
+)
+def test_problem_names_the_kernel_and_its_fault(changes: dict[str, Any], message: str) -> None:
+    assert replace(KERNEL, **changes).problem() == message
+
+
+def test_passes_count_a_rebased_statistic_and_the_output() -> None:
+    assert KERNEL.passes == 3
+    assert replace(KERNEL, statistics=(MEAN,)).passes == 2
+    assert replace(KERNEL, statistics=(MEAN, replace(SPREAD, rebase=None))).passes == 2

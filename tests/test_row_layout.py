@@ -1,0 +1,98 @@
+"""Row layouts: shapes and strides become blocks of rows, and every element keeps its place in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tridal.runtime.row_layout import RowLayout, contiguous_strides, row_layout
+
+
+def offsets(layout: RowLayout, strides: tuple[int, int, int]) -> torch.Tensor:
+    """Returns the offset of each element, by [outer, inner, col]."""
+    sizes = (layout.outer, layout.inner, layout.cols)
+    axes = [torch.arange(size) * step for size, step in zip(sizes, strides, strict=True)]
+    return axes[0][:, None, None] + axes[1][None, :, None] + axes[2][None, None, :]
+
+
+@st.composite
+def views(sample: st.DrawFn) -> tuple[torch.Tensor, int]:
+    """A sliced, permuted and expanded view of a tensor that holds its own offsets; and a dim."""
+    shape = sample(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    x = torch.arange(torch.Size(shape).numel()).view(shape)
+    x = x.permute(sample(st.permutations(range(len(shape)))))
+    for axis, size in enumerate(x.shape):
+        start, step = sample(st.integers(0, size - 1)), sample(st.integers(1, 2))
+        x = x[(slice(None),) * axis + (slice(start, None, step),)]
+    if sample(st.booleans()):
+        x = x.unsqueeze(0).expand(sample(st.integers(2, 3)), *x.shape)
+    return x, sample(st.integers(0, x.dim() - 1))
+
+
+@given(views())
+def test_each_element_is_read_and_written_where_torch_stores_it(case: tuple[torch.Tensor, int]) -> None:
+    x, dim = case
+    layout = row_layout(x.shape, x.stride(), dim)
+    if layout is None:
+        return
+    read = offsets(layout, layout.in_strides) + x.storage_offset()
+    written = offsets(layout, layout.out_strides)
+    assert sorted(written.flatten().tolist()) == list(range(x.numel())), "each element is written once"
+    out = torch.empty(x.numel(), dtype=x.dtype)
+    out[written] = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)[read]
+    assert torch.equal(out.view(x.shape), x), "each element is written to the position that it was read from"
+    expected = x.movedim(dim, -1).reshape(-1, x.shape[dim])
+    rows = out[written].reshape(-1, layout.cols)
+    assert sorted(map(tuple, expected.tolist())) == sorted(map(tuple, rows.tolist())), "rows run along the dim"
+
+
+@given(views())
+def test_two_dims_besides_the_reduced_one_always_have_a_layout(case: tuple[torch.Tensor, int]) -> None:
+    x, dim = case
+    others = [axis for axis in range(x.dim()) if axis != dim and x.shape[axis] > 1]
+    if len(others) <= 2:
+        assert row_layout(x.shape, x.stride(), dim) is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dim", "sizes", "kind"),
+    [
+        ((6, 7), (7, 1), 1, (1, 6, 7), "row"),
+        ((6, 7), (7, 1), 0, (1, 7, 6), "inner"),
+        ((4, 5, 16), (80, 16, 1), 1, (4, 16, 5), "inner"),
+        ((4, 5, 16), (80, 16, 1), 2, (1, 20, 16), "row"),
+        ((7, 6), (1, 7), 1, (1, 7, 6), "strided"),
+        ((100, 5, 2), (10, 2, 1), 1, (2, 100, 5), "strided"),  # two neighbouring rows are too few for a tile
+        ((4, 6, 7), (100, 7, 1), 2, (4, 6, 7), "row"),  # a slice
+        ((4, 6, 7), (0, 0, 1), 2, (1, 24, 7), "row"),  # expanded
+        ((9,), (3,), 0, (1, 1, 9), "strided"),
+        ((9, 1), (1, 1), 1, (1, 9, 1), "inner"),  # rows of one element are neighbours
+        ((1, 1), (5, 3), 0, (1, 1, 1), "strided"),
+    ],
+)
+def test_layout_and_sizes_follow_from_shape_and_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], dim: int, sizes: tuple[int, int, int], kind: str
+) -> None:
+    layout = row_layout(shape, strides, dim)
+    assert layout is not None
+    assert (layout.outer, layout.inner, layout.cols) == sizes
+    assert layout.layout == kind
+
+
+def test_three_strides_besides_the_reduced_dim_have_no_layout() -> None:
+    x = torch.empty(3, 4, 5, 6, device="meta").to(memory_format=torch.channels_last)
+    assert row_layout(x.shape, x.stride(), 3) is None
+    assert row_layout(x.shape, x.stride(), 1) is not None
+
+
+def test_max_offset_is_the_offset_of_the_last_element_of_a_tile() -> None:
+    layout = row_layout((70_000, 70_000), (70_000, 1), 0)
+    assert layout is not None
+    assert layout.max_offset(rows=16, cols=1 << 17) == 15 + ((1 << 17) - 1) * 70_000
+
+
+@given(st.lists(st.integers(1, 9), max_size=6))
+def test_contiguous_strides_equal_those_of_torch(shape: list[int]) -> None:
+    assert contiguous_strides(shape) == torch.empty(shape, device="meta").stride()

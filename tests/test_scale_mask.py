@@ -1,0 +1,343 @@
+"""Softmax of scaled and masked scores, computed by kernels and by torch's ops, compared with torch in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch.testing import assert_close
+
+import tridal
+from tridal import testing
+from tridal.devices import registry
+from tridal.devices.types import Backend
+from tridal.errors import DimensionError, DTypeError, LayoutError
+from tridal.runtime import launch
+from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
+
+B, H, Q, K = 2, 3, 5, 7
+
+
+def reference(x: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: Any = None, causal: bool = False,
+              masked_rows: str = "nan") -> torch.Tensor:  # fmt: skip
+    x = x.double() * scale
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else x + mask
+    if causal:
+        x = x.masked_fill(torch.ones(x.shape[-2:], device=x.device).tril() == 0, -torch.inf)
+    y = torch.softmax(x, dim)
+    return torch.where((x == -torch.inf).all(dim, keepdim=True), 0.0, y) if masked_rows == "zero" else y
+
+
+@pytest.fixture
+def kernel_calls(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
+    """The calls that are prepared during the test. The caches are empty before."""
+    calls: list[KernelCall] = []
+    prepare = launch.prepare
+
+    def record(call: KernelCall, *arguments: Any) -> Any:
+        calls.append(call)
+        return prepare(call, *arguments)
+
+    monkeypatch.setattr(launch, "prepare", record)
+    return calls
+
+
+MASKS: dict[str, tuple[int, ...]] = {
+    "batch, head, query, key": (B, H, Q, K),
+    "key": (K,),
+    "query, key": (Q, K),
+    "batch, key": (B, 1, 1, K),
+    "batch, query, key": (B, 1, Q, K),
+    "head, query, key": (H, Q, K),
+    "head, query": (H, Q, 1),
+    "single": (1,),
+}
+
+
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("kind", ["boolean", "added float32", "added float16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masked_forward_and_backward_are_one_kernel_each(
+    device: torch.device, kernel_calls: list[KernelCall], shape: tuple[int, ...], kind: str, causal: bool
+) -> None:
+    x = torch.randn(B, H, Q, K, dtype=torch.float64, device=device, requires_grad=True)
+    keep = torch.rand(shape, device=device) > 0.3
+    added = torch.randn(shape, device=device).masked_fill(~keep, -torch.inf)
+    mask = {"boolean": keep, "added float32": added, "added float16": added.half()}[kind]
+    arguments: dict[str, Any] = {"scale": 0.7, "mask": mask, "causal": causal, "masked_rows": "zero"}
+    ours, theirs = tridal.softmax(x, **arguments), reference(x, **arguments)
+    assert_close(ours, theirs)
+    g = torch.randn_like(ours)
+    y = theirs.detach()  # torch.where would give a NaN gradient for fully masked rows
+    expected = 0.7 * y * (g - (g * y).sum(-1, keepdim=True))
+    assert_close(torch.autograd.grad(ours, x, g)[0], expected)
+    assert [call.kernel.name for call in kernel_calls] == ["softmax", "softmax_backward"]
+    assert kernel_calls[0].scale_mask.scale == 0.7
+    assert kernel_calls[1].parameters == (0.7,)
+    assert (
+        kernel_calls[0].scale_mask.mask
+        == {"boolean": "uint8", "added float32": "float32", "added float16": "float16"}[kind]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("cast", [None, torch.float32, torch.float16])
+def test_results_and_gradients_have_the_expected_dtypes(
+    device: torch.device, dtype: torch.dtype, cast: torch.dtype | None
+) -> None:
+    x = torch.randn(Q, K, device=device).to(dtype).requires_grad_()
+    y = tridal.softmax(x, -1, cast, scale=3.0, causal=True)
+    assert y.dtype == (cast or dtype)
+    assert_close(y.double(), reference(x, scale=3.0, causal=True), rtol=2e-2, atol=1e-2)
+    assert torch.autograd.grad(y.sum(), x)[0].dtype == dtype
+
+
+def test_fully_masked_rows_are_nan_or_zero(device: torch.device) -> None:
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    mask = torch.tensor([[True] * 4, [False] * 4, [True, False, False, True]], device=device)
+    assert tridal.softmax(x, mask=mask)[1].isnan().all(), "as torch"
+    y = tridal.softmax(x, mask=mask, masked_rows="zero")
+    assert_close(y.double(), reference(x, mask=mask, masked_rows="zero"), check_dtype=False)
+    (dx,) = torch.autograd.grad(y.square().sum(), x)
+    assert dx[1].count_nonzero() == 0
+    assert dx.isfinite().all()
+    torch.testing.assert_close(tridal.softmax(torch.full((2, 3), -torch.inf, device=device), masked_rows="zero"),
+                               torch.zeros(2, 3, device=device))  # fmt: skip
+    assert tridal.softmax(torch.full((2, 3), torch.nan, device=device), masked_rows="zero").isnan().all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -2.0, 1, 1e-3])
+def test_scales_equal_torch(device: torch.device, scale: float) -> None:
+    x = torch.randn(Q, K, dtype=torch.float64, device=device, requires_grad=True)
+    ours, theirs = tridal.softmax(x, scale=scale), reference(x, scale=scale)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
+
+
+@pytest.mark.parametrize(
+    "with_layout",
+    [lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), lambda x: x.t().contiguous().t(),
+     lambda x: torch.cat([x, x], 1)[:, 3 : 3 + K], lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(Q, K)],
+    ids=["transposed copy", "transposed", "sliced", "unaligned"],
+)  # fmt: skip
+def test_inputs_with_any_strides_and_alignment(
+    device: torch.device, with_layout: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = with_layout(torch.randn(Q, K, dtype=torch.float64, device=device))
+    mask = torch.rand(K, Q, device=device).t() > 0.2
+    assert_close(tridal.softmax(x, mask=mask, scale=2.0), reference(x, mask=mask, scale=2.0))
+
+
+def test_equal_calls_are_prepared_once(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+    for _ in range(3):
+        tridal.softmax(torch.randn(Q, K, device=device), mask=torch.ones(K, dtype=torch.bool, device=device))
+    assert len(kernel_calls) == 1
+    tridal.softmax(torch.randn(Q, K, device=device), mask=torch.ones(Q, K, dtype=torch.bool, device=device))
+    tridal.softmax(torch.randn(Q, K, device=device))
+    assert [call.scale_mask.mask for call in kernel_calls] == ["uint8", "uint8", None]
+
+
+def test_scale_of_one_is_the_unmodified_call(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+    x = torch.randn(Q, K, device=device)
+    assert torch.equal(tridal.softmax(x, scale=1.0), tridal.softmax(x))
+    assert kernel_calls[0] == kernel_calls[1]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_each_dim_takes_one_kernel(device: torch.device, kernel_calls: list[KernelCall], dim: int) -> None:
+    x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
+    for mask in (torch.rand(B, 1, K, device=device) > 0.4, torch.randn(Q, 1, device=device), None):
+        ours, theirs = tridal.softmax(x, dim, mask=mask, scale=0.5), reference(x, dim, mask=mask, scale=0.5)
+        assert_close(ours, theirs, equal_nan=True)
+    assert [call.kernel.name for call in kernel_calls] == ["softmax"] * 3
+
+
+def test_mask_with_a_gradient_is_computed_by_torch(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+    x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
+    mask = torch.randn(Q, K, dtype=torch.float64, device=device, requires_grad=True)
+    ours, theirs = tridal.softmax(x, mask=mask, causal=True), reference(x, mask=mask, causal=True)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours.sin().sum(), (x, mask)), torch.autograd.grad(theirs.sin().sum(), (x, mask)))
+    assert {call.scale_mask.mask for call in kernel_calls} == {None}
+    with torch.no_grad():
+        assert_close(tridal.softmax(x, mask=mask, causal=True), theirs.detach())
+    assert kernel_calls.pop().scale_mask.mask == "float64", "without gradients, a kernel applies the mask"
+
+
+def test_mask_with_too_many_strides_is_computed_by_torch(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+    mask = torch.rand(2, 1, 3, 1, 5, dtype=torch.float64, device=device)
+    x = torch.randn(2, 2, 3, 2, 5, dtype=torch.float64, device=device, requires_grad=True)
+    ours, theirs = tridal.softmax(x, scale=0.5, mask=mask), reference(x, scale=0.5, mask=mask)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
+    assert {call.scale_mask.mask for call in kernel_calls} == {None}
+
+
+def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, kernel_calls: list[KernelCall]) -> None:
+    class Plain:
+        name, schedules = "plain", backend.schedules - {"scale_mask"}
+
+        def __getattr__(self, member: str) -> Any:
+            return getattr(backend, member)
+
+    plain: Any = Plain()
+    registry.register(plain)
+    try:
+        with tridal.use(device="plain"):
+            x = torch.randn(Q, K, dtype=torch.float64, device=tridal.device(), requires_grad=True)
+            ours, theirs = tridal.softmax(x, scale=0.5, causal=True), reference(x, scale=0.5, causal=True)
+            assert_close(ours, theirs)
+            assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
+    finally:
+        registry.unregister("plain")
+    assert {call.scale_mask for call in kernel_calls} == {NO_SCALE_MASK}
+
+
+@st.composite
+def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Scores with any strides, and the arguments of a score modification."""
+    rank = draw(st.integers(1, 4))
+    shape = draw(st.lists(st.integers(1, 9), min_size=rank, max_size=rank))
+    shape[-1] = draw(st.integers(1, 90))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    x = torch.randn(math.prod(shape) + 8, generator=generator, dtype=torch.float64)[draw(st.integers(0, 7)) :]
+    order = draw(st.sampled_from([list(range(rank)), draw(st.permutations(range(rank)))]))
+    x = x[: math.prod(shape)].view([shape[axis] for axis in order]).permute(*map(order.index, range(rank)))
+    x = x[..., :: draw(st.sampled_from([1, 1, 2]))]
+    mask = None
+    if draw(st.booleans()):
+        mask_shape = [size if draw(st.booleans()) else 1 for size in x.shape][draw(st.integers(0, rank - 1)) :]
+        start = draw(st.integers(0, 5))
+        keep = (torch.rand(math.prod(mask_shape) + 5, generator=generator) > 0.3)[start:]
+        dtype = draw(st.sampled_from([torch.bool, torch.float16, torch.float32, torch.float64]))
+        keep = keep[: math.prod(mask_shape)].view(mask_shape)
+        mask = (
+            keep if dtype is torch.bool else torch.randn(mask_shape, generator=generator).masked_fill(~keep, -torch.inf)
+        )
+        mask = mask.to(dtype)
+    dim = draw(st.sampled_from([-1, -1, *range(rank)]))
+    causal = rank > 1 and dim % rank == rank - 1 and draw(st.booleans())
+    scale = draw(st.sampled_from([1.0, 0.25, -1.5, 0]))
+    return x, {"dim": dim, "scale": scale, "mask": mask, "causal": causal,
+               "masked_rows": draw(st.sampled_from(["nan", "zero"]))}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=modified_scores(), data=st.data())
+def test_random_modifications_equal_torch(
+    backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
+) -> None:
+    x, arguments = case
+    plan = data.draw(st.sampled_from(["planned", *testing.overrides(backend)]))
+    mask = arguments["mask"]
+    with testing.implementation(backend, plan) as tested:
+        x = x.to(tested.device).requires_grad_()
+        arguments["mask"] = None if mask is None else mask.to(tested.device)
+        ours = tested.function("softmax")(x, **arguments)
+        theirs = reference(x, **arguments)
+        assert_close(ours, theirs, equal_nan=True)
+        g = torch.randn_like(ours)
+        y, scale = theirs.detach(), arguments["scale"]
+        expected = scale * y * (g - (g * y).sum(arguments["dim"], keepdim=True))
+        assert_close(torch.autograd.grad(ours, x, g)[0], expected, equal_nan=True)
+
+
+def test_transforms_and_second_order_equal_torch(device: torch.device) -> None:
+    x = torch.randn(Q, K, dtype=torch.float64, device=device)
+    mask = torch.randn(Q, K, dtype=torch.float64, device=device)
+
+    def ours(z: torch.Tensor) -> torch.Tensor:
+        return tridal.softmax(z, scale=0.5, mask=mask, causal=True)
+
+    def theirs(z: torch.Tensor) -> torch.Tensor:
+        return reference(z, scale=0.5, mask=mask, causal=True)
+
+    for transform in (
+        torch.func.jacfwd,
+        torch.func.jacrev,
+        lambda f: torch.func.hessian(lambda z: f(z).square().sum()),
+    ):
+        assert_close(transform(ours)(x), transform(theirs)(x))
+    batched = torch.randn(3, Q, K, dtype=torch.float64, device=device)
+    assert_close(torch.vmap(ours)(batched), torch.vmap(theirs)(batched))
+    masks = torch.randn(3, Q, K, dtype=torch.float64, device=device)
+    for dims in ((0, 0), (0, None), (None, 0)):
+        got, wanted = (
+            torch.vmap(lambda z, m, f=f: f(z, scale=0.5, mask=m, causal=True), dims)(
+                *(batched if axis == 0 else x for axis in dims[:1]),
+                *(masks if axis == 0 else mask for axis in dims[1:]),
+            )
+            for f in (tridal.softmax, reference)
+        )
+        assert_close(got, wanted)
+    for argument in (0, 1):
+        for transform in (torch.func.grad, torch.func.jacfwd, torch.func.jacrev):
+            got, wanted = (
+                transform(lambda z, m, f=f: f(z, scale=0.5, mask=m).square().sum(), argument)(x, mask)
+                for f in (tridal.softmax, reference)
+            )
+            assert_close(got, wanted)
+    z = x.clone().requires_grad_()
+    second = [
+        torch.autograd.grad(torch.autograd.grad(f(z).square().sum(), z, create_graph=True)[0].sin().sum(), z)
+        for f in (ours, theirs)
+    ]
+    assert_close(*second)
+
+
+def test_gradcheck_to_second_order(device: torch.device) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
+    keep = torch.rand(3, 4, device=device) > 0.3
+    keep[:, 0] = True
+    arguments: dict[str, Any] = {"scale": -0.7, "mask": keep, "causal": True, "masked_rows": "zero"}
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda z: tridal.softmax(z, **arguments), (x,))
+    assert torch.autograd.gradcheck(
+        lambda z: tridal.softmax(z, **arguments), (x,), check_forward_ad=True, check_batched_grad=True
+    )
+    added = torch.randn(4, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda z, m: tridal.softmax(z, scale=0.5, mask=m), (x, added))
+
+
+def test_torch_computes_where_no_backend_serves() -> None:
+    x = torch.randn(B, Q, K, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(Q, K) > 0.3
+    with tridal.use(device="auto"):
+        arguments: dict[str, Any] = {"scale": 0.5, "mask": mask, "causal": True, "masked_rows": "zero"}
+        assert_close(tridal.softmax(x, **arguments), reference(x, **arguments))
+        half = tridal.softmax(x.half(), **arguments)
+    assert half.dtype is torch.float16
+    assert_close(half.double(), reference(x, **arguments), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"mask": [True]}, TypeError, "mask must be a torch.Tensor, got list"),
+        ({"mask": torch.ones(K, dtype=torch.int64)}, DTypeError, "must be boolean .* or floating .*, got torch.int64"),
+        ({"mask": torch.ones(3)}, DimensionError, r"mask of shape \(3,\) cannot be broadcast to the input's \(5, 7\)"),
+        ({"mask": torch.ones(2, Q, K)}, DimensionError, "cannot be broadcast"),
+        ({"scale": "big"}, TypeError, "scale must be a number, got 'big'"),
+        ({"causal": True, "dim": 0}, DimensionError, "causal=True needs queries by keys"),
+        ({"masked_rows": "one"}, ValueError, "masked_rows must be 'nan' or 'zero', got 'one'"),
+        ({"scale": 2.0, "dim": 5}, DimensionError, "dim 5 is out of range"),
+        ({"scale": 2.0, "dim": 1.0}, TypeError, "dim must be an int, got 1.0"),
+        ({"scale": 2.0, "dtype": torch.int64}, DTypeError, "dtype must be a floating-point dtype"),
+        ({"scale": 2.0, "input": torch.eye(3).to_sparse()}, LayoutError, "layout torch.sparse_coo"),
+        ({"scale": 2.0, "input": torch.ones(3, dtype=torch.int64)}, DTypeError, "pass a floating-point dtype="),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_invalid_arguments_raise_named_errors(
+    device: torch.device, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tridal.softmax(**{"input": torch.randn(Q, K, device=device), **arguments})
+    with pytest.raises(DimensionError, match="causal=True needs"):
+        tridal.softmax(torch.randn(K, device=device), causal=True)

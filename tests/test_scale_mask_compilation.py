@@ -1,0 +1,83 @@
+"""Kernels with a score modification, compiled for sm_90: they compile, and masks are loaded in vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tridal.devices.types import KernelConfig
+from tridal.ops import planning
+from tridal.ops.scale_mask import ScoreModification
+from tridal.ops.softmax import SOFTMAX
+from tridal.pytorch import binding
+from tridal.runtime import compiler
+from tridal.runtime.row_layout import row_layout
+from tridal.runtime.specialization import KernelCall
+
+
+def kernel_call(
+    shape: tuple[int, ...], mask: torch.Tensor | None, dtype: torch.dtype, causal: bool = False, zero: bool = False
+) -> KernelCall:
+    """The call for contiguous scores of this shape."""
+    x, dim = torch.empty(shape, dtype=dtype, device="meta"), len(shape) - 1
+    layout = row_layout(shape, x.stride(), dim, 0)
+    scale_mask = binding.scale_mask_of(x, dim, ScoreModification(0.5, mask, causal, zero))
+    assert layout is not None
+    assert scale_mask is not None
+    return KernelCall.of(SOFTMAX.forward, layout, (binding.dtype_name(dtype),) * 2, None, (), scale_mask)
+
+
+CONFIGS = {
+    "whole_row": KernelConfig("whole_row", rows=4, cols=1024),
+    "peel": KernelConfig("whole_row", rows=1, cols=1024, peel=True),
+    "peel, several rows": KernelConfig("whole_row", rows=4, cols=1024, peel=True),
+    "cooperative": KernelConfig("cooperative", rows=1, cols=256, programs_per_row=4),
+    "cooperative with peel": KernelConfig("cooperative", rows=1, cols=256, programs_per_row=4, peel=True),
+    "pipelined": KernelConfig("whole_row", rows=1, cols=1024, num_stages=3),
+    "column_loop": KernelConfig("column_loop", rows=1, cols=256, num_stages=2),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.bfloat16])
+def test_kernel_compiles_for_a_device_that_is_not_present(config: KernelConfig, kind: torch.dtype | None) -> None:
+    backend, device = planning.target(arch="sm_90")
+    assert device.target is not None
+    mask = None if kind is None else torch.ones(2, 1, 16, 1001, dtype=kind)
+    call = kernel_call((2, 3, 16, 1001), mask, torch.bfloat16, causal=True, zero=True)
+    compiled = compiler.compile_kernel(call.specialize(config), device.target)
+    assert backend.resources(compiled.asm, compiled.metadata.shared).registers > 16
+
+
+@pytest.mark.parametrize("cols", [1024, 1001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mask_is_loaded_in_vectors_if_it_is_aligned_like_the_scores(cols: int, dtype: torch.dtype) -> None:
+    _, device = planning.target(arch="sm_90")
+    assert device.target is not None
+    config = KernelConfig("whole_row", rows=1, cols=1024, peel=cols % 16 != 0)
+    elements = torch.ones(64 * cols + 1, dtype=torch.bool)
+    masks = {
+        "aligned": elements[:-1].view(64, cols),
+        "unaligned": elements[1:].view(64, cols),
+        "key": torch.ones(cols, dtype=torch.bool),
+    }
+    byte_loads = {}
+    for name, mask in masks.items():
+        specialization = kernel_call((64, cols), mask, dtype).specialize(config)
+        ptx = compiler.compile_kernel(specialization, device.target).asm["ptx"]
+        byte_loads[name] = ptx.count("ld.global.b8") + ptx.count("ld.global.v2.b8")
+        assert ptx.count("ld.global.v4.b32") >= 1, "scores are always loaded in vectors"
+    head_and_tail = 2 * config.peel
+    assert byte_loads["aligned"] <= head_and_tail, "single bytes are loaded in the head and tail only"
+    assert byte_loads["unaligned"] > head_and_tail
+    assert (byte_loads["key"] > head_and_tail) is config.peel, (
+        "rows of odd length start anywhere, the key mask does not"
+    )
+
+
+def test_another_batch_size_needs_no_compilation() -> None:
+    small, large = (
+        kernel_call((batch, 3, 16, 1024), torch.ones(batch, 1, 16, 1024), torch.float32, causal=True)
+        for batch in (2, 5)
+    )
+    assert small.specialize(CONFIGS["whole_row"]) == large.specialize(CONFIGS["whole_row"])

@@ -1,0 +1,145 @@
+"""The table of ops: built-in ops, entry points, and ops with a fault, which do not affect others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backend_helpers import run_python
+from tridal.errors import PlanError, PluginError
+from tridal.ops import table
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.runtime.row_layout import row_layout
+from tridal.runtime.specialization import KernelCall
+
+GOOD = """
+from dataclasses import replace
+from tridal.ops.softmax import SOFTMAX
+
+OP = replace(
+    SOFTMAX,
+    name="{name}",
+    forward=replace(SOFTMAX.forward, name="{name}"),
+    backward=replace(SOFTMAX.backward, name="{name}_backward"),
+    aten=None,
+)
+"""
+THREE_STATISTICS = """
+third = replace(SOFTMAX.forward.statistics[0], name="third")
+OP = replace(OP, forward=replace(OP.forward, statistics=(*SOFTMAX.forward.statistics, third)))
+"""
+FAULTS = {
+    "import fails": ("raise OSError('no library')", "it could not be loaded: OSError: no library"),
+    "no reference": (GOOD + "OP = replace(OP, reference=None)", "it has no reference"),
+    "three statistics": (GOOD + THREE_STATISTICS, "has 3 statistics: at most 2 are supported"),
+    "not an op": ("OP = object()", "expected a tridal.ops.RowOp, found object"),
+    "another name": (
+        GOOD.replace("{name}", "other"),
+        "its entry point is called 'another_name', but its name is 'other'",
+    ),
+}
+
+
+def install(folder: Path, distribution: str, name: str, source: str) -> None:
+    """Installs a distribution with one module and one op."""
+    module = f"{distribution}_module"
+    folder.joinpath(f"{module}.py").write_text(source.replace("{name}", name))
+    info = folder / f"{distribution}-1.0.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    info.joinpath("entry_points.txt").write_text(f"[tridal.ops]\n{name} = {module}:OP\n")
+
+
+LIST_OPS = """
+    import json
+    from tridal.ops import table
+    import tridal
+    print(json.dumps([[entry.name, entry.origin, entry.problem] for entry in table.registered()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str | None]]:
+    """Name, origin and problem of all ops, where distributions with faults and one without are installed."""
+    folder = tmp_path_factory.mktemp("ops")
+    for fault, (source, _) in FAULTS.items():
+        install(folder, fault.replace(" ", ""), fault.replace(" ", "_"), source)
+    for distribution, name in (("works", "works"), ("thief", "softmax"), ("second", "softmax_backward")):
+        install(folder, distribution, name, GOOD)
+    for distribution in ("beta", "alpha"):
+        install(folder, distribution, "same", GOOD)
+    return [tuple(entry) for entry in json.loads(run_python(LIST_OPS, folder))]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_op_with_a_fault_is_recorded(entries: list[tuple[str, str, str | None]], fault: str) -> None:
+    (found,) = [entry for entry in entries if entry[0] == fault.replace(" ", "_")]
+    assert found[1] == f"{fault.replace(' ', '')} 1.0"
+    assert FAULTS[fault][1] in str(found[2])
+
+
+def test_ops_without_a_fault_work(entries: list[tuple[str, str, str | None]]) -> None:
+    assert [name for name, _, problem in entries if problem is None] == ["softmax", "log_softmax", "same", "works"]
+    assert entries[0][:2] == ("softmax", "tridal")
+
+
+@pytest.mark.parametrize("distribution", ["thief", "second"])
+def test_op_whose_name_is_taken_is_recorded(entries: list[tuple[str, str, str | None]], distribution: str) -> None:
+    (found,) = [entry for entry in entries if entry[1] == f"{distribution} 1.0"]
+    assert found[2] == "its name is taken: tridal has an op 'softmax'"
+
+
+def test_of_two_distributions_with_one_name_the_first_keeps_it(entries: list[tuple[str, str, str | None]]) -> None:
+    assert [entry for entry in entries if entry[0] == "same"] == [
+        ("same", "alpha 1.0", None),
+        ("same", "beta 1.0", "its name is taken: alpha 1.0 has an op 'same'"),
+    ]
+
+
+def test_import_loads_no_entry_point(tmp_path: Path) -> None:
+    install(tmp_path, "eager", "eager", GOOD)
+    code = "import sys, tridal; tridal.softmax; print('eager_module' in sys.modules)"
+    assert run_python(code, tmp_path).strip() == "False"
+
+
+def test_unknown_op_suggests_similar_names() -> None:
+    with pytest.raises(PlanError, match="unknown op 'softmx'; did you mean 'softmax'"):
+        table.kernel_named("softmx")
+
+
+def test_kernels_are_those_of_all_ops() -> None:
+    assert {name: op.name for name, (op, _) in table.kernels().items()} == {
+        "softmax": "softmax",
+        "softmax_backward": "softmax",
+        "log_softmax": "log_softmax",
+        "log_softmax_backward": "log_softmax",
+    }
+
+
+def test_check_rejects_a_taken_name_and_a_fault() -> None:
+    other = replace(LOG_SOFTMAX, name="softmax", forward=SOFTMAX.forward, backward=SOFTMAX.backward)
+    with pytest.raises(PluginError, match="tridal has an op of that name"):
+        table.check(other)
+    with pytest.raises(PluginError, match="saves: expected 'output' or 'input'"):
+        table.check(replace(SOFTMAX, saves="nothing"))  # type: ignore[arg-type]
+    table.check(SOFTMAX)
+
+
+def test_ops_with_equal_traits_are_equal_problems() -> None:
+    """So they get equal plans: a plan depends on nothing but the problem."""
+    other = RowKernel(
+        name="other_backward",
+        module="other",
+        reads=("g", "z"),
+        statistics=(Statistic("total", "sum", term="f"),),
+        finish="h",
+    )
+    layout = row_layout((64, 1000), (1000, 1), 1)
+    assert layout is not None
+    dtypes = ("float32", "float32", "float32")
+    assert KernelCall.of(other, layout, dtypes).problem == KernelCall.of(SOFTMAX.backward, layout, dtypes).problem

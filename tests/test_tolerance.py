@@ -1,0 +1,160 @@
+"""Tests the error bounds: correct results are inside them, and imprecise sums and small faults are outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from conformance_helpers import Function, failures, rounded, small_cases
+from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
+from tridal.ops import table
+from tridal.testing import Case
+from tridal.testing.gradients import second_gradient
+from tridal.testing.tolerance import Arithmetic, DerivedBounds, bounds_of
+
+
+def sums_in(dtype: torch.dtype) -> Function:
+    """Returns a softmax that adds the terms of a row one after the other in this dtype."""
+
+    def softmax(x: torch.Tensor, dim: int, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        x = x.to(out_dtype or x.dtype)
+        e = (x.float() - x.float().amax(dim, keepdim=True)).exp()
+        row_sum = e.to(dtype).cumsum(dim).narrow(dim, -1, 1).float()
+        return (e / row_sum).to(x.dtype)
+
+    return softmax
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_correct_results_of_softmax_are_inside_its_bounds(op: str) -> None:
+    cases = small_cases(op)
+    assert failures(rounded(op), [case for case in cases if case.direction != "double"]) == []
+    assert failures(getattr(torch, op), [case for case in cases if case.direction == "double"]) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found_by"),
+    [
+        (torch.bfloat16, "forward 6x1001 dim=-1 float32"),
+        (torch.bfloat16, "forward 5x257 dim=-1 bfloat16"),
+        (torch.float16, "forward 5x257 dim=-1 float16"),
+    ],
+)
+def test_softmax_with_an_imprecise_sum_is_outside_its_bounds(dtype: torch.dtype, found_by: str) -> None:
+    assert failures(sums_in(dtype), [case for case in small_cases("softmax") if case.name.endswith(found_by)])
+
+
+@pytest.mark.parametrize(
+    ("fault", "found_by"),
+    [
+        ("sums in float16", "backward 33x257 dim=-1 float32"),
+        ("sums in the dtype of the input", "backward 5x257 dim=-1 bfloat16"),
+        ("sums in the dtype of the input", "backward 5x257 dim=-1 float16"),
+    ],
+)
+def test_softmax_gradient_with_an_imprecise_sum_is_outside_its_bounds(fault: str, found_by: str) -> None:
+    assert failures(rounded("softmax", fault), [case for case in small_cases("softmax") if found_by in case.name])
+
+
+class FaultyReduce:
+    """Sums of rows with a fault."""
+
+    def __init__(self, dim: int, count: int, fault: str) -> None:
+        self.count = count
+        self._dim = dim
+        self._fault = fault
+
+    def __call__(self, x: torch.Tensor, how: str) -> torch.Tensor:
+        if self.count == 0 or not self._fault:
+            return x.sum(self._dim, keepdim=True)
+        if self._fault == "omits the last element":
+            return x.narrow(self._dim, 0, self.count - 1).sum(self._dim, keepdim=True)
+        return x.bfloat16().cumsum(self._dim).narrow(self._dim, -1, 1).to(x.dtype)
+
+
+class UnitNorm(torch.autograd.Function):
+    """L2 normalisation in float32 or float64, rounded once. It may have a fault."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, fault: str) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.arguments = dim, fault
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        y = UNIT_NORM.reference(wide, FaultyReduce(dim, x.shape[dim] if x.dim() else 1, fault), 1e-6)
+        return (y * 0 if fault == "zeros" else y).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x,), (dim, fault) = ctx.saved_tensors, ctx.arguments
+        wide = torch.promote_types(x.dtype, torch.float32)
+        reduce = FaultyReduce(dim, x.shape[dim] if x.dim() else 1, fault)
+        dx = UNIT_NORM.gradient(dy.to(wide), x.to(wide), reduce, 1e-6)
+        return (dx * 0 if fault == "zeros" else dx).to(x.dtype), None, None
+
+
+def unit_norm(fault: str = "") -> Function:
+    """Returns L2 normalisation with a fault, or without one."""
+
+    def function(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return UnitNorm.apply(x.to(dtype or x.dtype), dim, fault)
+
+    return function
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_correct_results_of_an_op_are_inside_its_derived_bounds() -> None:
+    cases = small_cases("unit_norm")
+    assert failures(unit_norm(), [case for case in cases if case.direction != "double"]) == []
+
+    def differentiable(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return UNIT_NORM.compute(x.to(dtype or x.dtype), dim, (1e-6,))
+
+    assert failures(differentiable, [case for case in cases if case.direction == "double"]) == []
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("fault", ["zeros", "omits the last element", "sums in bfloat16"])
+@pytest.mark.parametrize("shape", [(33, 257), (6, 1001)])
+def test_faulty_results_of_an_op_are_outside_its_derived_bounds(direction: Any, fault: str, shape: Any) -> None:
+    assert failures(unit_norm(fault), [Case("unit_norm", direction, shape)])
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_zeros_in_16_bits_are_outside_the_derived_bounds(direction: Any) -> None:
+    cases = [Case("unit_norm", direction, (33, 257), dtype=dtype) for dtype in ("bfloat16", "float16")]
+    assert len(failures(unit_norm("zeros"), cases)) == 2
+
+
+def test_rows_of_one_element_are_inside_the_derived_bounds() -> None:
+    """dX of such a row cancels, so its rounding error is larger than dX."""
+    x, dy = torch.randn(2, 5000, 1, generator=torch.Generator().manual_seed(0)).double()
+    exact = UNIT_NORM.compute_gradient(dy, x, -1, (1e-6,))
+    result = UNIT_NORM.compute_gradient(dy.float(), x.float(), -1, (1e-6,)).double()
+    bound = DerivedBounds(UNIT_NORM).backward(
+        x, dy, exact, -1, Arithmetic.of(("float32",), "float32", 1, interpreted=False, last_dim=True)
+    )
+    assert (result - exact).abs().max() > 10 * exact.abs().min()
+    assert ((result - exact).abs() <= bound).all()
+
+
+def test_second_gradient_of_a_linear_op_is_zero() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    assert torch.equal(second_gradient(x, x - x.mean(-1, keepdim=True), torch.ones(3, 5)), torch.zeros(3, 5))
+
+
+def test_an_op_with_bounds_keeps_them_and_another_op_gets_derived_bounds() -> None:
+    softmax = table.op_named("softmax")
+    assert bounds_of(softmax) is softmax.bounds
+    assert bounds_of(UNIT_NORM) == DerivedBounds(UNIT_NORM)
+
+
+def test_bounds_of_16_bit_results_in_the_interpreter_allow_truncation() -> None:
+    device = Arithmetic.of(("bfloat16",), "bfloat16", 1024, interpreted=False, last_dim=True)
+    interpreter = Arithmetic.of(("bfloat16",), "bfloat16", 1024, interpreted=True, last_dim=True)
+    assert interpreter.unit == 2 * device.unit
+    assert interpreter.accumulator == device.accumulator
+    assert Arithmetic.of(("float32",), "float32", 1024, interpreted=True, last_dim=False).sum_roundings == 1024

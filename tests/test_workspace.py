@@ -1,0 +1,50 @@
+"""The workspace: zeroed, long enough, one tensor per stream, and one per launch while a graph is captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tridal.runtime import workspace
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_by_stream", {})
+
+
+def launched_with(length: int, stream: int = 0) -> torch.Tensor:
+    """Returns the workspace that a launch on a stream gets as its last tensor."""
+    launches: list[Any] = []
+    workspace.with_workspace(lambda *arguments: launches.append(arguments), length, CPU)(stream, "out", "input")
+    ((given_stream, out, source, tensor),) = launches
+    assert (given_stream, out, source) == (stream, "out", "input")
+    assert tensor.dtype == torch.int64
+    assert len(tensor) >= length
+    assert not tensor.any()
+    return tensor  # type: ignore[no-any-return]
+
+
+def test_launches_on_one_stream_share_a_workspace() -> None:
+    first = launched_with(10)
+    assert launched_with(5) is first
+    assert launched_with(5, stream=1) is not first
+    assert launched_with(10) is first
+
+
+def test_a_workspace_that_is_too_short_is_replaced_by_a_longer_one() -> None:
+    first = launched_with(10)
+    longer = launched_with(1000)
+    assert longer is not first
+    assert launched_with(10) is longer
+
+
+def test_each_launch_gets_its_own_workspace_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = launched_with(10)
+    monkeypatch.setattr(torch.cpu, "is_current_stream_capturing", lambda: True, raising=False)
+    assert launched_with(10) is not outside
+    assert launched_with(10) is not launched_with(10)

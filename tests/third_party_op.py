@@ -1,0 +1,41 @@
+"""An op as a third party declares it, without Triton functions, and a fixture that adds it to the table of ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tridal.ops import RowKernel, RowOp, RowReduce, Statistic, table
+
+
+def reference(x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
+    """L2 normalisation: x / sqrt(sum(x * x) + eps)."""
+    return x * (reduce(x * x, "sum") + eps).rsqrt()
+
+
+def gradient(dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
+    """(dy - x * sum(x * dy) / s) / sqrt(s), where s is sum(x * x) + eps."""
+    squares = reduce(x * x, "sum") + eps
+    return (dy - x * (reduce(x * dy, "sum") / squares)) * squares.rsqrt()
+
+
+_SQUARES, _DOT = Statistic("squares", "sum", "square"), Statistic("dot", "sum", "product")
+UNIT_NORM = RowOp(
+    name="unit_norm",
+    forward=RowKernel("unit_norm", "no_module", ("x",), (_SQUARES,), "unit_norm", ("eps",)),
+    backward=RowKernel(
+        "unit_norm_backward", "no_module", ("dy", "x"), (_SQUARES, _DOT), "unit_norm_gradient", ("eps",)
+    ),
+    reference=reference,
+    gradient=gradient,
+    saves="input",
+    parameters={"eps": 1e-6},
+)
+"""An op without a function in torch and without bounds of its own."""
+
+
+@pytest.fixture
+def unit_norm_in_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds the op to the table of ops."""
+    entry = table.RegisteredOp("unit_norm", "a test", UNIT_NORM)
+    monkeypatch.setattr(table, "_entries", (*table.registered(), entry))
