@@ -9,7 +9,7 @@ _OPERATION = re.compile(r'^\s*(?:%[\w:#, ]+ = )?"?([a-z_]+\.[a-z_.]+)"?', re.MUL
 _VIEW = re.compile(r"memref\.reinterpret_cast .*strides: \[([^\]]*)\]")
 _DIALECTS = {"arith", "bufferization", "func", "linalg", "math", "memref", "scf", "tensor"}
 _SCALAR_AS_TENSOR = re.compile(r"^.*\btensor\.(?:insert|extract) .*: tensor<(?:1x)+[a-z]+\d+>$\n?", re.MULTILINE)
-"""triton-ascend puts a scalar, for example a parameter, into a tensor of one element. There is no loop over elements."""
+"""triton-ascend puts a scalar, such as a parameter, into a tensor of one element, which needs no loop."""
 _ONE_AT_A_TIME = {"memref.load", "memref.store", "tensor.extract", "tensor.insert", "tensor.generate", "linalg.generic"}
 
 

@@ -63,6 +63,7 @@ def make_plan(
     """
     from tridal.ops import planning
 
+    planning.matrix_call(rows, cols, **question)  # its errors come before those of the device
     backend, properties = planning.target(device, arch)
     try:
         return backend, properties, planning.plan(rows, cols, device=device, arch=arch, **question)

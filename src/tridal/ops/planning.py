@@ -36,8 +36,8 @@ def plan(
 
     Raises PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError.
     """
-    backend, properties = target(device, arch)
     call = matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
+    backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
         raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
     return launch.plan(call, backend, properties, registry.options(backend, settings.current()))
