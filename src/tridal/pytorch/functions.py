@@ -149,6 +149,8 @@ def apply(
         return _general(op, input, dim, dtype, stream, parameters, modification)
     try:
         context = device_context(input.device)
+        if context.torch_computes and modification is None:
+            return reference.compute(op, input, dim, dtype, parameters)
         if context.torch_computes or needs_dispatcher() or function_modes():
             return _general(op, input, dim, dtype, stream, parameters, modification)
         wanted = autocast_dtype(op, input) if dtype is None and _autocast_active(op, context) else dtype

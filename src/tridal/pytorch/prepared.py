@@ -46,8 +46,8 @@ def forward(
         op, dim, dtype, input.shape, input.stride(), input.dtype, alignment, input.is_neg(), parameters
     )  # fmt: skip
     if modification is not None:
-        key += (*modification, None if modification.mask is None else _description(modification.mask))
-        key = (*key[:9], modification.scale, *key[11:])  # without the mask itself
+        scale, mask, causal, zero_masked_rows = modification
+        key += (scale, None if mask is None else _description(mask), causal, zero_masked_rows)
     try:
         return context.forwards[key]
     except KeyError:
