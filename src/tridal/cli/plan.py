@@ -63,20 +63,18 @@ def make_plan(
     """
     from tridal.ops import planning
 
-    planning.matrix_call(rows, cols, **question)  # its errors come before those of the device
-    backend, properties = planning.target(device, arch)
     try:
-        return backend, properties, planning.plan(rows, cols, device=device, arch=arch, **question)
+        return planning.planned(rows, cols, device=device, arch=arch, **question)
     except TridalError:
         raise
     except ImportError as error:
         raise PlanError(
-            f"planning for {properties.arch} compiles kernels, but {error.name} is not installed: "
-            f"pip install {error.name}"
+            f"planning compiles kernels, but {error.name} is not installed: pip install {error.name}"
         ) from error
     except Exception as error:  # from the backend's own code, or from Triton's compiler
         lines = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+        backend, properties = planning.target(device, arch)
         raise PlanError(f"backend {backend.name!r} could not plan for {properties.arch}: {reason}") from error
 
 

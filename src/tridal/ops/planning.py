@@ -36,11 +36,26 @@ def plan(
 
     Raises PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError.
     """
+    return planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)[2]
+
+
+def planned(
+    rows: int,
+    cols: int,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    op: str = "softmax",
+    dim: int = -1,
+    device: str | torch.device | None = None,
+    arch: str | None = None,
+) -> tuple[Backend, DeviceProperties, LaunchPlan]:
+    """`plan`, with the backend and the device properties. Errors of the problem come before those of the device."""
     call = matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
     backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
         raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
-    return launch.plan(call, backend, properties, registry.options(backend, settings.current()))
+    options = registry.options(backend, settings.current())
+    return backend, properties, launch.plan(call, backend, properties, options)
 
 
 def target(device: str | torch.device | None = None, arch: str | None = None) -> tuple[Backend, DeviceProperties]:

@@ -149,7 +149,7 @@ def apply(
         return _general(op, input, dim, dtype, stream, parameters, modification)
     try:
         context = device_context(input.device)
-        if context.torch_computes and modification is None:
+        if context.torch_computes and modification is None and op.torch_function is not None:
             return reference.compute(op, input, dim, dtype, parameters)
         if context.torch_computes or needs_dispatcher() or function_modes():
             return _general(op, input, dim, dtype, stream, parameters, modification)
