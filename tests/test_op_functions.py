@@ -81,7 +81,7 @@ def make_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
             Statistic("total", "sum", term="element"),
             Statistic("deviation", "sum", term="square", rebase="shift_total"),
         )
-        kernel = RowKernel("norm", module, ("a", "b"), statistics, "normalise", ("eps",), padding=1.0)
+        kernel = RowKernel("norm", module, ("a", "b"), statistics, ("normalise",), parameters=("eps",), padding=1.0)
         return replace(kernel, **changes)
 
     yield make
@@ -125,7 +125,7 @@ def test_adapters_say_how_terms_are_reduced_and_padded(make_kernel: Callable[...
 
 
 def test_a_kernel_with_one_statistic_has_no_second_term(make_kernel: Callable[..., RowKernel]) -> None:
-    kernel = make_kernel(statistics=(Statistic("total", "max", term="element"),), finish="element")
+    kernel = make_kernel(statistics=(Statistic("total", "max", term="element"),), writes=("element",))
     constants = python_adapters(kernel)
     assert [constants[name] for name in ("second_term", "rebase", "SECOND")] == [None] * 3
     assert constants["FIRST"] == "max"
@@ -168,7 +168,7 @@ def test_a_function_cannot_name_a_statistic_that_is_not_known_yet(make_kernel: C
 
 @pytest.mark.parametrize("name", ["missing", "plain"])
 def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[..., RowKernel], name: str) -> None:
-    kernel = make_kernel(finish=name)
+    kernel = make_kernel(writes=(name,))
     expected = rf"kernel 'norm' needs a Triton function '{name}' in {kernel.module}"
     with pytest.raises(PluginError, match=expected):
         python_adapters(kernel)

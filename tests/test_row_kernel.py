@@ -14,7 +14,7 @@ from tridal.runtime.row_kernel import RowKernel, Statistic
 MEAN = Statistic("mean", "sum", term="element")
 SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")
 KERNEL = RowKernel(
-    name="norm", module="norm", reads=("x",), statistics=(MEAN, SPREAD), finish="normalise", parameters=("eps",)
+    name="norm", module="norm", reads=("x",), statistics=(MEAN, SPREAD), writes=("normalise",), parameters=("eps",)
 )
 
 
@@ -37,8 +37,8 @@ def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
             "kernel 'norm' has 3 statistics: at most 2 are supported",
         ),
         ({"parameters": ("a", "b", "c")}, "kernel 'norm' has 3 parameters: at most 2 are supported"),
-        ({"reads": ()}, "kernel 'norm' needs at least one tensor and one statistic"),
-        ({"statistics": ()}, "kernel 'norm' needs at least one tensor and one statistic"),
+        ({"reads": ()}, "kernel 'norm' needs at least one tensor to read, one to write and one statistic"),
+        ({"statistics": ()}, "kernel 'norm' needs at least one tensor to read, one to write and one statistic"),
         ({"statistics": (SPREAD, MEAN)}, "kernel 'norm': rebase is for the second statistic only"),
         ({"statistics": (SPREAD,)}, "kernel 'norm': rebase is for the second statistic only"),
         (

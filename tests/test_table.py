@@ -137,7 +137,7 @@ def test_ops_with_equal_traits_are_equal_problems() -> None:
         module="other",
         reads=("g", "z"),
         statistics=(Statistic("total", "sum", term="f"),),
-        finish="h",
+        writes=("h",),
     )
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None

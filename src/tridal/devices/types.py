@@ -103,6 +103,12 @@ class Problem(_Renamed):
     """dtype of each tensor that is read once per element. All but the first are contiguous."""
     writes: tuple[str, ...] = ("float32",)
     """dtype of each tensor that is written once per element."""
+    row_reads: tuple[str, ...] = ()
+    """dtype of each tensor with a number per row that is read."""
+    column_reads: tuple[str, ...] = ()
+    """dtype of each tensor with a number per column that is read."""
+    row_writes: tuple[str, ...] = ()
+    """dtype of each tensor with a number per row that is written."""
     passes: int = 3
     """Passes over a row: one for each statistic that depends on the one before it, and one that writes the results."""
     live_tiles: int = 1

@@ -8,18 +8,19 @@ import triton.language as tl
 
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
-from tridal.kernels.tiles import tile_bounds, tile_pointers
+from tridal.kernels.tiles import load_columns, load_rows, store_rows, tile_bounds, tile_pointers
 
 _INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def column_loop(
-    out_ptr, in_ptr, in2_ptr, mask_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, in_ptr, in2_ptr, per_row_ptr, per_row2_ptr, per_column_ptr,
+    per_column2_ptr, mask_ptr, outer, inner, cols,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner,
     param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
-    finish: tl.constexpr,
+    finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
     NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr,
@@ -27,6 +28,8 @@ def column_loop(
 ):  # fmt: skip
     """Computes `finish` of every element, from the statistics of its row."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
+        per_row = load_rows(per_row_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
+        per_row2 = load_rows(per_row2_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
         first = tl.full([ROWS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
         second = tl.full([ROWS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)
         for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
@@ -47,22 +50,34 @@ def column_loop(
                     in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
                 )  # fmt: skip
                 x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-            term = masked(first_term(x, x2, param0, param1, AXIS, EXP2_BIAS), in_bounds, FIRST, NEUTRAL_PADDING)
+            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+            term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
+            term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
             merged = merge(first, reduce(term, FIRST, AXIS, ROWS, 1, EXP2_BIAS), FIRST)
             if SECOND is not None:
                 before = tl.cast(column_block * COLS, ACC_DTYPE)
                 count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
                 if rebase is not None:  # a number per row: the device's exp is exact enough and fast enough
                     second = rebase(second, first, merged, before, count, param0, param1, None)
-                term = second_term(x, x2, param0, param1, merged, count, AXIS, EXP2_BIAS, False, True)
+                term = second_term(
+                    x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count, AXIS, EXP2_BIAS,
+                    False, True,
+                )  # fmt: skip
                 term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
                 second = merge(second, reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS), SECOND)
             first = merged
-        value = None
+        count, value = tl.cast(cols, ACC_DTYPE), None
         if row_value is not None:
             value = row_value(
-                param0, param1, 1.0, first, second, tl.cast(cols, ACC_DTYPE), EXP2_BIAS, COLS >= 128, ZERO_MASKED_ROWS
+                per_row, per_row2, param0, param1, 1.0, first, second, count, EXP2_BIAS, COLS >= 128, ZERO_MASKED_ROWS
             )  # fmt: skip
+        if row_out_ptr is not None:
+            number = row_write(per_row, per_row2, param0, param1, first, second, value, count)
+            store_rows(row_out_ptr, number, tile, 0, inner, row_outer, row_inner, ROWS)
+        if row_out2_ptr is not None:
+            number = row_write2(per_row, per_row2, param0, param1, first, second, value, count)
+            store_rows(row_out2_ptr, number, tile, 0, inner, row_outer, row_inner, ROWS)
         for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
                 tile, column_block, inner, cols, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
@@ -82,11 +97,22 @@ def column_loop(
             x2 = None
             if in2_ptr is not None:
                 x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
+            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
             y = finish(
-                x, x2, param0, param1, first, 1.0, first, second, value, tl.cast(cols, ACC_DTYPE), AXIS, EXP2_BIAS,
-                False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
+                x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, 1.0, first, second, value,
+                count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
             )  # fmt: skip
             pointers = tile_pointers(
                 out_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
             )  # fmt: skip
             tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
+            if out2_ptr is not None:
+                y2 = finish2(
+                    x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, 1.0, first, second, value,
+                    count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
+                )  # fmt: skip
+                pointers2 = tile_pointers(
+                    out2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
+                )  # fmt: skip
+                tl.store(pointers2, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)

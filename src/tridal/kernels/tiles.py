@@ -101,3 +101,40 @@ def anti_hoist_pointers(
     return tile_pointers(
         pointer, block, row, column, outer_stride, inner_stride, step, INT64_OFFSETS, AXIS, ROWS, COLS, ALIGNED
     )  # fmt: skip
+
+
+@triton.jit
+def load_columns(
+    pointer, column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr, ACC_DTYPE: tl.constexpr
+):  # fmt: skip
+    """A tensor with a number per column: those of COLS columns from `column`, to broadcast to a tile. 0 without it."""
+    if pointer is None:
+        return 0.0
+    else:
+        index = column + index_along(COLS, AXIS, INT64_OFFSETS)
+        return tl.load(pointer + index, mask=index < cols, other=0).to(ACC_DTYPE)
+
+
+@triton.jit
+def _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr):
+    """Pointers into a tensor with a number per row, for the rows of a tile, and which of them are in bounds."""
+    tiles = tl.cdiv(inner, ROWS)
+    row = tl.cast(tile % tiles, tl.int64) * ROWS + tl.arange(0, ROWS)
+    return pointer + tl.cast(tile // tiles, tl.int64) * row_outer + row * row_inner, row < inner
+
+
+@triton.jit
+def load_rows(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr, ACC_DTYPE: tl.constexpr):
+    """A tensor with a number per row: those of the rows of a tile. 0 without the tensor."""
+    if pointer is None:
+        return 0.0
+    else:
+        pointers, in_bounds = _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS)
+        return tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)
+
+
+@triton.jit
+def store_rows(pointer, number, tile, rank, inner, row_outer, row_inner, ROWS: tl.constexpr):
+    """Stores a number per row, for the rows of a tile. The first of the programs that compute a row stores it."""
+    pointers, in_bounds = _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS)
+    tl.store(pointers, number.to(pointer.dtype.element_ty), mask=in_bounds & (rank == 0))

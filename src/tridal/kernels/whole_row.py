@@ -3,8 +3,10 @@
 Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in
 elements. Programs loop over tiles, so any number of them computes the same result.
 
-The op is given by its functions, `first_term`, `second_term`, `rebase`, `row_value` and `finish`, and by the reductions
-of their terms, FIRST and SECOND; docs/add-an-op.md describes them. A plan chooses the rest:
+The op is given by its tensors, by its functions (`first_term` to `row_write2`), and by the reductions of the terms,
+FIRST and SECOND; docs/add-an-op.md describes them. A pointer or a function that the op does not have is None. Tensors
+`out`, `out2`, `in` and `in2` have a number per element, `per_row` and `row_out` per row, and `per_column` per column.
+All of them but `in` are contiguous. A plan chooses the rest:
   PROGRAMS_PER_ROW  above 1, programs compute a row together ("cooperative") and exchange their statistics.
   PERSISTENT        programs loop over tiles. If not, there is one program per tile, which takes fewer registers.
   PEEL              the unaligned head and tail of a row, fewer than VECTOR elements each, are a small extra tile.
@@ -21,16 +23,25 @@ from tridal.kernels.exchange import clear_words, exchange, part_count
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tile_counter import await_claim, claim, iterations, read_claim, release_group
-from tridal.kernels.tiles import anti_hoist_pointers, head_length, tile_bounds, tile_pointers
+from tridal.kernels.tiles import (
+    anti_hoist_pointers,
+    head_length,
+    load_columns,
+    load_rows,
+    store_rows,
+    tile_bounds,
+    tile_pointers,
+)
 
 
 @triton.jit
 def whole_row(
-    out_ptr, in_ptr, in2_ptr, mask_ptr, workspace, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col, misalignment,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, in_ptr, in2_ptr, per_row_ptr, per_row2_ptr, per_column_ptr,
+    per_column2_ptr, mask_ptr, workspace, outer, inner, cols,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment,
     param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
-    finish: tl.constexpr,
+    finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
     NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
@@ -60,7 +71,14 @@ def whole_row(
                     head = head_length(misalignment + block * in_outer + row * in_inner, cols, VECTOR)
                     body = (cols - head) // VECTOR * VECTOR
                 count = part_count(rank, body, cols, COLS)
+            per_row = load_rows(per_row_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
+            per_row2 = load_rows(per_row2_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
             for PASS in tl.static_range(0, LAST_PASS + 1):
+                per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+                per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+                if PEEL:
+                    per_column_edge = load_columns(per_column_ptr, edge_column, cols, False, 0, 1, ACC_DTYPE)
+                    per_column2_edge = load_columns(per_column2_ptr, edge_column, cols, False, 0, 1, ACC_DTYPE)
                 if PASS == 0 or RELOAD:
                     pointers = anti_hoist_pointers(
                         in_ptr, tile, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS,
@@ -90,7 +108,10 @@ def whole_row(
                 if PASS == 0:
                     if DYNAMIC:
                         claim(workspace, tiles, group, rank, iteration, end, WORDS)
-                    term = masked(first_term(x, x2, param0, param1, AXIS, EXP2_BIAS), in_bounds, FIRST, NEUTRAL_PADDING)
+                    term = first_term(
+                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS
+                    )  # fmt: skip
+                    term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
                     first = reduce(term, FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
                     second = tl.zeros_like(first)
                     if PEEL:
@@ -111,17 +132,24 @@ def whole_row(
                         x2_edge = None
                         if in2_ptr is not None:
                             x2_edge = tl.load(pointers2, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
-                        term = first_term(x_edge, x2_edge, param0, param1, 0, EXP2_BIAS)
+                        term = first_term(
+                            x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1, 0,
+                            EXP2_BIAS,
+                        )  # fmt: skip
                         term = masked(term, edge_in_bounds, FIRST, NEUTRAL_PADDING)
                         first = merge(first, reduce(term, FIRST, 0, 1, 1, EXP2_BIAS), FIRST)
                 if PASS == SECOND_PASS:
-                    term = second_term(x, x2, param0, param1, first, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD)
+                    term = second_term(
+                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, count, AXIS,
+                        EXP2_BIAS, UNNORMALISED, GUARD,
+                    )  # fmt: skip
                     second = reduce(
                         masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, AXIS, ROWS, COLS, EXP2_BIAS
                     )  # fmt: skip
                     if PEEL:
                         term = second_term(
-                            x_edge, x2_edge, param0, param1, first, count, 0, EXP2_BIAS, UNNORMALISED, GUARD
+                            x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
+                            first, count, 0, EXP2_BIAS, UNNORMALISED, GUARD,
                         )  # fmt: skip
                         term = masked(term, edge_in_bounds, SECOND, NEUTRAL_PADDING)
                         second = merge(second, reduce(term, SECOND, 0, 1, 1, EXP2_BIAS), SECOND)
@@ -137,31 +165,60 @@ def whole_row(
                     count, value = tl.cast(cols, ACC_DTYPE), None
                     if row_value is not None:
                         value = row_value(
-                            param0, param1, part_scale, first, second, count, EXP2_BIAS, REFINE, ZERO_MASKED_ROWS
+                            per_row, per_row2, param0, param1, part_scale, first, second, count, EXP2_BIAS, REFINE,
+                            ZERO_MASKED_ROWS,
                         )  # fmt: skip
+                    if row_out_ptr is not None:
+                        number = row_write(per_row, per_row2, param0, param1, first, second, value, count)
+                        store_rows(row_out_ptr, number, tile, rank, inner, row_outer, row_inner, ROWS)
+                    if row_out2_ptr is not None:
+                        number = row_write2(per_row, per_row2, param0, param1, first, second, value, count)
+                        store_rows(row_out2_ptr, number, tile, rank, inner, row_outer, row_inner, ROWS)
                     out_pointers = anti_hoist_pointers(
                         out_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
                         COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
                     )  # fmt: skip
                 if PASS == LAST_PASS:
                     y = finish(
-                        x, x2, param0, param1, part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS,
-                        UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, part_first, part_scale,
+                        first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
                     )  # fmt: skip
                     tl.store(
                         out_pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds,
                         eviction_policy="evict_first" if RELOAD else "",
                     )  # fmt: skip
+                    if out2_ptr is not None:
+                        out2_pointers = anti_hoist_pointers(
+                            out2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS,
+                            ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
+                        )  # fmt: skip
+                        y2 = finish2(
+                            x, x2, per_row, per_row2, per_column, per_column2, param0, param1, part_first, part_scale,
+                            first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                        )  # fmt: skip
+                        tl.store(out2_pointers, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
                     if PEEL:
                         pointers = tile_pointers(
                             out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS, 1,
                             False,
                         )  # fmt: skip
                         y_edge = finish(
-                            x_edge, x2_edge, param0, param1, part_first, part_scale, first, second, value, count, 0,
-                            EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                            x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
+                            part_first, part_scale, first, second, value, count, 0, EXP2_BIAS, UNNORMALISED, GUARD,
+                            REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
                         tl.store(pointers, y_edge.to(out_ptr.dtype.element_ty), mask=edge_in_bounds)
+                        if out2_ptr is not None:
+                            pointers2 = tile_pointers(
+                                out2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0,
+                                ROWS, 1, False,
+                            )  # fmt: skip
+                            y2_edge = finish2(
+                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
+                                part_first, part_scale, first, second, value, count, 0, EXP2_BIAS, UNNORMALISED, GUARD,
+                                REFINE, ZERO_MASKED_ROWS,
+                            )  # fmt: skip
+                            tl.store(pointers2, y2_edge.to(out2_ptr.dtype.element_ty), mask=edge_in_bounds)
             if PROGRAMS_PER_ROW > 1 and PERSISTENT:
                 clear_words(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, WORDS)
             if DYNAMIC:

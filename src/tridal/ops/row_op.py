@@ -115,6 +115,8 @@ class RowOp:
                 return found
             if len(kernel.reads) != reads:
                 return f"kernel {kernel.name!r} reads {', '.join(kernel.reads)}: expected {reads} tensor(s)"
+            if len(kernel.pointers) != 1 + reads:
+                return f"kernel {kernel.name!r}: a RowOp has no tensors per row or per column, and writes one tensor"
         if not _NAME.fullmatch(self.name):
             return f"name: expected lower-case letters, digits and underscores, found {self.name!r}"
         if (self.forward.name, self.backward.name) != (self.name, f"{self.name}_backward"):

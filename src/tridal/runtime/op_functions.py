@@ -3,11 +3,12 @@
 A function of an op takes only what it names. For each function this module generates an adapter, a Triton function with
 the parameters of `CALLS` that calls the op's function with those that it names. Functions may name:
 
-- the tensors of `RowKernel.reads`, the parameters, and the statistics that are known when the function is called;
+- the parameters, and the statistics that are known when the function is called;
+- in terms and `writes`: the tensors that the kernel reads; those of `row_reads` in `row_value` and `row_writes` too;
 - `count`: the number of elements that the statistics are of; `part_count`, in `rebase`: that of the part;
-- `part_<first statistic>`: in `rebase` and `finish`, the first statistic of the part of a row that a program computes;
-- `part_scale`: in `row_value` and `finish`, what `rebase` makes of 1;
-- the name of the function `row_value`: in `finish`, its result;
+- `part_<first statistic>`: in `rebase` and `writes`, the first statistic of the part of a row that a program computes;
+- `part_scale`: in `row_value` and `writes`, what `rebase` makes of 1;
+- the name of the function `row_value`: in `writes` and `row_writes`, its result;
 - `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
 - `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;
 - `UNNORMALISED`: whether terms may be multiplied by one constant per row;
@@ -29,19 +30,27 @@ from typing import Any
 from tridal.errors import PluginError
 from tridal.runtime.row_kernel import RowKernel
 
+_TENSORS = ("x", "x2", "per_row", "per_row2", "per_column", "per_column2")
+_NUMBERS = ("per_row", "per_row2", "param0", "param1")
+_FINISH = (
+    *_TENSORS, "param0", "param1", "part_first", "part_scale", "first", "second", "row_value", "count", "AXIS",
+    "EXP2_BIAS", "UNNORMALISED", "GUARD", "REFINE", "ZERO_MASKED_ROWS",
+)  # fmt: skip
+_ROW_WRITE = (*_NUMBERS, "first", "second", "row_value", "count")
+
 CALLS: Mapping[str, tuple[str, ...]] = {
-    "first_term": ("x", "x2", "param0", "param1", "AXIS", "EXP2_BIAS"),
+    "first_term": (*_TENSORS, "param0", "param1", "AXIS", "EXP2_BIAS"),
     "second_term": (
-        "x", "x2", "param0", "param1", "first", "count", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD",
+        *_TENSORS, "param0", "param1", "first", "count", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD",
     ),
     "rebase": ("second", "part_first", "first", "part_count", "count", "param0", "param1", "EXP2_BIAS"),
     "row_value": (
-        "param0", "param1", "part_scale", "first", "second", "count", "EXP2_BIAS", "REFINE", "ZERO_MASKED_ROWS",
+        *_NUMBERS, "part_scale", "first", "second", "count", "EXP2_BIAS", "REFINE", "ZERO_MASKED_ROWS",
     ),
-    "finish": (
-        "x", "x2", "param0", "param1", "part_first", "part_scale", "first", "second", "row_value", "count", "AXIS",
-        "EXP2_BIAS", "UNNORMALISED", "GUARD", "REFINE", "ZERO_MASKED_ROWS",
-    ),
+    "finish": _FINISH,
+    "finish2": _FINISH,
+    "row_write": _ROW_WRITE,
+    "row_write2": _ROW_WRITE,
 }  # fmt: skip
 """The arguments that the schedules pass to each function, in order."""
 
@@ -51,24 +60,16 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
 
     `wrap` turns a Python function, or a Triton function of the op, into one of the kind that the kernel can call.
     """
-    statistics = kernel.statistics
-    second = statistics[1] if len(statistics) > 1 else None
-    roles: dict[str, str | None] = {
-        "first_term": statistics[0].term,
-        "second_term": second.term if second else None,
-        "rebase": second.rebase if second else None,
-        "row_value": kernel.row_value,
-        "finish": kernel.finish,
-    }
-    functions = {
-        role: None if name is None else _adapter(kernel, role, function_named(kernel, name), wrap)
-        for role, name in roles.items()
-    }
+    first, second = [*kernel.statistics, None][:2]
+    assert first is not None
+    names: list[Any] = [first.term, second and second.term, second and second.rebase, kernel.row_value]
+    names += [*(*kernel.writes, None)[:2], *(*kernel.row_writes, None, None)[:2]]
+    functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
     return {
-        **functions,
-        "FIRST": statistics[0].reduce,
+        **{role: function and _adapter(kernel, role, function, wrap) for role, function in functions.items()},
+        "FIRST": first.reduce,
         "SECOND": second and second.reduce,
-        "COUNTS": any({"count", "part_count"} & set(_arguments(kernel, name)) for name in roles.values() if name),
+        "COUNTS": any({"count", "part_count"} & set(found.arg_names) for found in functions.values() if found),
         "PADDING": kernel.padding,
         "NEUTRAL_PADDING": kernel.neutral_padding,
     }
@@ -87,26 +88,12 @@ def function_named(kernel: RowKernel, name: str) -> Any:
     return function
 
 
-def _arguments(kernel: RowKernel, name: str) -> tuple[str, ...]:
-    return tuple(function_named(kernel, name).arg_names)
-
-
-_SLOTS = ("x", "x2", "param0", "param1", "first", "second", "part_first", "row_value")
-"""Arguments that have the op's own names."""
-
-
 @functools.lru_cache(maxsize=1024)
 def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], Any]) -> Any:
     """The adapter of a function for its role."""
-    first, second = [*kernel.statistics, None][:2]
-    assert first is not None
-    names = dict(zip(kernel.reads, ("x", "x2"), strict=False)) | dict(
-        zip(kernel.parameters, ("param0", "param1"), strict=False)
-    )
-    names |= {first.name: "first", f"part_{first.name}": "part_first"} | ({second.name: "second"} if second else {})
-    names |= {kernel.row_value: "row_value"} if kernel.row_value else {}
-    known = {name: name for name in CALLS[role] if name not in _SLOTS}
-    known = {name: slot for name, slot in (known | names).items() if slot in CALLS[role]}
+    own, given = kernel.arguments, CALLS[role]
+    known = {name: name for name in given if name.isupper() or name in ("count", "part_count", "part_scale")}
+    known |= {name: argument for name, argument in own.items() if argument in given}
     unknown = [name for name in function.arg_names if name not in known]
     if unknown:
         raise PluginError(

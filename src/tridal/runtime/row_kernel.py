@@ -1,13 +1,13 @@
-"""The declaration of a kernel over rows: the tensors it reads, its statistics and its Triton functions."""
+"""The declaration of a kernel over rows: its tensors, its statistics and its Triton functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 
-MAX_READS = 2
+MAX_PER_ELEMENT = MAX_PER_ROW = MAX_PER_COLUMN = 2
 MAX_STATISTICS = 2
 MAX_PARAMETERS = 2
 
@@ -27,10 +27,10 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class RowKernel:
-    """A kernel that computes one output element from each element and the statistics of its row.
+    """A kernel over rows: the tensors it reads and writes, the statistics of a row, and its Triton functions.
 
-    It knows no tile, program or device. Functions take what they name: tensors of `reads`, statistics, parameters, and
-    the names that `tridal.runtime.op_functions` documents.
+    It knows no tile, program or device. Functions take what they name: tensors, statistics, parameters, and the names
+    that `tridal.runtime.op_functions` documents.
     """
 
     name: str
@@ -39,8 +39,14 @@ class RowKernel:
     reads: tuple[str, ...]
     """Names of the tensors that are read once per element. All but the first are contiguous."""
     statistics: tuple[Statistic, ...]
-    finish: str
-    """Name of the Triton function that computes the output element."""
+    writes: tuple[str, ...]
+    """For each contiguous tensor that is written once per element: the name of the Triton function of its elements."""
+    row_reads: tuple[str, ...] = ()
+    """Names of the contiguous tensors that have a number per row."""
+    column_reads: tuple[str, ...] = ()
+    """Names of the contiguous tensors that have a number per column, for example a weight."""
+    row_writes: tuple[str, ...] = ()
+    """For each contiguous tensor with a number per row that is written: the name of the Triton function of it."""
     parameters: tuple[str, ...] = ()
     """Names of numbers that are the same for all elements. They are passed at run time; None is a constant."""
     padding: float = 0.0
@@ -52,34 +58,59 @@ class RowKernel:
     live_tiles: int = 3
     """Tiles of the accumulator's dtype that are live at the same time, see `Problem.live_tiles`."""
     row_value: str | None = None
-    """Name of the Triton function that computes a number per row from the statistics, before elements are finished.
-    `finish` gets it by the function's name."""
+    """Name of the Triton function that computes a number per row from the statistics, before elements are computed.
+    `writes` and `row_writes` get it by the function's name."""
 
     @property
     def passes(self) -> int:
         """Passes over a row: one per statistic that depends on the one before, and one that writes the output."""
         return 2 + any(statistic.rebase is not None for statistic in self.statistics)
 
+    @property
+    def tensors(self) -> tuple[tuple[str, ...], ...]:
+        """The kinds of tensors, in the order of `pointers`."""
+        return self.writes, self.row_writes, self.reads, self.row_reads, self.column_reads
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """The schedules' argument of each tensor."""
+        kinds = zip(("out", "row_out", "in", "per_row", "per_column"), self.tensors, strict=True)
+        return tuple(f"{kind}{'2' * index}_ptr" for kind, given in kinds for index in range(len(given)))
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The schedules' name of each thing that the op names: tensors, parameters, statistics and the row value."""
+        first, *second = (statistic.name for statistic in self.statistics)
+        groups = {"x": self.reads, "per_row": self.row_reads, "per_column": self.column_reads, "first": (first,)}
+        groups |= {"part_first": (f"part_{first}",), "second": tuple(second), "row_value": (self.row_value or "",)}
+        numbers = {name: f"param{index}" for index, name in enumerate(self.parameters)}
+        return numbers | {n: f"{a}{'2' * i}" for a, given in groups.items() for i, n in enumerate(given)}
+
     def problem(self) -> str | None:
         """What is wrong with the declaration, in words; None if nothing is."""
+        statistics = self.statistics
         for what, given, limit in (
-            ("tensors", self.reads, MAX_READS),
-            ("statistics", self.statistics, MAX_STATISTICS),
+            ("tensors", self.reads, MAX_PER_ELEMENT),
+            ("written tensors", self.writes, MAX_PER_ELEMENT),
+            ("tensors with a number per row", self.row_reads, MAX_PER_ROW),
+            ("tensors with a number per column", self.column_reads, MAX_PER_COLUMN),
+            ("written tensors with a number per row", self.row_writes, MAX_PER_ROW),
+            ("statistics", statistics, MAX_STATISTICS),
             ("parameters", self.parameters, MAX_PARAMETERS),
         ):
             if len(given) > limit:
                 return f"kernel {self.name!r} has {len(given)} {what}: at most {limit} are supported"
-        if not self.reads or not self.statistics:
-            return f"kernel {self.name!r} needs at least one tensor and one statistic"
-        if self.statistics[0].rebase is not None:
+        if not self.reads or not statistics or not self.writes:
+            return f"kernel {self.name!r} needs at least one tensor to read, one to write and one statistic"
+        if statistics[0].rebase is not None:
             return f"kernel {self.name!r}: rebase is for the second statistic only"
-        if self.statistics[-1].rebase is not None and self.statistics[-1].reduce == "max":
+        if statistics[-1].rebase is not None and statistics[-1].reduce == "max":
             return f"kernel {self.name!r}: a statistic with rebase has to be a sum"
-        names = [*self.reads, *self.parameters, *(statistic.name for statistic in self.statistics)]
+        names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
         names += [] if self.row_value is None else [self.row_value]
         if len(set(names)) < len(names):
             return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
-        unknown = [s.reduce for s in self.statistics if s.reduce not in ("max", "sum", "accurate_sum")]
+        unknown = [s.reduce for s in statistics if s.reduce not in get_args(Reduction)]
         if unknown:
-            return f"kernel {self.name!r}: unknown reduction {unknown[0]!r} (known: max, sum, accurate_sum)"
+            return f"kernel {self.name!r}: unknown reduction {unknown[0]!r} (known: {', '.join(get_args(Reduction))})"
         return None

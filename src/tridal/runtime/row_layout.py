@@ -26,6 +26,8 @@ class RowLayout:
     """Strides of the first tensor that is read: from block to block, from row to row, from column to column."""
     out_strides: tuple[int, int, int]
     """The same strides of the contiguous tensors."""
+    row_strides: tuple[int, int] = (0, 1)
+    """Strides of contiguous tensors with a number per row: from block to block, from row to row."""
 
     @property
     def layout(self) -> Layout:
@@ -95,12 +97,12 @@ def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows:
         The layout. None if the other dims need more than two strides: no kernel can read such a tensor in place.
     """
     out_strides = contiguous_strides(shape)
-    levels = coalesce_dims(shape, strides, out_strides, without=dim)
+    row_strides = contiguous_strides([*shape[:dim], 1, *shape[dim + 1 :]])
+    levels = coalesce_dims(shape, strides, out_strides, row_strides, without=dim)
     if len(levels) > 2:
         return None
-    outer, inner = [(1, 0, 0)] * (2 - len(levels)) + levels
+    outer, inner = [(1, 0, 0, 0)] * (2 - len(levels)) + levels
     if inner[0] < min(few_rows, outer[0]):
         outer, inner = inner, outer  # a tile takes its rows from `inner`, and a few neighbouring rows would not fill it
-    return RowLayout(
-        outer[0], inner[0], shape[dim], (outer[1], inner[1], strides[dim]), (outer[2], inner[2], out_strides[dim])
-    )
+    in_strides, out_strides = ((outer[i], inner[i], of[dim]) for i, of in ((1, strides), (2, out_strides)))
+    return RowLayout(outer[0], inner[0], shape[dim], in_strides, out_strides, (outer[3], inner[3]))

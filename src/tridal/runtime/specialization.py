@@ -5,6 +5,7 @@ Two launches with equal specializations can use the same compiled kernel.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,13 @@ from tridal.runtime.scale_mask import ScaleMask
 
 _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
+_ROW_STRIDES = ("row_outer", "row_inner")
 _PARAMETERS = ("param0", "param1")
+_OPTIONAL = (
+    "out2_ptr", "row_out_ptr", "row_out2_ptr", "in2_ptr", "per_row_ptr", "per_row2_ptr", "per_column_ptr",
+    "per_column2_ptr", "mask_ptr",
+)  # fmt: skip
+"""The tensors that not every kernel has."""
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
 ALIGNMENT = 16
 """Bytes of the widest vector access. Triton specialises integers on being a multiple of it."""
@@ -57,7 +64,7 @@ class KernelCall:
     problem: Problem
     layout: RowLayout
     addresses: tuple[int, ...]
-    """The address of the output and of each tensor that is read, or its last `ADDRESS_BITS`."""
+    """The address of each tensor of `RowKernel.pointers`, or its last `ADDRESS_BITS`."""
     parameters: tuple[float | None, ...] = ()
     scale_mask: ScaleMask = NO_SCALE_MASK
 
@@ -71,17 +78,24 @@ class KernelCall:
         parameters: tuple[float | None, ...] = (),
         scale_mask: ScaleMask = NO_SCALE_MASK,
     ) -> KernelCall:
-        """The call for tensors of these dtypes, in the order of `addresses`. By default, addresses are aligned."""
+        """The call for the tensors of `RowKernel.pointers`, of these dtypes. By default, addresses are aligned."""
         addresses = addresses or (0,) * len(dtypes)
         units = _UNIT_STRIDES[layout.layout]
         strides = [value for name, value in zip(_STRIDES, layout.strides, strict=True) if name not in units]
+        remaining = iter(dtypes)
+        writes, row_writes, reads, row_reads, column_reads = (
+            tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
+        )
         lengths = [*strides, layout.inner if layout.layout == "inner" else layout.cols]
         problem = Problem(
             cols=layout.cols,
             inner=layout.inner,
             outer=layout.outer,
-            reads=dtypes[1:],
-            writes=dtypes[:1],
+            reads=reads,
+            writes=writes,
+            row_reads=row_reads,
+            column_reads=column_reads,
+            row_writes=row_writes,
             passes=kernel.passes,
             live_tiles=kernel.live_tiles,
             statistics=len(kernel.statistics),
@@ -92,21 +106,30 @@ class KernelCall:
         return cls(kernel, problem, layout, addresses, parameters, scale_mask)
 
     @property
+    def pointers(self) -> dict[str, tuple[str, int]]:
+        """dtype and address of each tensor but the mask, by the schedules' argument."""
+        p = self.problem
+        dtypes = (*p.writes, *p.row_writes, *p.reads, *p.row_reads, *p.column_reads)
+        return dict(zip(self.kernel.pointers, zip(dtypes, self.addresses, strict=True), strict=True))
+
+    @property
     def vector(self) -> int:
         """Elements of a vector access of 16 bytes, of the tensor with the narrowest elements."""
         return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.problem.writes, *self.problem.reads))
 
-    def _misalignments(self) -> list[int]:
-        """Elements between the last vector boundary and the first row, for each tensor."""
-        dtypes = (*self.problem.writes, *self.problem.reads)
-        return [a // ITEMSIZE[dtype] % self.vector for a, dtype in zip(self.addresses, dtypes, strict=True)]
+    def _misalignments(self) -> dict[str, int]:
+        """Elements between the last vector boundary and the first row, for each tensor with a number per element."""
+        elements = {n: given for n, given in self.pointers.items() if n.startswith(("out", "in"))}
+        return {name: address // ITEMSIZE[dtype] % self.vector for name, (dtype, address) in elements.items()}
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
         """Run-time numbers of the kernel by name."""
-        numbers = (self.layout.outer, self.layout.inner, self.layout.cols, *self.layout.strides)
-        values: dict[str, Any] = dict(zip(_SIZES + _STRIDES, numbers, strict=True))
+        layout = self.layout
+        row_strides = layout.row_strides if self.problem.row_reads or self.problem.row_writes else (0, 0)
+        numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
+        values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
         if config.schedule != "column_loop":
-            values["misalignment"] = self._misalignments()[1] if config.peel else 0
+            values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
         values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
         return values | self.scale_mask.numbers
 
@@ -117,11 +140,11 @@ class KernelCall:
         constants. The number of rows is never a constant: a new batch size compiles nothing, unless it exceeds 32 bits.
         """
         p, s = self.problem, self.scale_mask
-        pointers = dict(zip(("out_ptr", "in_ptr", "in2_ptr"), (*p.writes, *p.reads), strict=False))
+        pointers = {name: dtype for name, (dtype, _) in self.pointers.items()}
         constants: dict[str, Any] = dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
         if s.mask is not None:
             pointers["mask_ptr"] = s.mask
-        constants |= {name: None for name in ("in2_ptr", "mask_ptr") if name not in pointers}
+        constants |= {name: None for name in _OPTIONAL if name not in pointers}
         mask_extent = (config.cols - 1) * s.strides[-1]
         accumulator = "fp64" if p.accumulator == 8 else "fp32"
         constants |= {
@@ -139,13 +162,16 @@ class KernelCall:
         if config.schedule != "column_loop":
             constants |= self._whole_row_constants(config)
         scalars = self.scalars(config)
+        if not p.row_reads and not p.row_writes:
+            constants |= dict.fromkeys(_ROW_STRIDES, 0)
+        elif scalars["row_inner"] == 1:
+            constants["row_inner"] = 1
         constants |= {name: scalars[name] for name in _PARAMETERS if scalars[name] is None}
         constants |= {n: v for n, v in s.numbers.items() if v is None or (n != "scale" and v in (0, 1))}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "misalignment", *_PARAMETERS, *s.numbers} | (
-            {"inner"} if p.layout != "inner" else set()
-        )
-        divisible = [n for n, a in zip(pointers, self.addresses, strict=False) if a % ALIGNMENT == 0]
+        unspecialised = {"outer", "misalignment", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
+        unspecialised |= {"inner"} if p.layout != "inner" else set()
+        divisible = [name for name, (_, address) in self.pointers.items() if address % ALIGNMENT == 0]
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
         if config.programs_per_row > 1:
@@ -169,7 +195,9 @@ class KernelCall:
         """Constants that `column_loop` does not have: how programs share a row, and its head and tail."""
         vector, misalignments = self.vector, self._misalignments()
         strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
-        same = len(set(misalignments)) == 1 and all((read - written) % vector == 0 for read, written in strides)
+        same = len(set(misalignments.values())) == 1 and all(
+            (read - written) % vector == 0 for read, written in strides
+        )
         unused: dict[str, Any] = {} if config.programs_per_row > 1 else {"workspace": None}
         if not config.peel:
             unused["misalignment"] = 0
@@ -188,7 +216,9 @@ class KernelCall:
         """Alignment, in bytes, that the compiler may assume of the mask of each row of a tile."""
         if self.problem.layout == "inner":  # then the vectors of a tile run across rows
             return 1
-        return self.scale_mask.alignment(self.vector, config.cols, self._misalignments()[1] if config.peel else None)
+        return self.scale_mask.alignment(
+            self.vector, config.cols, self._misalignments()["in_ptr"] if config.peel else None
+        )
 
     def workspace_words(self, plan: LaunchPlan) -> int:
         """64-bit words that the workspace of a launch needs. They are zero before the launch and after it."""

@@ -28,12 +28,12 @@ def gradient(dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float) -
 L2_NORM = RowOp(
     name="l2_norm",
     forward=RowKernel(
-        name="l2_norm", module=KERNELS, reads=("x",), statistics=(SQUARES,), row_value="norm", finish="l2_norm",
+        name="l2_norm", module=KERNELS, reads=("x",), statistics=(SQUARES,), row_value="norm", writes=("l2_norm",),
         parameters=("eps",), neutral_padding=True, live_tiles=2,
     ),
     backward=RowKernel(
         name="l2_norm_backward", module=KERNELS, reads=("dy", "x"), statistics=(SQUARES, DOT), row_value="norm",
-        finish="l2_norm_gradient", parameters=("eps",), neutral_padding=True, live_tiles=4,
+        writes=("l2_norm_gradient",), parameters=("eps",), neutral_padding=True, live_tiles=4,
     ),
     reference=reference,
     gradient=gradient,

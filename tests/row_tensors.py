@@ -1,0 +1,94 @@
+"""Kernels that read and write tensors with a number per element, per row and per column, for test_row_tensors.py."""
+
+import triton
+import triton.language as tl
+
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+
+@triton.jit
+def element(x):
+    return x
+
+
+@triton.jit
+def square_deviation(x, total, count, AXIS: tl.constexpr):
+    deviation = x - tl.expand_dims(total / count, AXIS)
+    return deviation * deviation
+
+
+@triton.jit
+def shift_deviations(deviations, part_total, total, part_count, count):
+    shift = part_total / tl.where(part_count == 0, 1.0, part_count) - total / count
+    return deviations + part_count * shift * shift
+
+
+@triton.jit
+def mean(total, count):
+    return total / count
+
+
+@triton.jit
+def inverse_deviation(deviations, count, eps):
+    return 1.0 / tl.sqrt(deviations / count + eps)
+
+
+@triton.jit
+def layer_norm(x, total, inverse_deviation, count, weight, bias, AXIS: tl.constexpr):
+    centred = x - tl.expand_dims(total / count, AXIS)
+    return centred * tl.expand_dims(inverse_deviation, AXIS) * weight + bias
+
+
+LAYER_NORM = RowKernel(
+    name="layer_norm", module=__name__, reads=("x",), column_reads=("weight", "bias"), parameters=("eps",),
+    statistics=(
+        Statistic("total", "sum", term="element"),
+        Statistic("deviations", "sum", term="square_deviation", rebase="shift_deviations"),
+    ),
+    row_value="inverse_deviation", writes=("layer_norm",), row_writes=("mean", "inverse_deviation"), live_tiles=2,
+)  # fmt: skip
+
+
+@triton.jit
+def square_of_sum(x, residual):
+    return (x + residual) * (x + residual)
+
+
+@triton.jit
+def inverse_root(squares, count, eps):
+    return 1.0 / tl.sqrt(squares / count + eps)
+
+
+@triton.jit
+def rms_norm(x, residual, inverse_root, weight, AXIS: tl.constexpr):
+    return (x + residual) * tl.expand_dims(inverse_root, AXIS) * weight
+
+
+@triton.jit
+def residual_sum(x, residual):
+    return x + residual
+
+
+RMS_NORM = RowKernel(
+    name="rms_norm", module=__name__, reads=("x", "residual"), column_reads=("weight",), parameters=("eps",),
+    statistics=(Statistic("squares", "sum", term="square_of_sum"),), row_value="inverse_root",
+    writes=("rms_norm", "residual_sum"), row_writes=("inverse_root",), neutral_padding=True,
+)  # fmt: skip
+
+
+@triton.jit
+def weighted_product(dy, x, weight, root, AXIS: tl.constexpr):
+    return dy * weight * x * tl.expand_dims(root, AXIS)
+
+
+@triton.jit
+def rms_norm_gradient(dy, x, weight, root, dot, count, AXIS: tl.constexpr):
+    projection = x * tl.expand_dims(root * dot / count, AXIS)
+    return (dy * weight - projection) * tl.expand_dims(root, AXIS)
+
+
+RMS_NORM_BACKWARD = RowKernel(
+    name="rms_norm_backward", module=__name__, reads=("dy", "x"), row_reads=("root",), column_reads=("weight",),
+    statistics=(Statistic("dot", "sum", term="weighted_product"),), writes=("rms_norm_gradient",),
+    neutral_padding=True,
+)  # fmt: skip

@@ -1,0 +1,154 @@
+"""Tensors with a number per row and per column, and two written tensors, with every schedule of every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from call_helpers import SM_90
+from tridal.devices.types import Backend, KernelConfig
+from tridal.runtime import compiler, launch
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import row_layout
+from tridal.runtime.specialization import KernelCall
+from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
+
+pytest.importorskip("triton")
+
+import row_tensors
+
+EPS = 1e-5
+SHAPES = [((9, 200), 1, 0), ((5, 781), 1, 0), ((5, 780), 1, 1), ((3, 300, 33), 1, 0), ((40, 3, 100), 2, 0)]
+"""Shape, dim, and the number of elements between an aligned address and the input."""
+
+
+def expected(kernel: RowKernel, tensors: dict[str, torch.Tensor], dim: int) -> list[torch.Tensor]:
+    """The written tensors, in float64: those with a number per element first."""
+    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    if kernel is row_tensors.LAYER_NORM:
+        x = wide["x"]
+        mean, variance = x.mean(dim, keepdim=True), x.var(dim, correction=0, keepdim=True)
+        inverse = 1 / (variance + EPS).sqrt()
+        return [(x - mean) * inverse * wide["weight"] + wide["bias"], mean, inverse]
+    if kernel is row_tensors.RMS_NORM:
+        total = wide["x"] + wide["residual"]
+        inverse = 1 / (total.square().mean(dim, keepdim=True) + EPS).sqrt()
+        return [total * inverse * wide["weight"], total, inverse]
+    dy, x, root = wide["dy"] * wide["weight"], wide["x"], wide["root"]
+    return [(dy - x * root.square() * (dy * x).mean(dim, keepdim=True)) * root]
+
+
+class Overridden:
+    """A backend whose plans are overridden."""
+
+    def __init__(self, backend: Backend, override: str) -> None:
+        self._backend, self._override = backend, PLAN_OVERRIDES[override]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def plan(self, problem: Any, *arguments: Any) -> Any:
+        planned = self._backend.plan(problem, *arguments)
+        return self._override(planned, problem) if self._override else planned
+
+
+def make(kernel: RowKernel, shape: tuple[int, ...], dim: int, offset: int, device: torch.device) -> dict[str, Any]:
+    """Random tensors for what a kernel reads. Those with a number per column can be broadcast to the shape."""
+    row, column = [1 if axis == dim else size for axis, size in enumerate(shape)], [1] * len(shape)
+    column[dim] = shape[dim]
+    tensors = {}
+    for index, name in enumerate(kernel.reads):
+        memory = torch.randn(offset + torch.Size(shape).numel(), device=device)
+        tensors[name] = memory[(0 if index else offset) :][: torch.Size(shape).numel()].view(shape)
+    tensors |= {name: torch.rand(row, device=device) + 0.5 for name in kernel.row_reads}
+    return tensors | {name: torch.randn(column, device=device) for name in kernel.column_reads}
+
+
+@pytest.mark.parametrize(("shape", "dim", "offset"), SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD"])
+def test_written_tensors_agree_with_float64(
+    backend: Backend, device: torch.device, name: str, shape: tuple[int, ...], dim: int, offset: int
+) -> None:
+    kernel: RowKernel = getattr(row_tensors, name)
+    tensors = make(kernel, shape, dim, offset, device)
+    row = [1 if axis == dim else size for axis, size in enumerate(shape)]
+    layout = row_layout(shape, tensors[kernel.reads[0]].stride(), dim)
+    assert layout is not None
+    for override in ("planned", *overrides(backend)):
+        written = [torch.full(shape, torch.nan, device=device) for _ in kernel.writes]
+        written += [torch.full(row, torch.nan, device=device) for _ in kernel.row_writes]
+        arguments = (*written, *tensors.values())
+        addresses = tuple(tensor.data_ptr() & 63 for tensor in arguments)
+        dtypes = ("float32",) * len(arguments)
+        call = KernelCall.of(kernel, layout, dtypes, addresses, (EPS,) * len(kernel.parameters))
+        overridden: Any = Overridden(backend, override)
+        options = {name: option.default for name, option in backend.options.items()}
+        plan, run, words = launch.prepare(call, overridden, backend.properties(0), options)
+        workspace = [torch.zeros(words, dtype=torch.int64, device=device)] if words else []
+        with backend.guard(0):
+            run(backend.stream(0), *arguments, *workspace)
+        for index, (found, wanted) in enumerate(zip(written, expected(kernel, tensors, dim), strict=True)):
+            message = f"{override} ({plan.config}), tensor {index}"
+            torch.testing.assert_close(
+                found.double(), wanted, rtol=2e-6, atol=4e-6, msg=lambda m, s=message: f"{s}: {m}"
+            )
+        assert not any(words.any() for words in workspace)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        KernelConfig("whole_row", 4, 1024),
+        KernelConfig("whole_row", 1, 1024, peel=True),
+        KernelConfig("whole_row", 1, 1024, reload=True),
+        KernelConfig("cooperative", 1, 256, programs_per_row=4),
+        KernelConfig("column_loop", 1, 256),
+    ],
+    ids=lambda config: f"{config.schedule}{' peel' * config.peel}{' reload' * config.reload}",
+)
+@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD"])
+def test_kernels_compile_with_mixed_dtypes(name: str, config: KernelConfig) -> None:
+    kernel: RowKernel = getattr(row_tensors, name)
+    dtypes = tuple("float32" if "row" in pointer or "col" in pointer else "bfloat16" for pointer in kernel.pointers)
+    layout = row_layout((64, 1000), (1000, 1), 1)
+    assert layout is not None
+    call = KernelCall.of(kernel, layout, dtypes, None, (EPS,) * len(kernel.parameters))
+    compiled = compiler.compile_kernel(call.specialize(config), SM_90)
+    assert compiled.asm["ptx"].count("st.global") > 0
+
+
+def test_a_problem_has_the_dtypes_of_all_tensors() -> None:
+    layout = row_layout((64, 1000), (1000, 1), 1)
+    assert layout is not None
+    dtypes = ("float16", "bfloat16", "float32", "float16", "bfloat16", "float64")
+    problem = KernelCall.of(row_tensors.RMS_NORM, layout, dtypes, None, (EPS,)).problem
+    assert (problem.writes, problem.row_writes) == (("float16", "bfloat16"), ("float32",))
+    assert (problem.reads, problem.column_reads, problem.row_reads) == (("float16", "bfloat16"), ("float64",), ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"writes": ()}, "needs at least one tensor to read, one to write and one statistic"),
+        ({"writes": ("a", "b", "c")}, "has 3 written tensors: at most 2 are supported"),
+        ({"row_reads": ("a", "b", "c")}, "has 3 tensors with a number per row: at most 2 are supported"),
+        ({"column_reads": ("x",)}, "uses one name for two things: x, residual, x, eps, squares, inverse_root"),
+    ],
+)
+def test_problem_names_the_kind_of_tensor(changes: dict[str, Any], message: str) -> None:
+    assert replace(row_tensors.RMS_NORM, **changes).problem() == f"kernel 'rms_norm' {message}"
+
+
+def test_functions_get_the_tensors_that_they_name() -> None:
+    named: Callable[[str], str | None] = row_tensors.RMS_NORM_BACKWARD.arguments.get
+    assert [named(name) for name in ("dy", "x", "root", "weight", "dot")] == [
+        "x",
+        "x2",
+        "per_row",
+        "per_column",
+        "first",
+    ]
