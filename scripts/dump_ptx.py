@@ -95,7 +95,7 @@ def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
     itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[case["dtype"]]
     addresses = (0, case.get("offset", 0) * itemsize, *([0] if backward else []))
     if backward:
-        call = KernelCall.of(KERNELS[op], layout, dtypes, addresses, (case.get("scale"),))
+        call = KernelCall(KERNELS[op], layout, dtypes, addresses, (case.get("scale"),))
     else:
         modification = ScaleMask(
             case.get("scale"), case.get("causal", False), case.get("zero", False), case.get("mask")
@@ -105,7 +105,7 @@ def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
             placed = place_mask(modification, shape, strides, mask_strides, dim)
             assert placed is not None
             modification = placed
-        call = KernelCall.of(KERNELS[op], layout, dtypes, addresses, (), modification)
+        call = KernelCall(KERNELS[op], layout, dtypes, addresses, (), modification)
     backend = registry.get("cuda")
     device = backend.architectures()[case["arch"]]
     plan = launch.plan(call, backend, device, {})

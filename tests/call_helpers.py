@@ -21,7 +21,7 @@ def kernel_call(
     strides: tuple[int, ...] | None = None,
     kernel: RowKernel = SOFTMAX.forward,
     dtypes: str | tuple[str, ...] = "float32",
-    addresses: tuple[int, ...] | None = None,
+    addresses: tuple[int, ...] = (),
     parameters: tuple[float | None, ...] = (),
     scale_mask: ScaleMask = NO_SCALE_MASK,
 ) -> KernelCall:
@@ -29,4 +29,4 @@ def kernel_call(
     layout = row_layout(shape, strides or torch.empty(shape, device="meta").stride(), dim % len(shape))
     assert layout is not None
     dtypes = (dtypes,) * (1 + len(kernel.reads)) if isinstance(dtypes, str) else dtypes
-    return KernelCall.of(kernel, layout, dtypes, addresses, parameters, scale_mask)
+    return KernelCall(kernel, layout, dtypes, addresses, parameters, scale_mask)

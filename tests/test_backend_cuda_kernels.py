@@ -26,7 +26,7 @@ def make_call(kernel: RowKernel, shape: tuple[int, ...], dim: int, dtype: str = 
     """The call for contiguous tensors of this shape."""
     layout = row_layout(shape, contiguous_strides(shape), dim)
     assert layout is not None
-    return KernelCall.of(kernel, layout, (dtype,) * (1 + len(kernel.reads)), None, (None,) * len(kernel.parameters))
+    return KernelCall(kernel, layout, (dtype,) * (1 + len(kernel.reads)), (), (None,) * len(kernel.parameters))
 
 
 def ptx(call: KernelCall, config: KernelConfig) -> str:

@@ -95,7 +95,7 @@ def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:
     assert layout is not None
     promised = []
     for kind in (KernelCall, batch_invariance.InvariantCall):
-        call = kind.of(SOFTMAX.forward, layout, ("float32", "float32"), scale_mask=scale_mask)
+        call = kind(SOFTMAX.forward, layout, ("float32", "float32"), scale_mask=scale_mask)
         promised.append(dict(call.specialize(config).constants)["MASK_BYTES"])
     assert promised == [4, 1]
 
@@ -114,7 +114,7 @@ def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
             shape, dim = ((rows, cols), 1) if layout == "row" else ((rows, cols, 5), 1)
             rows_of_shape = row_layout(shape, contiguous_strides(shape), dim, 0)
             assert rows_of_shape is not None
-            call = batch_invariance.InvariantCall.of(kernel, rows_of_shape, dtypes)
+            call = batch_invariance.InvariantCall(kernel, rows_of_shape, dtypes)
             options = registry.options(backend, settings.current())
             plan = launch.plan(call, batch_invariance.invariant(backend), device, options)
             assert plan.programs % plan.config.programs_per_row == 0

@@ -84,7 +84,7 @@ def test_written_tensors_agree_with_float64(
         arguments = (*written, *tensors.values())
         addresses = tuple(tensor.data_ptr() & 63 for tensor in arguments)
         dtypes = ("float32",) * len(arguments)
-        call = KernelCall.of(kernel, layout, dtypes, addresses, (EPS,) * len(kernel.parameters))
+        call = KernelCall(kernel, layout, dtypes, addresses, (EPS,) * len(kernel.parameters))
         overridden: Any = Overridden(backend, override)
         options = {name: option.default for name, option in backend.options.items()}
         plan, run, words = launch.prepare(call, overridden, backend.properties(0), options)
@@ -116,7 +116,7 @@ def test_kernels_compile_with_mixed_dtypes(name: str, config: KernelConfig) -> N
     dtypes = tuple("float32" if "row" in pointer or "col" in pointer else "bfloat16" for pointer in kernel.pointers)
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
-    call = KernelCall.of(kernel, layout, dtypes, None, (EPS,) * len(kernel.parameters))
+    call = KernelCall(kernel, layout, dtypes, (), (EPS,) * len(kernel.parameters))
     compiled = compiler.compile_kernel(call.specialize(config), SM_90)
     assert compiled.asm["ptx"].count("st.global") > 0
 
@@ -125,7 +125,7 @@ def test_a_problem_has_the_dtypes_of_all_tensors() -> None:
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
     dtypes = ("float16", "bfloat16", "float32", "float16", "bfloat16", "float64")
-    problem = KernelCall.of(row_tensors.RMS_NORM, layout, dtypes, None, (EPS,)).problem
+    problem = KernelCall(row_tensors.RMS_NORM, layout, dtypes, (), (EPS,)).problem
     assert (problem.writes, problem.row_writes) == (("float16", "bfloat16"), ("float32",))
     assert (problem.reads, problem.column_reads, problem.row_reads) == (("float16", "bfloat16"), ("float64",), ())
 

@@ -24,7 +24,7 @@ def kernel_call(
     scale_mask = binding.scale_mask_of(x, dim, ScoreModification(0.5, mask, causal, zero))
     assert layout is not None
     assert scale_mask is not None
-    return KernelCall.of(SOFTMAX.forward, layout, (binding.dtype_name(dtype),) * 2, None, (), scale_mask)
+    return KernelCall(SOFTMAX.forward, layout, (binding.dtype_name(dtype),) * 2, (), (), scale_mask)
 
 
 CONFIGS = {

@@ -142,4 +142,4 @@ def test_ops_with_equal_traits_are_equal_problems() -> None:
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
     dtypes = ("float32", "float32", "float32")
-    assert KernelCall.of(other, layout, dtypes).problem == KernelCall.of(SOFTMAX.backward, layout, dtypes).problem
+    assert KernelCall(other, layout, dtypes).problem == KernelCall(SOFTMAX.backward, layout, dtypes).problem

@@ -22,9 +22,9 @@ def gradient(dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float) -
 _SQUARES, _DOT = Statistic("squares", "sum", "square"), Statistic("dot", "sum", "product")
 UNIT_NORM = RowOp(
     name="unit_norm",
-    forward=RowKernel("unit_norm", "no_module", ("x",), (_SQUARES,), "unit_norm", ("eps",)),
+    forward=RowKernel("unit_norm", "no_module", ("x",), (_SQUARES,), ("unit_norm",), parameters=("eps",)),
     backward=RowKernel(
-        "unit_norm_backward", "no_module", ("dy", "x"), (_SQUARES, _DOT), "unit_norm_gradient", ("eps",)
+        "unit_norm_backward", "no_module", ("dy", "x"), (_SQUARES, _DOT), ("unit_norm_gradient",), parameters=("eps",)
     ),
     reference=reference,
     gradient=gradient,

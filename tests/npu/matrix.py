@@ -118,7 +118,7 @@ class Case:
             placed = place_mask(ScaleMask(SCALE, causal=True), shape, strides, (0,) * len(shape), dim)
             assert placed is not None
             scale_mask = placed
-        return KernelCall.of(kernel, layout, dtypes, addresses, self.parameters, scale_mask)
+        return KernelCall(kernel, layout, dtypes, addresses, self.parameters, scale_mask)
 
     def plan(self) -> LaunchPlan:
         """The backend's plan."""

@@ -79,7 +79,7 @@ def test_a_row_distance_of_more_than_32_bits_is_supported(num_programs, count):
         out = torch.empty(shape, dtype=torch.float16)
         layout = row_layout(shape, strides, 1)
         assert layout is not None
-        call = KernelCall.of(SOFTMAX.forward, layout, ("float16", "float16"))
+        call = KernelCall(SOFTMAX.forward, layout, ("float16", "float16"))
         prepared = launch.prepare(call, backend, properties(), {"num_programs": num_programs})
         constants = dict(call.specialize(prepared.plan.config).constants)
         assert constants["INT64_OFFSETS"] == (num_programs == 1), "a tile has several rows only if there is one program"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tridal.devices import registry, settings
@@ -23,34 +25,26 @@ def plan(
     device: str | torch.device | None = None,
     arch: str | None = None,
 ) -> LaunchPlan:
-    """How a contiguous rows x cols matrix is reduced along `dim` (-1 along its rows, 0 along its columns), and why.
+    """The launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
 
     Args:
-        rows, cols: shape of the matrix, both at least 1.
-        dtype: its dtype, one of float16, bfloat16, float32, float64.
-        op: softmax, log_softmax, softmax_backward or log_softmax_backward.
+        dtype: float16, bfloat16, float32 or float64.
+        op: the name of an op or of its gradient, for example "softmax" or "softmax_backward".
         dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
-        device: a device that is present, as settings name it; default: the one that the settings choose.
-        arch: an architecture that needn't be present (see `architectures`); what a plan needs to know of registers is
-            then compiled right here.
+        device: a device that is present. Default: the one that the settings choose.
+        arch: an architecture, whose device need not be present (see `architectures`).
 
-    Raises PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError.
+    Raises:
+        PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: the argument of that name is wrong.
     """
     return planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)[2]
 
 
 def planned(
-    rows: int,
-    cols: int,
-    *,
-    dtype: torch.dtype | str = torch.float32,
-    op: str = "softmax",
-    dim: int = -1,
-    device: str | torch.device | None = None,
-    arch: str | None = None,
+    rows: int, cols: int, device: str | torch.device | None = None, arch: str | None = None, **question: Any
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
     """`plan`, with the backend and the device properties. Errors of the problem come before those of the device."""
-    call = matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
+    call = matrix_call(rows, cols, **question)
     backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
         raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
@@ -88,7 +82,9 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     return known
 
 
-def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim: int) -> KernelCall:
+def matrix_call(
+    rows: int, cols: int, dtype: torch.dtype | str = "float32", op: str = "softmax", dim: int = -1
+) -> KernelCall:
     """The call that a contiguous, aligned rows x cols matrix makes."""
     for name, value in (("rows", rows), ("cols", cols)):
         if not isinstance(value, int) or value < 1:
@@ -102,4 +98,4 @@ def matrix_call(rows: int, cols: int, *, dtype: torch.dtype | str, op: str, dim:
     layout = row_layout((rows, cols), (cols, 1), dim % 2)
     assert layout is not None
     parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
-    return KernelCall.of(kernel, layout, (name,) * (1 + len(kernel.reads)), None, parameters)
+    return KernelCall(kernel, layout, (name,) * (1 + len(kernel.reads)), (), parameters)

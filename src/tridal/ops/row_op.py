@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -14,15 +14,21 @@ from tridal.runtime.row_kernel import RowKernel
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-class RowReduce(Protocol):
-    """Reduces rows: `reduce(x, "max")` or `reduce(x, "sum")`, of x's shape with a row of one element."""
+class RowReduce:
+    """Reduces rows along a dim: `reduce(x, "max")` or `reduce(x, "sum")`."""
 
     count: int
     """Elements of a row."""
 
+    def __init__(self, x: torch.Tensor, dim: int) -> None:
+        self.count = x.shape[dim]
+        self._dim = dim
+
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """The maximum or the sum of each row."""
-        ...
+        """The maximum or the sum of each row, in x's shape with a row of one element."""
+        if how == "sum" or self.count == 0:  # an empty row has no maximum, and nothing is computed from it
+            return x.sum(self._dim, keepdim=True)
+        return x.amax(self._dim, keepdim=True)
 
 
 Reference: TypeAlias = Callable[..., torch.Tensor]
@@ -81,30 +87,19 @@ class RowOp:
         """The values of a kernel's parameters by name. A scale that is None is 1."""
         return {n: 1.0 if value is None else value for n, value in zip(kernel.parameters, values, strict=True)}
 
-    def compute(
-        self,
-        x: torch.Tensor,
-        dim: int,
-        parameters: tuple[float, ...] = (),
-        reduce: Callable[[torch.Tensor, int], RowReduce] | None = None,
-    ) -> torch.Tensor:
-        """The reference for a tensor whose rows are whole, in its dtype. `reduce(x, dim)` makes the reduction."""
+    def compute(self, x: torch.Tensor, dim: int, parameters: tuple[float, ...] = ()) -> torch.Tensor:
+        """The reference for a tensor whose rows are whole, in its dtype."""
         if x.dim() == 0:
-            return self.compute(x.reshape(1), 0, parameters, reduce).reshape(())
-        return self.reference(x, (reduce or LocalReduce)(x, dim), **self.keywords(self.forward, parameters))
+            return self.compute(x.reshape(1), 0, parameters).reshape(())
+        return self.reference(x, RowReduce(x, dim), **self.keywords(self.forward, parameters))
 
     def compute_gradient(
-        self,
-        dy: torch.Tensor,
-        saved: torch.Tensor,
-        dim: int,
-        parameters: tuple[float | None, ...],
-        reduce: Callable[[torch.Tensor, int], RowReduce] | None = None,
+        self, dy: torch.Tensor, saved: torch.Tensor, dim: int, parameters: tuple[float | None, ...]
     ) -> torch.Tensor:
         """The gradient for tensors whose rows are whole, in the tensors' dtype."""
         if saved.dim() == 0:
-            return self.compute_gradient(dy.reshape(1), saved.reshape(1), 0, parameters, reduce).reshape(())
-        return self.gradient(dy, saved, (reduce or LocalReduce)(saved, dim), **self.keywords(self.backward, parameters))
+            return self.compute_gradient(dy.reshape(1), saved.reshape(1), 0, parameters).reshape(())
+        return self.gradient(dy, saved, RowReduce(saved, dim), **self.keywords(self.backward, parameters))
 
     def problem(self) -> str | None:
         """What is wrong with the declaration, in words; None if nothing is."""
@@ -129,19 +124,3 @@ class RowOp:
             return f"the parameters {list(self.parameters)} differ from its kernel's {list(self.forward.parameters)}"
         unknown = set(self.backward.parameters) - {*self.parameters, "scale"}
         return f"the gradient has unknown parameters: {', '.join(sorted(unknown))}" if unknown else None
-
-
-class LocalReduce:
-    """`RowReduce` for rows that are whole."""
-
-    def __init__(self, x: torch.Tensor, dim: int) -> None:
-        self.count = x.shape[dim]
-        self._dim = dim
-
-    def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """The maximum or the sum of each row."""
-        if how == "sum":
-            return x.sum(self._dim, keepdim=True)
-        if self.count == 0:
-            return x.sum(self._dim, keepdim=True)  # an empty row has no maximum, and nothing is computed from it
-        return x.amax(self._dim, keepdim=True)

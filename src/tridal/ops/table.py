@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tridal.devices.entry_points import entry_points, load
 from tridal.devices.plugins import BUNDLED
@@ -22,6 +23,7 @@ from tridal.runtime.row_kernel import RowKernel
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
 
+_T = TypeVar("_T")
 _log = logging.getLogger("tridal")
 _lock = threading.RLock()
 _entries: tuple[RegisteredOp, ...] | None = None
@@ -40,10 +42,8 @@ class RegisteredOp:
 def registered() -> tuple[RegisteredOp, ...]:
     """All ops, those that cannot be used included. The built-in ops come first."""
     global _entries
-    if _entries is None:
-        with _lock:
-            if _entries is None:
-                _entries = _discover()
+    with _lock:
+        _entries = _entries or _discover()
     return _entries
 
 
@@ -64,35 +64,22 @@ def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
 
 
 def op_named(name: str) -> RowOp:
-    """Returns the op with this name.
-
-    Raises:
-        PlanError: the op is unknown or cannot be used. The message suggests similar names.
-    """
-    known = ops()
-    if name not in known:
-        raise _not_found(name, known)
-    return known[name]
+    """The op with this name. PlanError if it is unknown or cannot be used; the message suggests similar names."""
+    return _find(name, ops())
 
 
 def kernel_named(name: str) -> RowKernel:
-    """Returns the kernel with this name, for example "softmax" or "softmax_backward".
-
-    Raises:
-        PlanError: as `op_named`.
-    """
-    known = kernels()
-    if name not in known:
-        raise _not_found(name, known)
-    return known[name][1]
+    """The kernel with this name, for example "softmax" or "softmax_backward". PlanError as for `op_named`."""
+    return _find(name, kernels())[1]
 
 
-def _not_found(name: str, known: Iterable[str]) -> PlanError:
+def _find(name: str, known: Mapping[str, _T]) -> _T:
+    if name in known:
+        return known[name]
     broken = next((entry for entry in registered() if entry.name == name), None)
     if broken is not None:
-        return PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.problem}")
-    names = list(known)
-    return PlanError(f"unknown op {name!r}{nearest(name, names)}; known are {', '.join(names)}")
+        raise PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.problem}")
+    raise PlanError(f"unknown op {name!r}{nearest(name, known)}; known are {', '.join(known)}")
 
 
 def check(op: RowOp) -> None:

@@ -52,7 +52,7 @@ def bind(
         if not source.is_contiguous() or addresses[1]:
             return None
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
-    call = kind.of(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    call = kind(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     with backend.guard(index):
         plan, launch_on, workspace_words = launch.prepare(
             call, backend, backend.properties(index), registry.options(backend, context.settings)

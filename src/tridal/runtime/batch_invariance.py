@@ -50,8 +50,6 @@ def invariant(backend: Backend) -> Backend:
 class InvariantCall(KernelCall):
     """A call on contiguous tensors. The compiler may only assume alignments that hold for each row of any batch."""
 
-    __slots__ = ()
-
     def specialize(self, config: KernelConfig) -> Specialization:
         """The specialization of any call, except that only the row length decides which arguments are divisible."""
         specialization = super().specialize(config)

@@ -15,17 +15,10 @@ from typing import Any
 def direct_launch(
     compiled: Any, launcher: Callable[[Any, Any], Any], programs: int, pointers: int, values: Sequence[int]
 ) -> Callable[..., None] | None:
-    """Makes a function that launches a compiled kernel.
+    """launch(stream, *tensors) for a compiled kernel whose arguments are tensors (`pointers` of them), then `values`.
 
-    Args:
-        compiled: the kernel. Its run-time arguments are addresses of tensors, followed by numbers.
-        launcher: the class of the driver's launchers.
-        programs: number of programs.
-        pointers: number of tensors.
-        values: the numbers.
-
-    Returns:
-        launch(stream, *tensors). None if the kernel needs scratch memory, or the launcher has another structure.
+    `launcher` is the class of the driver's launchers. None if the kernel needs scratch memory, or the launcher has
+    another structure.
     """
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     run = launcher(SimpleNamespace(fn=compiled.src.fn, constants={}, signature=signature), compiled.metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,7 @@ FEW_ROWS = 8
 class RowLayout:
     """A tensor as `outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
 
-    The first tensor that is read (the input, or the gradient in a backward) may have any strides. The output, and the
-    saved tensor that a backward reads, are contiguous in the tensor's own shape.
+    The first tensor that is read may have any strides. All other tensors are contiguous in their own shape.
     """
 
     outer: int
@@ -49,28 +49,16 @@ class RowLayout:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides, in elements, of a contiguous tensor. No size may be zero."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def coalesce_dims(
     shape: Sequence[int], *strides: Sequence[int], without: int, separate: int | None = None
 ) -> list[tuple[int, ...]]:
-    """Merges the dims of a tensor into as few as possible.
+    """Merges neighbouring dims of a shape that all tensors can walk with one stride each. `strides` are the tensors'.
 
-    Neighbouring dims are merged if all tensors can walk them with one stride each. Dims of size one are dropped.
-
-    Args:
-        shape: the sizes of the dims.
-        strides: the strides of each tensor of that shape.
-        without: a dim that is left out.
-        separate: a dim that is kept, even if its size is one, and is not merged with the dim before it.
-
-    Returns:
-        (size, stride of each tensor, ...) of each merged dim, outermost first.
+    Dims of size one and the dim `without` are dropped. The dim `separate` is kept, and not merged with the one before.
+    Returns (size, stride of each tensor, ...) of each merged dim, outermost first.
     """
     levels: list[tuple[int, ...]] = []
     for axis, (size, *steps) in enumerate(zip(shape, *strides, strict=True)):
@@ -84,17 +72,10 @@ def coalesce_dims(
 
 
 def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> RowLayout | None:
-    """The row layout of a tensor whose rows run along a dim.
+    """The row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
 
-    Args:
-        shape: the sizes of the dims. None is zero.
-        strides: the strides of the tensor, in elements.
-        dim: the reduced dim, 0 <= dim < rank.
-        few_rows: blocks of fewer rows exchange `outer` and `inner`, if there are more blocks than rows in a block.
-            0 keeps the order of the rows.
-
-    Returns:
-        The layout. None if the other dims need more than two strides: no kernel can read such a tensor in place.
+    None if the other dims need more than two strides: no kernel can read such a tensor in place. Blocks of fewer rows
+    than `few_rows` exchange `outer` and `inner` if there are more blocks than that; 0 keeps the order of the rows.
     """
     out_strides = contiguous_strides(shape)
     row_strides = contiguous_strides([*shape[:dim], 1, *shape[dim + 1 :]])

@@ -47,17 +47,11 @@ class ScaleMask:
         return {"scale": self.scale, "queries": self.queries, "heads": self.heads, **strides}
 
     def alignment(self, vector: int, cols: int, misalignment: int | None) -> int:
-        """The alignment that the compiler may assume of the mask of each row of a tile.
+        """The alignment, in bytes, that the compiler may assume of the mask of each row of a tile; 1 if none is proven.
 
-        Args:
-            vector: elements of a vector.
-            cols: columns of a tile.
-            misalignment: None if a tile starts at the start of a row. With `peel`, it starts at the first aligned
-                vector of each row; this is the number of elements between the last vector boundary and the first row.
-                The mask then needs the same misalignment as the scores, in every row.
-
-        Returns:
-            Bytes: those of a vector of the mask, or 1 if that is not proven.
+        A tile has `cols` columns, in vectors of `vector` elements. `misalignment` is None if it starts with the row.
+        With `peel`, it starts at the first vector boundary of each row; `misalignment` is then the number of
+        elements between the boundary before the first row and that row, and the mask needs the same in every row.
         """
         if self.mask is None or self.strides[-1] != 1 or cols % vector:
             return 1
@@ -73,17 +67,10 @@ class ScaleMask:
 def place_mask(
     scale_mask: ScaleMask, shape: Sequence[int], strides: Sequence[int], mask_strides: Sequence[int], dim: int
 ) -> ScaleMask | None:
-    """Completes a ScaleMask with the numbers from which a kernel computes the position of a row in the mask.
+    """Adds the numbers from which a kernel computes the position of a row in the mask.
 
-    Args:
-        scale_mask: the other parameters.
-        shape, strides: shape and strides of the scores. No size is zero.
-        mask_strides: strides of the mask, expanded to that shape.
-        dim: the reduced dim, 0 <= dim < rank.
-
-    Returns:
-        `scale_mask` with `queries`, `heads`, `strides` and `row_distance`. None if the other dims need more than three
-        strides, or there are `MOST_ROWS` rows or more.
+    `shape` and `strides` are those of the scores, `mask_strides` those of the mask expanded to that shape. None if the
+    dims other than `dim` need more than three strides, or there are `MOST_ROWS` rows or more.
     """
     if math.prod(shape) // shape[dim] >= MOST_ROWS:
         return None
@@ -95,12 +82,7 @@ def place_mask(
     outer, inner = levels[: len(levels) - innermost], levels[len(levels) - innermost :]
     missing: list[tuple[int, ...]] = [(1, 0)] * (3 - len(levels))
     (_, batch), (heads, head), (rows, query) = [*outer, *missing, *inner]
-    row_distance = math.gcd(
-        *(
-            a - b
-            for axis, (a, b) in enumerate(zip(strides, mask_strides, strict=True))
-            if axis != dim and shape[axis] > 1
-        )
-    )
+    distances = [a - b for a, b in zip(strides, mask_strides, strict=True)]
+    row_distance = math.gcd(*(d for axis, d in enumerate(distances) if axis != dim and shape[axis] > 1))
     placed = (batch, head, query, mask_strides[dim])
     return replace(scale_mask, queries=rows, heads=heads, strides=placed, row_distance=row_distance)

@@ -5,6 +5,7 @@ Two launches with equal specializations can use the same compiled kernel.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -56,38 +57,34 @@ class Specialization:
     """Whether all programs of a launch have to be resident at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KernelCall:
-    """A kernel, its problem, and the memory of its tensors: everything that decides the specialization but the plan."""
+    """A kernel and the memory of its tensors: everything that decides the specialization but the plan."""
 
     kernel: RowKernel
-    problem: Problem
     layout: RowLayout
-    addresses: tuple[int, ...]
-    """The address of each tensor of `RowKernel.pointers`, or its last `ADDRESS_BITS`."""
+    dtypes: tuple[str, ...]
+    """The dtype of each tensor of `RowKernel.pointers`."""
+    addresses: tuple[int, ...] = ()
+    """The address of each of these tensors, or its last `ADDRESS_BITS`. Without them, all are aligned."""
     parameters: tuple[float | None, ...] = ()
     scale_mask: ScaleMask = NO_SCALE_MASK
 
-    @classmethod
-    def of(
-        cls,
-        kernel: RowKernel,
-        layout: RowLayout,
-        dtypes: tuple[str, ...],
-        addresses: tuple[int, ...] | None = None,
-        parameters: tuple[float | None, ...] = (),
-        scale_mask: ScaleMask = NO_SCALE_MASK,
-    ) -> KernelCall:
-        """The call for the tensors of `RowKernel.pointers`, of these dtypes. By default, addresses are aligned."""
-        addresses = addresses or (0,) * len(dtypes)
-        units = _UNIT_STRIDES[layout.layout]
-        strides = [value for name, value in zip(_STRIDES, layout.strides, strict=True) if name not in units]
-        remaining = iter(dtypes)
+    def __post_init__(self) -> None:
+        """Sets the default of `addresses`."""
+        object.__setattr__(self, "addresses", self.addresses or (0,) * len(self.dtypes))
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The traits that a plan depends on."""
+        kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
         writes, row_writes, reads, row_reads, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
         )
-        lengths = [*strides, layout.inner if layout.layout == "inner" else layout.cols]
-        problem = Problem(
+        units = _UNIT_STRIDES[layout.layout]
+        lengths = [value for name, value in zip(_STRIDES, layout.strides, strict=True) if name not in units]
+        lengths += [layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
+        return Problem(
             cols=layout.cols,
             inner=layout.inner,
             outer=layout.outer,
@@ -100,17 +97,9 @@ class KernelCall:
             live_tiles=kernel.live_tiles,
             statistics=len(kernel.statistics),
             layout=layout.layout,
-            aligned=not any(value % ALIGNMENT for value in (*lengths, *addresses)),
-            scale_mask=scale_mask != NO_SCALE_MASK,
+            aligned=not any(length % ALIGNMENT for length in lengths),
+            scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
-        return cls(kernel, problem, layout, addresses, parameters, scale_mask)
-
-    @property
-    def pointers(self) -> dict[str, tuple[str, int]]:
-        """dtype and address of each tensor but the mask, by the schedules' argument."""
-        p = self.problem
-        dtypes = (*p.writes, *p.row_writes, *p.reads, *p.row_reads, *p.column_reads)
-        return dict(zip(self.kernel.pointers, zip(dtypes, self.addresses, strict=True), strict=True))
 
     @property
     def vector(self) -> int:
@@ -119,13 +108,17 @@ class KernelCall:
 
     def _misalignments(self) -> dict[str, int]:
         """Elements between the last vector boundary and the first row, for each tensor with a number per element."""
-        elements = {n: given for n, given in self.pointers.items() if n.startswith(("out", "in"))}
-        return {name: address // ITEMSIZE[dtype] % self.vector for name, (dtype, address) in elements.items()}
+        tensors = zip(self.kernel.pointers, self.dtypes, self.addresses, strict=True)
+        return {
+            name: address // ITEMSIZE[dtype] % self.vector
+            for name, dtype, address in tensors
+            if name.startswith(("out", "in"))
+        }
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
         """Run-time numbers of the kernel by name."""
-        layout = self.layout
-        row_strides = layout.row_strides if self.problem.row_reads or self.problem.row_writes else (0, 0)
+        layout, p = self.layout, self.problem
+        row_strides = layout.row_strides if p.row_reads or p.row_writes else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
         if config.schedule != "column_loop":
@@ -139,8 +132,9 @@ class KernelCall:
         A stride of one is a constant, because contiguity decides how memory is read. Numbers that are not needed are
         constants. The number of rows is never a constant: a new batch size compiles nothing, unless it exceeds 32 bits.
         """
-        p, s = self.problem, self.scale_mask
-        pointers = {name: dtype for name, (dtype, _) in self.pointers.items()}
+        p, s, scalars = self.problem, self.scale_mask, self.scalars(config)
+        pointers = dict(zip(self.kernel.pointers, self.dtypes, strict=True))
+        divisible = [n for n, a in zip(pointers, self.addresses, strict=True) if a % ALIGNMENT == 0]
         constants: dict[str, Any] = dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
         if s.mask is not None:
             pointers["mask_ptr"] = s.mask
@@ -161,17 +155,15 @@ class KernelCall:
         }
         if config.schedule != "column_loop":
             constants |= self._whole_row_constants(config)
-        scalars = self.scalars(config)
         if not p.row_reads and not p.row_writes:
             constants |= dict.fromkeys(_ROW_STRIDES, 0)
         elif scalars["row_inner"] == 1:
             constants["row_inner"] = 1
-        constants |= {name: scalars[name] for name in _PARAMETERS if scalars[name] is None}
+        constants |= {name: None for name in _PARAMETERS if scalars[name] is None}
         constants |= {n: v for n, v in s.numbers.items() if v is None or (n != "scale" and v in (0, 1))}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
         unspecialised = {"outer", "misalignment", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
         unspecialised |= {"inner"} if p.layout != "inner" else set()
-        divisible = [name for name, (_, address) in self.pointers.items() if address % ALIGNMENT == 0]
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
         if config.programs_per_row > 1:
@@ -193,11 +185,9 @@ class KernelCall:
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
         """Constants that `column_loop` does not have: how programs share a row, and its head and tail."""
-        vector, misalignments = self.vector, self._misalignments()
+        vector, misalignments = self.vector, set(self._misalignments().values())
         strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
-        same = len(set(misalignments.values())) == 1 and all(
-            (read - written) % vector == 0 for read, written in strides
-        )
+        same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
         unused: dict[str, Any] = {} if config.programs_per_row > 1 else {"workspace": None}
         if not config.peel:
             unused["misalignment"] = 0
@@ -216,9 +206,8 @@ class KernelCall:
         """Alignment, in bytes, that the compiler may assume of the mask of each row of a tile."""
         if self.problem.layout == "inner":  # then the vectors of a tile run across rows
             return 1
-        return self.scale_mask.alignment(
-            self.vector, config.cols, self._misalignments()["in_ptr"] if config.peel else None
-        )
+        misalignment = self._misalignments()["in_ptr"] if config.peel else None
+        return self.scale_mask.alignment(self.vector, config.cols, misalignment)
 
     def workspace_words(self, plan: LaunchPlan) -> int:
         """64-bit words that the workspace of a launch needs. They are zero before the launch and after it."""

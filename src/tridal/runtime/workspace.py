@@ -15,15 +15,9 @@ _by_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def with_workspace(launch: Callable[..., None], length: int, device: torch.device) -> Callable[..., None]:
-    """Adds a workspace to a launch.
+    """launch(stream, *tensors), from launch(stream, *tensors, workspace) on a device.
 
-    Args:
-        launch: launch(stream, *tensors, workspace).
-        length: number of 64-bit words that the launch needs.
-        device: the device of the tensors.
-
-    Returns:
-        launch(stream, *tensors): the workspace is an int64 tensor of zeros with at least `length` elements.
+    The workspace is an int64 tensor of zeros with at least `length` elements.
     """
     module = torch.get_device_module(device.type)
     capturing = getattr(module, "is_current_stream_capturing", bool)

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import torch
 
-from tridal.ops.row_op import LocalReduce, RowOp, RowReduce
+from tridal.ops.row_op import RowOp, RowReduce
 from tridal.testing.gradients import second_gradient
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -145,7 +145,7 @@ def _sensitivity(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], ex
     return 2 * _row_max(largest, dim)
 
 
-class _ChangedReduce(LocalReduce):
+class _ChangedReduce(RowReduce):
     """Reduces rows, and changes the results a little."""
 
     def __init__(self, x: Tensor, dim: int, step: float, generator: torch.Generator) -> None:
