@@ -46,6 +46,11 @@ def registered() -> tuple[Registered, ...]:
         return _entries
 
 
+def loaded() -> list[Backend]:
+    """Returns the backends of all entries that can be used. They may be unavailable on this machine."""
+    return [entry.backend for entry in registered() if entry.backend is not None]
+
+
 def get(name: str) -> Backend:
     """Returns the backend with this name, available or not. Raises UnknownDeviceError or PluginError."""
     entry = _find(name)
@@ -218,7 +223,7 @@ def check_backends(settings: Settings) -> None:
         if entry is None:
             key = f"backends.{name}.{next(iter(section))}"
             source = settings.sources[key]
-            variables = [variable(backend.name, option) for backend in _backends() for option in backend.options]
+            variables = [variable(backend.name, option) for backend in loaded() for option in backend.options]
             near = nearest_variable(source, variables) or nearest(name, _names())
             raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(_names())})")
         if entry.backend is not None:
@@ -233,13 +238,9 @@ def _names() -> list[str]:
     return sorted({entry.name for entry in registered()})
 
 
-def _backends() -> list[Backend]:
-    return [entry.backend for entry in registered() if entry.backend is not None]
-
-
 def _candidates() -> Iterator[Backend]:
-    """Iterates over the backends that can serve without being named: available and not interpreted."""
-    return (backend for backend in _backends() if not backend.interpreted and unavailable(backend) is None)
+    """Iterates over the backends that can serve without being named."""
+    return (backend for backend in loaded() if not backend.interpreted and unavailable(backend) is None)
 
 
 def _first_candidate(device_type: str) -> Backend | None:
@@ -247,7 +248,7 @@ def _first_candidate(device_type: str) -> Backend | None:
 
 
 def _is_device_type(name: str, known_types: Container[str]) -> bool:
-    return name in TORCH_ONLY or name in known_types or any(backend.device_type == name for backend in _backends())
+    return name in TORCH_ONLY or name in known_types or any(backend.device_type == name for backend in loaded())
 
 
 def _unknown_device(name: str, source: str = "") -> UnknownDeviceError:

@@ -48,10 +48,7 @@ FIELDS: Mapping[str, Option] = {
 }
 """All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
 
-VARIABLES: Mapping[str, str] = {
-    "TRIDAL_CONFIG": "path of the YAML file",
-    "TRIDAL_OVERRIDE_TORCH": "1: `import tridal` makes torch's functions use tridal",
-}
+VARIABLES = ("TRIDAL_CONFIG", "TRIDAL_OVERRIDE_TORCH")
 """Environment variables that are not settings. `variable` gives the variable of a setting."""
 
 PREFIX = "TRIDAL_"
@@ -86,12 +83,9 @@ _overlays: dict[tuple[Settings, str], Settings] = {}
 
 
 def current() -> Settings:
-    """Returns the current settings of this thread or async task.
+    """Returns the current settings of this thread or async task. Raises SettingsError as `reload`.
 
     The first call reads the environment and the file. If that fails, the next call tries again.
-
-    Raises:
-        SettingsError: the environment or the file has a wrong setting.
     """
     return _context.get() or _base or _load_once()
 
@@ -104,8 +98,7 @@ def _load_once() -> Settings:
 def reload() -> Settings:
     """Reads the environment and the file again, and returns the new settings. Active `use` blocks do not change.
 
-    Raises:
-        SettingsError: the environment or the file has a wrong setting.
+    Raises SettingsError if the environment or the file has a wrong setting.
     """
     global _base
     with _lock:
@@ -119,9 +112,7 @@ def reload() -> Settings:
 def read_file(path: str | os.PathLike[str]) -> Settings:
     """Returns the settings in a file, with the defaults for all others. Ignores the environment.
 
-    Raises:
-        SettingsError: the file cannot be read or has a wrong setting. The message gives the file, the line, the key,
-            the expected and the found value.
+    Raises SettingsError with the file, the line, the key, the expected and the found value.
     """
     return _changed(_DEFAULTS, _file_layer(Path(path)))
 
@@ -150,14 +141,10 @@ def use(
     """Changes settings inside a `with` block or, as a decorator, inside a plain function (not async, no generator).
 
     The change applies to the thread or async task that enters the block, and to the tasks that are started inside.
-    `FIELDS` describes the settings. An argument that is None does not change its setting. `backends` has options by
-    backend and name, which are checked when a backend is chosen.
+    An argument that is None does not change its setting. `backends` has options by backend and name, which are checked
+    when a backend is chosen. For the other settings, see `FIELDS`. The context manager gives the new settings.
 
-    Returns:
-        A context manager that gives the new settings.
-
-    Raises:
-        SettingsError: a value is wrong. The call of `use` raises it, not the block.
+    Raises SettingsError for a wrong value. The call of `use` raises it, not the block.
     """
     arguments = {"device": device, "fallback": fallback, "batch_invariant": batch_invariant, "backends": backends}
     changes = {key: value for key, value in arguments.items() if value is not None}
@@ -207,11 +194,7 @@ def nearest_variable(source: str, of_options: Sequence[str] = ()) -> str:
 
 
 def parse_device(text: str) -> tuple[str, int | None]:
-    """Splits "npu:1" into "npu" and 1. The index is None if there is none.
-
-    Raises:
-        UnknownDeviceError: the text does not have this form.
-    """
+    """Splits "npu:1" into "npu" and 1, or "npu" into "npu" and None. Raises UnknownDeviceError for any other form."""
     match = DEVICE_PATTERN.fullmatch(text)
     if match is None:
         raise UnknownDeviceError(f"{text!r} is not a device: expected {FIELDS['device'].expected}")

@@ -166,14 +166,12 @@ class KernelConfig(_Renamed):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports for a kernel."""
+    """What the compiler reports for a kernel: 32-bit registers and bytes spilled to memory, both per thread, and bytes
+    of shared memory per program."""
 
     registers: int
-    """32-bit registers per thread."""
     spills: int
-    """Bytes per thread that the compiler spills to memory."""
     shared_memory: int
-    """Bytes per program."""
 
 
 @dataclass(frozen=True, slots=True)
