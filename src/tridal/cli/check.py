@@ -7,17 +7,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from tridal.cli.op_option import OPS, check_op
 from tridal.cli.output import FAIL, PASS, console, escape, print_json, progress_bar, table
 from tridal.cli.plan import make_plan, plan_as_dict, plan_table
 from tridal.devices import registry, settings
+from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tridal.devices.types import Backend
     from tridal.testing import Implementation, Result, Worked
 
 _MAX_SHOWN = 20  # failures of the conformance suite that are printed in full

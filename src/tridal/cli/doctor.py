@@ -19,6 +19,8 @@ from tridal.devices.entry_points import describe_error
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError
 
+_YES_NO = {True: "[green]yes[/]", False: "no"}
+
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show versions, backends, ops, devices and settings.
@@ -200,12 +202,12 @@ def _show(report: dict[str, Any]) -> None:
         details = escape(devices if backend["available"] else backend["reason"])
         if backend["install"]:
             details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
-        backends.add_row(backend["name"], _yes_or_no(backend["available"]), backend["origin"], details)
+        backends.add_row(backend["name"], _YES_NO[backend["available"]], backend["origin"], details)
     out.print(backends)
 
     ops = table("op", "usable", "provided by", "why it cannot be used")
     for op in report["ops"]:
-        ops.add_row(op["name"], _yes_or_no(op["usable"]), op["origin"], escape(op["reason"] or ""))
+        ops.add_row(op["name"], _YES_NO[op["usable"]], op["origin"], escape(op["reason"] or ""))
     out.print(ops)
     out.print(settings_table(report["settings"]["values"]))
 
@@ -220,10 +222,6 @@ def _show(report: dict[str, Any]) -> None:
         out.print(f"{PASS} {requested} is {device['device']}: {computes} computes its tensors", soft_wrap=True)
     else:
         out.print(f"{FAIL} {requested} cannot be used: {escape(device['problem'])}", soft_wrap=True)
-
-
-def _yes_or_no(value: bool) -> str:
-    return "[green]yes[/]" if value else "no"
 
 
 def _device_line(device: dict[str, Any]) -> str:

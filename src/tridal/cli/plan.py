@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from tridal.cli.op_option import KERNELS
 from tridal.cli.output import console, count, escape, grid, print_json, size
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 from tridal.errors import PlanError, TridalError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -42,14 +39,13 @@ def plan(
 
     The plan has the schedule, the kernel configuration, the number of programs, and the reason for them.
     """
-    backend, properties, launch_plan = make_plan(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
+    planned = make_plan(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
-        question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim}
-        print_json({**question, **plan_as_dict(backend, properties, launch_plan)})
+        print_json({"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, **plan_as_dict(*planned)})
         return
     out = console()
-    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{properties.name}[/]")
-    out.print(plan_table(backend, properties, launch_plan))
+    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{planned[1].name}[/]")
+    out.print(plan_table(*planned))
 
 
 def make_plan(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from tridal.devices.entry_points import entry_points, load
 from tridal.devices.settings import describe_value
@@ -28,14 +28,9 @@ AUTO = "auto"
 # first underscore separates the two.
 _NAME = re.compile(r"[a-z][a-z0-9]*")
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_ATTRIBUTES: Mapping[str, type] = {
-    "name": str,
-    "device_type": str,
-    "dtypes": AbstractSet,
-    "schedules": AbstractSet,
-    "interpreted": bool,
-    "options": Mapping,
-    "install": str,
+_ATTRIBUTES: dict[str, type] = {
+    member: AbstractSet if get_origin(hint) is frozenset else get_origin(hint) or hint
+    for member, hint in get_type_hints(Backend).items()
 }
 _METHODS = tuple(name for name, member in vars(Backend).items() if inspect.isfunction(member) and name[0] != "_")
 
