@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from tridal import errors
-from tridal import registry as registry
-from tridal import settings as settings
-from tridal import types as types
+from tridal import errors, registry, settings, types
 from tridal.devices.settings import use
 
 _torch_error: Exception | None = None
@@ -23,18 +20,18 @@ else:
     start_from_environment()
 
 __all__ = [
-    "backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "row_function", "softmax", "use",
+    "backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "registry", "row_function",
+    "settings", "softmax", "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
-_SUBMODULES = ("ops", "registry", "run", "settings", "testing", "types")
-"""Documented submodules. Those that are not imported above are imported on first use."""
+_LAZY_SUBMODULES = ("ops", "run", "testing")
 
 
 def __getattr__(name: str) -> object:
     if name in __all__ and _torch_error is not None:
         raise ImportError(f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`") from _torch_error
-    if name in _SUBMODULES:
+    if name in _LAZY_SUBMODULES:
         import importlib
 
         return importlib.import_module(f"tridal.{name}")
@@ -42,4 +39,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, *_SUBMODULES))
+    return sorted((*__all__, *_LAZY_SUBMODULES))

@@ -7,15 +7,9 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Returns a suggestion to append to an error message, as in "; did you mean 'cuda'?".
+    """Returns a suggestion to append to an error message, as in "; did you mean 'cuda'?", or "" if no word is near.
 
-    Args:
-        word: the unknown word.
-        known: the valid words. The comparison ignores case.
-        cutoff: the minimum similarity of a suggestion, from 0 to 1.
-
-    Returns:
-        The suggestion with up to three words, or "" if no known word is similar.
+    Ignores case. Suggests up to three of the known words. `cutoff` is their minimum similarity, from 0 to 1.
     """
     spelling = {name.lower(): name for name in sorted(known)}
     near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=cutoff)

@@ -1,7 +1,6 @@
-"""Runs an unmodified program with tridal's kernels: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
+"""Runs an unmodified program after `tridal.override_torch`: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
 
-This works like `python SCRIPT` or `python -m MODULE`, after a call of `tridal.override_torch`: torch's own softmax
-functions then run tridal's kernels.
+Otherwise it works like `python SCRIPT` or `python -m MODULE`.
 """
 
 from __future__ import annotations

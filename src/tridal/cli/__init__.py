@@ -1,7 +1,7 @@
 """The command line: `tridal doctor`, `plan`, `check`, `bench` and `config`.
 
-The modules of this package import torch inside functions only, so that `tridal doctor` can run and report when torch
-cannot be imported. Exit codes: 0 for success; 1 for a failure, which a message explains; 2 for wrong usage.
+Commands import torch inside functions only, so that `tridal doctor` runs when torch cannot be imported.
+Exit codes: 0 for success; 1 for a failure, which a message explains; 2 for wrong usage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Handling of a torch that cannot be imported. `tridal doctor` still runs, and prints the original error.
-
-The import is tried only once: a second try starts from a partly loaded torch, so it can raise a misleading error or
-crash. Every later import raises an ImportError with the message of the first one.
-"""
+"""Handling of a torch that cannot be imported. `tridal doctor` still runs, and prints the original error."""
 
 from __future__ import annotations
 
@@ -16,12 +12,11 @@ from tridal.devices.entry_points import describe_error
 
 def torch_problem() -> str | None:
     """Returns why torch cannot be imported, on one line; None if `import tridal` could import it."""
-    error = vars(tridal).get("_torch_error")
-    return None if error is None else describe_error(error)
+    return None if tridal._torch_error is None else describe_error(tridal._torch_error)
 
 
 class _TorchBlocker(MetaPathFinder):
-    """Raises ImportError for every later import of torch."""
+    """Repeats the error at every later import. A second try may crash, because torch is partly loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "torch":

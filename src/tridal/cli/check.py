@@ -7,15 +7,16 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from tridal.cli.op_option import OPS, check_op
 from tridal.cli.output import FAIL, PASS, console, escape, print_json, progress_bar, table
 from tridal.cli.plan import make_plan, plan_as_dict, plan_table
 from tridal.devices import registry, settings
+from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
-    from tridal.devices.types import Backend
     from tridal.testing import Implementation, Result, Worked
 
 _MAX_SHOWN = 20  # failures of the conformance suite that are printed in full
@@ -40,6 +41,7 @@ def check(
 
     ops = [check_op(name) for name in op or ()]
     backend, index, why = choose(device)
+    out = console(quiet=as_json)
     with testing.implementation(backend, index=index) as implementation:
         unit_test = _run_unit_test(implementation)
         worked = testing.worked_example(implementation)
@@ -51,40 +53,33 @@ def check(
         "unit_test": unit_test,
         "worked_example": {"y": worked.y, "dx": worked.dx, **asdict(worked.result)},
     }
-    if not as_json:
-        _show_device(report)
-        _show_unit_test(unit_test)
-        _show_example(worked)
-    report["plans"] = _make_plans(show=not as_json)
-    results = [*unit_test["results"], asdict(worked.result)]
+    out.print(f"[bold]{report['name']}[/], backend {backend.name}")
+    out.print(f"[dim]{escape(why)}[/]", soft_wrap=True)
+    _show_unit_test(out, unit_test)
+    _show_example(out, worked)
+    report["plans"] = _make_plans(out)
+    results = [*unit_test["results"], report["worked_example"]]
     if whole_suite or ops:
         suite = _run_suite(backend, ops or None)
+        _show_suite(out, suite)
         report["suite"] = [asdict(result) for result in suite]
         results += report["suite"]
-        if not as_json:
-            _show_suite(suite)
     failed = sum(not result["passed"] for result in results)
     report["passed"] = failed == 0
     if as_json:
         print_json(report)
-    else:
-        _show_verdict(failed, len(results), whole_suite or bool(ops))
     if failed:
+        out.print(f"\n{FAIL} {failed} of {len(results)} checks, see the messages above", soft_wrap=True)
         raise typer.Exit(1)
+    hint = "" if whole_suite or ops else "; `tridal check --all` runs the whole conformance suite"
+    out.print(f"\n{PASS} all {len(results)} checks passed{hint}", soft_wrap=True)
 
 
 def choose(name: str | None) -> tuple[Backend, int | None, str]:
-    """Chooses what to check.
+    """Chooses what to check for a device name; None stands for the device of the settings.
 
-    Args:
-        name: a device name; None takes the device of the settings.
-
-    Returns:
-        The backend, the device index or None, and the reason for this choice.
-
-    Raises:
-        DeviceUnavailableError: there is neither an accelerator nor an interpreter.
-        TridalError: as `registry.resolve`, for a name that it does not accept.
+    Returns the backend, the device index or None, and the reason for this choice. Raises as `registry.resolve`, and
+    DeviceUnavailableError if there is neither an accelerator nor an interpreter.
     """
     from tridal.pytorch.devices import TORCH_TYPES
 
@@ -95,9 +90,7 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     if backend is not None:
         return backend, int(index) if index else None, why
     why += f": by default, no backend computes {device} tensors"
-    interpreter = next(
-        (e.backend for e in registry.registered() if e.backend is not None and e.backend.interpreted), None
-    )
+    interpreter = next((backend for backend in registry.loaded() if backend.interpreted), None)
     if interpreter is None or interpreter.device_type != device_type:
         raise DeviceUnavailableError(
             f"nothing to check with {why}, so torch computes them; run `tridal doctor` to see what is missing"
@@ -122,33 +115,26 @@ def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
     if all(result.passed for result in results):
         x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(implementation.device)
         difference = (implementation.function("softmax")(x, -1) - torch.softmax(x, -1)).abs().max().item()
-    return {
-        "shape": TUTORIAL_SHAPE,
-        "difference_to_torch": difference,
-        "results": [asdict(result) for result in results],
-    }
+    checks = [asdict(result) for result in results]
+    return {"shape": TUTORIAL_SHAPE, "difference_to_torch": difference, "results": checks}
 
 
-def _make_plans(show: bool) -> list[dict[str, Any]]:
-    """Plans the unit test on the first architecture of every backend, without those that interpret."""
+def _make_plans(out: Console) -> list[dict[str, Any]]:
+    """Plans the unit test on the first architecture of every backend, without those that interpret, and prints it."""
     from tridal.testing.cases import TUTORIAL_SHAPE
 
-    out, plans = console(), []
-    for entry in registry.registered():
-        if entry.backend is None or entry.problem or entry.backend.interpreted:
-            continue
-        arch = next(iter(entry.backend.architectures()), None)
-        if arch is None:
+    plans = []
+    for backend in registry.loaded():
+        arch = next(iter(backend.architectures()), None)
+        if backend.interpreted or arch is None:
             continue
         try:
             planned = make_plan(*TUTORIAL_SHAPE, arch=arch)
         except TridalError as error:
-            plans.append({"backend": entry.name, "arch": arch, "plan": None, "problem": str(error)})
-            if show:
-                out.print(f"\n[bold]No launch plan for {arch}[/]: {escape(str(error))}", soft_wrap=True)
-            continue
-        plans.append({"arch": arch, **plan_as_dict(*planned), "problem": None})
-        if show:
+            plans.append({"backend": backend.name, "arch": arch, "plan": None, "problem": str(error)})
+            out.print(f"\n[bold]No launch plan for {arch}[/]: {escape(str(error))}", soft_wrap=True)
+        else:
+            plans.append({"arch": arch, **plan_as_dict(*planned), "problem": None})
             out.print(f"\n[bold]Launch plan of the unit test on {planned[1].name}[/] (no such device is needed here)")
             out.print(plan_table(*planned))
     return plans
@@ -168,14 +154,7 @@ def _run_suite(backend: Backend, ops: Sequence[str] | None) -> list[Result]:
     return results
 
 
-def _show_device(report: dict[str, Any]) -> None:
-    out = console()
-    out.print(f"[bold]{report['name']}[/], backend {report['backend']}")
-    out.print(f"[dim]{escape(report['why'])}[/]", soft_wrap=True)
-
-
-def _show_unit_test(unit_test: dict[str, Any]) -> None:
-    out = console()
+def _show_unit_test(out: Console, unit_test: dict[str, Any]) -> None:
     rows, cols = unit_test["shape"]
     out.print(f"\n[bold]Unit test[/]: softmax of {rows} x {cols}")
     if unit_test["difference_to_torch"] is not None:
@@ -186,10 +165,9 @@ def _show_unit_test(unit_test: dict[str, Any]) -> None:
         out.print(f"{verdict} {result['name']}, compared with float64 in {result['seconds']:.2f} s{message}")
 
 
-def _show_example(worked: Worked) -> None:
+def _show_example(out: Console, worked: Worked) -> None:
     from tridal.testing import example
 
-    out = console()
     out.print("\n[bold]Worked example[/]: softmax Y of X, and the gradient dX for dY")
     values = table("", *[f"column {i}" for i in range(len(example.X[0]))])
     for name, numbers in (("X", example.X), ("dY", example.DY), ("Y", worked.y), ("dX", worked.dx)):
@@ -202,26 +180,22 @@ def _show_example(worked: Worked) -> None:
         out.print(f"{FAIL} {escape(worked.result.message or '')}")
 
 
-def _show_suite(results: list[Result]) -> None:
+def _show_suite(out: Console, results: Sequence[Result]) -> None:
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         op, direction, _ = result.name.split(" ", 2)
         groups.setdefault((op, direction), []).append(result)
-    summary = table(
-        "op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds",
-        right=("passed", "failed", "seconds"),
-    )  # fmt: skip
+    headings = ("op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds")
+    summary = table(*headings, right=("passed", "failed", "seconds"))
     for (op, direction), group in sorted(groups.items()):
         failed = sum(not result.passed for result in group)
         largest = "see below"
         if not failed:
             share, name = max((r.error / r.tolerance, r.name) for r in group if r.tolerance)
             largest = f"{share:.0%} [dim]{name.removeprefix(f'{op} {direction} ')}[/]"
-        summary.add_row(
-            op, direction, str(len(group) - failed), f"[red]{failed}[/]" if failed else "0", largest,
-            f"{sum(result.seconds for result in group):.1f}",
-        )  # fmt: skip
-    out = console()
+        shown_failed = f"[red]{failed}[/]" if failed else "0"
+        seconds = f"{sum(result.seconds for result in group):.1f}"
+        summary.add_row(op, direction, str(len(group) - failed), shown_failed, largest, seconds)
     out.print("\n[bold]Conformance suite[/], compared with float64")
     out.print(summary)
     failures = [result for result in results if not result.passed]
@@ -229,12 +203,3 @@ def _show_suite(results: list[Result]) -> None:
         out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
     if len(failures) > _MAX_SHOWN:
         out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
-
-
-def _show_verdict(failed: int, checks: int, with_suite: bool) -> None:
-    if failed:
-        verdict = f"{FAIL} {failed} of {checks} checks, see the messages above"
-    else:
-        verdict = f"{PASS} all {checks} checks passed"
-        verdict += "" if with_suite else "; `tridal check --all` runs the whole conformance suite"
-    console().print(f"\n{verdict}", soft_wrap=True)

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from tridal.cli.output import console, escape, print_json, table
 from tridal.devices import registry, settings
 from tridal.devices.settings import FIELDS, Settings
 from tridal.errors import SettingsError, UnknownDeviceError
-
-
-def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
-    """Returns the "value" and the "source" of every setting, by dotted key.
-
-    The options of all backends are included, also those that still have their default.
-    """
-    rows = {key: _row(getattr(chosen, key), chosen, key) for key in FIELDS}
-    for entry in registry.registered():
-        if entry.backend is not None:
-            for option, value in registry.options(entry.backend, chosen).items():
-                key = f"backends.{entry.name}.{option}"
-                rows[key] = _row(value, chosen, key)
-    return rows
 
 
 def config(
@@ -40,41 +28,48 @@ def config(
     if check is not None:
         _check_file(check, as_json)
         return
-    chosen = settings.current()
-    _check(chosen)
-    file = settings.config_file()
-    rows = effective(chosen)
+    rows, file = _checked(settings.current()), settings.config_file()
     if as_json:
-        print_json({"file": None if file is None else str(file), "settings": rows})
+        print_json({"file": file, "settings": rows})
         return
-    settings_table = table("setting", "value", "source")
-    for key, row in rows.items():
-        settings_table.add_row(key, escape(str(row["value"])), escape(row["source"]))
     out = console()
-    out.print(settings_table)
+    out.print(settings_table(rows))
     out.print("no settings file" if file is None else f"settings file: {escape(str(file))}", soft_wrap=True)
-
-
-def _check(chosen: Settings) -> None:
-    from tridal.pytorch.devices import TORCH_TYPES  # imports torch
-
-    registry.check(chosen, TORCH_TYPES)
 
 
 def _check_file(file: Path, as_json: bool) -> None:
     try:
-        chosen = settings.read_file(file)
-        _check(chosen)
+        rows = _checked(settings.read_file(file))
     except (SettingsError, UnknownDeviceError) as error:
         if not as_json:
             raise
-        print_json({"file": str(file), "ok": False, "error": str(error)})
+        print_json({"file": file, "ok": False, "error": str(error)})
         raise typer.Exit(1) from None
     if as_json:
-        print_json({"file": str(file), "ok": True, "settings": effective(chosen)})
+        print_json({"file": file, "ok": True, "settings": rows})
     else:
         print(f"{file}: ok")
 
 
-def _row(value: Any, chosen: Settings, key: str) -> dict[str, Any]:
-    return {"value": value, "source": chosen.sources.get(key, settings.DEFAULT)}
+def _checked(chosen: Settings) -> dict[str, dict[str, Any]]:
+    from tridal.pytorch.devices import TORCH_TYPES
+
+    registry.check(chosen, TORCH_TYPES)
+    return effective(chosen)
+
+
+def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
+    """Returns the "value" and the "source" of every setting, by dotted key. Includes the options of all backends."""
+    values = {key: getattr(chosen, key) for key in FIELDS}
+    for backend in registry.loaded():
+        options = registry.options(backend, chosen)
+        values |= {f"backends.{backend.name}.{option}": value for option, value in options.items()}
+    return {key: {"value": value, "source": chosen.sources.get(key, settings.DEFAULT)} for key, value in values.items()}
+
+
+def settings_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Returns the settings as `effective` gives them, as a table for the terminal."""
+    result = table("setting", "value", "source")
+    for key, row in rows.items():
+        result.add_row(key, escape(str(row["value"])), escape(row["source"]))
+    return result

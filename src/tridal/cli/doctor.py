@@ -12,12 +12,14 @@ import typer
 
 from tridal import __version__
 from tridal.cli import broken
-from tridal.cli.config import effective
+from tridal.cli.config import effective, settings_table
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, settings
 from tridal.devices.entry_points import describe_error
-from tridal.devices.types import ITEMSIZE, Backend
+from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError
+
+_YES_NO = {True: "[green]yes[/]", False: "no"}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -50,7 +52,6 @@ def examine() -> dict[str, Any]:
             "Unset it: tridal's interpreter backend does not need it"
         )
     effective_settings = _settings(problems)
-    backends = [_backend(entry) for entry in registry.registered()]
     return {
         "versions": {
             "tridal": __version__,
@@ -62,7 +63,7 @@ def examine() -> dict[str, Any]:
             "numpy": _version("numpy"),
         },
         "problems": problems,
-        "backends": backends,
+        "backends": [_backend(entry) for entry in registry.registered()],
         "ops": _ops(problems),
         "devices": [device for entry in registry.registered() for device in _devices(entry, problems)],
         "settings": effective_settings,
@@ -86,8 +87,7 @@ def _version(distribution: str) -> str | None:
 
 def _settings(problems: list[str]) -> dict[str, Any]:
     try:
-        file = settings.config_file()
-        return {"file": None if file is None else str(file), "values": effective(settings.current())}
+        return {"file": settings.config_file(), "values": effective(settings.current())}
     except Exception as error:
         problems.append(f"the settings cannot be used: {error}")
         return {"file": None, "values": {}}
@@ -95,7 +95,7 @@ def _settings(problems: list[str]) -> dict[str, Any]:
 
 def _backend(entry: registry.Registered) -> dict[str, Any]:
     backend = entry.backend
-    problem = entry.problem or (registry.unavailable(backend) if backend is not None else None)
+    problem = entry.problem if backend is None else registry.unavailable(backend)
     return {
         "name": entry.name,
         "origin": entry.origin,
@@ -129,20 +129,17 @@ def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, 
     if backend is None or entry.problem or registry.unavailable(backend) is not None:
         return []
     try:
-        return [
-            {"backend": backend.name, "index": index, **asdict(backend.properties(index))}
-            for index in range(backend.device_count())
-        ]
+        devices = [asdict(backend.properties(index)) for index in range(backend.device_count())]
     except Exception as error:  # a third party's backend can raise anything
-        problems.append(
-            f"backend {entry.name!r} of {entry.origin} cannot describe its devices: {describe_error(error)}"
-        )
+        reason = f"cannot describe its devices: {describe_error(error)}"
+        problems.append(f"backend {entry.name!r} of {entry.origin} {reason}")
         return []
+    return [{"backend": backend.name, "index": index, **device} for index, device in enumerate(devices)]
 
 
 def _chosen_device() -> dict[str, Any]:
     """Returns the device chosen by the settings, and whether a softmax on it has the right result."""
-    report: dict[str, Any] = {"asked": None, "source": None, "device": None, "backend": None, "usable": False}
+    report: dict[str, Any] = dict.fromkeys(("asked", "source", "device", "backend")) | {"usable": False}
     try:
         current = settings.current()
     except SettingsError:
@@ -167,43 +164,37 @@ def _chosen_device() -> dict[str, Any]:
 
 def _fallbacks() -> list[str]:
     """Returns one line for each kind of tensors that tridal's kernels do not compute."""
+    lines = []
     try:
         from tridal.pytorch.devices import TORCH_TYPES
 
         current = settings.current()
         template = "torch computes {}" if current.fallback == "torch" else "{} raise an error (fallback: error)"
-        backends = [entry.backend for entry in registry.registered() if entry.backend is not None]
-        device_types = sorted(kind for kind in {backend.device_type for backend in backends} if kind in TORCH_TYPES)
-        serving = {device_type: registry.serving(device_type, current) for device_type in device_types}
+        backends = registry.loaded()
+        for kind in sorted({backend.device_type for backend in backends}):
+            if kind not in TORCH_TYPES:
+                continue
+            serving = registry.serving(kind, current)
+            if serving is None:
+                names = [b.name for b in backends if b.interpreted and b.device_type == kind]
+                hint = "; set TRIDAL_DEVICE={} to run the kernels in Triton's interpreter"
+                reason = hint.format(*names) if names else ": no available backend supports them"
+                lines.append(f"{template.format(f'{kind} tensors')}{reason}")
+            elif missing := sorted(set(ITEMSIZE) - serving.dtypes):
+                tensors = template.format(f"{', '.join(missing)} tensors on {kind}")
+                lines.append(f"{tensors}: backend {serving.name!r} does not support them")
     except Exception:  # other parts of the report show this error
         return []
-    lines = []
-    for device_type, backend in serving.items():
-        if backend is None:
-            lines.append(f"{template.format(f'{device_type} tensors')}{_interpreter_hint(device_type, backends)}")
-        elif missing := sorted(set(ITEMSIZE) - backend.dtypes):
-            tensors = template.format(f"{', '.join(missing)} tensors on {device_type}")
-            lines.append(f"{tensors}: backend {backend.name!r} does not support them")
     return lines
-
-
-def _interpreter_hint(device_type: str, backends: list[Backend]) -> str:
-    names = [backend.name for backend in backends if backend.interpreted and backend.device_type == device_type]
-    if not names:
-        return ": no available backend supports them"
-    return f"; set TRIDAL_DEVICE={names[0]} to run the kernels in Triton's interpreter"
 
 
 def _show(report: dict[str, Any]) -> None:
     out = console()
     versions = report["versions"]
-    facts = grid("cyan", "")
-    for name in ("tridal", "python", "torch", "numpy"):
-        facts.add_row(name, versions[name] or "not installed")
     distribution = versions["triton_distribution"]
-    facts.add_row("triton", f"{versions['triton']} ({distribution})" if distribution else "not installed")
-    facts.add_row("platform", versions["platform"])
-    out.print(facts)
+    triton = f"{versions['triton']} ({distribution})" if distribution else "not installed"
+    facts = [(name, versions[name] or "not installed") for name in ("tridal", "python", "torch", "numpy")]
+    out.print(grid(*facts, ("triton", triton), ("platform", versions["platform"])))
 
     backends = table("backend", "available", "provided by", "devices, or why it is not available")
     for backend in report["backends"]:
@@ -211,18 +202,14 @@ def _show(report: dict[str, Any]) -> None:
         details = escape(devices if backend["available"] else backend["reason"])
         if backend["install"]:
             details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
-        backends.add_row(backend["name"], "[green]yes[/]" if backend["available"] else "no", backend["origin"], details)
+        backends.add_row(backend["name"], _YES_NO[backend["available"]], backend["origin"], details)
     out.print(backends)
 
     ops = table("op", "usable", "provided by", "why it cannot be used")
     for op in report["ops"]:
-        ops.add_row(op["name"], "[green]yes[/]" if op["usable"] else "no", op["origin"], escape(op["reason"] or ""))
+        ops.add_row(op["name"], _YES_NO[op["usable"]], op["origin"], escape(op["reason"] or ""))
     out.print(ops)
-
-    values = table("setting", "value", "source")
-    for key, row in report["settings"]["values"].items():
-        values.add_row(key, escape(str(row["value"])), escape(row["source"]))
-    out.print(values)
+    out.print(settings_table(report["settings"]["values"]))
 
     for fallback in report["fallbacks"]:
         out.print(f"[yellow]note[/] {escape(fallback)}", soft_wrap=True)
@@ -238,10 +225,9 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _device_line(device: dict[str, Any]) -> str:
-    parts = [f"{device['index']}: {device['name']} ({device['arch']}), {count(device['cores'], device['core_name'])}"]
     per_core = f"per {device['core_name']}"
-    parts += [f"{device['registers']:,} registers {per_core}"] if device["registers"] else []
-    parts += [f"{size(device['shared_memory'])} on-chip memory {per_core}"] if device["shared_memory"] else []
-    parts += [f"{size(device['l2_cache'])} L2"] if device["l2_cache"] else []
-    parts += [f"{size(device['memory'])} memory"] if device["memory"] else []
-    return ", ".join(parts)
+    parts = [f"{device['index']}: {device['name']} ({device['arch']}), {count(device['cores'], device['core_name'])}"]
+    if device["registers"]:
+        parts.append(f"{device['registers']:,} registers {per_core}")
+    sizes = {"shared_memory": f"on-chip memory {per_core}", "l2_cache": "L2", "memory": "memory"}
+    return ", ".join([*parts, *(f"{size(device[key])} {label}" for key, label in sizes.items() if device[key])])

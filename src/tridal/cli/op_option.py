@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import typer
@@ -19,33 +20,21 @@ class CommandWithOps(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help, with names in place of `OPS` and `KERNELS`."""
-        options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
-        texts = [option.help for option in options]
-        ops, kernels = _names()
-        try:
-            for option in options:
-                option.help = (option.help or "").replace(OPS, ops).replace(KERNELS, kernels)
-            super().format_help(ctx, formatter)
-        finally:
-            for option, text in zip(options, texts, strict=True):
-                option.help = text
+        ops = kernels = "unknown because torch cannot be imported"
+        if broken.torch_problem() is None:
+            from tridal.ops import table
 
-
-def _names() -> tuple[str, str]:
-    """Returns the names of all ops, and of all ops and their gradients."""
-    if broken.torch_problem() is not None:
-        return ("unknown because torch cannot be imported",) * 2
-    from tridal.ops import table
-
-    return ", ".join(table.ops()), ", ".join(table.kernels())
+            ops, kernels = ", ".join(table.ops()), ", ".join(table.kernels())
+        command = copy.copy(self)
+        command.params = [copy.copy(parameter) for parameter in self.params]
+        for option in command.params:
+            if isinstance(option, TyperOption) and option.help:
+                option.help = option.help.replace(OPS, ops).replace(KERNELS, kernels)
+        super(CommandWithOps, command).format_help(ctx, formatter)
 
 
 def check_op(name: str) -> str:
-    """Returns the name of an op that can be used.
-
-    Raises:
-        typer.BadParameter: the op is unknown or cannot be used. The message suggests similar names.
-    """
+    """Returns the name of an op that can be used, else raises typer.BadParameter with a suggestion."""
     from tridal.ops import table
 
     try:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 __all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "progress_bar", "size", "table"]
 
@@ -30,14 +28,12 @@ def _replace_non_finite(data: Any) -> Any:
         return data if abs(data) < float("inf") else None
     if isinstance(data, dict):
         return {key: _replace_non_finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_replace_non_finite(value) for value in data]
-    return data
+    return [_replace_non_finite(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-def console(stderr: bool = False) -> Console:
+def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout, or for stderr. It does not colour numbers and names by itself."""
-    result = Console(stderr=stderr, highlight=False)
+    result = Console(stderr=stderr, quiet=quiet, highlight=False)
     if not result.is_terminal and "COLUMNS" not in os.environ:
         result.width = _LOG_WIDTH
     return result
@@ -45,18 +41,18 @@ def console(stderr: bool = False) -> Console:
 
 def progress_bar(title: str = "") -> Progress:
     """Returns a progress bar for stderr. It shows the description of its task, and disappears at the end."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     heading = [TextColumn(title)] if title else []
-    return Progress(*heading, *columns, console=console(stderr=True), transient=True)
+    columns = (*heading, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    return Progress(*columns, console=console(stderr=True), transient=True)
 
 
-def grid(*styles: str) -> Table:
-    """Returns a table without lines and headings. It has one column for each style."""
+def grid(*rows: tuple[str, str]) -> Table:
+    """Returns a table of names and values, without lines and headings."""
     result = Table.grid(padding=(0, 2))
-    for style in styles:
-        result.add_column(style=style, overflow="fold")
+    result.add_column(style="cyan", overflow="fold")
+    result.add_column(overflow="fold")
+    for row in rows:
+        result.add_row(*row)
     return result
 
 
@@ -68,10 +64,8 @@ def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     return result
 
 
-def size(number: int | None) -> str:
-    """Formats a number of bytes: "192 KiB". None, for an unknown number, becomes "?"."""
-    if number is None:
-        return "?"
+def size(number: int) -> str:
+    """Formats a number of bytes: "192 KiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= factor:
             return f"{number / factor:.4g} {unit}"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from tridal.cli.op_option import KERNELS
 from tridal.cli.output import console, count, escape, grid, print_json, size
+from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 from tridal.errors import PlanError, TridalError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -42,14 +39,13 @@ def plan(
 
     The plan has the schedule, the kernel configuration, the number of programs, and the reason for them.
     """
-    backend, properties, launch_plan = make_plan(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
+    planned = make_plan(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
-        question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim}
-        print_json({**question, **plan_as_dict(backend, properties, launch_plan)})
+        print_json({"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, **plan_as_dict(*planned)})
         return
     out = console()
-    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{properties.name}[/]")
-    out.print(plan_table(backend, properties, launch_plan))
+    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{planned[1].name}[/]")
+    out.print(plan_table(*planned))
 
 
 def make_plan(
@@ -57,9 +53,7 @@ def make_plan(
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
     """Calls `tridal.plan`. Returns the backend and the device properties together with the plan.
 
-    Raises:
-        TridalError: as `tridal.plan`.
-        PlanError: also for any other exception of the backend or of Triton's compiler.
+    Any exception of the backend or of Triton's compiler becomes a PlanError.
     """
     from tridal.ops import planning
 
@@ -68,10 +62,9 @@ def make_plan(
     except TridalError:
         raise
     except ImportError as error:
-        raise PlanError(
-            f"planning compiles kernels, but {error.name} is not installed: pip install {error.name}"
-        ) from error
-    except Exception as error:  # from the backend's own code, or from Triton's compiler
+        missing = error.name
+        raise PlanError(f"planning compiles kernels, but {missing} is not installed: pip install {missing}") from error
+    except Exception as error:
         lines = str(error).strip().splitlines()
         reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
         backend, properties = planning.target(device, arch)
@@ -86,25 +79,23 @@ def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: La
 def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> Table:
     """Returns the plan with its backend and device, as a table for the terminal."""
     config, resources = launch_plan.config, launch_plan.resources
-    table = grid("cyan", "")
-    table.add_row(
-        "device", f"{properties.arch}, {count(properties.cores, properties.core_name)}, backend {backend.name}"
-    )
-    table.add_row("schedule", f"{config.schedule}: {SCHEDULES[config.schedule]}")
+    cores = count(properties.cores, properties.core_name)
     parts = [f"{count(config.rows, 'row')} x {count(config.cols, 'column')} per tile"]
     parts += [count(config.num_warps, "warp"), count(config.num_stages, "stage")]
     parts += [f"{config.programs_per_row} programs per row"] * (config.programs_per_row > 1)
     parts += ["peels unaligned heads and tails"] * config.peel
     parts += ["reloads the row in each pass"] * config.reload
     parts += ["corrects the mean error of exp2"] * bool(config.exp2_bias)
-    table.add_row("config", ", ".join(parts))
+    facts = [
+        ("device", f"{properties.arch}, {cores}, backend {backend.name}"),
+        ("schedule", f"{config.schedule}: {SCHEDULES[config.schedule]}"),
+        ("config", ", ".join(parts)),
+    ]
     if resources is not None:
         limit = f" (limit {config.max_registers})" if config.max_registers else ""
         spills = f"{resources.spills} bytes spilled" if resources.spills else "no spills"
         shared = f"{size(resources.shared_memory)} of shared memory"
-        table.add_row("compiled", f"{resources.registers} registers per thread{limit}, {spills}, {shared}")
+        facts.append(("compiled", f"{resources.registers} registers per thread{limit}, {spills}, {shared}"))
     if launch_plan.occupancy is not None:
-        table.add_row("occupancy", f"{count(launch_plan.occupancy, 'program')} per {properties.core_name}")
-    table.add_row("programs", f"{launch_plan.programs:,}")
-    table.add_row("reason", escape(launch_plan.reason))
-    return table
+        facts.append(("occupancy", f"{count(launch_plan.occupancy, 'program')} per {properties.core_name}"))
+    return grid(*facts, ("programs", f"{launch_plan.programs:,}"), ("reason", escape(launch_plan.reason)))

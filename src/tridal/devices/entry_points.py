@@ -30,10 +30,7 @@ def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:
 
 
 def load(point: metadata.EntryPoint, find_problem: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
-    """The loaded object and None, or None and a description of what is wrong with it.
-
-    `find_problem(object, name)` checks the object.
-    """
+    """Returns the loaded object and None, or None and its problem, from `find_problem(object, name)` or an error."""
     try:
         found = point.load()
         problem = find_problem(found, point.name)

@@ -7,26 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.plugins import AUTO, Registered, options, unavailable
-from tridal.devices.settings import (
-    DEVICE_PATTERN,
-    ENVIRONMENT,
-    FIELDS,
-    VARIABLE_SIMILARITY,
-    VARIABLES,
-    Settings,
-    current,
-    variable,
-)
+from tridal.devices.entry_points import describe_error
+from tridal.devices.plugins import AUTO
+from tridal.devices.plugins import Registered as Registered
+from tridal.devices.settings import Settings, current, describe_value, nearest_variable, parse_device, variable
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
-
-__all__ = [
-    "Registered", "available", "check", "check_backends", "check_device", "clear", "get", "invalidate", "on_change",
-    "options", "register", "registered", "resolve", "serving", "unavailable", "unregister",
-]  # fmt: skip
 
 IN_CODE = "registered in code"
 HOST = "cpu"
@@ -41,11 +30,7 @@ _invalidators: list[Callable[[], object]] = [_serving_cache.clear]
 
 
 def registered() -> tuple[Registered, ...]:
-    """Returns all entries, including broken and shadowed plugins: bundled backends first, then sorted by name.
-
-    Raises:
-        PluginError: a plugin called the registry while it was being imported.
-    """
+    """Returns all entries, including broken and shadowed plugins: bundled backends first, then sorted by name."""
     global _entries, _discovering
     if _entries is not None:
         return _entries
@@ -55,19 +40,19 @@ def registered() -> tuple[Registered, ...]:
         if _entries is None:
             _discovering = True
             try:
-                _entries = _sorted(plugins.discover())
+                _entries = tuple(plugins.discover())
             finally:
                 _discovering = False
         return _entries
 
 
-def get(name: str) -> Backend:
-    """Returns the backend with this name. The backend may be unavailable on this machine.
+def loaded() -> list[Backend]:
+    """Returns the backends of all entries that can be used. They may be unavailable on this machine."""
+    return [entry.backend for entry in registered() if entry.backend is not None]
 
-    Raises:
-        UnknownDeviceError: no backend has this name.
-        PluginError: the plugin with this name is broken.
-    """
+
+def get(name: str) -> Backend:
+    """Returns the backend with this name, available or not. Raises UnknownDeviceError or PluginError."""
     entry = _find(name)
     if entry is None:
         raise _unknown_device(name)
@@ -77,66 +62,82 @@ def get(name: str) -> Backend:
 
 
 def available(name: str) -> Backend:
-    """Returns the backend with this name if it is available on this machine.
-
-    Raises:
-        DeviceUnavailableError: it is not available. The message says what is missing and how to install it.
-        UnknownDeviceError, PluginError: as in `get`.
-    """
+    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, or an error as `get`."""
     backend = get(name)
-    reason = unavailable(backend)
-    if reason is not None:
+    if (reason := unavailable(backend)) is not None:
         raise DeviceUnavailableError(f"{name!r} is not available here: {reason}. To get it: {backend.install}")
     return backend
 
 
+def unavailable(backend: Backend) -> str | None:
+    """Returns why a backend cannot run on this machine, or None if it can. An error in the plugin is also a reason."""
+    try:
+        reason = backend.unavailable()
+    except Exception as error:
+        return f"its plugin failed in unavailable(): {describe_error(error)}"
+    return None if reason is None else str(reason)
+
+
+def options(backend: Backend, settings: Settings) -> dict[str, Any]:
+    """Returns the value of each option of a backend, by default the option's default.
+
+    Raises SettingsError if the settings have an unknown option or a wrong value.
+    """
+    given = settings.backends.get(backend.name, {})
+    for key, value in given.items():
+        dotted_key = f"backends.{backend.name}.{key}"
+        location = f"{settings.sources[dotted_key]}: {dotted_key}"
+        if key not in backend.options:
+            known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
+            near = nearest(key, backend.options)
+            raise SettingsError(f"{location}: backend {backend.name!r} has no such option{near} ({known})")
+        if not plugins.accepts(backend.options[key], value):
+            raise SettingsError(f"{location}: expected {backend.options[key].expected}, found {describe_value(value)}")
+    return {key: given.get(key, option.default) for key, option in backend.options.items()}
+
+
 def serving(device_type: str, settings: Settings | None = None, known_types: Container[str] = ()) -> Backend | None:
-    """Returns the backend that serves tensors of a device type, or None if no backend does. The result is cached.
+    """Returns the backend that serves tensors of a `torch.device.type`, or None if no backend does.
 
-    It is the backend that the settings name, if that backend has this type. Otherwise it is the first available
-    backend of this type in `registered` that is not interpreted.
-
-    Args:
-        device_type: a `torch.device.type`.
-        settings: the settings to use; the current settings by default.
-        known_types: further device types that torch knows and that the settings may name.
+    It is the backend that the settings name (by default the current ones), if that backend has this type. Otherwise it
+    is the first available backend of this type in `registered` that is not interpreted. The result is cached.
 
     Raises:
-        UnknownDeviceError: the settings name a device that neither a backend nor torch knows.
+        UnknownDeviceError: the settings name a device that is neither known to a backend nor in `known_types`.
         DeviceUnavailableError, PluginError: as in `available`, for a backend that the settings name.
         SettingsError: as in `check_backends`.
     """
-    settings = settings or current()
-    try:
-        return _serving_cache[device_type, settings]
-    except KeyError:
-        pass
-    check_backends(settings)
+    key = device_type, settings or current()
     with _lock:
-        backend = _choose(device_type, settings, known_types)
-        if len(_serving_cache) >= 256:
-            _serving_cache.clear()
-        _serving_cache[device_type, settings] = backend
-        return backend
+        if key not in _serving_cache:
+            if len(_serving_cache) >= 256:
+                _serving_cache.clear()
+            _serving_cache[key] = _choose(*key, known_types)
+        return _serving_cache[key]
+
+
+def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
+    """Does the uncached work of `serving`."""
+    check_backends(settings)
+    name, _ = parse_device(settings.device)
+    if name != device_type:
+        check_device(settings, known_types)
+    is_named = _find(name) is not None and get(name).device_type == device_type
+    return available(name) if is_named else _first_candidate(device_type)
 
 
 def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None, str]:
-    """Resolves a device name to a backend and a torch device string.
+    """Resolves a device name to a backend and a torch device string such as "npu:1".
 
-    Args:
-        name: "auto", a backend's name, or a device type; the last two may have an index ("npu:1"). "auto" is the
-            first available accelerator, or the CPU if there is none.
-        known_types: further device types that torch knows.
-
-    Returns:
-        The backend (None if no backend serves this device type), and a torch device string such as "npu:1".
+    The name is "auto", a backend's name or a device type; the last two may have an index. "auto" is the first available
+    accelerator, or the CPU if there is none. The backend is None if no backend serves the device type.
 
     Raises:
-        UnknownDeviceError: the name is not one of these.
+        UnknownDeviceError: the name is not one of these, and not in `known_types`, the types that torch knows.
         DeviceUnavailableError: the backend is not available, or it has no device with this index.
         PluginError: the backend's plugin is broken.
     """
-    kind, index = _parse_device(name)
+    kind, index = parse_device(name)
     if kind == AUTO:
         backend = next((b for b in _candidates() if b.device_type != HOST), None) or _first_candidate(HOST)
         kind = HOST if backend is None else backend.device_type
@@ -158,40 +159,36 @@ def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None
 def register(backend: Backend) -> None:
     """Adds a backend object without a plugin package, for a notebook or a test.
 
-    Raises:
-        PluginError: the object does not follow the protocol `Backend`, or its name is already in use.
+    Raises PluginError if it does not follow the protocol `Backend`, or if its name is already in use.
     """
-    global _entries
     name = str(getattr(backend, "name", None))
     with _lock:
         owner = _find(name)
         problem = f"{owner.origin} already uses this name" if owner else plugins.find_problem(backend, name)
         if problem:
             raise PluginError(f"backend {name!r} cannot be registered: {problem}")
-        _entries = _sorted([*registered(), Registered(name, IN_CODE, backend)])
-        invalidate()
+        entries = [*registered(), Registered(name, IN_CODE, backend)]
+        _replace_entries(sorted(entries, key=lambda entry: plugins.order(entry.name, entry.origin)))
 
 
 def unregister(name: str) -> None:
-    """Removes a backend that `register` added.
-
-    Raises:
-        UnknownDeviceError: `register` added no backend with this name.
-    """
-    global _entries
+    """Removes a backend that `register` added. Raises UnknownDeviceError if there is none with this name."""
     with _lock:
         in_code = {entry.name: entry for entry in registered() if entry.origin == IN_CODE}
         if name not in in_code:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
-        _entries = tuple(entry for entry in registered() if entry is not in_code[name])
-        invalidate()
+        _replace_entries(entry for entry in registered() if entry is not in_code[name])
 
 
 def clear() -> None:
     """Removes all entries, including those that `register` added. The next lookup discovers the plugins again."""
+    _replace_entries(None)
+
+
+def _replace_entries(entries: Iterable[Registered] | None) -> None:
     global _entries
     with _lock:
-        _entries = None
+        _entries = None if entries is None else tuple(entries)
         invalidate()
 
 
@@ -207,94 +204,53 @@ def invalidate() -> None:
 
 
 def check(settings: Settings, known_types: Container[str] = ()) -> None:
-    """Checks the parts of the settings that depend on backends. Calls `check_device` and `check_backends`."""
+    """Checks the parts of the settings that depend on backends, with `check_device` and `check_backends`."""
     check_device(settings, known_types)
     check_backends(settings)
 
 
-def check_backends(settings: Settings) -> None:
-    """Checks the options in the settings of every backend. Skips backends whose plugin is broken.
-
-    Raises:
-        SettingsError: a section names an unknown backend, or as in `options`.
-    """
-    for name, section in settings.backends.items():
-        entry = _find(name)
-        if entry is None:
-            key = f"backends.{name}.{next(iter(section))}"
-            source, near = settings.sources[key], nearest(name, _names())
-            if source.startswith(ENVIRONMENT):  # the user may have misspelt a variable that is no backend option
-                near = nearest(source.removeprefix(ENVIRONMENT), _variables(), VARIABLE_SIMILARITY) or near
-            known = ", ".join(_names())
-            raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {known})")
-        if entry.backend is not None:
-            options(entry.backend, settings)
-
-
 def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
-    """Checks that the setting `device` is "auto", a backend's name or a device type. The device may be absent.
-
-    Raises:
-        UnknownDeviceError: it is none of these. The message gives the source of the setting.
-    """
-    name, _ = _parse_device(settings.device)
+    """Raises UnknownDeviceError if the setting `device` is not "auto", a backend's name or a device type."""
+    name, _ = parse_device(settings.device)
     if name != AUTO and _find(name) is None and not _is_device_type(name, known_types):
         raise _unknown_device(name, f"{settings.sources['device']}: device: ")
 
 
-def _sorted(entries: Iterable[Registered]) -> tuple[Registered, ...]:
-    return tuple(sorted(entries, key=lambda entry: entry.sort_key))
+def check_backends(settings: Settings) -> None:
+    """Raises SettingsError for an unknown backend or a wrong option. Skips backends whose plugin is broken."""
+    for name, section in settings.backends.items():
+        entry = _find(name)
+        if entry is None:
+            key = f"backends.{name}.{next(iter(section))}"
+            source = settings.sources[key]
+            variables = [variable(backend.name, option) for backend in loaded() for option in backend.options]
+            near = nearest_variable(source, variables) or nearest(name, _names())
+            raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(_names())})")
+        if entry.backend is not None:
+            options(entry.backend, settings)
 
 
 def _find(name: str) -> Registered | None:
     return next((entry for entry in registered() if entry.name == name), None)  # shadowed entries come later
 
 
+def _names() -> list[str]:
+    return sorted({entry.name for entry in registered()})
+
+
 def _candidates() -> Iterator[Backend]:
-    """Iterates over the backends that can serve without being named: available and not interpreted."""
-    return (backend for backend in _backends() if not backend.interpreted and unavailable(backend) is None)
+    """Iterates over the backends that can serve without being named."""
+    return (backend for backend in loaded() if not backend.interpreted and unavailable(backend) is None)
 
 
 def _first_candidate(device_type: str) -> Backend | None:
     return next((backend for backend in _candidates() if backend.device_type == device_type), None)
 
 
-def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
-    """Does the uncached work of `serving`."""
-    name, _ = _parse_device(settings.device)
-    if name != device_type:
-        check_device(settings, known_types)
-    if _find(name) is not None and get(name).device_type == device_type:
-        return available(name)
-    return _first_candidate(device_type)
-
-
-def _parse_device(text: str) -> tuple[str, int | None]:
-    """Splits "npu:1" into "npu" and 1. The index is None if there is none."""
-    match = DEVICE_PATTERN.fullmatch(text)
-    if match is None:
-        raise UnknownDeviceError(f"{text!r} is not a device: expected {FIELDS['device'].expected}")
-    return match["name"], None if match["index"] is None else int(match["index"])
+def _is_device_type(name: str, known_types: Container[str]) -> bool:
+    return name in TORCH_ONLY or name in known_types or any(backend.device_type == name for backend in loaded())
 
 
 def _unknown_device(name: str, source: str = "") -> UnknownDeviceError:
     known = sorted({AUTO, *_names(), *TORCH_ONLY})
     return UnknownDeviceError(f"{source}no device is called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
-
-
-def _names() -> list[str]:
-    return sorted({entry.name for entry in registered()})
-
-
-def _backends() -> list[Backend]:
-    return [entry.backend for entry in registered() if entry.backend is not None]
-
-
-def _is_device_type(name: str, known_types: Container[str]) -> bool:
-    return name in TORCH_ONLY or name in known_types or any(backend.device_type == name for backend in _backends())
-
-
-def _variables() -> list[str]:
-    """Returns the names of all environment variables that tridal and its backends read."""
-    of_options = (variable(backend.name, option) for backend in _backends() for option in backend.options)
-    return [*VARIABLES, *map(variable, FIELDS), *of_options]

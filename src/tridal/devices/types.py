@@ -1,7 +1,6 @@
-"""The data that the layers exchange: devices, problems, kernel configurations and plans. Standard library only.
+"""The frozen data that the layers exchange, and the protocol of a backend. Imports the standard library only.
 
-Data flows one way: a tensor gives a `Problem`; a backend's `DeviceProperties` and its `plan` give a `LaunchPlan`; the
-runtime launches it. All classes are frozen data, except `Backend`, which is the protocol of a plugin.
+A tensor gives a `Problem`. A backend's `DeviceProperties` and its `plan` give a `LaunchPlan`. The runtime launches it.
 """
 
 from __future__ import annotations
@@ -21,27 +20,16 @@ FEATURES = ("peel", "reload", "scale_mask")
 ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element of each dtype that a kernel reads or writes."""
 
-RENAMED: Mapping[str, str] = {
-    "Tile": "KernelConfig",
-    "Algorithm": "Schedule",
-    "algorithm": "schedule",
-    "algorithms": "schedules",
-    "tile": "config",
-    "split": "programs_per_row",
-    "edges": "peel",
-    "rereads": "reload",
-    "weighed": "scale_mask",
-    "masked": "scale_mask",
-    "looped": "column_loop",
-}
-"""Names of version 0.1 and what replaces them. A schedule's value "tile" is "whole_row", and "split" "cooperative"."""
-
-_OLD_VALUES = {**RENAMED, "tile": "whole_row", "split": "cooperative"}
+RENAMED = {"Tile": "KernelConfig", "Algorithm": "Schedule", "algorithms": "schedules", "split": "programs_per_row"}
+RENAMED |= {"algorithm": "schedule", "tile": "config", "edges": "peel", "rereads": "reload", "weighed": "scale_mask"}
+"""Names of version 0.1 and what replaces them."""
+_RENAMED_VALUES = {"tile": "whole_row", "split": "cooperative", "looped": "column_loop", "masked": "scale_mask"}
+"""The same for the names of schedules and features, where `RENAMED` has another name or none."""
 
 
 def new_name(old: str, value: bool = False) -> str:
     """A hint for a name of version 0.1, or "". `value` says that it is the value of a schedule or feature."""
-    new = (_OLD_VALUES if value else RENAMED).get(old)
+    new = (RENAMED | _RENAMED_VALUES if value else RENAMED).get(old)
     return f"; {old!r} is called {new!r} since version 0.2" if new else ""
 
 
@@ -51,13 +39,11 @@ class _Renamed:
     __slots__ = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Checks the names of the keyword arguments."""
-        for name in kwargs.keys() & RENAMED.keys() - set(getattr(cls, "__dataclass_fields__", ())):
+        for name in kwargs.keys() & RENAMED.keys():
             raise TypeError(f"{cls.__name__} has no argument {name!r}{new_name(name)}")
         return super().__new__(cls)
 
     def __getattr__(self, name: str) -> Any:
-        """Called for names that do not exist."""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{new_name(name)}")
 
 
@@ -186,14 +172,12 @@ class KernelConfig(_Renamed):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler reports for a kernel."""
+    """What the compiler reports for a kernel: 32-bit registers and bytes spilled to memory, both per thread, and bytes
+    of shared memory per program."""
 
     registers: int
-    """32-bit registers per thread."""
     spills: int
-    """Bytes per thread that the compiler spills to memory."""
     shared_memory: int
-    """Bytes per program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +218,9 @@ Probe: TypeAlias = Callable[[KernelConfig], Resources]
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a plugin provides: device properties, plans, a stream and a guard.
+    """What a plugin provides. An entry point of the group `tridal.backends` names an instance or a module like this.
 
-    There is no base class and no state, and nothing is imported before a call. An entry point of the group
-    `tridal.backends` names an instance or a module with these members.
+    There is no base class and no state. A backend is hashable, because it is a key of caches.
     """
 
     name: str
@@ -247,7 +230,7 @@ class Backend(Protocol):
     dtypes: frozenset[str]
     """Names of the floating-point dtypes that its kernels can read and write. torch computes other dtypes."""
     schedules: frozenset[str]
-    """What its plans may use: names of `SCHEDULES`, and of `FEATURES`.
+    """The members of `SCHEDULES` and `FEATURES` that its plans may use.
 
     "peel" and "reload" allow the fields of `KernelConfig` with these names. "scale_mask" says that tiles which fit
     without a scale and a mask also fit with them, although they need more memory.
@@ -259,38 +242,28 @@ class Backend(Protocol):
     install: str
     """How a user gets it, in one line."""
 
-    def __hash__(self) -> int:
-        """Backends are keys of caches."""
-        ...
+    def __hash__(self) -> int: ...
 
     def unavailable(self) -> str | None:
         """The reason why it cannot run here, in words; None if it can. It is cheap and never raises."""
-        ...
 
     def device_count(self) -> int:
         """Number of devices that are present."""
-        ...
 
     def properties(self, index: int) -> DeviceProperties:
         """Properties of a device that is present."""
-        ...
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """Devices that need not be present, by the name that `tridal plan --arch` takes."""
-        ...
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """The plan for a problem of at least one element. `options` holds a value for each of its settings."""
-        ...
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Reads the resources of a compiled kernel from the compiler's outputs by stage (say "cubin")."""
-        ...
 
     def stream(self, index: int) -> int:
         """Raw handle of the device's current stream; 0 where there are no streams."""
-        ...
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """A context in which the device is the current one."""
-        ...
