@@ -24,7 +24,7 @@ from tridal.devices import registry
 from tridal.ops import table
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import row_layout
-from tridal.runtime.scale_mask import ScaleMask, place_mask
+from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import KernelCall
 
 KERNELS = {name: kernel for name, (_, kernel) in table.kernels().items()}
@@ -102,9 +102,9 @@ def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
         )
         if masked:
             mask_strides = (0,) * len(shape) if case["mask"] is None else contiguous(shape)
-            placed = place_mask(modification, shape, strides, mask_strides, dim)
-            assert placed is not None
-            modification = placed
+            located = locate_mask(modification, shape, strides, mask_strides, dim)
+            assert located is not None
+            modification = located
         call = KernelCall(KERNELS[op], layout, dtypes, addresses, (), modification)
     backend = registry.get("cuda")
     device = backend.architectures()[case["arch"]]

@@ -87,8 +87,8 @@ def test_written_tensors_agree_with_float64(
         call = KernelCall(kernel, layout, dtypes, addresses, (EPS,) * len(kernel.parameters))
         overridden: Any = Overridden(backend, override)
         options = {name: option.default for name, option in backend.options.items()}
-        plan, run, words = launch.prepare(call, overridden, backend.properties(0), options)
-        workspace = [torch.zeros(words, dtype=torch.int64, device=device)] if words else []
+        plan, run, slots = launch.prepare(call, overridden, backend.properties(0), options)
+        workspace = [torch.zeros(slots, dtype=torch.int64, device=device)] if slots else []
         with backend.guard(0):
             run(backend.stream(0), *arguments, *workspace)
         for index, (found, wanted) in enumerate(zip(written, expected(kernel, tensors, dim), strict=True)):
@@ -96,7 +96,7 @@ def test_written_tensors_agree_with_float64(
             torch.testing.assert_close(
                 found.double(), wanted, rtol=2e-6, atol=4e-6, msg=lambda m, s=message: f"{s}: {m}"
             )
-        assert not any(words.any() for words in workspace)
+        assert not any(slots.any() for slots in workspace)
 
 
 @pytest.mark.parametrize(

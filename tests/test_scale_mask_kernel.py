@@ -12,18 +12,18 @@ import torch
 from hypothesis import given, settings
 
 from tridal.runtime.row_layout import row_layout
-from tridal.runtime.scale_mask import MOST_ROWS, ScaleMask, place_mask
+from tridal.runtime.scale_mask import MOST_ROWS, ScaleMask, locate_mask
 
 FLOAT_MASK = ScaleMask(mask="float32")
 
 
-def placed(
+def located(
     shape: tuple[int, ...], mask: tuple[int, ...], dim: int = -1, scale_mask: ScaleMask = FLOAT_MASK
 ) -> ScaleMask | None:
-    """Returns `place_mask` for contiguous scores and a contiguous mask of these shapes."""
+    """Returns `locate_mask` for contiguous scores and a contiguous mask of these shapes."""
     scores = torch.empty(shape, device="meta")
     strides = torch.empty(mask, device="meta").expand(shape).stride()
-    return place_mask(scale_mask, shape, scores.stride(), strides, dim % len(shape))
+    return locate_mask(scale_mask, shape, scores.stride(), strides, dim % len(shape))
 
 
 @st.composite
@@ -46,7 +46,7 @@ def masks(sample: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, int, bool]:
 @given(case=masks())
 def test_the_numbers_of_a_row_lead_to_its_part_of_the_mask(case: tuple[torch.Tensor, torch.Tensor, int, bool]) -> None:
     scores, mask, dim, causal = case
-    found = place_mask(replace(FLOAT_MASK, causal=causal), scores.shape, scores.stride(), mask.stride(), dim)
+    found = locate_mask(replace(FLOAT_MASK, causal=causal), scores.shape, scores.stride(), mask.stride(), dim)
     if found is None:
         return
     batch, head, query, col = found.strides
@@ -84,25 +84,25 @@ def test_the_numbers_of_a_row_lead_to_its_part_of_the_mask(case: tuple[torch.Ten
 def test_dims_of_a_mask_are_coalesced(
     mask: tuple[int, ...], queries: int, heads: int, strides: tuple[int, int, int, int]
 ) -> None:
-    found = placed((2, 3, 5, 7), mask)
+    found = located((2, 3, 5, 7), mask)
     assert found is not None
     assert found == replace(FLOAT_MASK, queries=queries, heads=heads, strides=strides, row_distance=found.row_distance)
 
 
 def test_a_causal_mask_keeps_the_dim_of_the_queries() -> None:
-    found = placed((2, 3, 5, 7), (2, 3, 5, 7), scale_mask=replace(FLOAT_MASK, causal=True))
+    found = located((2, 3, 5, 7), (2, 3, 5, 7), scale_mask=replace(FLOAT_MASK, causal=True))
     assert found is not None
     assert (found.queries, found.strides) == (5, (35, 0, 7, 1))
-    one_query = placed((4, 1, 7), (7,), scale_mask=replace(FLOAT_MASK, causal=True))
+    one_query = located((4, 1, 7), (7,), scale_mask=replace(FLOAT_MASK, causal=True))
     assert one_query is not None
     assert one_query.queries == 1
 
 
 def test_a_mask_with_too_many_strides_or_rows_is_not_placed() -> None:
-    assert placed((2, 3, 4, 5, 6), (2, 1, 4, 1, 6)) is None
-    assert placed((2, 3, 4, 5, 6), (2, 1, 4, 5, 6)) is not None
-    assert place_mask(FLOAT_MASK, (MOST_ROWS, 2), (2, 1), (0, 1), 1) is None
-    assert place_mask(FLOAT_MASK, (MOST_ROWS - 1, 2), (2, 1), (0, 1), 1) is not None
+    assert located((2, 3, 4, 5, 6), (2, 1, 4, 1, 6)) is None
+    assert located((2, 3, 4, 5, 6), (2, 1, 4, 5, 6)) is not None
+    assert locate_mask(FLOAT_MASK, (MOST_ROWS, 2), (2, 1), (0, 1), 1) is None
+    assert locate_mask(FLOAT_MASK, (MOST_ROWS - 1, 2), (2, 1), (0, 1), 1) is not None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_alignment_holds_for_every_row(
     case: tuple[torch.Tensor, torch.Tensor, int, bool], vector: int, address: int, misalignment: int
 ) -> None:
     scores, mask, dim, _ = case
-    found = place_mask(ScaleMask(mask="uint8", address=address), scores.shape, scores.stride(), mask.stride(), dim)
+    found = locate_mask(ScaleMask(mask="uint8", address=address), scores.shape, scores.stride(), mask.stride(), dim)
     if found is None:
         return
     starts = mask.select(dim, 0).flatten() + address

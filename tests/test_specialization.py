@@ -110,21 +110,21 @@ def test_kernel_and_runtime_use_the_same_block_size_for_words() -> None:
     assert int(block) == BLOCK
 
 
-def test_workspace_words_cover_each_part_of_a_row_and_the_tile_counter() -> None:
+def test_workspace_slots_cover_each_part_of_a_row_and_the_tile_counter() -> None:
     config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=5)
     call = kernel_call((64, 5000))
     assert call.specialize(config).cooperative
-    assert call.workspace_words(LaunchPlan(config, programs=35, reason="")) == 64 * 5 + 2 + 3 * 7
+    assert call.workspace_slots(LaunchPlan(config, programs=35, reason="")) == 64 * 5 + 2 + 3 * 7
     tall = LaunchPlan(replace(config, rows=16), programs=10, reason="")
-    assert kernel_call((3, 5000, 40), 1).workspace_words(tall) == 9 * 5 * 16 + 2 + 3 * 2
-    assert call.workspace_words(LaunchPlan(WHOLE_ROW, programs=64, reason="")) == 0
+    assert kernel_call((3, 5000, 40), 1).workspace_slots(tall) == 9 * 5 * 16 + 2 + 3 * 2
+    assert call.workspace_slots(LaunchPlan(WHOLE_ROW, programs=64, reason="")) == 0
 
 
 def test_workspace_has_one_more_word_per_block_of_very_many_programs() -> None:
     config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=65)
-    assert kernel_call((64, 5000)).workspace_words(LaunchPlan(config, 130, "")) == 64 * (65 + 3) + 2 + 3 * 2
+    assert kernel_call((64, 5000)).workspace_slots(LaunchPlan(config, 130, "")) == 64 * (65 + 3) + 2 + 3 * 2
 
 
 def test_workspace_has_a_mailbox_per_program_if_programs_are_not_persistent() -> None:
     config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=5, persistent=False)
-    assert kernel_call((64, 5000)).workspace_words(LaunchPlan(config, 64 * 5, "")) == 64 * 5 * 5
+    assert kernel_call((64, 5000)).workspace_slots(LaunchPlan(config, 64 * 5, "")) == 64 * 5 * 5

@@ -13,7 +13,7 @@ from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.runtime import launch
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
-from tridal.runtime.scale_mask import ScaleMask, place_mask
+from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall, Specialization
 from tridal_npu import backend
 
@@ -115,9 +115,9 @@ class Case:
         addresses = (0, *(read_address,) * len(kernel.reads))
         scale_mask = NO_SCALE_MASK
         if self.modified:
-            placed = place_mask(ScaleMask(SCALE, causal=True), shape, strides, (0,) * len(shape), dim)
-            assert placed is not None
-            scale_mask = placed
+            located = locate_mask(ScaleMask(SCALE, causal=True), shape, strides, (0,) * len(shape), dim)
+            assert located is not None
+            scale_mask = located
         return KernelCall(kernel, layout, dtypes, addresses, self.parameters, scale_mask)
 
     def plan(self) -> LaunchPlan:

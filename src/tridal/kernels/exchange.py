@@ -1,7 +1,7 @@
 """The exchange of statistics between the programs that compute one row together.
 
 Each program publishes the statistics of its part of a row, reads those of the other parts, and combines all of them.
-The workspace holds WORDS 64-bit words per tile, which are zero before a launch and after it. All programs of a launch
+The workspace holds SLOTS 64-bit slots per tile, which are zero before a launch and after it. All programs of a launch
 are resident at the same time, because they wait for each other.
 """
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from tridal.kernels.reductions import merge
 
 _INF = tl.constexpr(float("inf"))
-_BLOCK = tl.constexpr(32)  # programs of a row whose words are read together
+_BLOCK = tl.constexpr(32)  # programs of a row whose slots are read together
 
 
 @triton.jit
@@ -36,9 +36,9 @@ def _pack(first, second):
 
 
 @triton.jit
-def _poll(words, real):
+def _poll(slots, real):
     """Words, and whether all real ones are published."""
-    word = tl.load(words, mask=real, other=1, volatile=True)
+    word = tl.load(slots, mask=real, other=1, volatile=True)
     return word, tl.min(tl.ravel(tl.where(word == 0, 0, 1)), 0)
 
 
@@ -47,7 +47,7 @@ def _combine(
     word, real, counts, count, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of whole rows from words, [parts] or [parts, rows]; and the scale of each part's terms."""
+    """Statistics of whole rows from slots, [parts] or [parts, rows]; and the scale of each part's terms."""
     word = ~word
     firsts = tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True)
     firsts = tl.where(real, firsts, -_INF if FIRST == "max" else 0.0)
@@ -65,17 +65,17 @@ def _combine(
 
 @triton.jit
 def _gather(
-    words, begin, number, body, cols, param0, param1, BLOCKS: tl.constexpr, rebase: tl.constexpr,
+    slots, begin, number, body, cols, param0, param1, BLOCKS: tl.constexpr, rebase: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COLS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Waits for `number` words of a row, in BLOCKS blocks, and combines them.
+    """Waits for `number` slots of a row, in BLOCKS blocks, and combines them.
 
     Word i holds the statistics of the COLS columns of part `begin` + i.
     """
     index = tl.arange(0, _BLOCK)
     first, second, count, done = 0.0, 0.0, 0.0, 0
     while done == 0:
-        word, done = _poll(words + index, index < number)
+        word, done = _poll(slots + index, index < number)
         counts = part_count(begin + index, body, cols, COLS) if COUNTS else 0.0
         if COUNTS:
             count = tl.sum(tl.where(index < number, counts, 0.0), 0)
@@ -84,7 +84,7 @@ def _gather(
         )  # fmt: skip
         for block in tl.static_range(1, BLOCKS):
             start = block * _BLOCK
-            word, more_done = _poll(words + start + index, start + index < number)
+            word, more_done = _poll(slots + start + index, start + index < number)
             counts = part_count(begin + start + index, body, cols, COLS) if COUNTS else 0.0
             more = tl.sum(tl.where(start + index < number, counts, 0.0), 0) if COUNTS else 0.0
             more_first, more_second, _ = _combine(
@@ -103,31 +103,31 @@ def _gather(
 
 @triton.jit(noinline=True)
 def _exchange_row(
-    words, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, COLS: tl.constexpr, WORDS: tl.constexpr,
+    slots, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr,
     COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
     """`exchange` for one row, with scalars. It is not inlined, because Triton does not pipeline a loop around a wait.
 
-    If very many programs compute the row, the first of each block combines the words of its block, and every program
+    If very many programs compute the row, the first of each block combines the slots of its block, and every program
     then reads one word per block.
     """
-    tl.atomic_xchg(words + rank, _pack(first, second), sem="relaxed")
-    if WORDS > PROGRAMS_PER_ROW:
+    tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")
+    if SLOTS > PROGRAMS_PER_ROW:
         if rank % _BLOCK == 0:
             block_first, block_second = _gather(
-                words + rank, rank, PROGRAMS_PER_ROW - rank, body, cols, param0, param1, 1, rebase, FIRST, SECOND, COLS,
+                slots + rank, rank, PROGRAMS_PER_ROW - rank, body, cols, param0, param1, 1, rebase, FIRST, SECOND, COLS,
                 COUNTS, EXP2_BIAS,
             )  # fmt: skip
             block_word = _pack(block_first, block_second)
-            tl.atomic_xchg(words + PROGRAMS_PER_ROW + rank // _BLOCK, block_word, sem="relaxed")
+            tl.atomic_xchg(slots + PROGRAMS_PER_ROW + rank // _BLOCK, block_word, sem="relaxed")
         row_first, row_second = _gather(
-            words + PROGRAMS_PER_ROW, 0, WORDS - PROGRAMS_PER_ROW, body, cols, param0, param1,
-            (WORDS - PROGRAMS_PER_ROW + _BLOCK - 1) // _BLOCK, rebase, FIRST, SECOND, COLS * _BLOCK, COUNTS, EXP2_BIAS,
+            slots + PROGRAMS_PER_ROW, 0, SLOTS - PROGRAMS_PER_ROW, body, cols, param0, param1,
+            (SLOTS - PROGRAMS_PER_ROW + _BLOCK - 1) // _BLOCK, rebase, FIRST, SECOND, COLS * _BLOCK, COUNTS, EXP2_BIAS,
         )  # fmt: skip
     else:
         row_first, row_second = _gather(
-            words, 0, PROGRAMS_PER_ROW, body, cols, param0, param1, (PROGRAMS_PER_ROW + _BLOCK - 1) // _BLOCK, rebase,
+            slots, 0, PROGRAMS_PER_ROW, body, cols, param0, param1, (PROGRAMS_PER_ROW + _BLOCK - 1) // _BLOCK, rebase,
             FIRST, SECOND, COLS, COUNTS, EXP2_BIAS,
         )  # fmt: skip
     return row_first, row_second
@@ -135,7 +135,7 @@ def _exchange_row(
 
 @triton.jit
 def _exchange_once(
-    words, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
+    slots, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, COLS: tl.constexpr,
     COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +145,7 @@ def _exchange_once(
     have finished, and its round trip to memory.
     """
     other = tl.arange(0, SPLIT_POW2)
-    mailboxes, mailbox = words + other * PROGRAMS_PER_ROW + rank, words + rank * PROGRAMS_PER_ROW + other
+    mailboxes, mailbox = slots + other * PROGRAMS_PER_ROW + rank, slots + rank * PROGRAMS_PER_ROW + other
     real = other < PROGRAMS_PER_ROW
     tl.atomic_xchg(mailboxes, tl.full([SPLIT_POW2], _pack(first, second), tl.int64), mask=real, sem="relaxed")
     word = tl.zeros([SPLIT_POW2], tl.int64)
@@ -166,24 +166,24 @@ def _exchange_once(
 def exchange(
     workspace, tile, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, PERSISTENT: tl.constexpr, WORDS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
+    COLS: tl.constexpr, PERSISTENT: tl.constexpr, SLOTS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Publishes the statistics of this part of a tile, waits for those of the other parts, and combines them.
 
     Returns the statistics of whole rows, and the scale that `rebase` gives the terms of this part. `body` is the number
     of elements of a row between its head and tail.
     """
-    words = workspace + tl.cast(tile, tl.int64) * WORDS
+    slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     if ROWS == 1:
         part_first, part_second = tl.max(first, 0), tl.max(second, 0)
         if PERSISTENT:
             row_first, row_second = _exchange_row(
-                words, rank, part_first, part_second, body, cols, param0, param1, rebase, FIRST, SECOND,
-                PROGRAMS_PER_ROW, COLS, WORDS, COUNTS, EXP2_BIAS,
+                slots, rank, part_first, part_second, body, cols, param0, param1, rebase, FIRST, SECOND,
+                PROGRAMS_PER_ROW, COLS, SLOTS, COUNTS, EXP2_BIAS,
             )  # fmt: skip
         else:
             row_first, row_second = _exchange_once(
-                words, rank, part_first, part_second, body, cols, param0, param1, rebase, FIRST, SECOND,
+                slots, rank, part_first, part_second, body, cols, param0, param1, rebase, FIRST, SECOND,
                 PROGRAMS_PER_ROW, SPLIT_POW2, COLS, COUNTS, EXP2_BIAS,
             )  # fmt: skip
         row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
@@ -196,32 +196,32 @@ def exchange(
     else:
         row, part = tl.arange(0, ROWS), tl.arange(0, SPLIT_POW2)
         real = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
-        tl.atomic_xchg(words + rank * ROWS + row, _pack(first, second), sem="relaxed")
+        tl.atomic_xchg(slots + rank * ROWS + row, _pack(first, second), sem="relaxed")
         word = tl.zeros([SPLIT_POW2, ROWS], tl.int64)
         done = 0
         while done == 0:
-            word, done = _poll(words + (part[:, None] * ROWS + row[None, :]), real)
+            word, done = _poll(slots + (part[:, None] * ROWS + row[None, :]), real)
         # Triton 3.6 cannot compile a loop whose only used result is the tile, so `done` is used as well.
         word = tl.where(done == 0, 0, word)
         counts = part_count(part, body, cols, COLS)[:, None] if COUNTS else 0.0
         row_first, row_second, scales = _combine(
             word, real, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
         )  # fmt: skip
-        # The scale is read from `scales`. Computed from `first`, it would give that the layout of the words, and Triton
+        # The scale is read from `scales`. Computed from `first`, it would give that the layout of the slots, and Triton
         # would keep the tile in both layouts.
         return row_first, row_second, tl.sum(tl.where((part == rank)[:, None], scales, 0.0), 0)
 
 
 @triton.jit
-def clear_words(
-    workspace, tile, rank, PROGRAMS_PER_ROW: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr
+def clear_slots(
+    workspace, tile, rank, PROGRAMS_PER_ROW: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
-    """Clears the words that a program published for `tile`, once all programs of the row have read them.
+    """Clears the slots that a program published for `tile`, once all programs of the row have read them.
 
-    They have read the words of a tile when they have published those of the next one.
+    They have read the slots of a tile when they have published those of the next one.
     """
     if tile >= 0:
-        words = workspace + tl.cast(tile, tl.int64) * WORDS
-        tl.store(words + rank * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
-        if WORDS > PROGRAMS_PER_ROW * ROWS:
-            tl.store(words + PROGRAMS_PER_ROW + rank // _BLOCK, tl.cast(0, tl.int64), mask=rank % _BLOCK == 0)
+        slots = workspace + tl.cast(tile, tl.int64) * SLOTS
+        tl.store(slots + rank * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
+        if SLOTS > PROGRAMS_PER_ROW * ROWS:
+            tl.store(slots + PROGRAMS_PER_ROW + rank // _BLOCK, tl.cast(0, tl.int64), mask=rank % _BLOCK == 0)

@@ -3,8 +3,8 @@
 The programs of one row are a group. Some parts of a device reach memory faster than others, so a group claims its next
 tile when it starts one, and rank 0 publishes the claim to the others.
 
-The workspace has further words behind those of all tiles. Two words hold the number of claimed tiles and the number of
-groups that have finished. Three words for each group hold its claims and the number of its finished programs. There
+The workspace has further slots behind those of all tiles. Two slots hold the number of claimed tiles and the number of
+groups that have finished. Three slots for each group hold its claims and the number of its finished programs. There
 are two slots for claims, because the slowest program of the group may still read the older one.
 """
 
@@ -29,37 +29,37 @@ def iterations(tiles, PROGRAMS_PER_ROW: tl.constexpr, PERSISTENT: tl.constexpr, 
 
 
 @triton.jit
-def _counter(workspace, tiles, WORDS: tl.constexpr):
+def _counter(workspace, tiles, SLOTS: tl.constexpr):
     """The number of claimed tiles, and after it the number of finished groups."""
-    return workspace + tl.cast(tiles, tl.int64) * WORDS
+    return workspace + tl.cast(tiles, tl.int64) * SLOTS
 
 
 @triton.jit
-def _group_slots(workspace, tiles, group, WORDS: tl.constexpr):
+def _group_slots(workspace, tiles, group, SLOTS: tl.constexpr):
     """The two claims of a group, and after them the number of its finished programs."""
-    return _counter(workspace, tiles, WORDS) + 2 + 3 * group
+    return _counter(workspace, tiles, SLOTS) + 2 + 3 * group
 
 
 @triton.jit
-def claim(workspace, tiles, group, rank, iteration, end, WORDS: tl.constexpr):
+def claim(workspace, tiles, group, rank, iteration, end, SLOTS: tl.constexpr):
     """Rank 0 claims the tile of the group's next iteration, if there is one, and publishes it."""
     if (rank == 0) & (iteration + 1 < end):
-        claimed = 1 + tl.atomic_add(_counter(workspace, tiles, WORDS), 1, sem="relaxed")
-        tl.atomic_xchg(_group_slots(workspace, tiles, group, WORDS) + iteration % 2, claimed, sem="relaxed")
+        claimed = 1 + tl.atomic_add(_counter(workspace, tiles, SLOTS), 1, sem="relaxed")
+        tl.atomic_xchg(_group_slots(workspace, tiles, group, SLOTS) + iteration % 2, claimed, sem="relaxed")
 
 
 @triton.jit
-def read_claim(workspace, tiles, group, iteration, WORDS: tl.constexpr):
+def read_claim(workspace, tiles, group, iteration, SLOTS: tl.constexpr):
     """The claimed tile plus one. Until it is published, the stale value of two iterations ago."""
-    return tl.load(_group_slots(workspace, tiles, group, WORDS) + iteration % 2, volatile=True)
+    return tl.load(_group_slots(workspace, tiles, group, SLOTS) + iteration % 2, volatile=True)
 
 
 @triton.jit
-def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile, WORDS: tl.constexpr):
+def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile, SLOTS: tl.constexpr):
     """The tile that was claimed in this iteration. A stale value is at most the current `tile`."""
     if iteration + 1 < end:
         while claimed <= tl.maximum(tile - groups + 1, 0):
-            claimed = read_claim(workspace, tiles, group, iteration, WORDS)
+            claimed = read_claim(workspace, tiles, group, iteration, SLOTS)
         tile = tl.cast(claimed, tl.int32) - 1 + groups
     return tile
 
@@ -67,18 +67,18 @@ def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile, 
 @triton.jit
 def release_group(
     workspace, tile, tiles, group, groups, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr,
-    ROWS: tl.constexpr, WORDS: tl.constexpr,
+    ROWS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The last program of a group clears the words of its last tile; the last program of all clears the counter.
+    """The last program of a group clears the slots of its last tile; the last program of all clears the counter.
 
     Relaxed atomics suffice: after the barrier, all threads of a program have used what they read.
     """
     tl.debug_barrier()
-    counter, slots = _counter(workspace, tiles, WORDS), _group_slots(workspace, tiles, group, WORDS)
+    counter, slots = _counter(workspace, tiles, SLOTS), _group_slots(workspace, tiles, group, SLOTS)
     if tl.atomic_add(slots + 2, 1, sem="relaxed") == PROGRAMS_PER_ROW - 1:
         index = tl.arange(0, 2 * SPLIT_POW2 * ROWS)
-        last = workspace + tl.cast(tile, tl.int64) * WORDS + index
-        tl.store(last, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=index < WORDS)
+        last = workspace + tl.cast(tile, tl.int64) * SLOTS + index
+        tl.store(last, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=index < SLOTS)
         slot = tl.arange(0, 4)
         tl.store(slots + slot, tl.zeros([4], tl.int64), mask=slot < 3)
         if tl.atomic_add(counter + 1, 1, sem="relaxed") == groups - 1:

@@ -19,7 +19,7 @@ The source stays inside the language of Triton 3.2.
 import triton
 import triton.language as tl
 
-from tridal.kernels.exchange import clear_words, exchange, part_count
+from tridal.kernels.exchange import clear_slots, exchange, part_count
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tile_counter import await_claim, claim, iterations, read_claim, release_group
@@ -45,7 +45,7 @@ def whole_row(
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
     NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, WORDS: tl.constexpr, PEEL: tl.constexpr,
+    PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, SLOTS: tl.constexpr, PEEL: tl.constexpr,
     VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, RELOAD: tl.constexpr, CAUSAL: tl.constexpr,
     ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
@@ -107,7 +107,7 @@ def whole_row(
                         ).to(ACC_DTYPE)  # fmt: skip
                 if PASS == 0:
                     if DYNAMIC:
-                        claim(workspace, tiles, group, rank, iteration, end, WORDS)
+                        claim(workspace, tiles, group, rank, iteration, end, SLOTS)
                     term = first_term(
                         x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS
                     )  # fmt: skip
@@ -158,10 +158,10 @@ def whole_row(
                     if PROGRAMS_PER_ROW > 1:
                         first, second, part_scale = exchange(
                             workspace, tile, rank, first, second, body, cols, param0, param1, rebase, FIRST, SECOND,
-                            PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS, PERSISTENT, WORDS, COUNTS, EXP2_BIAS,
+                            PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS, PERSISTENT, SLOTS, COUNTS, EXP2_BIAS,
                         )  # fmt: skip
                     if DYNAMIC:
-                        published = read_claim(workspace, tiles, group, iteration, WORDS)
+                        published = read_claim(workspace, tiles, group, iteration, SLOTS)
                     count, value = tl.cast(cols, ACC_DTYPE), None
                     if row_value is not None:
                         value = row_value(
@@ -220,10 +220,10 @@ def whole_row(
                             )  # fmt: skip
                             tl.store(pointers2, y2_edge.to(out2_ptr.dtype.element_ty), mask=edge_in_bounds)
             if PROGRAMS_PER_ROW > 1 and PERSISTENT:
-                clear_words(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, WORDS)
+                clear_slots(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, SLOTS)
             if DYNAMIC:
                 last = tile
-                claimed = await_claim(published, workspace, tiles, group, groups, iteration, end, tile, WORDS)
+                claimed = await_claim(published, workspace, tiles, group, groups, iteration, end, tile, SLOTS)
     if PROGRAMS_PER_ROW > 1 and PERSISTENT:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
-        release_group(workspace, last, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, WORDS)
+        release_group(workspace, last, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, SLOTS)

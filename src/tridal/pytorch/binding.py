@@ -13,7 +13,7 @@ from tridal.pytorch.device_context import DeviceContext, log
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
-from tridal.runtime.scale_mask import ScaleMask, place_mask
+from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
 from tridal.runtime.workspace import with_workspace
 
@@ -54,12 +54,12 @@ def bind(
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
     call = kind(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     with backend.guard(index):
-        plan, launch_on, workspace_words = launch.prepare(
+        plan, launch_on, workspace_slots = launch.prepare(
             call, backend, backend.properties(index), registry.options(backend, context.settings)
         )
     log.debug("%s: %s on %s:%d: %s", kernel.name, call.problem, backend.name, index, plan)
-    if workspace_words:
-        launch_on = with_workspace(launch_on, workspace_words, context.device)
+    if workspace_slots:
+        launch_on = with_workspace(launch_on, workspace_slots, context.device)
     stream, guard = backend.stream, backend.guard
 
     def of_two(out: torch.Tensor, source: torch.Tensor) -> None:
@@ -87,7 +87,7 @@ def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModificatio
     elif not modification.causal:
         return found
     strides = (0,) * scores.dim() if mask is None else mask.expand(scores.shape).stride()
-    return place_mask(found, scores.shape, scores.stride(), strides, dim)
+    return locate_mask(found, scores.shape, scores.stride(), strides, dim)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

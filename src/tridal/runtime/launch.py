@@ -21,7 +21,7 @@ class PreparedLaunch(NamedTuple):
     plan: LaunchPlan
     launch: Callable[..., None]
     """launch(stream, out, *tensors read[, mask][, workspace]): on a raw stream handle, on the current device."""
-    workspace_words: int
+    workspace_slots: int
     """Length of the int64 tensor `workspace`: zeros that no other launch uses at the same time. 0 if there is none."""
 
 
@@ -29,7 +29,7 @@ def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, option
     """Plans a call on a device that is present, and compiles what is missing."""
     launch_plan = plan(call, backend, device, options)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
-    return PreparedLaunch(launch_plan, bind(call, launch_plan, device), call.workspace_words(launch_plan))
+    return PreparedLaunch(launch_plan, bind(call, launch_plan, device), call.workspace_slots(launch_plan))
 
 
 def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:

@@ -64,7 +64,7 @@ class ScaleMask:
         return vector * size if proven else 1
 
 
-def place_mask(
+def locate_mask(
     scale_mask: ScaleMask, shape: Sequence[int], strides: Sequence[int], mask_strides: Sequence[int], dim: int
 ) -> ScaleMask | None:
     """Adds the numbers from which a kernel computes the position of a row in the mask.
@@ -84,5 +84,5 @@ def place_mask(
     (_, batch), (heads, head), (rows, query) = [*outer, *missing, *inner]
     distances = [a - b for a, b in zip(strides, mask_strides, strict=True)]
     row_distance = math.gcd(*(d for axis, d in enumerate(distances) if axis != dim and shape[axis] > 1))
-    placed = (batch, head, query, mask_strides[dim])
-    return replace(scale_mask, queries=rows, heads=heads, strides=placed, row_distance=row_distance)
+    located = (batch, head, query, mask_strides[dim])
+    return replace(scale_mask, queries=rows, heads=heads, strides=located, row_distance=row_distance)

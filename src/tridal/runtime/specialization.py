@@ -30,7 +30,7 @@ ALIGNMENT = 16
 ADDRESS_BITS = 63
 """Bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
 BLOCK = 32
-"""Programs whose words are read together, see `tridal.kernels.exchange`."""
+"""Programs whose slots are read together, see `tridal.kernels.exchange`."""
 
 NO_SCALE_MASK = ScaleMask()
 
@@ -195,7 +195,7 @@ class KernelCall:
             "PERSISTENT": config.persistent,
             "PROGRAMS_PER_ROW": config.programs_per_row,
             "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
-            "WORDS": words_per_tile(config),
+            "SLOTS": slots_per_tile(config),
             "PEEL": config.peel,
             "VECTOR": vector,
             "SAME_MISALIGNMENT": config.peel and same,
@@ -209,17 +209,17 @@ class KernelCall:
         misalignment = self._misalignments()["in_ptr"] if config.peel else None
         return self.scale_mask.alignment(self.vector, config.cols, misalignment)
 
-    def workspace_words(self, plan: LaunchPlan) -> int:
-        """64-bit words that the workspace of a launch needs. They are zero before the launch and after it."""
+    def workspace_slots(self, plan: LaunchPlan) -> int:
+        """64-bit slots that the workspace of a launch needs. They are zero before the launch and after it."""
         config = plan.config
         if config.programs_per_row == 1:
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.problem.tiles(config.rows) * words_per_tile(config) + counter
+        return self.problem.tiles(config.rows) * slots_per_tile(config) + counter
 
 
-def words_per_tile(config: KernelConfig) -> int:
-    """64-bit words of the workspace for one tile.
+def slots_per_tile(config: KernelConfig) -> int:
+    """64-bit slots of the workspace for one tile.
 
     Each program has a word for each row. If very many programs compute one row, each block of `BLOCK` programs has one
     more. Programs that compute one tile only have a mailbox each, with a word for each program of the row.
