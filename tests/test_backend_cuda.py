@@ -12,8 +12,7 @@ import pytest
 
 from tridal.devices import registry
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
-from tridal_cuda.cubin import read_resources
-from tridal_cuda.occupancy import max_registers_for, occupancy
+from tridal_cuda.resources import max_registers_for, occupancy, read_resources
 
 CUDA = registry.get("cuda")
 H100 = CUDA.architectures()["sm_90"]

@@ -1,7 +1,7 @@
-"""Occupancy: the number of programs that can be resident on one multiprocessor (SM) at the same time.
+"""Resources of compiled kernels, and occupancy: the programs that one multiprocessor (SM) can hold at the same time.
 
-It is the minimum of these limits, as in Triton's tutorials. Limits on threads and programs are added, and allocated
-sizes are rounded up as the hardware does:
+Occupancy is the minimum of these limits, as in Triton's tutorials. Limits on threads and programs are added, and
+allocated sizes are rounded up as the hardware does:
 
     registers       registers of an SM // (registers per thread x warp size x warps). Each quarter of an SM has a
                     quarter of the registers and holds whole warps.
@@ -13,16 +13,36 @@ sizes are rounded up as the hardware does:
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
 
-_QUARTERS = 4
-"""Parts of a multiprocessor that have their own scheduler and registers, since compute capability 5."""
-_RESERVED_SHARED_MEMORY = 1024
-"""Bytes of shared memory that the driver reserves for each program, since compute capability 8."""
-_SHARED_MEMORY_UNIT = 128
-"""Bytes. Shared memory is allocated in multiples of it."""
-REGISTER_UNIT = 8
-"""Registers per thread are allocated in multiples of it, on every architecture that Triton supports."""
+REGISTER_UNIT = 8  # registers per thread are allocated in multiples of it, on every architecture that Triton supports
+_QUARTERS = 4  # parts of a multiprocessor with their own scheduler and registers, since compute capability 5
+_SHARED_MEMORY_UNIT = 128  # bytes; shared memory is allocated in multiples of it
+_RESERVED_SHARED_MEMORY = 1024  # bytes that the driver reserves for each program, since compute capability 8
+
+
+def read_resources(cubin: bytes, shared_memory: int) -> Resources:
+    """Reads registers and spills with Triton's cuobjdump. `shared_memory` is in bytes, and not in the cubin.
+
+    Raises:
+        RuntimeError: cuobjdump cannot read the cubin. The message contains cuobjdump's output.
+    """
+    import triton
+
+    cuobjdump = Path(triton.__file__).with_name("backends") / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        result = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=False)
+    usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout)}
+    if "REG" not in usage:
+        raise RuntimeError(f"cuobjdump reports no registers: {(result.stdout + result.stderr).strip()}")
+    return Resources(usage["REG"], usage.get("STACK", 0) + usage.get("LOCAL", 0), shared_memory)
 
 
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
@@ -36,19 +56,17 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
     if device.registers and resources.registers:
         registers = _round_up(resources.registers, REGISTER_UNIT)
         programs = device.registers // (registers * threads)
-        limits.append(
-            (programs, f"registers {device.registers}//({registers}*{warp_size}*{config.num_warps})={programs}")
-        )
+        formula = f"{device.registers}//({registers}*{warp_size}*{config.num_warps})"
+        limits.append((programs, f"registers {formula}={programs}"))
         quarter = device.registers // _QUARTERS
         in_quarters = _QUARTERS * (quarter // (registers * warp_size)) // config.num_warps
         if in_quarters < programs:
-            formula = f"{_QUARTERS}*({quarter}//({registers}*{warp_size}))//{config.num_warps}={in_quarters}"
-            limits.append((in_quarters, f"quarters {formula}"))
+            formula = f"{_QUARTERS}*({quarter}//({registers}*{warp_size}))//{config.num_warps}"
+            limits.append((in_quarters, f"quarters {formula}={in_quarters}"))
     if device.shared_memory and resources.shared_memory:
         available = device.shared_memory + _RESERVED_SHARED_MEMORY
         used = _round_up(resources.shared_memory, _SHARED_MEMORY_UNIT) + _RESERVED_SHARED_MEMORY
-        programs = available // used
-        limits.append((programs, f"shared memory {available}//{used}={programs}"))
+        limits.append((available // used, f"shared memory {available}//{used}={available // used}"))
     if device.max_threads:
         programs = device.max_threads // threads
         limits.append((programs, f"threads {device.max_threads}//{threads}={programs}"))
