@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from tridal.devices.types import KernelConfig, Schedule
 from tridal_cuda import tuning
-from tridal_cuda.fitting import Fit, fit
-from tridal_cuda.gpu_problem import GpuProblem, cdiv, limit_rows, next_power_of_2, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, limit_rows, next_power_of_2, warps_for
 from tridal_cuda.resources import max_registers_for
 
 
@@ -27,42 +26,37 @@ def _fit_one_shot(problem: GpuProblem) -> Fit | None:
 
     More warps per program are faster. So it first tries few elements per thread.
     """
-    if problem.layout == "inner":
+    cols = next((block for row, block in tuning.ONE_SHOT_BLOCK_COLS if problem.cols <= row), None)
+    if cols is None or problem.cols <= cols or problem.layout == "inner":
         return None
-    cols = tuning.ONE_SHOT_BLOCK_COLS
-    if problem.cols <= cols * (tuning.ONE_SHOT_FEW_BLOCKS - 1):
-        cols //= 2
-    elif problem.cols > cols * tuning.ONE_SHOT_MANY_BLOCKS:
-        cols *= 2
     blocks = cdiv(problem.cols, cols)
-    if blocks == 1 or blocks > tuning.ONE_SHOT_MAX_BLOCKS:
-        return None
     config = KernelConfig("cooperative", 1, cols, programs_per_row=blocks, peel=problem.peel, persistent=False)
     programs = cdiv(blocks * problem.rows, problem.device.cores)
     in_cache = programs * problem.bytes_per_tile(config) <= (problem.device.shared_memory or 0)
-
-    def fit_with(elements_per_thread: int, reload: bool) -> Fit | None:
-        warps, limit = warps_for(cols, elements_per_thread), tuning.ONE_SHOT_RELOAD_REGISTERS if reload else None
-        return _fit_resident(replace(config, num_warps=warps, max_registers=limit, reload=reload), programs, problem)
-
     # The cache lines of strided elements hold little of a row.
     reload = problem.layout == "row" and problem.has_large_l1 and in_cache
-    fast = fit_with(tuning.FEW_ELEMENTS_PER_THREAD, reload)
+    fast = _fit_resident(problem, config, programs, tuning.FEW_ELEMENTS_PER_THREAD, reload)
     if fast is not None and not fast.resources.spills:
         return fast
     # A 32-bit element needs as many bytes in a register as in the cache.
-    slow = fit_with(tuning.MANY_ELEMENTS_PER_THREAD, reload and problem.itemsize == 2)
+    reload = reload and problem.itemsize == 2
+    slow = _fit_resident(problem, config, programs, tuning.MANY_ELEMENTS_PER_THREAD, reload)
     return min(filter(None, (slow, fast)), key=lambda fitted: fitted.resources.spills, default=None)
 
 
-def _fit_resident(config: KernelConfig, programs: int, problem: GpuProblem) -> Fit | None:
+def _fit_resident(
+    problem: GpuProblem, config: KernelConfig, programs: int, elements_per_thread: int, reload: bool
+) -> Fit | None:
     """Fits `programs` programs on a multiprocessor, with a register limit if necessary; None if they spill too much."""
+    registers = tuning.ONE_SHOT_RELOAD_REGISTERS if reload else None
+    warps = warps_for(config.cols, elements_per_thread)
+    config = replace(config, num_warps=warps, max_registers=registers, reload=reload)
     limit = max_registers_for(programs, config, problem.device)
     if limit <= tuning.FEW_ELEMENTS_PER_THREAD:  # fewer registers than a thread has elements
         return None
-    fitted = fit(config, problem)
+    fitted = problem.fit(config)
     if fitted.programs < programs:
-        fitted = fit(replace(config, max_registers=limit), problem)
+        fitted = problem.fit(replace(config, max_registers=limit))
     return fitted if fitted.programs >= programs and fitted.resources.spills <= tuning.MAX_SPILL_ONE_SHOT else None
 
 
@@ -80,9 +74,9 @@ def _fit_row_reload(problem: GpuProblem) -> Fit | None:
     for cols in (tuning.RELOAD_TILE_ELEMENTS, tuning.RELOAD_TILE_ELEMENTS // 2):
         blocks = cdiv(problem.cols, cols)
         nearly_full = problem.cols >= (1 - tuning.MAX_PADDING_BLOCKS) * blocks * cols
-        if nearly_full and 1 < blocks <= problem.max_programs_per_row:
+        if nearly_full and 1 < blocks <= tuning.ROW_PROGRAMS_PER_CORE * problem.device.cores:
             config = replace(_block_config(1, cols, False, problem), num_warps=tuning.RELOAD_WARPS, reload=True)
-            fitted = fit(config, problem)
+            fitted = problem.fit(config)
             fitted = fitted.with_register_limit(tuning.COOPERATIVE_BYTES_IN_FLIGHT, tuning.MAX_SPILL_RELOAD)
             return fitted if fitted.resident >= blocks else None
     return None
@@ -95,12 +89,12 @@ def _fit_blocks(problem: GpuProblem) -> Fit | None:
     if tile is None:
         return None
     rows, cols = tile
-    fitted = fit(_block_config(rows, cols, reload, problem), problem)
+    fitted = problem.fit(_block_config(rows, cols, reload, problem))
     while fitted.resident < fitted.config.programs_per_row:
         cols *= 2
         if rows * cols > problem.max_elements:
             return None
-        fitted = fit(_block_config(rows, cols, reload, problem), problem)
+        fitted = problem.fit(_block_config(rows, cols, reload, problem))
     limited = fitted.with_register_limit(tuning.COOPERATIVE_BYTES_IN_FLIGHT, tuning.MAX_SPILL_COOPERATIVE)
     return _fit_pipelined(fitted.config, limited) or limited
 
@@ -114,7 +108,7 @@ def _first_tile(problem: GpuProblem) -> tuple[int, int] | None:
     else:
         rows, blocks = 1, tuning.PEELED_BLOCKS_PER_ROW if problem.peel else tuning.BLOCKS_PER_ROW
         cols = max(tuning.MIN_BLOCK_COLS, min(tuning.MAX_BLOCK_COLS, next_power_of_2(cdiv(problem.cols, blocks))))
-    cols = max(cols, next_power_of_2(cdiv(problem.cols, problem.max_programs_per_row)))
+    cols = max(cols, next_power_of_2(cdiv(problem.cols, tuning.ROW_PROGRAMS_PER_CORE * problem.device.cores)))
     return (rows, cols) if rows * cols <= problem.max_elements else None
 
 
@@ -130,7 +124,7 @@ def _first_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | None
     cols = tuning.RELOAD_TILE_ELEMENTS // tensors // rows
     while cdiv(problem.cols, cols) * rows > tuning.MAX_EXCHANGED_VALUES and rows * cols < problem.half_of_registers:
         rows, cols = max(rows // 2, min(rows, rows_per_line // 2)), 2 * cols
-    return (rows, cols) if cdiv(problem.cols, cols) <= problem.max_programs_per_row else None
+    return (rows, cols) if cdiv(problem.cols, cols) <= tuning.ROW_PROGRAMS_PER_CORE * problem.device.cores else None
 
 
 def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> KernelConfig:
@@ -157,6 +151,6 @@ def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
     if missing <= 1 or config.rows > 1 or config.peel:
         return None
     stages = min(problem.max_stages - 1, 1 + math.ceil(missing))
-    pipelined = fit(replace(config, num_stages=stages), problem).with_register_limit(tuning.BYTES_IN_FLIGHT)
+    pipelined = problem.fit(replace(config, num_stages=stages)).with_register_limit(tuning.BYTES_IN_FLIGHT)
     enough = max(2 * limited.programs, stages * cdiv(config.programs_per_row, problem.device.cores))
     return pipelined if pipelined.programs * stages >= enough else None

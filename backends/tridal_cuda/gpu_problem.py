@@ -1,11 +1,13 @@
-"""A problem on a GPU, with the sizes in elements, bytes and columns that its configurations depend on."""
+"""A problem on a GPU: the sizes that its configurations depend on, and how a compiled configuration fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, Probe, Problem
+from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, Probe, Problem, Resources
+from tridal.errors import PlanError
 from tridal_cuda import tuning
+from tridal_cuda.resources import REGISTER_UNIT, max_registers_for, occupancy
 
 
 def next_power_of_2(value: int) -> int:
@@ -60,13 +62,6 @@ class GpuProblem(Problem):
         return next_power_of_2(self.cols // vector * vector if self.peel else self.cols)
 
     @property
-    def exp2_bias(self) -> float | None:
-        """The `exp2_bias` of configurations. It is not zero for float32 outputs only, because others cannot show it."""
-        if self.accumulator == 8:  # float64: the device's exp is used
-            return None
-        return tuning.EXP2_BIAS if self.writes[0] == "float32" else 0.0
-
-    @property
     def half_of_registers(self) -> int:
         """Half of the 32-bit registers of a multiprocessor."""
         return (self.device.registers or 65_536) // 2
@@ -76,11 +71,6 @@ class GpuProblem(Problem):
         """Elements that one program can hold: those of all tensors that it reads fill half of the registers."""
         registers_per_element = self.accumulator * (2 if self.reads_several else 1) // 4
         return self.half_of_registers // registers_per_element
-
-    @property
-    def max_programs_per_row(self) -> int:
-        """The most programs that compute one row in the schedule `cooperative`."""
-        return tuning.ROW_PROGRAMS_PER_CORE * self.device.cores
 
     @property
     def has_large_l1(self) -> bool:
@@ -111,3 +101,64 @@ class GpuProblem(Problem):
         narrow = self.layout == "row" and config.cols <= tuning.RELOAD_TILE_ELEMENTS
         elements_per_thread = tuning.RELOAD_ELEMENTS_PER_THREAD // (2 if narrow or self.reads_several else 1)
         return replace(config, num_warps=warps_for(config.rows * config.cols, elements_per_thread), reload=True)
+
+    def fit(self, config: KernelConfig) -> Fit:
+        """Compiles a configuration and computes its occupancy.
+
+        Raises:
+            PlanError: a multiprocessor cannot hold one program. A pipelined configuration returns 0 programs instead.
+        """
+        # The error of exp2 is visible in float32 outputs only. Float64 statistics need the device's exp.
+        bias = tuning.EXP2_BIAS if self.writes[0] == "float32" else 0.0
+        config = replace(config, exp2_bias=bias if self.accumulator == 4 else None)
+        resources = self.probe(config)
+        programs, formula = occupancy(config, resources, self.device)
+        if programs == 0 and config.num_stages == 1:
+            raise PlanError(f"{config} does not fit on {self.device.name}: {formula}")
+        return Fit(self, config, resources, programs, formula)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A configuration, its resources, and its occupancy."""
+
+    problem: GpuProblem
+    config: KernelConfig
+    resources: Resources
+    programs: int
+    """Programs that one multiprocessor can hold."""
+    formula: str
+    """The calculation of `programs` in words."""
+
+    @property
+    def resident(self) -> int:
+        """Programs that the whole GPU can hold."""
+        return self.programs * self.problem.device.cores
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes of the tiles that are resident on one multiprocessor."""
+        return self.programs * self.problem.bytes_per_tile(self.config)
+
+    def with_register_limit(self, wanted_bytes: int, max_spill: int = 0) -> Fit:
+        """Limits registers for one more resident program, again and again, until `wanted_bytes` are in flight.
+
+        It stops if no limit admits one more program, or if the limit adds more than `max_spill` spilled bytes per
+        thread. Without a limit, the compiler uses more registers than it needs, because it does not know how many
+        programs are wanted.
+        """
+        fitted, problem = self, self.problem
+        while fitted.bytes_in_flight < wanted_bytes:
+            limit = max_registers_for(fitted.programs + 1, fitted.config, problem.device)
+            limited = replace(fitted.config, max_registers=limit)
+            possible, _ = occupancy(limited, replace(fitted.resources, registers=limit), problem.device)
+            if limit < 1 or possible <= fitted.programs:
+                break
+            more = problem.fit(limited)
+            if more.resources.spills > fitted.resources.spills:  # the compiler sometimes spills less with a lower limit
+                lower = problem.fit(replace(limited, max_registers=limit - REGISTER_UNIT))
+                more = min(more, lower, key=lambda candidate: candidate.resources.spills)
+            if more.programs <= fitted.programs or more.resources.spills > fitted.resources.spills + max_spill:
+                break
+            fitted = more
+        return fitted

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
 from tridal_cuda import tuning
 from tridal_cuda.cooperative import fit_cooperative
-from tridal_cuda.fitting import Fit, fit
-from tridal_cuda.gpu_problem import GpuProblem, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 from tridal_cuda.whole_row import fit_whole_row
 
 
@@ -52,4 +51,4 @@ def _fit_column_loop(problem: GpuProblem) -> Fit:
     inner = problem.layout == "inner"
     rows, elements = tuning.INNER_ROWS // 2 if inner else 1, problem.max_elements // 4
     warps = warps_for(elements, tuning.FEW_ELEMENTS_PER_THREAD // (2 if inner else 1))
-    return fit(KernelConfig("column_loop", rows, elements // rows, warps, problem.max_stages), problem)
+    return problem.fit(KernelConfig("column_loop", rows, elements // rows, warps, problem.max_stages))

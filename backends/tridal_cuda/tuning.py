@@ -48,9 +48,8 @@ RELOAD_WARPS = 4
 MAX_PADDING_BLOCKS = 1 / 8  # share of padding columns in the blocks of a row with `reload`
 MAX_EXCHANGED_VALUES = 2048  # 64-bit values that the programs of a tile of inner-dim rows with `reload` exchange
 
-# Schedule "cooperative" for few rows, with one program per block ("one-shot")
-ONE_SHOT_BLOCK_COLS = 4096  # half of it for few blocks, twice as much for many
-ONE_SHOT_FEW_BLOCKS, ONE_SHOT_MANY_BLOCKS = 16, 48  # fewer than the first are few; more than the second are many
-ONE_SHOT_MAX_BLOCKS = 128  # each program sends a value to each other program of the row
+# Schedule "cooperative" for few rows, with one program per block ("one-shot"). A row has 128 blocks at most, because
+# each program sends a value to each other program of the row.
+ONE_SHOT_BLOCK_COLS = (61_440, 2048), (196_608, 4096), (1 << 20, 8192)  # (most columns of a row, columns of its blocks)
 ONE_SHOT_RELOAD_REGISTERS = 128  # enough, and any limit makes the compiler load earlier
 MAX_SPILL_ONE_SHOT = 64  # more than for MAX_SPILL_COOPERATIVE, because programs wait for each other only once

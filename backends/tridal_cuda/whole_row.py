@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tridal.devices.types import KernelConfig
 from tridal_cuda import tuning
-from tridal_cuda.fitting import Fit, fit
-from tridal_cuda.gpu_problem import GpuProblem, cdiv, limit_rows, next_power_of_2, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, limit_rows, next_power_of_2, warps_for
 from tridal_cuda.resources import max_registers_for
 
 
@@ -24,7 +23,7 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
         fitted = _fit_reload(config, problem)
         busy = fitted.bytes_in_flight > tuning.BYTES_IN_FLIGHT and fitted.resources.spills <= tuning.MAX_SPILL_RELOAD
     else:
-        fitted = fit(config, problem).with_register_limit(tuning.BYTES_IN_FLIGHT)
+        fitted = problem.fit(config).with_register_limit(tuning.BYTES_IN_FLIGHT)
         min_bytes = tuning.MIN_BYTES_IN_FLIGHT if fitted.programs > 1 else tuning.BYTES_IN_FLIGHT
         busy = fitted.bytes_in_flight > min_bytes and problem.rows >= tuning.MIN_WAVES * fitted.resident
     return fitted if busy or not can_cooperate else None
@@ -44,7 +43,7 @@ def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
     # If two tensors are read, one more program is worth a few spilled bytes.
     max_spill = tuning.MAX_SPILL_RELOAD if problem.reads_several else 0
     for limit in tried:
-        fitted = fit(replace(config, max_registers=limit), problem)
+        fitted = problem.fit(replace(config, max_registers=limit))
         if fitted.resources.spills <= max_spill:
             break
     return fitted
