@@ -22,42 +22,35 @@ def fit_cooperative(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_one_shot(problem: GpuProblem) -> Fit | None:
-    """Fits few rows with one program per block; None if a row has one block or too many, or if not all are resident.
-
-    More warps per program are faster. So it first tries few elements per thread.
-    """
+    """Fits few rows with one program per block; None if a row has one block, too many, or not all can be resident."""
     cols = next((block for row, block in tuning.ONE_SHOT_BLOCK_COLS if problem.cols <= row), None)
     if cols is None or problem.cols <= cols or problem.layout == "inner":
         return None
-    blocks = cdiv(problem.cols, cols)
-    config = KernelConfig("cooperative", 1, cols, programs_per_row=blocks, peel=problem.peel, persistent=False)
-    programs = cdiv(blocks * problem.rows, problem.device.cores)
-    in_cache = programs * problem.bytes_per_tile(config) <= (problem.device.shared_memory or 0)
+    config = KernelConfig("cooperative", 1, cols, programs_per_row=cdiv(problem.cols, cols), persistent=False)
+    needed = cdiv(config.programs_per_row * problem.rows, problem.device.cores)  # programs on a multiprocessor
+    in_cache = needed * problem.bytes_per_tile(config) <= (problem.device.shared_memory or 0)
     # The cache lines of strided elements hold little of a row.
-    reload = problem.layout == "row" and problem.has_large_l1 and in_cache
-    fast = _fit_resident(problem, config, programs, tuning.FEW_ELEMENTS_PER_THREAD, reload)
+    config = replace(config, reload=problem.layout == "row" and problem.has_large_l1 and in_cache)
+    fast = _fit_resident(config, tuning.FEW_ELEMENTS_PER_THREAD, needed, problem)  # more warps per program are faster
     if fast is not None and not fast.resources.spills:
         return fast
     # A 32-bit element needs as many bytes in a register as in the cache.
-    reload = reload and problem.itemsize == 2
-    slow = _fit_resident(problem, config, programs, tuning.MANY_ELEMENTS_PER_THREAD, reload)
+    config = replace(config, reload=config.reload and problem.itemsize == 2)
+    slow = _fit_resident(config, tuning.MANY_ELEMENTS_PER_THREAD, needed, problem)
     return min(filter(None, (slow, fast)), key=lambda fitted: fitted.resources.spills, default=None)
 
 
-def _fit_resident(
-    problem: GpuProblem, config: KernelConfig, programs: int, elements_per_thread: int, reload: bool
-) -> Fit | None:
-    """Fits `programs` programs on a multiprocessor, with a register limit if necessary; None if they spill too much."""
-    registers = tuning.ONE_SHOT_RELOAD_REGISTERS if reload else None
-    warps = warps_for(config.cols, elements_per_thread)
-    config = replace(config, num_warps=warps, max_registers=registers, reload=reload)
-    limit = max_registers_for(programs, config, problem.device)
+def _fit_resident(config: KernelConfig, elements_per_thread: int, needed: int, problem: GpuProblem) -> Fit | None:
+    """Fits at least `needed` programs on a multiprocessor, with a register limit if necessary; None if not possible."""
+    registers = tuning.ONE_SHOT_RELOAD_REGISTERS if config.reload else None
+    config = replace(config, num_warps=warps_for(config.cols, elements_per_thread), max_registers=registers)
+    limit = max_registers_for(needed, config, problem.device)
     if limit <= tuning.FEW_ELEMENTS_PER_THREAD:  # fewer registers than a thread has elements
         return None
     fitted = problem.fit(config)
-    if fitted.programs < programs:
+    if fitted.occupancy < needed:
         fitted = problem.fit(replace(config, max_registers=limit))
-    return fitted if fitted.programs >= programs and fitted.resources.spills <= tuning.MAX_SPILL_ONE_SHOT else None
+    return fitted if fitted.occupancy >= needed and fitted.resources.spills <= tuning.MAX_SPILL_ONE_SHOT else None
 
 
 def _fit_row_reload(problem: GpuProblem) -> Fit | None:
@@ -75,7 +68,7 @@ def _fit_row_reload(problem: GpuProblem) -> Fit | None:
         blocks = cdiv(problem.cols, cols)
         nearly_full = problem.cols >= (1 - tuning.MAX_PADDING_BLOCKS) * blocks * cols
         if nearly_full and 1 < blocks <= tuning.ROW_PROGRAMS_PER_CORE * problem.device.cores:
-            config = replace(_block_config(1, cols, False, problem), num_warps=tuning.RELOAD_WARPS, reload=True)
+            config = KernelConfig("cooperative", 1, cols, tuning.RELOAD_WARPS, programs_per_row=blocks, reload=True)
             fitted = problem.fit(config)
             fitted = fitted.with_register_limit(tuning.COOPERATIVE_BYTES_IN_FLIGHT, tuning.MAX_SPILL_RELOAD)
             return fitted if fitted.resident >= blocks else None
@@ -113,7 +106,7 @@ def _first_tile(problem: GpuProblem) -> tuple[int, int] | None:
 
 
 def _first_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | None:
-    """The same for inner-dim rows with `reload`.
+    """The rows and columns of the smallest tile of inner-dim rows with `reload`; None if a row needs too many programs.
 
     A tile reads full cache lines, or half of each line if two tensors are read. If its programs would exchange too many
     values, the tile has half as many rows and wider blocks.
@@ -131,7 +124,7 @@ def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> Ke
     """The configuration for blocks of `cols` columns. With one block per row, its schedule is "whole_row"."""
     blocks = cdiv(problem.cols, cols)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
-    config = KernelConfig(schedule, rows, cols, programs_per_row=blocks, peel=problem.peel)
+    config = KernelConfig(schedule, rows, cols, programs_per_row=blocks)
     if reload:
         return problem.with_reload(config)
     # Unaligned elements each have an address, so a thread needs more registers for them.
@@ -148,9 +141,9 @@ def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
     """
     problem = limited.problem
     missing = tuning.COOPERATIVE_BYTES_IN_FLIGHT / limited.bytes_in_flight
-    if missing <= 1 or config.rows > 1 or config.peel:
+    if missing <= 1 or config.rows > 1 or problem.peel:
         return None
     stages = min(problem.max_stages - 1, 1 + math.ceil(missing))
     pipelined = problem.fit(replace(config, num_stages=stages)).with_register_limit(tuning.BYTES_IN_FLIGHT)
-    enough = max(2 * limited.programs, stages * cdiv(config.programs_per_row, problem.device.cores))
-    return pipelined if pipelined.programs * stages >= enough else None
+    enough = max(2 * limited.occupancy, stages * cdiv(config.programs_per_row, problem.device.cores))
+    return pipelined if pipelined.occupancy * stages >= enough else None

@@ -103,14 +103,15 @@ class GpuProblem(Problem):
         return replace(config, num_warps=warps_for(config.rows * config.cols, elements_per_thread), reload=True)
 
     def fit(self, config: KernelConfig) -> Fit:
-        """Compiles a configuration and computes its occupancy.
+        """Sets the fields of a configuration that only the problem decides, compiles it, and computes its occupancy.
 
         Raises:
-            PlanError: a multiprocessor cannot hold one program. A pipelined configuration returns 0 programs instead.
+            PlanError: a multiprocessor cannot hold one program. The occupancy of a pipelined configuration is then 0.
         """
         # The error of exp2 is visible in float32 outputs only. Float64 statistics need the device's exp.
         bias = tuning.EXP2_BIAS if self.writes[0] == "float32" else 0.0
-        config = replace(config, exp2_bias=bias if self.accumulator == 4 else None)
+        peel = self.peel and config.schedule != "column_loop"
+        config = replace(config, peel=peel, exp2_bias=bias if self.accumulator == 4 else None)
         resources = self.probe(config)
         programs, formula = occupancy(config, resources, self.device)
         if programs == 0 and config.num_stages == 1:
@@ -125,20 +126,20 @@ class Fit:
     problem: GpuProblem
     config: KernelConfig
     resources: Resources
-    programs: int
+    occupancy: int
     """Programs that one multiprocessor can hold."""
     formula: str
-    """The calculation of `programs` in words."""
+    """The calculation of `occupancy` in words."""
 
     @property
     def resident(self) -> int:
         """Programs that the whole GPU can hold."""
-        return self.programs * self.problem.device.cores
+        return self.occupancy * self.problem.device.cores
 
     @property
     def bytes_in_flight(self) -> int:
         """Bytes of the tiles that are resident on one multiprocessor."""
-        return self.programs * self.problem.bytes_per_tile(self.config)
+        return self.occupancy * self.problem.bytes_per_tile(self.config)
 
     def with_register_limit(self, wanted_bytes: int, max_spill: int = 0) -> Fit:
         """Limits registers for one more resident program, again and again, until `wanted_bytes` are in flight.
@@ -149,16 +150,16 @@ class Fit:
         """
         fitted, problem = self, self.problem
         while fitted.bytes_in_flight < wanted_bytes:
-            limit = max_registers_for(fitted.programs + 1, fitted.config, problem.device)
+            limit = max_registers_for(fitted.occupancy + 1, fitted.config, problem.device)
             limited = replace(fitted.config, max_registers=limit)
             possible, _ = occupancy(limited, replace(fitted.resources, registers=limit), problem.device)
-            if limit < 1 or possible <= fitted.programs:
+            if limit < 1 or possible <= fitted.occupancy:
                 break
             more = problem.fit(limited)
             if more.resources.spills > fitted.resources.spills:  # the compiler sometimes spills less with a lower limit
                 lower = problem.fit(replace(limited, max_registers=limit - REGISTER_UNIT))
                 more = min(more, lower, key=lambda candidate: candidate.resources.spills)
-            if more.programs <= fitted.programs or more.resources.spills > fitted.resources.spills + max_spill:
+            if more.occupancy <= fitted.occupancy or more.resources.spills > fitted.resources.spills + max_spill:
                 break
             fitted = more
         return fitted

@@ -26,11 +26,11 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     config = fitted.config
     spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
     reason = (
-        f"occupancy {fitted.programs} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.programs} = "
+        f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
         f"{fitted.resident} resident programs; {problem.rows} rows in {problem.tiles(config.rows)} tiles of "
         f"{config.rows} x {config.cols}: {how}{spilled}"
     )
-    return LaunchPlan(config, programs, reason, fitted.programs, fitted.resources)
+    return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
 
 
 def _programs(fitted: Fit) -> tuple[int, str]:

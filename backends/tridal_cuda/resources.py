@@ -1,15 +1,4 @@
-"""Resources of compiled kernels, and occupancy: the programs that one multiprocessor (SM) can hold at the same time.
-
-Occupancy is the minimum of these limits, as in Triton's tutorials. Limits on threads and programs are added, and
-allocated sizes are rounded up as the hardware does:
-
-    registers       registers of an SM // (registers per thread x warp size x warps). Each quarter of an SM has a
-                    quarter of the registers and holds whole warps.
-    shared memory   shared memory of an SM // shared memory of a program. The driver reserves 1 KiB per program.
-                    `DeviceProperties.shared_memory` is the most that one program can use, so the SM has 1 KiB more.
-    threads         threads of an SM // (warp size x warps)
-    programs        programs of an SM
-"""
+"""Resources of compiled kernels, and occupancy: the programs that one multiprocessor can hold at the same time."""
 
 from __future__ import annotations
 
@@ -48,6 +37,7 @@ def read_resources(cubin: bytes, shared_memory: int) -> Resources:
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
     """Returns the programs that one multiprocessor can hold, and the calculation in words.
 
+    It is the smallest of the limits that registers, shared memory, threads and programs set, as in Triton's tutorials.
     A property of the device that is not known sets no limit. If none is known, the result is 1.
     """
     warp_size = device.warp_size or 32
@@ -58,13 +48,13 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
         programs = device.registers // (registers * threads)
         formula = f"{device.registers}//({registers}*{warp_size}*{config.num_warps})"
         limits.append((programs, f"registers {formula}={programs}"))
-        quarter = device.registers // _QUARTERS
+        quarter = device.registers // _QUARTERS  # it holds whole warps
         in_quarters = _QUARTERS * (quarter // (registers * warp_size)) // config.num_warps
         if in_quarters < programs:
             formula = f"{_QUARTERS}*({quarter}//({registers}*{warp_size}))//{config.num_warps}"
             limits.append((in_quarters, f"quarters {formula}={in_quarters}"))
     if device.shared_memory and resources.shared_memory:
-        available = device.shared_memory + _RESERVED_SHARED_MEMORY
+        available = device.shared_memory + _RESERVED_SHARED_MEMORY  # the property is the most that one program can use
         used = _round_up(resources.shared_memory, _SHARED_MEMORY_UNIT) + _RESERVED_SHARED_MEMORY
         limits.append((available // used, f"shared memory {available}//{used}={available // used}"))
     if device.max_threads:

@@ -44,12 +44,13 @@ MIN_BLOCK_COLS, MAX_BLOCK_COLS = 2048, 8192  # of a block, if there are not too 
 BLOCKS_PER_ROW, PEELED_BLOCKS_PER_ROW = 16, 128  # between these sizes
 INNER_BLOCKS_PER_ROW = 64  # with more, a program would read more values of other programs than elements
 RELOAD_TILE_ELEMENTS = 16_384  # with `reload`; wider tiles of whole rows have more elements per thread
-RELOAD_WARPS = 4
+RELOAD_WARPS = 4  # of a program with `reload`
 MAX_PADDING_BLOCKS = 1 / 8  # share of padding columns in the blocks of a row with `reload`
 MAX_EXCHANGED_VALUES = 2048  # 64-bit values that the programs of a tile of inner-dim rows with `reload` exchange
 
-# Schedule "cooperative" for few rows, with one program per block ("one-shot"). A row has 128 blocks at most, because
-# each program sends a value to each other program of the row.
-ONE_SHOT_BLOCK_COLS = (61_440, 2048), (196_608, 4096), (1 << 20, 8192)  # (most columns of a row, columns of its blocks)
+# Schedule "cooperative" for few rows, with one program per block ("one-shot")
+ONE_SHOT_BLOCK_COLS = (61_440, 2048), (196_608, 4096), (1 << 20, 8192)
+"""Pairs of the most columns of a row and the columns of its blocks. A row has 128 blocks at most, because each program
+sends a value to each other program."""
 ONE_SHOT_RELOAD_REGISTERS = 128  # enough, and any limit makes the compiler load earlier
 MAX_SPILL_ONE_SHOT = 64  # more than for MAX_SPILL_COOPERATIVE, because programs wait for each other only once

@@ -17,23 +17,22 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
         return None
     can_cooperate = problem.layout != "inner" and config.cols > tuning.WIDE_ROW_COLS and problem.accumulator == 4
     few_rows = problem.rows < tuning.MIN_WAVES * problem.device.cores
-    if can_cooperate and (few_rows or (config.peel and not config.reload)):
+    if can_cooperate and (few_rows or (problem.peel and not config.reload)):
         return None  # too few programs at any occupancy, so nothing is compiled
     if config.reload:
         fitted = _fit_reload(config, problem)
         busy = fitted.bytes_in_flight > tuning.BYTES_IN_FLIGHT and fitted.resources.spills <= tuning.MAX_SPILL_RELOAD
     else:
         fitted = problem.fit(config).with_register_limit(tuning.BYTES_IN_FLIGHT)
-        min_bytes = tuning.MIN_BYTES_IN_FLIGHT if fitted.programs > 1 else tuning.BYTES_IN_FLIGHT
+        min_bytes = tuning.MIN_BYTES_IN_FLIGHT if fitted.occupancy > 1 else tuning.BYTES_IN_FLIGHT
         busy = fitted.bytes_in_flight > min_bytes and problem.rows >= tuning.MIN_WAVES * fitted.resident
     return fitted if busy or not can_cooperate else None
 
 
 def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
-    """Fits a configuration with `reload`, with a register limit.
+    """Limits registers so that as many programs are resident as fill half of the L1 cache, or fewer if that spills.
 
-    The limit admits as many programs as fill the part of the L1 cache that `reload` uses, or fewer if that spills. More
-    programs would evict each other's rows from the cache. The limit also makes the compiler load earlier.
+    More programs would evict each other's rows from the cache. A limit also makes the compiler load earlier.
     """
     most_programs = cdiv(tuning.RELOAD_BYTES_IN_FLIGHT, problem.bytes_per_tile(config))
     admitting = (max_registers_for(programs, config, problem.device) for programs in range(1, most_programs + 1))
@@ -66,7 +65,7 @@ def _row_tile(problem: GpuProblem) -> KernelConfig | None:
     warps = warps_for(rows * cols, tuning.MANY_ELEMENTS_PER_THREAD if many else tuning.FEW_ELEMENTS_PER_THREAD)
     if peel and one_16_bit and rows >= tuning.MIN_PEELED_ROWS:
         warps = 2
-    config = KernelConfig("whole_row", rows, cols, warps, peel=peel, persistent=False)
+    config = KernelConfig("whole_row", rows, cols, warps, persistent=False)
     return problem.with_reload(config) if reload else config
 
 
@@ -74,10 +73,7 @@ def _reloads(problem: GpuProblem) -> bool:
     """Whether whole rows are computed with `reload`.
 
     If two tensors are read, wide rows of 16-bit elements reload, because a multiprocessor could hold too few of them.
-
-    If one tensor is read, rows reload if they fill most of their tile and if two of them fit in the L1 cache. The tile
-    needs at least `WIDE_ROW_COLS` columns. Half of that is enough if there are many waves. Peeled rows need twice as
-    many columns, and scaled or masked rows four times as many, because the mask is reloaded too.
+    If one tensor is read, wide rows reload that fill most of their tile, if two of them fit in the L1 cache.
     """
     cols = problem.tile_cols
     if problem.layout != "row" or problem.accumulator > 4 or not problem.has_large_l1:
@@ -85,11 +81,11 @@ def _reloads(problem: GpuProblem) -> bool:
     if problem.reads_several:
         return cols > tuning.WIDE_ROW_COLS and problem.itemsize == 2
     if problem.scale_mask:
-        min_cols = 4 * tuning.WIDE_ROW_COLS
+        min_cols = 4 * tuning.WIDE_ROW_COLS  # the mask is reloaded too
     elif problem.peel:
         min_cols = 2 * tuning.WIDE_ROW_COLS
     elif problem.bytes_per_tensor > tuning.MIN_WAVES * tuning.RELOAD_BYTES_IN_FLIGHT * problem.device.cores:
-        min_cols = tuning.WIDE_ROW_COLS // 2
+        min_cols = tuning.WIDE_ROW_COLS // 2  # many waves hide the loads
     else:
         min_cols = tuning.WIDE_ROW_COLS
     nearly_full = problem.cols > (1 - (tuning.MAX_PADDING_PEELED if problem.peel else tuning.MAX_PADDING)) * cols
@@ -118,11 +114,8 @@ def _inner_tile_with_reload(problem: GpuProblem) -> KernelConfig | None:
     """The configuration for inner-dim rows with `reload`; None if a tile of full cache lines is too large.
 
     Tiles with half of each cache line waste half of the cache. So they are used only if two tensors are read, which
-    takes two passes instead of three, and only in one of these cases:
-
-    - A tile of full lines is too large.
-    - A tile of full lines leaves no room for a second program, and a second program would help: two of them fit in the
-      cache, or each multiprocessor has few tiles.
+    takes two passes instead of three, and if a tile of full lines is too large or leaves no room for a second program
+    that would help: two of them fit in the cache, or each multiprocessor has few tiles.
     """
     cols, max_tile = problem.tile_cols, problem.half_of_registers
     rows_per_line = tuning.CACHE_LINE // problem.itemsize

@@ -1,10 +1,7 @@
 """The launch plan of an NPU: a fixed number of programs, and tiles that fit in the unified buffer. Arithmetic only.
 
-A program runs on a vector core and loops over its tiles. If there are more programs than vector cores, they run one
-after another. triton-ascend rejects 65,536 programs or more, so the number of programs does not depend on the number of
-rows.
-
-A plan depends on the traits of a problem, and never on the name of an op.
+A program runs on a vector core and loops over its tiles. Programs beyond the number of vector cores run later. The
+number of programs does not depend on the number of rows, because triton-ascend rejects 65,536 programs or more.
 """
 
 from __future__ import annotations
@@ -21,8 +18,9 @@ _MAX_INNER_ROWS = 1024  # in the "inner" layout; the statistics of more rows wou
 def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) -> LaunchPlan:
     """Plans `num_programs` programs ("cores": one per vector core), but never more than there are tiles."""
     unified_buffer = device.shared_memory or SMALLEST_UNIFIED_BUFFER
-    per_core = isinstance(num_programs, str)
-    wanted = device.cores if isinstance(num_programs, str) else num_programs
+    wanted, origin = num_programs, "num_programs"
+    if isinstance(wanted, str):
+        wanted, origin = device.cores, f"one per {device.core_name}"
     config = _choose_config(problem, unified_buffer, wanted)
     tiles, elements = problem.tiles(config.rows), config.rows * config.cols
     programs = min(tiles, wanted)
@@ -30,7 +28,6 @@ def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) ->
     tile_bytes = -(-elements * unified_buffer // limits.max_elements)
     double_buffered = "" if elements <= limits.max_double_buffered else "not "
     live_tiles = f"{problem.live_tiles} live tile" + "s" * (problem.live_tiles != 1)
-    origin = f"one per {device.core_name}" if per_core else "num_programs"
     reason = (
         f"{programs} programs = min({origin} {wanted}, {tiles} tiles); {problem.rows} rows in tiles of {config.rows} x "
         f"{config.cols} = {elements} elements, which take about {tile_bytes} of the unified buffer's {unified_buffer} "
