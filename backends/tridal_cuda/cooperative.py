@@ -76,7 +76,7 @@ def _fit_row_reload(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_blocks(problem: GpuProblem) -> Fit | None:
-    """Doubles the column blocks of a row until all its programs are resident; None if a block becomes too large."""
+    """Fits blocks of columns, doubled until all programs of a row are resident; None if a block becomes too large."""
     reload = problem.layout == "inner" and problem.reloads_inner_rows
     tile = _first_inner_tile_with_reload(problem) if reload else _first_tile(problem)
     if tile is None:
@@ -135,7 +135,7 @@ def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> Ke
 
 
 def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
-    """Fits `config` with a software pipeline, which loads the next tiles while programs wait for each other.
+    """Fits `config` as a software pipeline, which loads the next tiles while programs wait for each other.
 
     Returns None if `limited`, the fit without a pipeline, has enough bytes in flight or loads as much at the same time.
     """

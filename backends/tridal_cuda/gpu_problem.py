@@ -69,8 +69,7 @@ class GpuProblem(Problem):
     @property
     def max_elements(self) -> int:
         """Elements that one program can hold: those of all tensors that it reads fill half of the registers."""
-        registers_per_element = self.accumulator * (2 if self.reads_several else 1) // 4
-        return self.half_of_registers // registers_per_element
+        return self.half_of_registers * 4 // (self.accumulator * len(self.reads))
 
     @property
     def has_large_l1(self) -> bool:

@@ -68,8 +68,7 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
 def max_registers_for(programs: int, config: KernelConfig, device: DeviceProperties) -> int:
     """Returns the most registers per thread that let a multiprocessor hold `programs` programs; 0 if it cannot."""
     warps_per_quarter = -(-programs * config.num_warps // _QUARTERS)
-    threads_per_quarter = (device.warp_size or 32) * warps_per_quarter
-    registers = (device.registers or 0) // _QUARTERS // threads_per_quarter
+    registers = (device.registers or 0) // _QUARTERS // ((device.warp_size or 32) * warps_per_quarter)
     return registers // REGISTER_UNIT * REGISTER_UNIT
 
 

@@ -30,9 +30,9 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
-    """Limits registers so that as many programs are resident as fill half of the L1 cache, or fewer if that spills.
+    """Fits whole rows with `reload`: as many programs as fill half of the L1 cache, or fewer if their kernel spills.
 
-    More programs would evict each other's rows from the cache. A limit also makes the compiler load earlier.
+    More programs would evict each other's rows from the cache. The register limit also makes the compiler load earlier.
     """
     most_programs = cdiv(tuning.RELOAD_BYTES_IN_FLIGHT, problem.bytes_per_tile(config))
     admitting = (max_registers_for(programs, config, problem.device) for programs in range(1, most_programs + 1))
@@ -101,8 +101,7 @@ def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
     rows = min(next_power_of_2(problem.inner), max(tuning.INNER_ROWS, tuning.NARROW_TILE_ELEMENTS // cols))
     if problem.aligned or several:
         rows = limit_rows(rows, cols, max_tile)
-    elif problem.itemsize > 2:
-        # The address of an unaligned element takes as many registers as a 16-bit element saves.
+    elif problem.itemsize > 2:  # 16-bit elements need as many registers for their addresses
         max_tile = problem.max_elements
     if rows * cols > max_tile:
         return None

@@ -70,10 +70,8 @@ class Npu:
 
     def properties(self, index: int) -> DeviceProperties:
         """Properties of an NPU from torch_npu. The size of the unified buffer is found by the device's name."""
-        found = _torch_npu().get_device_properties(index)
-        return npu_properties(
-            found.name.lower(), found.name, found.vector_core_num, found.total_memory, found.L2_cache_size
-        )
+        npu = _torch_npu().get_device_properties(index)
+        return npu_properties(npu.name.lower(), npu.name, npu.vector_core_num, npu.total_memory, npu.L2_cache_size)
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """One NPU of each kind."""
