@@ -12,8 +12,8 @@ import pytest
 
 from tridal.devices import registry
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
-from tridal_cuda.cubin import read_resources
-from tridal_cuda.occupancy import max_registers_for, occupancy
+from tridal_cuda.architectures import present_gpu
+from tridal_cuda.resources import max_registers_for, occupancy, read_resources
 
 CUDA = registry.get("cuda")
 H100 = CUDA.architectures()["sm_90"]
@@ -71,6 +71,37 @@ def test_unavailable_names_what_is_missing_without_a_gpu() -> None:
     else:
         assert reason is not None
         assert re.search("built without CUDA|sees no CUDA device|ROCm", reason)
+
+
+@pytest.mark.parametrize(("capability", "max_programs"), [((9, 0), 32), ((7, 0), 16), ((11, 0), None)])
+def test_properties_of_a_present_gpu_are_those_of_torch_and_triton(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], max_programs: int | None
+) -> None:
+    pytest.importorskip("triton")
+    import torch
+    from triton.runtime import driver
+
+    major, minor = capability
+    from_torch = {"major": major, "minor": minor, "name": "Some GPU", "max_threads_per_multi_processor": 2048}
+    from_torch |= {"L2_cache_size": 60 << 20, "total_memory": 141 << 30}
+    from_triton = {"multiprocessor_count": 78, "max_num_regs": 65_536, "max_shared_mem": 232_448, "warpSize": 32}
+    utils = SimpleNamespace(get_device_properties=lambda index: from_triton)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**from_torch))
+    monkeypatch.setattr(type(driver), "active", SimpleNamespace(utils=utils), raising=False)
+    assert present_gpu.__wrapped__(0) == DeviceProperties(
+        name="Some GPU",
+        arch=f"sm_{major}{minor}",
+        cores=78,
+        core_name="SM",
+        target=("cuda", 10 * major + minor, 32),
+        warp_size=32,
+        registers=65_536,
+        shared_memory=232_448,
+        max_threads=2048,
+        max_programs=max_programs,
+        l2_cache=60 << 20,
+        memory=141 << 30,
+    )
 
 
 def test_the_stream_is_read_by_the_private_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

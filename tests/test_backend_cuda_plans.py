@@ -16,8 +16,8 @@ import golden_plans
 from tridal.devices import registry
 from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal.errors import PlanError
-from tridal_cuda.fitting import MAX_SPILL_COOPERATIVE, MAX_SPILL_ONE_SHOT, MAX_SPILL_RELOAD
-from tridal_cuda.occupancy import occupancy
+from tridal_cuda.resources import occupancy
+from tridal_cuda.tuning import MAX_SPILL_COOPERATIVE, MAX_SPILL_ONE_SHOT, MAX_SPILL_RELOAD
 
 CUDA = registry.get("cuda")
 ARCHITECTURES = CUDA.architectures()

@@ -76,6 +76,14 @@ def test_importing_the_backend_imports_neither_torch_nor_torch_npu_nor_triton():
     assert result.stdout.strip() == "[]"
 
 
+def test_properties_of_a_present_npu_are_those_of_torch_npu(monkeypatch):
+    import torch
+
+    from_torch = SimpleNamespace(name="Ascend910B4", vector_core_num=40, L2_cache_size=192 << 20, total_memory=32 << 30)
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(get_device_properties=lambda index: from_torch), raising=False)
+    assert backend.properties(0) == backend.architectures()["ascend910b4"]
+
+
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
     """Makes packages with the given sources importable. They hide installed packages of the same name."""

@@ -14,7 +14,7 @@ from tridal.devices.types import ITEMSIZE, Problem
 from tridal.ops import table
 from tridal_npu import backend
 from tridal_npu.architectures import ARCHITECTURES
-from tridal_npu.unified_buffer import limit
+from tridal_npu.resources import limit
 
 DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("row", "inner", "strided")

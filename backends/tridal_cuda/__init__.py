@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
-from tridal_cuda.architectures import ARCHITECTURES
-from tridal_cuda.cubin import read_resources
+from tridal_cuda.architectures import ARCHITECTURES, present_gpu
 from tridal_cuda.planning import plan
+from tridal_cuda.resources import read_resources
 
 _ALREADY_CURRENT = nullcontext()
 
@@ -48,15 +47,15 @@ class Cuda:
         return torch.cuda.device_count()
 
     def properties(self, index: int) -> DeviceProperties:
-        """Properties of a GPU from Triton's driver and from torch. `max_programs` is from `ARCHITECTURES`."""
-        return _properties(index)
+        """See `present_gpu`."""
+        return present_gpu(index)
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """One GPU of each compute capability."""
         return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """See `tridal_cuda.planning.plan`. There are no options."""
+        """See `tridal_cuda.planning`. There are no options."""
         return plan(problem, device, probe)
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
@@ -77,31 +76,6 @@ class Cuda:
         import torch
 
         return _ALREADY_CURRENT if torch.cuda.current_device() == index else torch.cuda.device(index)
-
-
-@functools.cache
-def _properties(index: int) -> DeviceProperties:
-    import torch
-    from triton.runtime import driver
-
-    from_torch = torch.cuda.get_device_properties(index)
-    from_triton = driver.active.utils.get_device_properties(index)
-    major, capability = from_torch.major, 10 * from_torch.major + from_torch.minor
-    same_major = [p for p in ARCHITECTURES.values() if p.target is not None and int(p.target[1]) // 10 == major]
-    return DeviceProperties(
-        name=from_torch.name,
-        arch=f"sm_{capability}",
-        cores=from_triton["multiprocessor_count"],
-        core_name="SM",
-        target=("cuda", capability, from_triton["warpSize"]),
-        warp_size=from_triton["warpSize"],
-        registers=from_triton["max_num_regs"],
-        shared_memory=from_triton["max_shared_mem"],
-        max_threads=from_torch.max_threads_per_multi_processor,
-        max_programs=next((p.max_programs for p in same_major), None),
-        l2_cache=from_torch.L2_cache_size,
-        memory=from_torch.total_memory,
-    )
 
 
 backend = Cuda()

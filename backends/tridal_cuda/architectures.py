@@ -1,4 +1,4 @@
-"""One GPU of each compute capability, for plans on machines without that GPU.
+"""Properties of GPUs: of present GPUs, and of one GPU of each compute capability for plans on other machines.
 
 Sources: the limits of a multiprocessor are from the table "Technical Specifications per Compute Capability" of NVIDIA's
 CUDA C++ Programming Guide. The number of multiprocessors, the L2 cache and the memory are from the GPU's data sheet.
@@ -6,6 +6,7 @@ CUDA C++ Programming Guide. The number of multiprocessors, the L2 cache and the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from tridal.devices.types import DeviceProperties
@@ -13,34 +14,42 @@ from tridal.devices.types import DeviceProperties
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-def _gpu(
-    capability: int, name: str, cores: int, shared_kib: int, threads: int, programs: int, l2_mib: int, gib: int
-) -> DeviceProperties:
-    return DeviceProperties(
-        name=name,
-        arch=f"sm_{capability}",
-        cores=cores,
-        core_name="SM",
-        target=("cuda", capability, 32),
-        warp_size=32,
-        registers=65536,
-        shared_memory=shared_kib * _KIB,
-        max_threads=threads,
-        max_programs=programs,
-        l2_cache=l2_mib * _MIB,
-        memory=gib * _GIB,
-    )
+def _gpu(capability: int, name: str, cores: int, *limits: int | None) -> DeviceProperties:
+    """`limits` are the registers, shared memory, threads and programs of a multiprocessor, L2 cache, and memory."""
+    return DeviceProperties(name, f"sm_{capability}", cores, "SM", ("cuda", capability, 32), 32, *limits)
 
 
 _GPUS = (
-    _gpu(90, "NVIDIA H100 SXM", cores=132, shared_kib=227, threads=2048, programs=32, l2_mib=50, gib=80),
-    _gpu(75, "NVIDIA T4", cores=40, shared_kib=64, threads=1024, programs=16, l2_mib=4, gib=16),
-    _gpu(80, "NVIDIA A100 SXM", cores=108, shared_kib=163, threads=2048, programs=32, l2_mib=40, gib=80),
-    _gpu(86, "NVIDIA A10", cores=72, shared_kib=99, threads=1536, programs=16, l2_mib=6, gib=24),
-    _gpu(89, "NVIDIA L4", cores=58, shared_kib=99, threads=1536, programs=24, l2_mib=48, gib=24),
-    _gpu(100, "NVIDIA B200", cores=148, shared_kib=227, threads=2048, programs=32, l2_mib=126, gib=180),
-    _gpu(120, "NVIDIA GeForce RTX 5090", cores=170, shared_kib=99, threads=1536, programs=32, l2_mib=96, gib=32),
+    _gpu(90, "NVIDIA H100 SXM", 132, 65_536, 227 * _KIB, 2048, 32, 50 * _MIB, 80 * _GIB),
+    _gpu(75, "NVIDIA T4", 40, 65_536, 64 * _KIB, 1024, 16, 4 * _MIB, 16 * _GIB),
+    _gpu(80, "NVIDIA A100 SXM", 108, 65_536, 163 * _KIB, 2048, 32, 40 * _MIB, 80 * _GIB),
+    _gpu(86, "NVIDIA A10", 72, 65_536, 99 * _KIB, 1536, 16, 6 * _MIB, 24 * _GIB),
+    _gpu(89, "NVIDIA L4", 58, 65_536, 99 * _KIB, 1536, 24, 48 * _MIB, 24 * _GIB),
+    _gpu(100, "NVIDIA B200", 148, 65_536, 227 * _KIB, 2048, 32, 126 * _MIB, 180 * _GIB),
+    _gpu(120, "NVIDIA GeForce RTX 5090", 170, 65_536, 99 * _KIB, 1536, 32, 96 * _MIB, 32 * _GIB),
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
 """By nvcc's name of the compute capability. The first entry is the default where one architecture is needed."""
+
+
+@functools.cache
+def present_gpu(index: int) -> DeviceProperties:
+    """Properties of a GPU from Triton's driver and from torch. `max_programs` is from `ARCHITECTURES`."""
+    import torch
+    from triton.runtime import driver
+
+    from_torch = torch.cuda.get_device_properties(index)
+    from_triton = driver.active.utils.get_device_properties(index)
+    same_major = (gpu.max_programs for gpu in _GPUS if gpu.arch[:-1] == f"sm_{from_torch.major}")
+    return _gpu(
+        10 * from_torch.major + from_torch.minor,
+        from_torch.name,
+        from_triton["multiprocessor_count"],
+        from_triton["max_num_regs"],
+        from_triton["max_shared_mem"],
+        from_torch.max_threads_per_multi_processor,
+        next(same_major, None),
+        from_torch.L2_cache_size,
+        from_torch.total_memory,
+    )

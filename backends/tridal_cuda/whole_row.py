@@ -1,134 +1,129 @@
-"""Configurations of the schedule `whole_row`: a tile holds whole rows. They depend on shapes only, not on resources."""
+"""The schedule `whole_row` on a GPU: a tile holds whole rows."""
 
 from __future__ import annotations
 
-from tridal.devices.types import DeviceProperties, KernelConfig, Problem
-from tridal_cuda.sizes import (
-    CACHE_LINE,
-    FEW_ELEMENTS_PER_THREAD,
-    MANY_ELEMENTS_PER_THREAD,
-    MAX_INNER_ELEMENTS,
-    MIN_WAVES,
-    NEIGHBOUR_ROWS,
-    RELOAD_BYTES_IN_FLIGHT,
-    bytes_per_tensor,
-    enough_for_inner_reload,
-    exp2_bias,
-    half_of_registers,
-    has_large_l1,
-    limit_rows,
-    max_elements,
-    next_power_of_2,
-    reads_several,
-    tile_cols,
-    warps_for,
-    with_reload,
-)
+from dataclasses import replace
 
-WIDE_ROW_COLS = 8192
-"""Columns of a tile above which few programs are resident, so that the memory idles between their loads."""
-_NARROW_TILE_ELEMENTS = 1024
-"""Elements of a tile of several narrow rows, for one warp. Half of it where one tensor of float32 is read."""
-_MIN_PEELED_ROWS = 8
-"""Rows of a tile of narrow peeled rows, so that the vectors, the heads and the tails each fill a warp."""
-_MAX_IDLE = 1 / 5
-"""Share of padding elements in a tile with `reload`. Tiles with more padding do not use `reload`."""
-_MAX_IDLE_PEELED = 1 / 4
-"""The same for peeled rows."""
-_MAX_RELOAD_ROW_BYTES = 64 << 10
-"""Bytes of a row with `reload`. Two such rows fit in the L1 cache."""
-_MIN_RELOAD_COLS = 64
-"""Columns of inner-dim rows with `reload`. Shorter rows need few registers anyway."""
+from tridal.devices.types import KernelConfig
+from tridal_cuda import tuning
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, limit_rows, next_power_of_2, warps_for
+from tridal_cuda.resources import max_registers_for
 
 
-def whole_row(problem: Problem, device: DeviceProperties) -> KernelConfig | None:
-    """The configuration for whole rows; None if a row is too wide for one tile."""
-    if problem.layout != "inner":
-        return _row_tile(problem, device)
-    cols = next_power_of_2(problem.cols)
-    if cols >= _MIN_RELOAD_COLS and enough_for_inner_reload(problem, device):
-        return _inner_tile_with_reload(problem, device)
-    max_tile = min(max_elements(problem, device), MAX_INNER_ELEMENTS)
-    rows = min(next_power_of_2(problem.inner), max(NEIGHBOUR_ROWS, _NARROW_TILE_ELEMENTS // cols))
-    if problem.aligned or reads_several(problem):
-        rows = limit_rows(rows, cols, max_tile)
-    elif (
-        problem.itemsize > 2
-    ):  # not 16-bit elements: the address of an unaligned element takes as many registers for them
-        max_tile = max_elements(problem, device)
-    if rows * cols > max_tile:
+def fit_whole_row(problem: GpuProblem) -> Fit | None:
+    """Fits a tile of whole rows; None if rows are too wide, or if `cooperative` keeps more bytes in flight."""
+    config = _inner_tile(problem) if problem.layout == "inner" else _row_tile(problem)
+    if config is None:
         return None
-    elements_per_thread = FEW_ELEMENTS_PER_THREAD if reads_several(problem) else MANY_ELEMENTS_PER_THREAD
-    warps = warps_for(rows * cols, elements_per_thread)
-    return KernelConfig("whole_row", rows, cols, warps, exp2_bias=exp2_bias(problem), persistent=False)
+    can_cooperate = problem.layout != "inner" and config.cols > tuning.WIDE_ROW_COLS and problem.accumulator == 4
+    few_rows = problem.rows < tuning.MIN_WAVES * problem.device.cores
+    if can_cooperate and (few_rows or (problem.peel and not config.reload)):
+        return None  # too few programs at any occupancy, so nothing is compiled
+    if config.reload:
+        fitted = _fit_reload(config, problem)
+        busy = fitted.bytes_in_flight > tuning.BYTES_IN_FLIGHT and fitted.resources.spills <= tuning.MAX_SPILL_RELOAD
+    else:
+        fitted = problem.fit(config).with_register_limit(tuning.BYTES_IN_FLIGHT)
+        min_bytes = tuning.MIN_BYTES_IN_FLIGHT if fitted.occupancy > 1 else tuning.BYTES_IN_FLIGHT
+        busy = fitted.bytes_in_flight > min_bytes and problem.rows >= tuning.MIN_WAVES * fitted.resident
+    return fitted if busy or not can_cooperate else None
 
 
-def _row_tile(problem: Problem, device: DeviceProperties) -> KernelConfig | None:
-    """The configuration for the layouts "row" and "strided"."""
-    cols, peel = tile_cols(problem)
-    one_16_bit = problem.itemsize == 2 and not reads_several(problem)
-    full = one_16_bit or reads_several(problem) or peel or cols < (device.warp_size or 32)
-    rows = max(1, (_NARROW_TILE_ELEMENTS if full else _NARROW_TILE_ELEMENTS // 2) // cols)
-    if (
-        peel and rows >= _MIN_PEELED_ROWS // 2
-    ):  # head and tail need as many registers for a narrow row as for a wide one
-        rows = max(_MIN_PEELED_ROWS, rows if one_16_bit else rows // 2)
+def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
+    """Fits whole rows with `reload`: as many programs as fill half of the L1 cache, or fewer if their kernel spills.
+
+    More programs would evict each other's rows from the cache. The register limit also makes the compiler load earlier.
+    """
+    most_programs = cdiv(tuning.RELOAD_BYTES_IN_FLIGHT, problem.bytes_per_tile(config))
+    admitting = (max_registers_for(programs, config, problem.device) for programs in range(1, most_programs + 1))
+    limits = {min(tuning.MAX_REGISTERS, limit) for limit in admitting if limit}
+    # There is no limit if the device's number of registers is not known.
+    tried: list[int | None] = [*sorted(limits)[: tuning.MAX_LIMITS_TRIED]] or [None]
+    # If two tensors are read, one more program is worth a few spilled bytes.
+    max_spill = tuning.MAX_SPILL_RELOAD if problem.reads_several else 0
+    for limit in tried:
+        fitted = problem.fit(replace(config, max_registers=limit))
+        if fitted.resources.spills <= max_spill:
+            break
+    return fitted
+
+
+def _row_tile(problem: GpuProblem) -> KernelConfig | None:
+    """The configuration for the layouts "row" and "strided"; None if a row is too wide for one tile."""
+    cols, peel, several = problem.tile_cols, problem.peel, problem.reads_several
+    one_16_bit = problem.itemsize == 2 and not several
+    full = problem.itemsize == 2 or several or peel or cols < (problem.device.warp_size or 32)
+    rows = max(1, (tuning.NARROW_TILE_ELEMENTS if full else tuning.NARROW_TILE_ELEMENTS // 2) // cols)
+    if peel and rows >= tuning.MIN_PEELED_ROWS // 2:
+        # The head and the tail of a narrow row need as many registers as those of a wide row.
+        rows = max(tuning.MIN_PEELED_ROWS, rows if one_16_bit else rows // 2)
     rows = min(next_power_of_2(problem.inner), rows)
-    reload = _reloads(cols, peel, problem, device)
-    if rows * cols > (half_of_registers(device) if reload else max_elements(problem, device)):
+    reload = _reloads(problem)
+    if rows * cols > (problem.half_of_registers if reload else problem.max_elements):
         return None
-    many = cols > _NARROW_TILE_ELEMENTS and not reads_several(problem)
-    warps = warps_for(rows * cols, MANY_ELEMENTS_PER_THREAD if many else FEW_ELEMENTS_PER_THREAD)
-    if peel and one_16_bit and rows >= _MIN_PEELED_ROWS:
+    many = cols > tuning.NARROW_TILE_ELEMENTS and not several
+    warps = warps_for(rows * cols, tuning.MANY_ELEMENTS_PER_THREAD if many else tuning.FEW_ELEMENTS_PER_THREAD)
+    if peel and one_16_bit and rows >= tuning.MIN_PEELED_ROWS:
         warps = 2
-    config = KernelConfig("whole_row", rows, cols, warps, peel=peel, exp2_bias=exp2_bias(problem), persistent=False)
-    return with_reload(config, problem) if reload else config
+    config = KernelConfig("whole_row", rows, cols, warps, persistent=False)
+    return problem.with_reload(config) if reload else config
 
 
-def _reloads(cols: int, peel: bool, problem: Problem, device: DeviceProperties) -> bool:
-    """Whether whole rows are computed with `reload`, in tiles of `cols` columns.
+def _reloads(problem: GpuProblem) -> bool:
+    """Whether whole rows are computed with `reload`.
 
     If two tensors are read, wide rows of 16-bit elements reload, because a multiprocessor could hold too few of them.
-
-    If one tensor is read, rows reload if they fill most of their tile and if two of them fit in the L1 cache. The tile
-    needs at least `WIDE_ROW_COLS` columns. Half of that is enough if there are many waves. Peeled rows need twice as
-    many columns, and scaled or masked rows four times as many, because the mask is reloaded too.
+    If one tensor is read, wide rows reload that fill most of their tile, if two of them fit in the L1 cache.
     """
-    if problem.layout != "row" or problem.accumulator > 4 or not has_large_l1(device):
+    cols = problem.tile_cols
+    if problem.layout != "row" or problem.accumulator > 4 or not problem.has_large_l1:
         return False
-    if reads_several(problem):
-        return cols > WIDE_ROW_COLS and problem.itemsize == 2
+    if problem.reads_several:
+        return cols > tuning.WIDE_ROW_COLS and problem.itemsize == 2
     if problem.scale_mask:
-        min_cols = 4 * WIDE_ROW_COLS
-    elif peel:
-        min_cols = 2 * WIDE_ROW_COLS
-    elif bytes_per_tensor(problem) > MIN_WAVES * RELOAD_BYTES_IN_FLIGHT * device.cores:
-        min_cols = WIDE_ROW_COLS // 2
+        min_cols = 4 * tuning.WIDE_ROW_COLS  # the mask is reloaded too
+    elif problem.peel:
+        min_cols = 2 * tuning.WIDE_ROW_COLS
+    elif problem.bytes_per_tensor > tuning.MIN_WAVES * tuning.RELOAD_BYTES_IN_FLIGHT * problem.device.cores:
+        min_cols = tuning.WIDE_ROW_COLS // 2  # many waves hide the loads
     else:
-        min_cols = WIDE_ROW_COLS
-    nearly_full = problem.cols > (1 - (_MAX_IDLE_PEELED if peel else _MAX_IDLE)) * cols
-    return cols >= min_cols and nearly_full and cols * problem.itemsize <= _MAX_RELOAD_ROW_BYTES
+        min_cols = tuning.WIDE_ROW_COLS
+    nearly_full = problem.cols > (1 - (tuning.MAX_PADDING_PEELED if problem.peel else tuning.MAX_PADDING)) * cols
+    return cols >= min_cols and nearly_full and cols * problem.itemsize <= tuning.MAX_RELOAD_ROW_BYTES
 
 
-def _inner_tile_with_reload(problem: Problem, device: DeviceProperties) -> KernelConfig | None:
+def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
+    """The configuration for the layout "inner"; None if a row is too long for one tile."""
+    cols, several = problem.tile_cols, problem.reads_several
+    if cols >= tuning.MIN_RELOAD_INNER_COLS and problem.reloads_inner_rows:
+        return _inner_tile_with_reload(problem)
+    max_tile = min(problem.max_elements, tuning.MAX_INNER_ELEMENTS)
+    rows = min(next_power_of_2(problem.inner), max(tuning.INNER_ROWS, tuning.NARROW_TILE_ELEMENTS // cols))
+    if problem.aligned or several:
+        rows = limit_rows(rows, cols, max_tile)
+    elif problem.itemsize > 2:  # 16-bit elements need as many registers for their addresses
+        max_tile = problem.max_elements
+    if rows * cols > max_tile:
+        return None
+    warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD if several else tuning.MANY_ELEMENTS_PER_THREAD)
+    return KernelConfig("whole_row", rows, cols, warps, persistent=False)
+
+
+def _inner_tile_with_reload(problem: GpuProblem) -> KernelConfig | None:
     """The configuration for inner-dim rows with `reload`; None if a tile of full cache lines is too large.
 
     Tiles with half of each cache line waste half of the cache. So they are used only if two tensors are read, which
-    takes two passes instead of three, and only in one of these cases:
-
-    - A tile of full lines is too large.
-    - A tile of full lines leaves no room for a second program, and a second program would help: two of them fit in the
-      cache, or each multiprocessor has few tiles.
+    takes two passes instead of three, and if a tile of full lines is too large or leaves no room for a second program
+    that would help: two of them fit in the cache, or each multiprocessor has few tiles.
     """
-    cols, max_tile = next_power_of_2(problem.cols), half_of_registers(device)
-    rows_per_line = CACHE_LINE // problem.itemsize
+    cols, max_tile = problem.tile_cols, problem.half_of_registers
+    rows_per_line = tuning.CACHE_LINE // problem.itemsize
     rows = min(next_power_of_2(problem.inner), rows_per_line)
-    two_fit = 2 * problem.cols * CACHE_LINE * 2 <= (device.shared_memory or 0)
-    few_tiles = problem.tiles(rows_per_line) < MIN_WAVES * device.cores
+    two_fit = 2 * problem.cols * tuning.CACHE_LINE * 2 <= (problem.device.shared_memory or 0)
+    few_tiles = problem.tiles(rows_per_line) < tuning.MIN_WAVES * problem.device.cores
     max_full_lines = max_tile // 2 if two_fit or few_tiles else max_tile
-    if reads_several(problem) and rows == rows_per_line and rows * cols > max_full_lines:
+    if problem.reads_several and rows == rows_per_line and rows * cols > max_full_lines:
         rows //= 2
     if rows * cols > max_tile:
         return None
-    config = KernelConfig("whole_row", rows, cols, exp2_bias=exp2_bias(problem), persistent=False)
-    return with_reload(config, problem)
+    return problem.with_reload(KernelConfig("whole_row", rows, cols, persistent=False))

@@ -10,8 +10,7 @@ from typing import Any
 
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
 
-LARGEST_TILE = 1 << 20
-"""Elements. Triton allows no larger tensor in a kernel."""
+_LARGEST_TILE = 1 << 20  # elements; Triton allows no larger tensor in a kernel
 
 
 class Interpreter:
@@ -26,7 +25,7 @@ class Interpreter:
         "num_programs": Option(
             default=4,
             expected="a positive integer",
-            accepts=lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
+            accepts=lambda value: type(value) is int and value > 0,
             help="number of programs of a launch; they run one after another",
         )
     }
@@ -43,9 +42,7 @@ class Interpreter:
 
     def properties(self, index: int) -> DeviceProperties:
         """The machine's processor. Programs run one at a time, so nothing limits them."""
-        return DeviceProperties(
-            name=f"Triton interpreter on {platform.machine()}", arch="interpreter", cores=1, core_name="process"
-        )
+        return DeviceProperties(f"Triton interpreter on {platform.machine()}", "interpreter", 1, core_name="process")
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """The only architecture."""
@@ -53,17 +50,14 @@ class Interpreter:
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Plans tiles of as many whole rows as Triton allows, and `column_loop` for rows that are wider than a tile."""
-        cols = _next_power_of_2(problem.cols)
-        if cols > LARGEST_TILE:
-            config = KernelConfig("column_loop", rows=1, cols=LARGEST_TILE)
-        else:
-            rows = min(_next_power_of_2(problem.inner), LARGEST_TILE // cols)
-            config = KernelConfig("whole_row", rows, cols)
-        tiles = problem.tiles(config.rows)
-        programs = min(tiles, options["num_programs"])
+        cols = min(_next_power_of_2(problem.cols), _LARGEST_TILE)
+        rows = min(_next_power_of_2(problem.inner), _LARGEST_TILE // cols)
+        config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
+        tiles, most_programs = problem.tiles(rows), options["num_programs"]
+        programs = min(tiles, most_programs)
         reason = (
-            f"the interpreter's time depends on the number of operations: tiles of {config.rows} x {config.cols}, "
-            f"at most {LARGEST_TILE} elements; {tiles} tiles: {programs} of at most {options['num_programs']} programs"
+            f"the interpreter's time depends on the number of operations: tiles of {rows} x {cols}, "
+            f"at most {_LARGEST_TILE} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
         )
         return LaunchPlan(config, programs, reason)
 

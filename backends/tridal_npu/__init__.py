@@ -9,19 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
-from tridal_npu.architectures import ARCHITECTURES, unified_buffer_of
+from tridal_npu.architectures import ARCHITECTURES, npu_properties
 from tridal_npu.planning import plan
 
-PROGRAM_LIMIT = 65_536
-"""triton-ascend rejects a grid with this many programs or more."""
-
+_PROGRAM_LIMIT = 65_536  # triton-ascend rejects a grid with this many programs or more
 _ALREADY_CURRENT = nullcontext()
-
-
-def _is_num_programs(value: object) -> bool:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return 0 < value < PROGRAM_LIMIT
-    return value == "cores"
 
 
 class Npu:
@@ -35,8 +27,8 @@ class Npu:
     options: Mapping[str, Option] = {
         "num_programs": Option(
             default=32,
-            expected=f"a positive integer below {PROGRAM_LIMIT}, or 'cores' for one program per vector core",
-            accepts=_is_num_programs,
+            expected=f"a positive integer below {_PROGRAM_LIMIT}, or 'cores' for one program per vector core",
+            accepts=lambda value: value == "cores" or (type(value) is int and 0 < value < _PROGRAM_LIMIT),
             help="number of programs of a launch; each loops over its share of the tiles",
         )
     }
@@ -78,24 +70,15 @@ class Npu:
 
     def properties(self, index: int) -> DeviceProperties:
         """Properties of an NPU from torch_npu. The size of the unified buffer is found by the device's name."""
-        from_torch = _torch_npu().get_device_properties(index)
-        return DeviceProperties(
-            name=from_torch.name,
-            arch=from_torch.name.lower(),
-            cores=from_torch.vector_core_num,
-            core_name="vector core",
-            target=("npu", from_torch.name, 0),
-            shared_memory=unified_buffer_of(from_torch.name),
-            l2_cache=from_torch.L2_cache_size,
-            memory=from_torch.total_memory,
-        )
+        npu = _torch_npu().get_device_properties(index)
+        return npu_properties(npu.name.lower(), npu.name, npu.vector_core_num, npu.total_memory, npu.L2_cache_size)
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """One NPU of each kind."""
         return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """See `tridal_npu.planning.plan`. Nothing is compiled."""
+        """See `tridal_npu.planning`. Nothing is compiled."""
         return plan(problem, device, options["num_programs"])
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
