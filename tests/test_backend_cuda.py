@@ -73,7 +73,10 @@ def test_unavailable_names_what_is_missing_without_a_gpu() -> None:
         assert re.search("built without CUDA|sees no CUDA device|ROCm", reason)
 
 
-@pytest.mark.parametrize(("capability", "max_programs"), [((9, 0), 32), ((7, 0), 16), ((11, 0), None)])
+@pytest.mark.parametrize(
+    ("capability", "max_programs"),
+    [((9, 0), 32), ((7, 0), 16), ((8, 6), 16), ((8, 9), 24), ((8, 7), 16), ((11, 0), None)],
+)
 def test_properties_of_a_present_gpu_are_those_of_torch_and_triton(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], max_programs: int | None
 ) -> None:

@@ -35,21 +35,29 @@ ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
 
 @functools.cache
 def present_gpu(index: int) -> DeviceProperties:
-    """Properties of a GPU from Triton's driver and from torch. `max_programs` is from `ARCHITECTURES`."""
+    """Properties of a GPU from Triton's driver and from torch.
+
+    `max_programs` is from `ARCHITECTURES`: that of the capability or, if it is not listed, the smallest of its major
+    version, because cooperative programs have to be resident.
+    """
     import torch
     from triton.runtime import driver
 
     from_torch = torch.cuda.get_device_properties(index)
     from_triton = driver.active.utils.get_device_properties(index)
-    same_major = (gpu.max_programs for gpu in _GPUS if gpu.arch[:-1] == f"sm_{from_torch.major}")
+    capability = 10 * from_torch.major + from_torch.minor
+    arch, major = f"sm_{capability}", f"sm_{from_torch.major}"
+    limits = [gpu.max_programs or 0 for gpu in _GPUS if gpu.arch == arch] or [
+        gpu.max_programs or 0 for gpu in _GPUS if gpu.arch[:-1] == major
+    ]
     return _gpu(
-        10 * from_torch.major + from_torch.minor,
+        capability,
         from_torch.name,
         from_triton["multiprocessor_count"],
         from_triton["max_num_regs"],
         from_triton["max_shared_mem"],
         from_torch.max_threads_per_multi_processor,
-        next(same_major, None),
+        min(limits, default=None),
         from_torch.L2_cache_size,
         from_torch.total_memory,
     )
