@@ -238,3 +238,12 @@ def test_run_module_overrides_in_programs_without_tridal(backend: Any, tmp_path:
     done = run_python("-m", "tridal.run")
     assert done.returncode == 2
     assert "usage: python -m tridal.run" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(sys.flags, "safe_path"), reason="Python 3.10 has no safe path")
+def test_run_module_keeps_the_search_path_of_a_safe_path(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.path)")
+    expected = run_python("program.py", cwd=tmp_path, PYTHONSAFEPATH="1").stdout
+    for how in (("-m", "tridal.run", "program.py"), ("-P", "-m", "tridal.run", str(tmp_path / "program.py"))):
+        done = run_python(*how, cwd=tmp_path, PYTHONSAFEPATH="1")
+        assert done.stdout == expected, done.stderr

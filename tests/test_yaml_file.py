@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tridal.devices.settings import Settings, read_file, reload
-from tridal.devices.yaml_file import parse_scalar
+from tridal.devices.yaml_file import parse_scalar, read
 from tridal.errors import SettingsError, TridalError
 
 no_deadline = settings(deadline=None)  # these tests write files, which can be slow
@@ -121,6 +121,8 @@ def test_parse_scalar_gives_the_value_that_yaml_wrote(value):
         ("device: !!python/object:os.system x\n", ["bad.yaml:1", "not valid YAML", "python/object"]),
         ("\n? {a: b}\n: c\n", ["bad.yaml:2", "expected a name as the key", "found a mapping"]),
         ("backends: {npu: {when: 2020-99-99}}\n", ["bad.yaml:1", "not a valid value", "month"]),
+        ("\ndevice: !!bool maybe\n", ["bad.yaml:2", "not a valid value", "maybe"]),
+        ("backends: {npu: {when: !!timestamp foo}}\n", ["bad.yaml:1", "not a valid value"]),
         ("fallback: torch\ndevice: \0\n", ["bad.yaml:2", "not allowed in YAML"]),
         (b"fallback: torch\ndevice: \xff\n", ["bad.yaml:2", "not UTF-8"]),
         ("[" * 5000, ["bad.yaml", "nested too deeply"]),
@@ -131,6 +133,19 @@ def test_wrong_file_gives_file_line_key_expected_and_found(folder, text, expecte
         read_file(write_file(folder / "bad.yaml", text))
     for part in expected:
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("tag", ["bool", "int", "float", "timestamp", "binary", "set", "omap", "pairs", "merge", "x"])
+@pytest.mark.parametrize("value", ["maybe", "1", "''", "[1]", "{a: 1}"])
+def test_value_with_any_tag_is_read_or_raises_settings_error_with_its_line(folder, tag, value):
+    path = write_file(folder / "tagged.yaml", f"fallback: torch\ndevice: !!{tag} {value}\n")
+    message = None
+    try:
+        data, _ = read(path, 1)
+    except SettingsError as error:
+        message = str(error)
+    assert "tagged.yaml:2" in message if message else data["fallback"] == "torch"
+    parse_scalar(f"!!{tag} {value}")
 
 
 def test_folder_and_link_to_itself_cannot_be_read(folder):

@@ -22,11 +22,11 @@ def main() -> None:
         raise SystemExit(2)
     sys.argv = program
     tridal.override_torch()
+    if not getattr(sys.flags, "safe_path", False):  # with `python -P`, the first entry is not that of a program
+        sys.path[0] = str(Path.cwd() if is_module else Path(program[0]).resolve().parent)
     if is_module:
-        sys.path[0] = str(Path.cwd())
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(program[0]).resolve().parent)
         runpy.run_path(program[0], run_name="__main__")
 
 

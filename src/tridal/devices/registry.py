@@ -5,12 +5,12 @@ Backends come from installed plugins or from `register`. Importing this module l
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from tridal.devices import plugins
 from tridal.devices.entry_points import describe_error
+from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO
 from tridal.devices.plugins import Registered as Registered
 from tridal.devices.settings import Settings, current, describe_value, nearest_variable, parse_device, variable
@@ -22,7 +22,6 @@ HOST = "cpu"
 TORCH_ONLY = (HOST, "meta")
 """Device types that every torch build has. They are valid without a backend."""
 
-_lock = threading.RLock()
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
 _serving_cache: dict[tuple[str, Settings], Backend | None] = {}
@@ -34,7 +33,7 @@ def registered() -> tuple[Registered, ...]:
     global _entries, _discovering
     if _entries is not None:
         return _entries
-    with _lock:
+    with LOCK:
         if _discovering:
             raise PluginError("a plugin called the registry while it was being imported; call it after the import")
         if _entries is None:
@@ -108,7 +107,7 @@ def serving(device_type: str, settings: Settings | None = None, known_types: Con
         SettingsError: as in `check_backends`.
     """
     key = device_type, settings or current()
-    with _lock:
+    with LOCK:
         if key not in _serving_cache:
             if len(_serving_cache) >= 256:
                 _serving_cache.clear()
@@ -162,7 +161,7 @@ def register(backend: Backend) -> None:
     Raises PluginError if it does not follow the protocol `Backend`, or if its name is already in use.
     """
     name = str(getattr(backend, "name", None))
-    with _lock:
+    with LOCK:
         owner = _find(name)
         problem = f"{owner.origin} already uses this name" if owner else plugins.find_problem(backend, name)
         if problem:
@@ -173,7 +172,7 @@ def register(backend: Backend) -> None:
 
 def unregister(name: str) -> None:
     """Removes a backend that `register` added. Raises UnknownDeviceError if there is none with this name."""
-    with _lock:
+    with LOCK:
         in_code = {entry.name: entry for entry in registered() if entry.origin == IN_CODE}
         if name not in in_code:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
@@ -187,7 +186,7 @@ def clear() -> None:
 
 def _replace_entries(entries: Iterable[Registered] | None) -> None:
     global _entries
-    with _lock:
+    with LOCK:
         _entries = None if entries is None else tuple(entries)
         invalidate()
 

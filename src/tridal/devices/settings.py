@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tridal.devices import yaml_file
+from tridal.devices.lock import LOCK
 from tridal.devices.types import Option
 from tridal.devices.yaml_file import KeyPath
 from tridal.errors import SettingsError, UnknownDeviceError, nearest
@@ -77,7 +77,6 @@ _DEFAULTS = Settings(
     sources=MappingProxyType(dict.fromkeys(FIELDS, DEFAULT)),
 )
 _base: Settings | None = None  # from defaults, file and environment; None until the first use
-_lock = threading.RLock()
 _context: ContextVar[Settings | None] = ContextVar("tridal_settings", default=None)  # set inside a `use` block
 _overlays: dict[tuple[Settings, str], Settings] = {}
 
@@ -91,7 +90,7 @@ def current() -> Settings:
 
 
 def _load_once() -> Settings:
-    with _lock:
+    with LOCK:
         return _base or reload()
 
 
@@ -101,7 +100,7 @@ def reload() -> Settings:
     Raises SettingsError if the environment or the file has a wrong setting.
     """
     global _base
-    with _lock:
+    with LOCK:
         _base = None
         _overlays.clear()
         path = config_file()
@@ -155,7 +154,7 @@ def use(
 def _overlaid(layer: _Layer) -> Iterator[Settings]:
     # Equal `use` blocks share one object. Caches with settings as keys then hit, and do not grow in a loop.
     key = (current(), repr(sorted(layer.items())))
-    with _lock:
+    with LOCK:
         if key not in _overlays:
             if len(_overlays) >= 64:
                 _overlays.clear()

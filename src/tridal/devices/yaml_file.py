@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import yaml
 
 KeyPath: TypeAlias = tuple[str, ...]
+_VALUE_ERRORS = (ValueError, OverflowError, TypeError, LookupError, AttributeError)
+"""What PyYAML raises for values such as the date 2020-99-99, `!!bool maybe` and `!!timestamp foo`."""
 
 
 def read(path: Path, depth: int) -> tuple[object, dict[KeyPath, int]]:
@@ -55,7 +57,7 @@ def _construct(node: yaml.Node, keys: KeyPath, depth: int, path: Path, lines: di
     if depth == 0 or not isinstance(node, yaml.MappingNode):
         try:
             return yaml.constructor.SafeConstructor().construct_object(node, deep=True)
-        except (ValueError, OverflowError, TypeError) as error:  # for example, the date 2020-99-99
+        except _VALUE_ERRORS as error:
             raise SettingsError(f"{path}:{node.start_mark.line + 1}: not a valid value: {error}") from None
     data: dict[str, object] = {}
     for key, value in node.value:
@@ -79,5 +81,5 @@ def parse_scalar(text: str) -> object:
         node = yaml.compose(text, yaml.SafeLoader)
         is_scalar = isinstance(node, yaml.ScalarNode)
         return yaml.constructor.SafeConstructor().construct_object(node) if is_scalar else text
-    except (yaml.YAMLError, ValueError, OverflowError):
+    except (yaml.YAMLError, *_VALUE_ERRORS):
         return text

@@ -7,12 +7,12 @@ Entry points are loaded on first need, not on import.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tridal.devices.entry_points import entry_points, load
+from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.log_softmax import LOG_SOFTMAX
@@ -25,7 +25,6 @@ BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
-_lock = threading.RLock()
 _entries: tuple[RegisteredOp, ...] | None = None
 
 
@@ -42,7 +41,7 @@ class RegisteredOp:
 def registered() -> tuple[RegisteredOp, ...]:
     """All ops, those that cannot be used included. The built-in ops come first."""
     global _entries
-    with _lock:
+    with LOCK:
         _entries = _entries or _discover()
     return _entries
 

@@ -9,19 +9,16 @@ import contextlib
 import functools
 import importlib
 import sys
-import threading
 from types import ModuleType
 from typing import Any
 
+from tridal.devices.lock import LOCK
 from tridal.devices.types import Backend, Resources
 from tridal.errors import PluginError
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
 from tridal.runtime.op_functions import adapters, fingerprint
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import ALIGNMENT, Specialization
-
-LOCK = threading.RLock()
-"""Triton's import, compiler and interpreter are not thread-safe."""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from tridal.devices.lock import LOCK
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.errors import PlanError
 from tridal.runtime import compiler
@@ -60,7 +61,7 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
 def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
     assert device.target is not None
     specialization = call.specialize(launch_plan.config)
-    with compiler.LOCK:
+    with LOCK:
         triton = compiler.import_triton()
         driver = triton.runtime.driver.active
         loaded = _load(specialization, device.target, driver.get_current_device())
@@ -99,7 +100,7 @@ def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceP
     if launch_plan.config.programs_per_row > 1:
         raise PlanError("the interpreter runs programs one after another, so it cannot run a cooperative plan")
     specialization = call.specialize(launch_plan.config)
-    with compiler.LOCK:
+    with LOCK:
         triton = compiler.import_triton()
         kernel = interpreted(compiler.entry(specialization.entry))
         constants = compiler.constants_of(specialization, triton, interpret=True)
@@ -111,7 +112,7 @@ def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceP
     def launch(stream: int, *tensors: Any) -> None:
         import numpy
 
-        with compiler.LOCK, interpreting(triton), numpy.errstate(all="ignore"):
+        with LOCK, interpreting(triton), numpy.errstate(all="ignore"):
             run(**dict(zip(names, tensors, strict=True)), **values)
 
     return launch

@@ -8,6 +8,7 @@ graph may be replayed on any stream.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -28,7 +29,23 @@ def with_workspace(launch: Callable[..., None], length: int, device: torch.devic
         else:
             workspace = _by_stream.get((device, stream))  # type: ignore[assignment]
             if workspace is None or len(workspace) < length:
-                workspace = _by_stream[device, stream] = torch.zeros(2 * length, dtype=torch.int64, device=device)
+                workspace = _by_stream[device, stream] = _lasting_zeros(2 * length, device)
         launch(stream, *tensors, workspace)
 
     return launch_with_workspace
+
+
+def _lasting_zeros(length: int, device: torch.device) -> torch.Tensor:
+    """Zeros for all further launches on a stream.
+
+    A thread of its own allocates them. When torch.compile warms up a CUDA graph, allocations of the calling thread and
+    stream go to the memory pool of the graph, and no tensor of that pool may outlive the call.
+    """
+
+    def allocate() -> torch.Tensor:
+        zeros = torch.zeros(length, dtype=torch.int64, device=device)
+        torch.get_device_module(device.type).synchronize(device)  # also for launches that still use a shorter one
+        return zeros
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(allocate).result()

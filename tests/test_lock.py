@@ -1,0 +1,70 @@
+"""The lock: a forked child can compute while a thread of its parent interprets, compiles or loads plugins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from tridal.devices.lock import LOCK
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system cannot fork")
+
+
+def test_a_fork_waits_until_another_thread_releases_the_lock() -> None:
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOCK:
+            held.set()
+            release.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    threading.Timer(0.2, release.set).start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if LOCK.acquire(timeout=10) else 1)
+    assert release.is_set(), "the fork waited"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join(10)
+    assert LOCK.acquire(timeout=10)
+    LOCK.release()
+
+
+def test_forked_children_compute_while_a_thread_interprets() -> None:
+    pytest.importorskip("triton")
+    program = """
+        import os, threading, torch, tridal
+        torch.set_num_threads(1)
+        x = torch.randn(5, 37)
+        with tridal.use(device="interpreter"):
+            expected = tridal.softmax(x)
+            stop = threading.Event()
+
+            def interpret():
+                while not stop.is_set():
+                    tridal.softmax(x)
+
+            thread = threading.Thread(target=interpret)
+            thread.start()
+            children = []
+            for width in range(30, 38):
+                child = os.fork()
+                if child == 0:
+                    part = x[:, :width]
+                    os._exit(0 if torch.allclose(tridal.softmax(part), torch.softmax(part, -1)) else 1)
+                children.append(child)
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            stop.set()
+            thread.join()
+            print(codes, torch.equal(tridal.softmax(x), expected))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n")[0] == f"{[0] * 8} True"
