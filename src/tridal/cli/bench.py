@@ -6,6 +6,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tridal.cli.bench_options import BenchOptions
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from tridal.benchmarks.providers import Provider
+    from tridal.benchmarks.results import Row
     from tridal.benchmarks.workloads import Workload
-    from tridal.devices.types import Backend
 
 
 def bench(**values: Any) -> None:
@@ -26,22 +27,22 @@ def bench(**values: Any) -> None:
 
     The results are written to a folder, as tables, CSV, JSON and plots.
     """
-    from tridal.benchmarks import results
-    from tridal.benchmarks.measuring import is_accelerator
+    import torch
+
+    from tridal.benchmarks import measuring, results
+    from tridal.pytorch.devices import TORCH_TYPES
 
     options = BenchOptions(**values)
     if options.source is not None:
         report_results(results.load(options.source), options.output, options.as_json)
         return
-    device, backend = _resolve_device(options.device)
-    accelerated = is_accelerator(device)
+    backend, name = registry.resolve(options.device or settings.current().device, TORCH_TYPES)
+    device = torch.device(name)
+    accelerated = measuring.is_accelerator(device)
     workloads, providers = options.make_workloads(accelerated), options.select_providers(accelerated)
     with _sigterm_as_interrupt(), settings.use(device=options.device) if options.device else nullcontext():
-        host_rows = _measure_host_time(providers, device, options.op) if options.host else []
-
-        def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
-            return results.document(device, backend, providers, rows, host_rows)
-
+        host_rows = list(measuring.measure_host_times(providers, device, options.op)) if options.host else []
+        document = partial(results.document, device, backend, providers, host_rows)
         rows = _measure(workloads, providers, device, lambda rows: results.save_partial(document(rows), options.output))
         report_results(document(rows), options.output, options.as_json)
 
@@ -50,38 +51,27 @@ def bench(**values: Any) -> None:
 bench.__signature__ = inspect.signature(BenchOptions, eval_str=True)  # type: ignore[attr-defined]
 
 
-def _resolve_device(name: str | None) -> tuple[torch.device, Backend | None]:
-    import torch
-
-    from tridal.pytorch.devices import TORCH_TYPES
-
-    backend, device = registry.resolve(name or settings.current().device, TORCH_TYPES)
-    return torch.device(device), backend
-
-
 def _measure(
     workloads: Sequence[Workload],
     providers: Sequence[Provider],
     device: torch.device,
-    save_partial: Callable[[list[dict[str, Any]]], None],
-) -> list[dict[str, Any]]:
+    save_partial: Callable[[list[Row]], None],
+) -> list[Row]:
     """Measures every provider on every workload, and shows a progress bar.
 
     Calls `save_partial` with all rows after each workload, in case the process is killed. After a KeyboardInterrupt,
     returns the rows measured so far.
     """
-    from tridal.benchmarks.measuring import measure
-    from tridal.benchmarks.results import row
+    from tridal.benchmarks import measuring
 
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with progress_bar() as progress:
         task = progress.add_task("", total=len(workloads) * (len(providers) + 1))
         try:
             for workload in workloads:
-                description = f"{workload.label} {workload.dtype} {workload.direction}"
-                progress.update(task, description=description)
-                for measurement in measure(workload, providers, device):
-                    rows.append(row(measurement))
+                progress.update(task, description=f"{workload.label} {workload.dtype} {workload.direction}")
+                for row in measuring.measure(workload, providers, device):
+                    rows.append(row)
                     progress.advance(task)
                 save_partial(rows)
         except KeyboardInterrupt:
@@ -105,19 +95,3 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _measure_host_time(providers: Sequence[Provider], device: torch.device, op: str) -> list[dict[str, Any]]:
-    """Returns one row for each provider, without and with gradient. A row without a time has the error instead."""
-    from tridal.benchmarks.measuring import describe_error, measure_host_time
-    from tridal.benchmarks.results import host_row
-
-    rows = []
-    for provider in providers:
-        for grad in (False, True):
-            try:
-                timing, skipped = measure_host_time(provider, device, op, grad), None
-            except Exception as error:
-                timing, skipped = None, describe_error(error)
-            rows.append(host_row(provider.name, grad, timing, skipped))
-    return rows
