@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
-from tridal.benchmarks import measuring, report, workloads
+from tridal.benchmarks import measuring, plots, report, workloads
 from tridal.benchmarks.measuring import Timing, make_row
 from tridal.benchmarks.providers import COPY, PROVIDERS, Function, Provider
 from tridal.benchmarks.results import Row
@@ -233,7 +233,31 @@ def test_current_device_context_has_no_effect_for_a_cpu() -> None:
         assert not measuring.is_accelerator(CPU)
 
 
-def test_error_description_is_one_short_line() -> None:
-    assert measuring.describe_error(ValueError("first\nsecond")) == "ValueError: first"
-    assert measuring.describe_error(ValueError()) == "ValueError: no message"
-    assert len(measuring.describe_error(ValueError("x" * 999))) < 220
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError(), "ValueError: no message"),
+        (ValueError("x" * 999), f"ValueError: {'x' * 200}"),
+    ],
+)
+def test_reason_for_skipping_a_provider_is_one_short_line(error: Exception, expected: str) -> None:
+    def fail(op: RowOp, dim: int) -> Function:
+        raise error
+
+    workload = Workload("grid", "softmax", "forward", "float32", (2, 3))
+    (_, row) = measuring.measure(workload, [Provider("failing", fail)], CPU)
+    assert row["skipped"] == expected
+    for row in measuring.measure_host_times([Provider("failing", fail)], CPU, "softmax"):
+        assert (row["us"], row["skipped"]) == (None, expected)
+
+
+def test_overview_shows_mean_and_worst_share_and_number_of_measured_workloads() -> None:
+    pytest.importorskip("matplotlib")
+    workloads = make_workloads([SHAPE_CLASSES["small"]], "softmax", ["forward"], ["float32"])[:3]
+    rows = [result_row("torch", share, workload) for share, workload in zip((0.5, 0.8, 1), workloads, strict=True)]
+    rows[2] |= {"ms": None, "share_of_copy": None, "gbps": None}
+    rows += [{**row, "provider": "naive", "ms": None, "share_of_copy": None, "gbps": None} for row in rows]
+    machine = {"name": "A GPU", "device": "x:0", "torch": "2"}
+    figure = dict(plots.draw({"measurements": rows, "host": [], "machine": machine}))["overview"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.63", "0.50 2/3", "none"]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from tridal.benchmarks.providers import COPY, Function, Provider
 from tridal.benchmarks.results import Row
@@ -19,7 +20,6 @@ from tridal.ops import table
 from tridal.testing import checking
 from tridal.testing.tolerance import UNIT
 
-_LOW, _HIGH = 0.2, 0.8
 _FILLER_BYTES, _HOST_TIME_CALLS = 256 << 20, 5
 _HOST_LEAD = 2  # the accelerator stays busy for this multiple of the host time of a call
 _CPU_SECONDS, _CPU_CALLS = 0.05, 7  # minimum duration and number of calls of a measurement on a CPU
@@ -47,8 +47,7 @@ def is_accelerator(device: torch.device) -> bool:
 def timer(device: torch.device) -> Timer:
     """Returns a function that times calls of a function without arguments on the device.
 
-    On an accelerator it flushes the L2 cache before each call, and keeps the device busy until the host has enqueued
-    the call. The result then excludes host time.
+    On an accelerator, it flushes the L2 cache before each call, and the time excludes waiting for the host.
     """
     return partial(_time_on_accelerator, device) if is_accelerator(device) else _time_on_cpu
 
@@ -61,7 +60,7 @@ def _time_on_accelerator(device: torch.device, function: Callable[[], Any]) -> T
     _, filler_seconds = _host_and_device_seconds(filler.zero_)
     fill_count = int(_HOST_LEAD * host_seconds / filler_seconds)
     hook = _BeforeCall(lambda: [filler.zero_() for _ in range(fill_count)])
-    return Timing(*do_bench(function, quantiles=[0.5, _LOW, _HIGH], grad_to_none=[hook]))
+    return Timing(*do_bench(function, quantiles=[0.5, 0.2, 0.8], grad_to_none=[hook]))
 
 
 def _host_and_device_seconds(function: Callable[[], Any]) -> tuple[float, float]:
@@ -77,10 +76,10 @@ def _host_and_device_seconds(function: Callable[[], Any]) -> tuple[float, float]
 
 
 class _BeforeCall:
-    """Passes for a tensor in do_bench's `grad_to_none`, and enqueues work whenever do_bench resets its gradient.
+    """Passes for a tensor in do_bench's `grad_to_none`, and enqueues work when do_bench resets its gradient.
 
-    do_bench does that before each call. Without the extra work, a fast device finishes the cache flush before the host
-    has enqueued the call. The measured time then includes the device's wait for the host.
+    do_bench does that before each call. Without this work, a fast device finishes the cache flush before the host has
+    enqueued the call, and the measured time includes the device's wait for the host.
     """
 
     def __init__(self, enqueue: Callable[[], Any]) -> None:
@@ -113,10 +112,7 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def measure(workload: Workload, providers: Sequence[Provider], device: torch.device) -> Iterator[Row]:
-    """Measures `copy_` and then every provider on one workload.
-
-    An exception of a provider does not propagate. It becomes the reason why the provider was skipped.
-    """
+    """Measures `copy_` and then every provider on one workload. A provider that raises an exception is skipped."""
     time_call = timer(device)
     with current_device(device):
         x, grad = make_inputs(workload, device)
@@ -128,10 +124,10 @@ def measure(workload: Workload, providers: Sequence[Provider], device: torch.dev
 
 
 def make_row(workload: Workload, provider: str, copy: Timing, timing: Timing | None, skipped: str | None = None) -> Row:
-    """Returns a measurement as plain data. If it was skipped, `timing` is None and `skipped` is the reason.
+    """Returns a measurement as plain data, with times in milliseconds and rates in GB/s of useful traffic.
 
-    Times are in milliseconds. Rates are in GB/s of useful traffic. `copy` is the timing of `y.copy_(x)` on contiguous
-    tensors of the same shape, in the same run; the share of copy is the rate divided by the rate of this copy.
+    `copy` is the timing of `y.copy_(x)` on contiguous tensors of the same shape, in the same run. For a provider that
+    was skipped, `timing` is None and `skipped` is the reason.
     """
     traffic = workload.copy_bytes if provider == COPY else workload.useful_bytes
     rate = traffic / timing.median * 1e-6 if timing else None
@@ -157,20 +153,15 @@ def _columns(unit: str, timing: Timing | None) -> Row:
 
 
 def _attempt(measure: Callable[..., Timing], *arguments: Any) -> tuple[Timing | None, str | None]:
-    """Returns the timing of measure(*arguments) and None, or None and the exception in words."""
+    """Returns the timing of measure(*arguments) and None, or None and one line about the exception."""
     try:
         return measure(*arguments), None
     except Exception as error:
-        return None, describe_error(error)
+        first_line, *_ = str(error).strip().splitlines() or ["no message"]
+        return None, f"{type(error).__name__}: {first_line[:200]}"
 
 
-def describe_error(error: Exception) -> str:
-    """Returns an exception's type and the first line of its message, at most 200 characters of it."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {lines[0][:200]}"
-
-
-def make_inputs(workload: Workload, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def make_inputs(workload: Workload, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns a random input and a contiguous random gradient of its shape."""
     dtype, shape = getattr(torch, workload.dtype), workload.shape
     allocated = (*shape[:-1], workload.cols + 4) if workload.is_slice else shape
@@ -179,7 +170,7 @@ def make_inputs(workload: Workload, device: torch.device) -> tuple[torch.Tensor,
     return (x[..., 1 : 1 + workload.cols] if workload.is_slice else x), grad
 
 
-def _measure(workload: Workload, provider: Provider, x: torch.Tensor, grad: torch.Tensor, time_call: Timer) -> Timing:
+def _measure(workload: Workload, provider: Provider, x: Tensor, grad: Tensor, time_call: Timer) -> Timing:
     with (
         torch.set_grad_enabled(workload.direction == "backward"),
         # Run backward in this thread: waking torch's own thread can take longer than the cache flush.
@@ -192,9 +183,7 @@ def _measure(workload: Workload, provider: Provider, x: torch.Tensor, grad: torc
         return time_call(call)
 
 
-def _make_call(
-    workload: Workload, function: Function, x: torch.Tensor, grad: torch.Tensor
-) -> Callable[[], torch.Tensor]:
+def _make_call(workload: Workload, function: Function, x: Tensor, grad: Tensor) -> Callable[[], Tensor]:
     if workload.direction == "forward":
         return lambda: function(x)
     leaf = x.detach().requires_grad_()
@@ -202,11 +191,8 @@ def _make_call(
     return lambda: torch.autograd.grad(y, leaf, grad, retain_graph=True)[0]
 
 
-def _excessive_error(workload: Workload, result: torch.Tensor, x: torch.Tensor, grad: torch.Tensor) -> float | None:
-    """Returns the largest error relative to the largest value, or None if rounding explains it.
-
-    Torch's own function, or the op's reference without one, computes the exact result in at least float32.
-    """
+def _excessive_error(workload: Workload, result: Tensor, x: Tensor, grad: Tensor) -> float | None:
+    """Returns the largest error relative to the largest value, or None if rounding explains it."""
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     reference = partial(checking.reference, table.op_named(workload.op), dim=workload.dim)
     exact = _make_call(workload, reference, wide, grad.to(wide.dtype))()

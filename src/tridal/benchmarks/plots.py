@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +15,18 @@ from tridal.benchmarks.workloads import SHAPE_CLASSES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_STYLES = defaultdict(
-    lambda: ("#57606a", "."),
-    {
-        OURS: ("#d1242f", "o"),
-        "torch": ("#1f4e8c", "s"),
-        "torch.compile": ("#1a9a6c", "^"),
-        "Liger-Kernel": ("#8250c4", "D"),
-        "FlagGems": ("#e08a00", "v"),
-        "quack": ("#2aa3cf", "P"),
-        "naive": ("#8c959f", "x"),
-        "torch.jit.script": ("#b08968", "+"),
-    },
-)
-"""Colour and marker of each provider, the same in every picture."""
+_STYLES: Mapping[str, Mapping[str, Any]] = {
+    COPY: {"color": "#24292f", "ls": (0, (1, 2)), "lw": 1, "alpha": 1, "marker": None},
+    OURS: {"color": "#d1242f", "marker": "o", "lw": 2.4, "alpha": 1, "zorder": 3},
+    "torch": {"color": "#1f4e8c", "marker": "s"},
+    "torch.compile": {"color": "#1a9a6c", "marker": "^"},
+    "Liger-Kernel": {"color": "#8250c4", "marker": "D"},
+    "FlagGems": {"color": "#e08a00", "marker": "v"},
+    "quack": {"color": "#2aa3cf", "marker": "P"},
+    "naive": {"color": "#8c959f", "marker": "x"},
+    "torch.jit.script": {"color": "#b08968", "marker": "+"},
+}
+"""Line styles by provider, the same in every picture."""
 _AIM = f"aim for {OURS}"
 _DOTTED, _DASHED = (0, (1, 2)), (0, (4, 3))
 _INK, _FAINT = "#24292f", "#d0d7de"
@@ -87,11 +84,11 @@ def _draw_grid(rows: Rows, caption: str) -> Figure:
             _plot_line(axis, name, cols, [row["gbps"] for row in line])
             if name != COPY:
                 band = [[row["gbps"] * row["ms"] / row[key] for row in line] for key in ("ms_80", "ms_20")]
-                axis.fill_between(cols, *band, color=_STYLES[name][0], alpha=0.12, lw=0)
+                axis.fill_between(cols, *band, color=_style(name)["color"], alpha=0.12, lw=0)
         axis.set(title=direction, xlabel="N, columns", ylim=(0, None))
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes[0].set_ylabel("useful traffic, GB/s")
-    _add_legend(axes, names, axes[-1])
+    _add_legend(axes, names)
     return figure
 
 
@@ -111,13 +108,13 @@ def _draw_classes(rows: Rows, caption: str) -> Figure:
         axis.axhline(1, color=_INK, lw=0.9, ls=_DOTTED, label=COPY)
         aim = shape_class.aims.get(rows[0]["direction"], 1)
         if aim != 1:
-            axis.axhline(aim, color=_STYLES[OURS][0], lw=0.8, ls=_DASHED, alpha=0.7, label=_AIM)
+            axis.axhline(aim, color=_style(OURS)["color"], lw=0.8, ls=_DASHED, alpha=0.7, label=_AIM)
         axis.set(title=shape_class.title, xlim=(-0.4, len(shapes) - 0.6), ylabel="share of copy")
         axis.set_ylim(0, max(1.15, 1.05 * axis.dataLim.ymax))
         axis.set_xticks(range(len(shapes)), _tick_labels(shapes), rotation=35, ha="right", fontsize=8)
-    for axis in axes[len(classes) :]:
-        axis.set_axis_off()
-    _add_legend(axes, [*names, COPY, _AIM], axes[-1], is_empty=len(classes) < len(axes))
+    if len(classes) < len(axes):
+        axes[-1].set_axis_off()
+    _add_legend(axes, [*names, COPY, _AIM], is_last_empty=len(classes) < len(axes))
     return figure
 
 
@@ -179,7 +176,7 @@ def _draw_host_times(rows: Rows, caption: str) -> Figure:
     for axis, title, grad in zip(axes, ("without gradient", "with gradient"), (False, True), strict=True):
         chosen = sorted((row for row in select(rows, grad=grad) if row["us"]), key=lambda row: -row["us"])
         names = [row["provider"] for row in chosen]
-        colours = [_STYLES[name][0] for name in names]
+        colours = [_style(name)["color"] for name in names]
         bars = axis.barh(names, [row["us"] for row in chosen], color=colours, height=0.65)
         axis.bar_label(bars, fmt="%.1f", padding=4, fontsize=9)
         axis.set(title=title, xlabel="microseconds")
@@ -200,18 +197,20 @@ def _make_figure(
     return figure, list(figure.subplots(down, across, squeeze=False).flat)
 
 
+def _style(name: str) -> dict[str, Any]:
+    other = {"color": "#57606a", "marker": ".", "lw": 1.4, "alpha": 0.9, "zorder": 2, "markersize": 4.5}
+    return {**other, **_STYLES.get(name, {}), "label": name}
+
+
 def _plot_line(axis: Any, name: str, x: Sequence[float], y: Sequence[float]) -> None:
-    if name == COPY:
-        axis.plot(x, y, color=_INK, lw=1, ls=_DOTTED, label=name)
-        return
-    colour, marker = _STYLES[name]
-    emphasis = {"lw": 2.4, "alpha": 1, "zorder": 3} if name == OURS else {"lw": 1.4, "alpha": 0.9, "zorder": 2}
-    axis.plot(x, y, color=colour, marker=marker if len(x) <= 20 else None, markersize=4.5, label=name, **emphasis)
+    (line,) = axis.plot(x, y, **_style(name))
+    if len(x) > 20:
+        line.set_marker("None")
 
 
-def _add_legend(axes: Sequence[Any], names: Sequence[str], where: Any, is_empty: bool = False) -> None:
-    """Adds one legend for all panels: in the panel `where` if it is empty, else to its right."""
+def _add_legend(axes: Sequence[Any], names: Sequence[str], is_last_empty: bool = False) -> None:
+    """Adds one legend for all panels: in the last one if it is empty, else to its right."""
     handles = {handle.get_label(): handle for axis in axes for handle in axis.get_lines()}
     found = [name for name in names if name in handles]
-    position = {"loc": "center"} if is_empty else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
-    where.legend([handles[name] for name in found], found, **position)
+    position = {"loc": "center"} if is_last_empty else {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    axes[-1].legend([handles[name] for name in found], found, **position)

@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
@@ -24,7 +25,7 @@ from tridal.testing.implementation import public_function
 COPY, OURS = "copy", "tridal"
 """Names in the results: of `y.copy_(x)`, whose time is the floor for every provider, and of tridal."""
 
-Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,12 @@ class Provider:
     """An implementation of one or more ops."""
 
     name: str
-    function: Callable[[RowOp, int], Function]
-    """function(op, dim) returns a function of one tensor, or raises an error, for example without this op."""
-    package: str | None = None
-    """Import name of the package that it needs; None if it needs none beyond tridal's own dependencies."""
-    distribution: str | None = None
-    """Name of the distribution that has the version to report; None for torch's version."""
-    on_cpu: bool = True
-    """Whether a run on a CPU includes it by default."""
-    includes: Callable[[RowOp], bool] = lambda op: True
-    """includes(op): whether a run with this op includes it by default."""
-    context: Callable[[RowOp], AbstractContextManager[object]] = lambda op: nullcontext()
-    """context(op) is active while the function is used."""
+    function: Callable[[RowOp, int], Function]  # from op and dim; raises an error if it supports only others
+    package: str | None = None  # import name of a package that it needs beyond tridal's own dependencies
+    distribution: str | None = None  # name of the distribution with the version to report; None for torch
+    on_cpu: bool = True  # whether a run on a CPU includes it by default
+    includes: Callable[[RowOp], bool] = lambda op: True  # whether a run with this op includes it by default
+    context: Callable[[RowOp], AbstractContextManager[object]] = lambda op: nullcontext()  # active during calls
 
     @property
     def missing(self) -> str | None:
@@ -53,12 +48,7 @@ class Provider:
 
     @contextmanager
     def using(self, op: str, dim: int) -> Iterator[Function]:
-        """Yields the function for the op with this name. It is valid inside this context.
-
-        Raises:
-            ModuleNotFoundError: the package is not installed.
-            PlanError: the op is unknown. The message suggests similar names.
-        """
+        """Yields the function for the op with this name. Raises ModuleNotFoundError without the package."""
         if self.missing:
             raise ModuleNotFoundError(self.missing)
         row_op = table.op_named(op)
@@ -80,19 +70,23 @@ def _torch(op: RowOp, dim: int) -> Function:
     return partial(op.torch_function, dim=dim)
 
 
-def _compute_reference(op: RowOp, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Computes the op's reference, in at least float32."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return op.compute(wide, dim, tuple(op.parameters.values())).to(x.dtype)
+def _reference(op: RowOp, dim: int) -> Function:
+    """Returns the op's reference, which computes in at least float32."""
+
+    def compute(x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return op.compute(wide, dim, tuple(op.parameters.values())).to(x.dtype)
+
+    return compute
 
 
-def _naive_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+def _naive_softmax(x: Tensor, dim: int) -> Tensor:
     z = x - x.max(dim, keepdim=True)[0]
     numerator = z.exp()
     return numerator / numerator.sum(dim, keepdim=True)
 
 
-def _naive_log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+def _naive_log_softmax(x: Tensor, dim: int) -> Tensor:
     z = x - x.max(dim, keepdim=True)[0]
     return z - z.exp().sum(dim, keepdim=True).log()
 
@@ -101,7 +95,7 @@ _NAIVE = {"softmax": _naive_softmax, "log_softmax": _naive_log_softmax}
 """The functions of Triton's softmax tutorial. They have no generic form because torch.jit.script must compile them."""
 
 
-def _naive(op: RowOp) -> Callable[..., torch.Tensor]:
+def _naive(op: RowOp) -> Callable[..., Tensor]:
     if op.name not in _NAIVE:
         raise NotImplementedError(f"supports only {' and '.join(_NAIVE)}")
     return _NAIVE[op.name]
@@ -117,7 +111,9 @@ def _script(op: RowOp, dim: int) -> Function:
 
 def _compile(op: RowOp, dim: int) -> Function:
     torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
-    function: Callable[..., torch.Tensor] = op.torch_function or partial(_compute_reference, op)
+    if op.torch_function is None:
+        return torch.compile(_reference(op, dim), dynamic=False)
+    function = op.torch_function
     return torch.compile(lambda x: function(x, dim), dynamic=False)
 
 
@@ -156,11 +152,7 @@ def _flag_gems_kernels(op: RowOp) -> Iterator[None]:
 _PROVIDERS = (
     Provider(OURS, lambda op, dim: partial(public_function(op.name), dim=dim), distribution="tridal"),
     Provider("torch", _torch, includes=lambda op: op.torch_function is not None),
-    Provider(
-        "reference",
-        lambda op, dim: partial(_compute_reference, op, dim=dim),
-        includes=lambda op: op.torch_function is None,
-    ),
+    Provider("reference", _reference, includes=lambda op: op.torch_function is None),
     Provider("naive", lambda op, dim: partial(_naive(op), dim=dim), includes=lambda op: op.name in _NAIVE),
     Provider("torch.jit.script", _script, includes=lambda op: op.name in _NAIVE),
     # The benchmark runs backward repeatedly on one graph.

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from tridal.devices.types import ITEMSIZE
 
-Direction: TypeAlias = Literal["forward", "backward"]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _MI = 1 << 20
@@ -20,15 +19,13 @@ _MI = 1 << 20
 class Workload:
     """One op, direction, dtype and shape to measure. `dim` is normalised."""
 
-    group: str
-    """Name of the shape class, or "grid"."""
+    group: str  # name of the shape class, or "grid"
     op: str
-    direction: Direction
+    direction: str  # "forward" or "backward"
     dtype: str
     shape: tuple[int, ...]
     dim: int = -1
-    is_slice: bool = False
-    """Whether the input is a slice of a wider tensor, so that its address is not a multiple of 16 bytes."""
+    is_slice: bool = False  # of a wider tensor, so that the address is not a multiple of 16 bytes
 
     @property
     def cols(self) -> int:
@@ -59,13 +56,10 @@ class ShapeClass:
     name: str
     title: str
     shapes: Shapes
-    aims: Mapping[str, float] = field(default_factory=dict)
-    """The shares of `copy_`'s rate that tridal aims for, by direction."""
+    aims: Mapping[str, float] = field(default_factory=dict)  # shares of `copy_`'s rate, by direction
     dim: int = -1
-    slices: Shapes = ()
-    """Shapes whose input is an unaligned slice of a wider tensor."""
-    beats_peers: bool = False
-    """Whether tridal also aims to be at least as fast as every other provider."""
+    slices: Shapes = ()  # shapes whose input is an unaligned slice of a wider tensor
+    beats_peers: bool = False  # whether tridal also aims to be at least as fast as every other provider
 
 
 def grid(rows: int, cols: Iterable[int]) -> ShapeClass:
@@ -122,7 +116,7 @@ CPU_SHRINK = 4096
 
 
 def make_workloads(
-    classes: Sequence[ShapeClass], op: str, directions: Sequence[Direction], dtypes: Sequence[str], shrink: int = 1
+    classes: Sequence[ShapeClass], op: str, directions: Sequence[str], dtypes: Sequence[str], shrink: int = 1
 ) -> list[Workload]:
     """Returns one workload per dtype, direction and shape. `shrink` divides the number of rows; columns stay."""
     workloads = []
