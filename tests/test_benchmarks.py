@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -170,6 +173,25 @@ def test_unsupported_op_or_dim_of_a_provider_raises_with_the_reason() -> None:
         function(SOFTMAX, 0)
 
 
+def test_kernels_of_flag_gems_are_active_while_its_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    active: list[list[str]] = []
+
+    @contextmanager
+    def use_gems(include: list[str]) -> Iterator[None]:
+        active.append(include)
+        yield
+        active.pop()
+
+    package = ModuleType("flag_gems")
+    package.__spec__ = ModuleSpec("flag_gems", None)
+    package.use_gems = use_gems  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flag_gems", package)
+    with PROVIDERS["FlagGems"].using("softmax", 0) as function:
+        assert active == [["softmax", "softmax_backward"]]
+        torch.testing.assert_close(function(torch.ones(2, 2)), torch.full((2, 2), 0.5))
+    assert active == []
+
+
 def test_mean_share_does_not_count_skipped_workloads() -> None:
     first = Workload("small", "softmax", "forward", "float32", (4096, 256))
     second = Workload("small", "softmax", "forward", "float32", (4096, 512))
@@ -259,5 +281,5 @@ def test_overview_shows_mean_and_worst_share_and_number_of_measured_workloads() 
     rows[2] |= {"ms": None, "share_of_copy": None, "gbps": None}
     rows += [{**row, "provider": "naive", "ms": None, "share_of_copy": None, "gbps": None} for row in rows]
     machine = {"name": "A GPU", "device": "x:0", "torch": "2"}
-    figure = dict(plots.draw({"measurements": rows, "host": [], "machine": machine}))["overview"]
+    figure = dict(plots.make_figures({"measurements": rows, "host": [], "machine": machine}))["overview"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.63", "0.50 2/3", "none"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,40 +41,36 @@ _RC = {
 
 
 def write_plots(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws every picture that a run (see `results.document`) has data for, and returns the files.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Writes the pictures of a run (see `results.document`). Raises ImportError if matplotlib is not installed."""
     from matplotlib import rc_context
 
     files = []
     with rc_context(_RC):
-        for name, figure in draw(document):
+        for name, figure in make_figures(document):
             files.append(folder / f"{name}.png")
             figure.savefig(files[-1])
     return files
 
 
-def draw(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Yields each picture with its name."""
+def make_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """Yields the name and the figure of every picture that the run has data for."""
     rows, machine = document["measurements"], document["machine"]
     device = f"{machine['name']}, torch {machine['torch']}"
     caption = f"{device}: {describe_conditions(machine)}"
     grid = select(rows, group="grid")
     suite = [row for row in rows if row["group"] != "grid"]
     for dtype in distinct(grid, "dtype"):
-        yield f"grid-{dtype}", _draw_grid(select(grid, dtype=dtype), caption)
+        yield f"grid-{dtype}", _plot_grid(select(grid, dtype=dtype), caption)
     if suite:
-        yield "overview", _draw_overview(suite, caption)
+        yield "overview", _plot_overview(suite, caption)
     for dtype, direction in dict.fromkeys((row["dtype"], row["direction"]) for row in suite):
-        yield f"suite-{dtype}-{direction}", _draw_classes(select(suite, dtype=dtype, direction=direction), caption)
+        yield f"suite-{dtype}-{direction}", _plot_classes(select(suite, dtype=dtype, direction=direction), caption)
     if document["host"]:
-        yield "host", _draw_host_times(document["host"], device)
+        yield "host", _plot_host_times(document["host"], device)
 
 
-def _draw_grid(rows: Rows, caption: str) -> Figure:
-    """Draws rates against N: a panel per direction, with the rate of `copy_` as reference."""
+def _plot_grid(rows: Rows, caption: str) -> Figure:
+    """Plots rates against N: a panel per direction, with the rate of `copy_` as reference."""
     directions, names = distinct(rows, "direction"), [COPY, *providers(rows, skipped=False)]
     title = f"{rows[0]['op']} of {rows[0]['rows']:,} rows, {rows[0]['dtype']}"
     figure, axes = _make_figure(title, caption, 1, len(directions))
@@ -92,8 +89,8 @@ def _draw_grid(rows: Rows, caption: str) -> Figure:
     return figure
 
 
-def _draw_classes(rows: Rows, caption: str) -> Figure:
-    """Draws the share of `copy_`'s rate at every shape: a panel per shape class."""
+def _plot_classes(rows: Rows, caption: str) -> Figure:
+    """Plots the share of `copy_`'s rate at every shape: a panel per shape class."""
     classes = [shape_class for name, shape_class in SHAPE_CLASSES.items() if select(rows, group=name)]
     names = providers(rows, skipped=False)
     across = min(2, len(classes))
@@ -126,8 +123,8 @@ def _tick_labels(shapes: Sequence[str]) -> list[str]:
     return [shape.partition(" dim")[0] for shape in shapes]
 
 
-def _draw_overview(rows: Rows, caption: str) -> Figure:
-    """Draws a table of mean shares per provider and shape class: a panel per direction and dtype."""
+def _plot_overview(rows: Rows, caption: str) -> Figure:
+    """Shows a table of mean shares per provider and shape class: a panel per direction and dtype."""
     names, groups = providers(rows), [name for name in SHAPE_CLASSES if select(rows, group=name)]
     dtypes, directions = distinct(rows, "dtype"), distinct(rows, "direction")
     legend = "; ".join(f"{group}: {SHAPE_CLASSES[group].title}" for group in groups)
@@ -135,25 +132,23 @@ def _draw_overview(rows: Rows, caption: str) -> Figure:
     title = f"{rows[0]['op']}: typical share of copy by class of shapes, the worst below it, how many ran if not all"
     width, height = 0.72 * len(groups), 0.46 * len(names) + 0.7
     figure, axes = _make_figure(title, caption, len(directions), len(dtypes), height, width)
-    panels = [(direction, dtype) for direction in directions for dtype in dtypes]
-    for i, (axis, (direction, dtype)) in enumerate(zip(axes, panels, strict=True)):
+    for axis, (direction, dtype) in zip(axes, product(directions, dtypes), strict=True):
         axis.set(title=f"{direction}, {dtype}", xlim=(-0.5, len(groups) - 0.5), ylim=(len(names) - 0.5, -0.5))
         axis.grid(visible=False)
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
         axis.set_xticks(range(len(groups)), groups, fontsize=9)
-        axis.set_yticks(range(len(names)), names if i % len(dtypes) == 0 else [""] * len(names), fontsize=9)
+        axis.set_yticks(range(len(names)), names if dtype == dtypes[0] else [""] * len(names), fontsize=9)
         for tick in axis.get_yticklabels():
             tick.set_fontweight("bold" if tick.get_text() == OURS else "normal")
         chosen = select(rows, direction=direction, dtype=dtype)
-        for y, name in enumerate(names):
-            for x, group in enumerate(groups):
-                _add_cell(axis, x, y, select(chosen, provider=name, group=group))
+        for (y, name), (x, group) in product(enumerate(names), enumerate(groups)):
+            _add_cell(axis, x, y, select(chosen, provider=name, group=group))
     return figure
 
 
 def _add_cell(axis: Any, x: int, y: int, rows: Rows) -> None:
-    """Draws the mean share, the smallest share, and how many workloads were measured if not all."""
+    """Shows the mean share, the smallest share, and how many workloads were measured if not all."""
     from matplotlib import colormaps
 
     found = shares(rows)
@@ -170,8 +165,8 @@ def _add_cell(axis: Any, x: int, y: int, rows: Rows) -> None:
     axis.text(x, y + 0.27, f"{min(found):.2f}{missing}", fontsize=6.5, **text)
 
 
-def _draw_host_times(rows: Rows, caption: str) -> Figure:
-    """Draws how many microseconds a call keeps the host busy."""
+def _plot_host_times(rows: Rows, caption: str) -> Figure:
+    """Plots how many microseconds a call keeps the host busy."""
     figure, axes = _make_figure("Host time of a call on 8x128", caption, 1, 2, height=2.6)
     for axis, title, grad in zip(axes, ("without gradient", "with gradient"), (False, True), strict=True):
         chosen = sorted((row for row in select(rows, grad=grad) if row["us"]), key=lambda row: -row["us"])

@@ -33,35 +33,27 @@ def shares(rows: Rows, **wanted: Any) -> list[float]:
 
 def shortfalls(rows: Rows) -> Iterator[str]:
     """Describes where tridal misses an aim of the suite: a share of copy, or the speed of the fastest peer."""
-    fastest: dict[tuple[str, ...], Row] = {}
-    for row in rows:
-        if row["provider"] not in (OURS, COPY) and row["ms"]:
-            key = _workload_key(row)
-            fastest[key] = min(fastest.get(key, row), row, key=lambda row: float(row["ms"]))
     for row in select(rows, provider=OURS):
-        shape_class = SHAPE_CLASSES.get(row["group"])
-        if shape_class is None or row["share_of_copy"] is None:
+        shape_class, share = SHAPE_CLASSES.get(row["group"]), row["share_of_copy"]
+        if shape_class is None or share is None:
             continue
-        missed = []
+        result = f"{row['group']}: {row['shape']} {row['dtype']} {row['direction']}: {share:.2f} of copy"
         aim = shape_class.aims.get(row["direction"], 0)
-        if row["share_of_copy"] < aim:
-            missed.append(f"the aim is {aim:.2f}")
-        peer = fastest.get(_workload_key(row)) if shape_class.beats_peers else None
-        if peer is not None and row["ms"] > peer["ms"] * (1 + _NOISE):
-            missed.append(f"{peer['provider']} is {peer['share_of_copy']:.2f}")
-        where = f"{row['group']}: {row['shape']} {row['dtype']} {row['direction']}"
-        yield from (f"{where}: {row['share_of_copy']:.2f} of copy, {aim}" for aim in missed)
-
-
-def _workload_key(row: Row) -> tuple[str, ...]:
-    return row["op"], row["group"], row["dtype"], row["direction"], row["shape"]
+        if share < aim:
+            yield f"{result}, the aim is {aim:.2f}"
+        if shape_class.beats_peers:
+            workload = {key: row[key] for key in ("op", "group", "dtype", "direction", "shape")}
+            peers = [peer for peer in select(rows, **workload) if peer["ms"] and peer["provider"] not in (OURS, COPY)]
+            fastest = min(peers, key=lambda peer: float(peer["ms"]), default=row)
+            if row["ms"] > fastest["ms"] * (1 + _NOISE):
+                yield f"{result}, {fastest['provider']} is {fastest['share_of_copy']:.2f}"
 
 
 def blocks(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
     """Yields the title and the rows of each table: one per op, shape class, dtype and direction."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(_workload_key(row)[:-1], []).append(row)
+        found.setdefault((row["op"], row["group"], row["dtype"], row["direction"]), []).append(row)
     for (op, group, dtype, direction), chosen in found.items():
         title = f"{op} {direction}, {dtype}"
         yield title + (f": {SHAPE_CLASSES[group].title}" if group in SHAPE_CLASSES else ""), chosen
@@ -91,9 +83,9 @@ def mean_share(shares: Sequence[float]) -> float | None:
 
 def host_table(rows: Rows) -> Table:
     """Returns a line per provider with the host times without and with gradient."""
-    times = {(row["provider"], row["grad"]): number(row["us"], "us") for row in rows}
-    names = distinct(rows, "provider")
-    return ["provider", "no grad", "grad"], [[n, times.get((n, False), "-"), times.get((n, True), "-")] for n in names]
+    cells = {(row["provider"], row["grad"]): number(row["us"], "us") for row in rows}
+    lines = [[name, *[cells.get((name, grad), "-") for grad in (False, True)]] for name in distinct(rows, "provider")]
+    return ["provider", "no grad", "grad"], lines
 
 
 def number(value: float | None, column: str) -> str:
@@ -121,12 +113,8 @@ def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
     """Formats a run (see `results.document`) as a Markdown page."""
     rows, machine = document["measurements"], document["machine"]
     names, versions = providers(rows), document["providers"]
-    lines = [
-        "# Benchmark results",
-        "",
-        f"{machine['name']} (`{machine['device']}`), {describe_conditions(machine)}",
-        "",
-    ]
+    lines = ["# Benchmark results", ""]
+    lines += [f"{machine['name']} (`{machine['device']}`), {describe_conditions(machine)}", ""]
     lines += [f"- command: `{document['command']}`", f"- finished: {document['finished']}"]
     lines += [f"- {key} {machine[key]}" for key in ("python", "torch", "triton", "tridal")]
     lines += [f"- {name} {version}" for name, version in versions.items() if version and name not in machine]

@@ -81,11 +81,7 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Reads a results.json.
-
-    Raises:
-        ResultsError: The file cannot be read, is not JSON, or has another format.
-    """
+    """Reads a results.json. Raises ResultsError if it cannot be read, is not JSON, or has another format."""
     try:
         document = json.loads(file.read_text())
     except OSError as error:
