@@ -1,5 +1,1 @@
-"""Benchmarks behind `tridal bench`: workloads, providers, timing, result files, tables and pictures.
-
-This package contains no device names. Every rate is compared with the rate of `copy_`, measured on the same shape in
-the same run.
-"""
+"""Benchmarks behind `tridal bench`. Every rate is compared with that of `copy_` on the same shape in the same run."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
-from tridal.benchmarks.providers import COPY, Function, Provider, reference
+from tridal.benchmarks.providers import COPY, Function, Provider
+from tridal.benchmarks.results import Row
 from tridal.benchmarks.workloads import Workload
-from tridal.testing.tolerance import UNIT
+from tridal.ops import table
+from tridal.testing import checking
 
-_LOW, _HIGH = 0.2, 0.8
 _FILLER_BYTES, _HOST_TIME_CALLS = 256 << 20, 5
 _HOST_LEAD = 2  # the accelerator stays busy for this multiple of the host time of a call
 _CPU_SECONDS, _CPU_CALLS = 0.05, 7  # minimum duration and number of calls of a measurement on a CPU
@@ -28,38 +29,12 @@ _MIN_UNIT = 2.0**-20  # float32 and float64 results are compared with this preci
 Timer: TypeAlias = Callable[[Callable[[], Any]], "Timing"]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Median, 20% quantile and 80% quantile of the time per call, in milliseconds unless documented otherwise."""
 
     median: float
     low: float
     high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """The result of one provider on one workload. If it was skipped, `timing` is None and `skipped` is the reason."""
-
-    workload: Workload
-    provider: str
-    timing: Timing | None
-    copy: Timing
-    """Timing of `y.copy_(x)` on contiguous tensors of the same shape, in the same run."""
-    skipped: str | None = None
-
-    @property
-    def rate(self) -> float | None:
-        """Useful traffic in GB/s; None if skipped."""
-        if self.timing is None:
-            return None
-        traffic = self.workload.copy_bytes if self.provider == COPY else self.workload.useful_bytes
-        return traffic / self.timing.median * 1e-6
-
-    @property
-    def share(self) -> float | None:
-        """`rate` divided by the rate of `copy_`; None if skipped."""
-        return None if self.rate is None else self.rate / (self.workload.copy_bytes / self.copy.median * 1e-6)
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -71,12 +46,9 @@ def is_accelerator(device: torch.device) -> bool:
 def timer(device: torch.device) -> Timer:
     """Returns a function that times calls of a function without arguments on the device.
 
-    On an accelerator it flushes the L2 cache before each call, and keeps the device busy until the host has enqueued
-    the call. The result then excludes host time.
+    On an accelerator, it flushes the L2 cache before each call, and the time excludes waiting for the host.
     """
-    if not is_accelerator(device):
-        return _time_on_cpu
-    return functools.partial(_time_on_accelerator, device)
+    return partial(_time_on_accelerator, device) if is_accelerator(device) else _time_on_cpu
 
 
 def _time_on_accelerator(device: torch.device, function: Callable[[], Any]) -> Timing:
@@ -87,7 +59,7 @@ def _time_on_accelerator(device: torch.device, function: Callable[[], Any]) -> T
     _, filler_seconds = _host_and_device_seconds(filler.zero_)
     fill_count = int(_HOST_LEAD * host_seconds / filler_seconds)
     hook = _BeforeCall(lambda: [filler.zero_() for _ in range(fill_count)])
-    return Timing(*do_bench(function, quantiles=[0.5, _LOW, _HIGH], grad_to_none=[hook]))
+    return Timing(*do_bench(function, quantiles=[0.5, 0.2, 0.8], grad_to_none=[hook]))
 
 
 def _host_and_device_seconds(function: Callable[[], Any]) -> tuple[float, float]:
@@ -103,10 +75,10 @@ def _host_and_device_seconds(function: Callable[[], Any]) -> tuple[float, float]
 
 
 class _BeforeCall:
-    """Passes for a tensor in do_bench's `grad_to_none`, and enqueues work whenever do_bench resets its gradient.
+    """Passes for a tensor in do_bench's `grad_to_none`, and enqueues work when do_bench resets its gradient.
 
-    do_bench does that before each call. Without the extra work, a fast device finishes the cache flush before the host
-    has enqueued the call. The measured time then includes the device's wait for the host.
+    do_bench does that before each call. Without this work, a fast device finishes the cache flush before the host has
+    enqueued the call, and the measured time includes the device's wait for the host.
     """
 
     def __init__(self, enqueue: Callable[[], Any]) -> None:
@@ -138,26 +110,57 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.get_device_module(device.type).device(device.index)  # type: ignore[no-any-return]
 
 
-def measure(workload: Workload, providers: Sequence[Provider], device: torch.device) -> Iterator[Measurement]:
-    """Measures `copy_` and then every provider on one workload.
-
-    An exception of a provider does not propagate. It becomes the reason why the provider was skipped.
-    """
+def measure(workload: Workload, providers: Sequence[Provider], device: torch.device) -> Iterator[Row]:
+    """Measures `copy_` and then every provider on one workload. A provider that raises an exception is skipped."""
     time_call = timer(device)
     with current_device(device):
         x, grad = make_inputs(workload, device)
-        copy = time_call(functools.partial(torch.empty_like(grad).copy_, grad))
-        yield Measurement(workload, COPY, copy, copy)
+        copy = time_call(partial(torch.empty_like(grad).copy_, grad))
+        yield make_row(workload, COPY, copy, copy)
         for provider in providers:
-            try:
-                timing = _measure(workload, provider, x, grad, time_call)
-            except Exception as error:
-                yield Measurement(workload, provider.name, None, copy, skipped=describe_error(error))
-            else:
-                yield Measurement(workload, provider.name, timing, copy)
+            timing, skipped = _attempt(_measure, workload, provider, x, grad, time_call)
+            yield make_row(workload, provider.name, copy, timing, skipped)
 
 
-def make_inputs(workload: Workload, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def make_row(workload: Workload, provider: str, copy: Timing, timing: Timing | None, skipped: str | None = None) -> Row:
+    """Returns a measurement as plain data, with times in milliseconds and rates in GB/s of useful traffic.
+
+    `copy` is the timing of `y.copy_(x)` on contiguous tensors of the same shape, in the same run. For a provider that
+    was skipped, `timing` is None and `skipped` is the reason.
+    """
+    traffic = workload.copy_bytes if provider == COPY else workload.useful_bytes
+    rate = traffic / timing.median * 1e-6 if timing else None
+    copy_rate = workload.copy_bytes / copy.median * 1e-6
+    return {
+        "group": workload.group,
+        "op": workload.op,
+        "direction": workload.direction,
+        "dtype": workload.dtype,
+        "shape": workload.label,
+        "rows": math.prod(workload.shape) // workload.cols,
+        "cols": workload.cols,
+        "provider": provider,
+        **_columns("ms", timing),
+        "gbps": rate,
+        "share_of_copy": None if rate is None else rate / copy_rate,
+        "skipped": skipped,
+    }
+
+
+def _columns(unit: str, timing: Timing | None) -> Row:
+    return dict(zip((unit, f"{unit}_20", f"{unit}_80"), timing or (None, None, None), strict=True))
+
+
+def _attempt(measure: Callable[..., Timing], *arguments: Any) -> tuple[Timing | None, str | None]:
+    """Returns the timing of measure(*arguments) and None, or None and one line about the exception."""
+    try:
+        return measure(*arguments), None
+    except Exception as error:
+        first_line, *_ = str(error).strip().splitlines() or ["no message"]
+        return None, f"{type(error).__name__}: {first_line[:200]}"
+
+
+def make_inputs(workload: Workload, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns a random input and a contiguous random gradient of its shape."""
     dtype, shape = getattr(torch, workload.dtype), workload.shape
     allocated = (*shape[:-1], workload.cols + 4) if workload.is_slice else shape
@@ -166,7 +169,7 @@ def make_inputs(workload: Workload, device: torch.device) -> tuple[torch.Tensor,
     return (x[..., 1 : 1 + workload.cols] if workload.is_slice else x), grad
 
 
-def _measure(workload: Workload, provider: Provider, x: torch.Tensor, grad: torch.Tensor, time_call: Timer) -> Timing:
+def _measure(workload: Workload, provider: Provider, x: Tensor, grad: Tensor, time_call: Timer) -> Timing:
     with (
         torch.set_grad_enabled(workload.direction == "backward"),
         # Run backward in this thread: waking torch's own thread can take longer than the cache flush.
@@ -179,9 +182,7 @@ def _measure(workload: Workload, provider: Provider, x: torch.Tensor, grad: torc
         return time_call(call)
 
 
-def _make_call(
-    workload: Workload, function: Function, x: torch.Tensor, grad: torch.Tensor
-) -> Callable[[], torch.Tensor]:
+def _make_call(workload: Workload, function: Function, x: Tensor, grad: Tensor) -> Callable[[], Tensor]:
     if workload.direction == "forward":
         return lambda: function(x)
     leaf = x.detach().requires_grad_()
@@ -189,40 +190,37 @@ def _make_call(
     return lambda: torch.autograd.grad(y, leaf, grad, retain_graph=True)[0]
 
 
-def _excessive_error(workload: Workload, result: torch.Tensor, x: torch.Tensor, grad: torch.Tensor) -> float | None:
-    """Returns the largest error relative to the largest value, or None if rounding explains it."""
-    leaf = x.detach().requires_grad_(workload.direction == "backward")
-    exact = reference(workload.op, leaf, workload.dim)
-    if workload.direction == "backward":
-        (exact,) = torch.autograd.grad(exact, leaf, grad.to(exact.dtype))
-    largest = float(exact.detach().abs().max())
+def _excessive_error(workload: Workload, result: Tensor, x: Tensor, grad: Tensor) -> float | None:
+    """Returns the largest error relative to the largest value, or None if rounding explains it.
+
+    torch's own function, or the op's reference without one, computes the exact result in at least float32.
+    """
+    wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    reference = partial(checking.reference, table.op_named(workload.op), dim=workload.dim)
+    exact = _make_call(workload, reference, wide, grad.to(wide.dtype))()
+    largest = float(exact.abs().max())
     error = float((result - exact).abs().max())
-    limit = _MAX_ROUNDINGS * max(UNIT[workload.dtype], _MIN_UNIT) * largest
+    limit = _MAX_ROUNDINGS * max(torch.finfo(x.dtype).eps / 2, _MIN_UNIT) * largest
     return None if error <= limit else error / largest if largest else math.inf
 
 
-def measure_host_time(provider: Provider, device: torch.device, op: str, grad: bool) -> Timing:
-    """Measures how long a call on an 8 x 128 tensor keeps the host busy, in microseconds."""
-    with current_device(device), provider.using(op, -1) as function:
-        x = torch.randn(_HOST_SHAPE, device=device, requires_grad=grad)
-        with torch.set_grad_enabled(grad):
-            return _time_host(function, x, is_accelerator(device))
+def measure_host_times(providers: Sequence[Provider], device: torch.device, op: str) -> Iterator[Row]:
+    """Measures how long a call keeps the host busy, without and with gradient, in microseconds."""
+    for provider in providers:
+        for grad in (False, True):
+            timing, skipped = _attempt(_measure_host_time, provider, device, op, grad)
+            yield {"provider": provider.name, "grad": grad, **_columns("us", timing), "skipped": skipped}
 
 
-def _time_host(function: Function, x: torch.Tensor, on_accelerator: bool) -> Timing:
+def _measure_host_time(provider: Provider, device: torch.device, op: str, grad: bool) -> Timing:
     rounds = []
-    for _ in range(_HOST_ROUNDS + 1):
-        if on_accelerator:
-            torch.accelerator.synchronize()  # an empty queue: a full one would block the host
-        start = time.perf_counter()
-        for _ in range(_HOST_CALLS):
-            function(x)
-        rounds.append((time.perf_counter() - start) / _HOST_CALLS * 1e6)
+    with current_device(device), provider.using(op, -1) as function, torch.set_grad_enabled(grad):
+        x = torch.randn(_HOST_SHAPE, device=device, requires_grad=grad)
+        for _ in range(_HOST_ROUNDS + 1):
+            if is_accelerator(device):
+                torch.accelerator.synchronize()  # an empty queue: a full one would block the host
+            start = time.perf_counter()
+            for _ in range(_HOST_CALLS):
+                function(x)
+            rounds.append((time.perf_counter() - start) / _HOST_CALLS * 1e6)
     return _quantiles(rounds[1:])  # the first round compiles and warms up
-
-
-def describe_error(error: Exception) -> str:
-    """Returns an exception's type and the first line of its message, at most 200 characters of it."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else "no message"
-    return f"{type(error).__name__}: {text[:200]}"

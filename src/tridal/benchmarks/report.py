@@ -1,44 +1,91 @@
-"""Result tables: cells for the terminal, and a whole run as Markdown."""
+"""Tables of results: which providers were measured, their shares of copy, missed aims, and a whole run as Markdown."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from tridal.benchmarks.providers import COPY
-from tridal.benchmarks.results import Row, distinct, select
-from tridal.benchmarks.summary import Shortfall, providers, shortfalls, summarise
+from tridal.benchmarks.providers import COPY, OURS
+from tridal.benchmarks.results import Row, Rows, distinct, select
 from tridal.benchmarks.workloads import SHAPE_CLASSES
+from tridal.devices.registry import HOST
 
-_TITLES = {shape_class.name: shape_class.title for shape_class in SHAPE_CLASSES}
+_NOISE = 0.02  # two medians that differ by less count as equal
 
-
-def blocks(rows: Sequence[Row]) -> list[tuple[str, dict[str, Any]]]:
-    """Splits rows into one block per table. Returns each block's title and the column values that select its rows."""
-    found = []
-    for op, group, dtype, direction in dict.fromkeys((r["op"], r["group"], r["dtype"], r["direction"]) for r in rows):
-        title = f"{op} {direction}, {dtype}" + (f": {_TITLES[group]}" if group in _TITLES else "")
-        found.append((title, {"group": group, "dtype": dtype, "direction": direction}))
-    return found
+Table: TypeAlias = tuple[list[str], list[list[str]]]
+"""Headings and lines."""
 
 
-def by_shape(rows: Sequence[Row], names: Sequence[str], column: str, **wanted: Any) -> list[list[str]]:
-    """Returns a table line per shape: its label, then `column` of each named provider, or "-" if it was skipped."""
-    chosen = select(rows, **wanted)
-    cells = {(row["shape"], row["provider"]): number(row[column], column) for row in chosen}
-    return [[shape, *[cells.get((shape, name), "-") for name in names]] for shape in distinct(chosen, "shape")]
+def providers(rows: Rows, skipped: bool = True) -> list[str]:
+    """Returns the names of the providers except `copy_`. Those that were always skipped come last or not at all."""
+    measured = {row["provider"] for row in rows if row["ms"]}
+    names = [name for name in distinct(rows, "provider") if name != COPY and (skipped or name in measured)]
+    return sorted(names, key=lambda name: name not in measured)
 
 
-def by_class(rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
-    """Returns a table line per shape class, dtype and direction, with each named provider's typical share of copy."""
+def shares(rows: Rows, **wanted: Any) -> list[float]:
+    """Returns the shares of copy of the rows with the wanted values, except those that were skipped."""
+    return [row["share_of_copy"] for row in select(rows, **wanted) if row["share_of_copy"]]
+
+
+def shortfalls(rows: Rows) -> Iterator[str]:
+    """Describes where tridal misses an aim of the suite: a share of copy, or the speed of the fastest peer."""
+    for row in select(rows, provider=OURS):
+        shape_class, share = SHAPE_CLASSES.get(row["group"]), row["share_of_copy"]
+        if shape_class is None or share is None:
+            continue
+        result = f"{row['group']}: {row['shape']} {row['dtype']} {row['direction']}: {share:.2f} of copy"
+        aim = shape_class.aims.get(row["direction"], 0)
+        if share < aim:
+            yield f"{result}, the aim is {aim:.2f}"
+        if shape_class.beats_peers:
+            workload = {key: row[key] for key in ("op", "group", "dtype", "direction", "shape")}
+            peers = [peer for peer in select(rows, **workload) if peer["ms"] and peer["provider"] not in (OURS, COPY)]
+            fastest = min(peers, key=lambda peer: float(peer["ms"]), default=row)
+            if row["ms"] > fastest["ms"] * (1 + _NOISE):
+                yield f"{result}, {fastest['provider']} is {fastest['share_of_copy']:.2f}"
+
+
+def blocks(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
+    """Yields the title and the rows of each table: one per op, shape class, dtype and direction."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["op"], row["group"], row["dtype"], row["direction"]), []).append(row)
+    for (op, group, dtype, direction), chosen in found.items():
+        title = f"{op} {direction}, {dtype}"
+        yield title + (f": {SHAPE_CLASSES[group].title}" if group in SHAPE_CLASSES else ""), chosen
+
+
+def shape_table(rows: Rows, names: Sequence[str], column: str) -> Table:
+    """Returns a line per shape with a column's value for each named provider, or "-" if it was skipped."""
+    cells = {(row["shape"], row["provider"]): number(row[column], column) for row in rows}
+    lines = [[shape, *[cells.get((shape, name), "-") for name in names]] for shape in distinct(rows, "shape")]
+    return ["shape", *names], lines
+
+
+def class_table(rows: Rows, names: Sequence[str]) -> Table:
+    """Returns a line per shape class, dtype and direction with each named provider's mean share of copy."""
     lines = []
-    for _, wanted in blocks(rows):
-        chosen = select(rows, **wanted)
-        cells = [number(summarise(chosen, name).typical, "share_of_copy") for name in names]
-        lines.append([wanted["group"], wanted["dtype"], wanted["direction"], *cells])
-    return lines
+    for _, chosen in blocks(rows):
+        means = [mean_share(shares(chosen, provider=name)) for name in names]
+        cells = [number(mean, "share_of_copy") for mean in means]
+        lines.append([chosen[0]["group"], chosen[0]["dtype"], chosen[0]["direction"], *cells])
+    return ["class", "dtype", "direction", *names], lines
+
+
+def mean_share(shares: Sequence[float]) -> float | None:
+    """Returns the geometric mean; None for no shares."""
+    return statistics.geometric_mean(shares) if shares else None
+
+
+def host_table(rows: Rows) -> Table:
+    """Returns a line per provider with the host times without and with gradient."""
+    cells = {(row["provider"], row["grad"]): number(row["us"], "us") for row in rows}
+    lines = [[name, *[cells.get((name, grad), "-") for grad in (False, True)]] for name in distinct(rows, "provider")]
+    return ["provider", "no grad", "grad"], lines
 
 
 def number(value: float | None, column: str) -> str:
@@ -48,51 +95,43 @@ def number(value: float | None, column: str) -> str:
     return f"{value:.2f}" if column == "share_of_copy" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def skip_reasons(rows: Sequence[Row]) -> list[tuple[str, str, int]]:
+def skip_reasons(rows: Rows) -> list[tuple[str, str, int]]:
     """Returns (provider, reason, number of workloads) for everything that was skipped."""
     reasons = Counter((row["provider"], row["skipped"]) for row in rows if row["skipped"])
     return [(name, why, count) for (name, why), count in reasons.items()]
 
 
-def describe_shortfall(shortfall: Shortfall) -> str:
-    """Describes a shortfall in one line."""
-    row = shortfall.row
-    where = f"{row['group']}: {row['shape']} {row['dtype']} {row['direction']}"
-    return f"{where}: {row['share_of_copy']:.2f} of copy, {shortfall.against} is {shortfall.aim:.2f}"
+def describe_conditions(machine: Mapping[str, Any]) -> str:
+    """Returns in words how a run measured, for its `machine` (see `results.document`)."""
+    if machine["device"].partition(":")[0] != HOST:
+        return "useful traffic, L2 flushed between calls"
+    computes = f"backend {machine['backend']!r}" if machine["backend"] else "torch"
+    return f"a CPU, where {computes} computes tridal's tensors; do not compare these figures with a GPU's"
 
 
-def markdown(document: Mapping[str, Any], label: str, pictures: Sequence[Path]) -> str:
-    """Formats a run (see `results.document`) as a Markdown page. `label` says how it was measured."""
+def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
+    """Formats a run (see `results.document`) as a Markdown page."""
     rows, machine = document["measurements"], document["machine"]
     names, versions = providers(rows), document["providers"]
-    lines = ["# Benchmark results", "", f"{machine['name']} (`{machine['device']}`), {label}", ""]
+    lines = ["# Benchmark results", ""]
+    lines += [f"{machine['name']} (`{machine['device']}`), {describe_conditions(machine)}", ""]
     lines += [f"- command: `{document['command']}`", f"- finished: {document['finished']}"]
     lines += [f"- {key} {machine[key]}" for key in ("python", "torch", "triton", "tridal")]
     lines += [f"- {name} {version}" for name, version in versions.items() if version and name not in machine]
     lines += ["", *[f"![{picture.stem}]({picture.name})" for picture in pictures], ""]
-    for title, wanted in blocks(rows):
-        for column, unit in (("share_of_copy", "share of copy"), ("gbps", "GB/s of useful traffic")):
-            chosen = names if column == "share_of_copy" else [COPY, *names]
-            table = _table(["shape", *chosen], by_shape(rows, chosen, column, **wanted))
-            lines += [f"## {title}, {unit}", "", *table, ""]
+    for title, chosen in blocks(rows):
+        lines += [f"## {title}, share of copy", "", *_format(shape_table(chosen, names, "share_of_copy")), ""]
+        lines += [f"## {title}, GB/s of useful traffic", "", *_format(shape_table(chosen, [COPY, *names], "gbps")), ""]
     if document["host"]:
-        lines += ["## Host time of a call on 8x128, microseconds", "", *_table(*host_table(document["host"])), ""]
-    if missed := [f"- {describe_shortfall(shortfall)}" for shortfall in shortfalls(rows)]:
+        lines += ["## Host time of a call on 8x128, microseconds", "", *_format(host_table(document["host"])), ""]
+    if missed := [f"- {shortfall}" for shortfall in shortfalls(rows)]:
         lines += ["## Below the aim", "", *missed, ""]
     if skipped := [f"- {name} ({count}): {why}" for name, why, count in skip_reasons(rows)]:
         lines += ["## Left out", "", *skipped, ""]
     return "\n".join(lines)
 
 
-def host_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Returns the headings and lines of the table of host times."""
-    lines = []
-    for name in distinct(rows, "provider"):
-        cells = [select(rows, provider=name, grad=grad) for grad in (False, True)]
-        lines.append([name, *[number(found[0]["us"] if found else None, "us") for found in cells]])
-    return ["provider", "no grad", "grad"], lines
-
-
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+def _format(table: Table) -> list[str]:
+    headings, lines = table
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return [f"| {' | '.join(cells)} |" for cells in (headings, rule, *lines)]

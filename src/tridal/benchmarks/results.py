@@ -1,4 +1,4 @@
-"""Result rows and files: JSON with everything about a run, CSV with the measurements."""
+"""Results as plain data: selecting rows, and writing and reading the files with the measurements."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 import tridal
-from tridal.benchmarks.measuring import Measurement, Timing
 from tridal.benchmarks.providers import Provider
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 
 Row: TypeAlias = dict[str, Any]
-"""A measurement as plain data; see `row`."""
+"""A measurement: values by the column names of results.csv or host.csv."""
+Rows: TypeAlias = Sequence[Row]
 
 _FORMAT = "tridal benchmark 1"
+_EXPECTED = "expected the results.json of a run of `tridal bench`"
 _PARTIAL = "results.partial.json"
 
 
@@ -30,74 +32,27 @@ class ResultsError(TridalError, ValueError):
     """A file that was expected to contain results does not."""
 
 
-def row(measurement: Measurement) -> Row:
-    """Converts a measurement to plain data. Times are in milliseconds, rates in GB/s of useful traffic."""
-    workload, timing = measurement.workload, measurement.timing
-    return {
-        "group": workload.group,
-        "op": workload.op,
-        "direction": workload.direction,
-        "dtype": workload.dtype,
-        "shape": workload.label,
-        "rows": workload.rows,
-        "cols": workload.cols,
-        "provider": measurement.provider,
-        "ms": timing.median if timing else None,
-        "ms_20": timing.low if timing else None,
-        "ms_80": timing.high if timing else None,
-        "gbps": measurement.rate,
-        "share_of_copy": measurement.share,
-        "skipped": measurement.skipped,
-    }
-
-
-def host_row(provider: str, grad: bool, timing: Timing | None, skipped: str | None = None) -> Row:
-    """Converts a host time to plain data, in microseconds per call."""
-    return {
-        "provider": provider,
-        "grad": grad,
-        "us": timing.median if timing else None,
-        "us_20": timing.low if timing else None,
-        "us_80": timing.high if timing else None,
-        "skipped": skipped,
-    }
-
-
 def document(
-    device: torch.device,
-    backend: Backend | None,
-    providers: Sequence[Provider],
-    rows: Sequence[Row],
-    host: Sequence[Row],
+    device: torch.device, backend: Backend | None, providers: Sequence[Provider], host: Rows, measurements: Rows
 ) -> dict[str, Any]:
     """Returns everything about a run as plain data: the content of results.json."""
-    return {
-        "format": _FORMAT,
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["tridal", *sys.argv[1:]]),
-        "machine": machine(device, backend),
-        "providers": {provider.name: provider.version for provider in providers},
-        "measurements": list(rows),
-        "host": list(host),
-    }
-
-
-def machine(device: torch.device, backend: Backend | None) -> dict[str, Any]:
-    """Describes the device, the backend and the versions of a run."""
-    from importlib import metadata
-
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = None
-    return {
+    machine = {
         "device": str(device),
         "name": backend.properties(device.index or 0).name if backend else f"{platform.machine()} processor",
         "backend": backend.name if backend else None,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "triton": triton,
+        "triton": next((found.version for found in metadata.distributions(name="triton")), None),
         "tridal": tridal.__version__,
+    }
+    return {
+        "format": _FORMAT,
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["tridal", *sys.argv[1:]]),
+        "machine": machine,
+        "providers": {provider.name: provider.version for provider in providers},
+        "measurements": measurements,
+        "host": host,
     }
 
 
@@ -126,29 +81,23 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Reads a results.json.
-
-    Raises:
-        ResultsError: The file cannot be read, is not JSON, or has another format.
-    """
+    """Reads a results.json. Raises ResultsError if it cannot be read, is not JSON, or has another format."""
     try:
         document = json.loads(file.read_text())
     except OSError as error:
         raise ResultsError(f"{file}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise ResultsError(
-            f"{file}: not JSON: {error}; expected the results.json of a run of `tridal bench`"
-        ) from error
+        raise ResultsError(f"{file}: not JSON: {error}; {_EXPECTED}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise ResultsError(f"{file}: expected the results.json of a run of `tridal bench` ({_FORMAT!r})")
+        raise ResultsError(f"{file}: {_EXPECTED} ({_FORMAT!r})")
     return document
 
 
 def select(rows: Iterable[Row], **wanted: Any) -> list[Row]:
     """Returns the rows that have all of the given values."""
-    return [entry for entry in rows if all(entry[key] == value for key, value in wanted.items())]
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
 
 def distinct(rows: Iterable[Row], key: str) -> list[Any]:
     """Returns the distinct values of a column in order of first occurrence."""
-    return list(dict.fromkeys(entry[key] for entry in rows))
+    return list(dict.fromkeys(row[key] for row in rows))

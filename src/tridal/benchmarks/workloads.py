@@ -1,33 +1,31 @@
-"""The workloads that `tridal bench` measures: the grid of the tutorial, and a suite of shape classes."""
+"""The workloads that `tridal bench` measures: a grid of widths, or a suite of shape classes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TypeAlias
 
 from tridal.devices.types import ITEMSIZE
 
-Direction: TypeAlias = Literal["forward", "backward"]
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _MI = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One op, direction, dtype and shape to measure."""
+    """One op, direction, dtype and shape to measure. `dim` is normalised."""
 
-    group: str
-    """Name of the shape class, or "grid"."""
+    group: str  # name of the shape class, or "grid"
     op: str
-    direction: Direction
+    direction: str  # "forward" or "backward"
     dtype: str
     shape: tuple[int, ...]
     dim: int = -1
-    """The dimension that is normalised."""
-    is_slice: bool = False
-    """Whether the input is a slice of a wider tensor, so that its address is not a multiple of 16 bytes."""
+    is_slice: bool = False  # of a wider tensor, so that the address is not a multiple of 16 bytes
 
     @property
     def cols(self) -> int:
@@ -35,131 +33,98 @@ class Workload:
         return self.shape[self.dim]
 
     @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return math.prod(self.shape) // self.cols
-
-    @property
-    def useful_bytes(self) -> int:
-        """Least memory traffic of the op: one read and one write forward, two reads and one write backward."""
-        return (3 if self.direction == "backward" else 2) * self.copy_bytes // 2
-
-    @property
     def copy_bytes(self) -> int:
         """Memory traffic of `y.copy_(x)` on this shape: one read and one write."""
         return 2 * math.prod(self.shape) * ITEMSIZE[self.dtype]
 
     @property
+    def useful_bytes(self) -> int:
+        """Least memory traffic of the op: one read and one write forward, two reads and one write backward."""
+        return self.copy_bytes if self.direction == "forward" else self.copy_bytes // 2 * 3
+
+    @property
     def label(self) -> str:
         """The shape as text, for example "4x8", "4x8x2 dim 1" or "4x8 slice"."""
-        shape = "x".join(map(str, self.shape))
         dim = "" if self.dim in (-1, len(self.shape) - 1) else f" dim {self.dim}"
-        return shape + dim + (" slice" if self.is_slice else "")
+        return "x".join(map(str, self.shape)) + dim + (" slice" if self.is_slice else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeClass:
-    """Shapes with the same bottleneck, and the share of `copy_`'s rate that tridal aims for."""
+    """Shapes with the same bottleneck. `dim` is normalised."""
 
     name: str
     title: str
-    shapes: tuple[tuple[int, ...], ...]
-    forward: float | None
-    """Aim for the forward pass, as a share of `copy_`'s rate; None if there is no aim."""
-    backward: float | None
-    """Aim for the gradient."""
+    shapes: Shapes
+    aims: Mapping[str, float] = field(default_factory=dict)  # shares of `copy_`'s rate, by direction
     dim: int = -1
-    slices: tuple[tuple[int, ...], ...] = ()
-    """Shapes whose input is an unaligned slice of a wider tensor."""
-    beats_peers: bool = False
-    """Whether tridal also aims to be at least as fast as every other provider."""
-
-    def aim(self, direction: Direction) -> float | None:
-        """Returns the aim for a direction, as a share of `copy_`'s rate; None if there is none."""
-        return self.forward if direction == "forward" else self.backward
-
-    def workloads(self, op: str, direction: Direction, dtype: str, shrink: int = 1) -> list[Workload]:
-        """Returns one workload per shape. A `shrink` above one divides the number of rows; columns stay."""
-        found = []
-        for shape in (*self.shapes, *self.slices):
-            axis = 0 if self.dim else -1  # a dimension that is not normalised
-            sizes = list(shape)
-            sizes[axis] = max(1, sizes[axis] // shrink)
-            found.append(Workload(self.name, op, direction, dtype, tuple(sizes), self.dim, shape in self.slices))
-        return found
+    slices: Shapes = ()  # shapes whose input is an unaligned slice of a wider tensor
+    beats_peers: bool = False  # whether tridal also aims to be at least as fast as every other provider
 
 
-def _matrices(elements: int, *widths: int) -> tuple[tuple[int, ...], ...]:
+def grid(rows: int, cols: Iterable[int]) -> ShapeClass:
+    """Returns the shapes with this number of rows and each number of columns, as a class without aims."""
+    return ShapeClass("grid", "", tuple((rows, width) for width in cols))
+
+
+def _matrices(elements: int, *widths: int) -> Shapes:
     """Returns one (rows, width) shape per width, each with about `elements` elements."""
     return tuple((elements // width, width) for width in widths)
 
 
-SHAPE_CLASSES = (
+_SUITE = (
     ShapeClass(
         "rows", "rows that fit on chip, 64 Mi elements",
         _matrices(64 * _MI, 32, 64, 128, 256, 512, 1024, 1152, 2048, 4096, 8192, 12_672, 16_384, 32_768),
-        forward=0.97, backward=1.0,
+        {"forward": 0.97, "backward": 1.0},
     ),
     ShapeClass(
-        "wide", "wide rows, 256 Mi elements",
-        _matrices(256 * _MI, 65_536, 131_072, 262_144, 524_288, 1_048_576),
-        forward=0.95, backward=1.0,
+        "wide", "wide rows, 256 Mi elements", _matrices(256 * _MI, 65_536, 131_072, 262_144, 524_288, 1_048_576),
+        {"forward": 0.95, "backward": 1.0},
     ),
     ShapeClass(
         "odd", "odd widths and slices, 128 Mi elements",
         _matrices(128 * _MI, 100, 257, 781, 1001, 10_007, 50_257, 151_935),
-        forward=0.92, backward=0.90, slices=_matrices(128 * _MI, 1024, 4096),
+        {"forward": 0.92, "backward": 0.90}, slices=_matrices(128 * _MI, 1024, 4096),
     ),
     ShapeClass(
         "few", "few wide rows",
         ((1, 32_768), (1, 131_072), (1, 262_144), (8, 32_768), (8, 128_256),
          (32, 128_256), (128, 128_256), (512, 32_768)),
-        forward=0.80, backward=0.85, beats_peers=True,
+        {"forward": 0.80, "backward": 0.85}, beats_peers=True,
     ),
     ShapeClass(
         "small", "small tensors", tuple((4096, width) for width in (256, 512, 781, 1024, 1536, 2048)),
-        forward=None, backward=1.0, beats_peers=True,
+        {"backward": 1.0}, beats_peers=True,
     ),
     ShapeClass(
         "inner", "over the middle dimension", ((64, 4096, 256), (256, 256, 1024), (32, 1000, 1001)),
-        forward=0.85, backward=0.85, dim=1,
+        {"forward": 0.85, "backward": 0.85}, dim=1,
     ),
     ShapeClass(
         "outer", "over the first dimension", ((512, 512, 512), (4096, 16_384), (50_257, 512)),
-        forward=0.85, backward=0.85, dim=0,
+        {"forward": 0.85, "backward": 0.85}, dim=0,
     ),
 )  # fmt: skip
-"""The suite. This is the only place that defines its shapes and aims."""
+SHAPE_CLASSES: Mapping[str, ShapeClass] = {shape_class.name: shape_class for shape_class in _SUITE}
+"""The suite, by name. This is the only place that defines its shapes and aims."""
 
-GRID_ROWS, GRID_COLS = 4096, range(256, 12_672 + 1, 128)
-"""The default grid on an accelerator; the shapes of Triton's softmax tutorial."""
-CPU_GRID_ROWS, CPU_GRID_COLS = 256, (256, 781, 1024)
-"""The default grid on a CPU."""
+GRID, CPU_GRID = (4096, range(256, 12_672 + 1, 128)), (256, (256, 781, 1024))
+"""Rows and columns of the default grid on an accelerator (the shapes of Triton's softmax tutorial) and on a CPU."""
 CPU_SHRINK = 4096
 """Divisor of the suite's row counts on a CPU."""
 
 
-def grid(
-    rows: int, cols: Iterable[int], op: str, directions: Sequence[Direction], dtypes: Sequence[str]
+def make_workloads(
+    classes: Sequence[ShapeClass], op: str, directions: Sequence[str], dtypes: Sequence[str], shrink: int = 1
 ) -> list[Workload]:
-    """Returns one workload per dtype, direction and number of columns, each with `rows` rows."""
-    widths = list(cols)
-    return [
-        Workload("grid", op, direction, dtype, (rows, width))
-        for dtype in dtypes
-        for direction in directions
-        for width in widths
-    ]
-
-
-def suite(
-    classes: Sequence[ShapeClass], op: str, directions: Sequence[Direction], dtypes: Sequence[str], shrink: int = 1
-) -> list[Workload]:
-    """Returns one workload per dtype, direction and shape of the classes. `shrink` divides the number of rows."""
-    return [
-        workload
-        for dtype in dtypes
-        for direction in directions
-        for shape_class in classes
-        for workload in shape_class.workloads(op, direction, dtype, shrink)
-    ]
+    """Returns one workload per dtype, direction and shape. `shrink` divides the number of rows; columns stay."""
+    workloads = []
+    for dtype, direction, group in product(dtypes, directions, classes):
+        axis = 0 if group.dim else -1  # a dimension that is not normalised
+        for shape in (*group.shapes, *group.slices):
+            sizes = list(shape)
+            sizes[axis] = max(1, sizes[axis] // shrink)
+            is_slice = shape in group.slices
+            workloads.append(Workload(group.name, op, direction, dtype, tuple(sizes), group.dim, is_slice))
+    return workloads
