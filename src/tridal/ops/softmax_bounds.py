@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from tridal.ops.row_op import LocalReduce
+
 Tensor = torch.Tensor
 
 
@@ -39,9 +41,10 @@ class SoftmaxBounds:
         `scaled` is x before a mask was added. The product with the scale and the sum with the mask round twice, which
         is an error of x; exp turns it into a relative error, and the sum's is its mean over the softmax.
         """
+        distance = LocalReduce(x, dim)(x, "max") - x
         if self.log:
-            return y.abs() * arithmetic.unit + arithmetic.noise(_distance(x, dim) + y.abs())
-        noise = arithmetic.noise(_distance(x, dim))
+            return y.abs() * arithmetic.unit + arithmetic.noise(distance + y.abs())
+        noise = arithmetic.noise(distance)
         if scaled is not None:
             shift = torch.where(x.isfinite(), arithmetic.accumulator * (2 * scaled.abs() + x.abs()), 0.0)
             noise = noise + shift + (y * shift).sum(dim, keepdim=True)
@@ -62,7 +65,3 @@ class SoftmaxBounds:
         """The bound for the gradient of sum(dX^2): five sums of products, whose terms do not exceed this square."""
         largest = dy.abs().sum(dim, keepdim=True) if self.log else dy.abs().amax(dim, keepdim=True)
         return (2 * arithmetic.noise(torch.zeros(())) * largest.square()).expand_as(dy)
-
-
-def _distance(x: Tensor, dim: int) -> Tensor:
-    return x.amax(dim, keepdim=True) - x if x.numel() else x

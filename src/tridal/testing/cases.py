@@ -152,7 +152,8 @@ def _cases(op: RowOp, backend: Backend) -> Iterator[Case]:
         if backend.device_count() > 1:
             yield make(_TWO_DIMS, last_device=True)
     yield from _gradient_layouts(backward)
-    yield from (Case(op.name, "double", *shape, dtype) for shape in _DOUBLE_SHAPES for dtype in ("float32", "float64"))
+    for dtype, (shape, dim) in product(("float32", "float64"), _DOUBLE_SHAPES):
+        yield Case(op.name, "double", shape, dim, dtype)
     if op.scale_mask:
         yield from _modified(forward, backward)
         for plan in overrides(backend):
