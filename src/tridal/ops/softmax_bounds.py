@@ -26,7 +26,7 @@ class Arithmetic(Protocol):
 
 @dataclass(frozen=True)
 class SoftmaxBounds:
-    """Bounds of the absolute error of each element."""
+    """Bounds of the absolute error of each element of softmax, or of log_softmax if `log` is true."""
 
     log: bool
 

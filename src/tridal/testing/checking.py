@@ -13,11 +13,10 @@ from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.pytorch.reference import compute
-from tridal.testing import tolerance
 from tridal.testing.cases import Case
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_mask, make_values, with_layout
-from tridal.testing.tolerance import second_gradient
+from tridal.testing.tolerance import Arithmetic, bounds_of, second_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,10 @@ class Result:
     message: str | None
     """A description of the failure; None if the case passed."""
     seconds: float
-    """Duration of the case."""
 
 
 def run_case(case: Case, backend: Backend) -> Result:
-    """Checks a case on a backend that is available here. Never raises because of the implementation: see `check`."""
+    """Checks a case on a backend that is available here. An exception of the backend is a failure of the case."""
     index = backend.device_count() - 1 if case.last_device else None
     with implementation(backend, case.plan, index) as tested:
         return check(case, tested)
@@ -74,10 +72,10 @@ def _compare(case: Case, implementation: Implementation) -> tuple[float, float, 
     before = x.clone()
     y = implementation.function(case.op)(x.requires_grad_(not forward), case.dim, **kwargs)
 
-    exact_x = _exact_rows(before.to(getattr(torch, case.out_dtype)))
+    exact_x = _exact_rows(before.cpu().to(getattr(torch, case.out_dtype)))
     writes = (case.out_dtype,) if forward else (case.out_dtype, case.dtype)
     cols, last_dim = exact_x.shape[case.dim], case.dim in (-1, exact_x.dim() - 1)
-    arithmetic = tolerance.Arithmetic.of(writes, case.out_dtype, cols, implementation.interpreted, last_dim)
+    arithmetic = Arithmetic.of(writes, case.out_dtype, cols, implementation.interpreted, last_dim)
     if forward:
         result, (exact, bound) = y, _exact(case, arithmetic, exact_x)
     else:
@@ -85,28 +83,18 @@ def _compare(case: Case, implementation: Implementation) -> tuple[float, float, 
         dy = with_layout(values, case.grad_layout, case.out_dtype, device)
         result = second_gradient(x, y, dy) if case.direction == "double" else torch.autograd.grad(y, x, dy)[0]
         exact, bound = _exact_gradient(case, arithmetic, exact_x, _exact_rows(y), _exact_rows(dy))
-    message = _wrong_metadata(result, case, writes[-1], device)
-    if message is None and not torch.equal(before.nan_to_num(), x.detach().nan_to_num()):
-        message = "the input was changed"
-    if message is not None:
-        return float("nan"), 0.0, message
+    expected = {"shape": case.shape, "dtype": getattr(torch, writes[-1]), "device": device.type}
+    found = {"shape": tuple(result.shape), "dtype": result.dtype, "device": result.device.type}
+    wrong = [f"{name} {found[name]} instead of {expected[name]}" for name in found if found[name] != expected[name]]
+    wrong += ["the input was changed"] if not torch.equal(before.nan_to_num(), x.detach().nan_to_num()) else []
+    if wrong:
+        return float("nan"), 0.0, ", ".join(wrong)
     return _difference(result.detach().cpu().double(), exact, bound)
 
 
 def _exact_rows(x: torch.Tensor) -> torch.Tensor:
     """Returns the tensor in float64 on the CPU. A 0-d tensor becomes a row of one element."""
     return x.detach().cpu().double().reshape(x.shape or (1,))
-
-
-def _wrong_metadata(result: torch.Tensor, case: Case, dtype: str, device: torch.device) -> str | None:
-    """Returns what is wrong with the shape, dtype or device; None if nothing is."""
-    if result.shape != case.shape:
-        return f"shape {tuple(result.shape)} instead of {case.shape}"
-    if result.dtype != getattr(torch, dtype):
-        return f"{result.dtype} instead of {dtype}"
-    if result.device.type != device.type:
-        return f"on {result.device} instead of {device}"
-    return None
 
 
 def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
@@ -117,40 +105,39 @@ def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) 
     error = torch.where(same, 0.0, (result - exact).abs().nan_to_num(nan=torch.inf))
     bound = torch.where(exact.isfinite(), bound.nan_to_num(nan=0.0), 0.0)
     worst = int(torch.where(same, 0.0, error / bound).argmax())
-    worst_error, worst_bound = float(error.flatten()[worst]), float(bound.flatten()[worst])
+    found, expected, worst_error, worst_bound = (float(t.flatten()[worst]) for t in (result, exact, error, bound))
     if worst_error <= worst_bound:
         return worst_error, worst_bound, None
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), result.shape))
     message = (
-        f"{int((error > bound).sum())} of {result.numel()} elements are off; at {index} {result.flatten()[worst]:.9g} "
-        f"instead of {exact.flatten()[worst]:.9g}: {worst_error:.3g} apart, {worst_bound:.3g} allowed"
+        f"{int((error > bound).sum())} of {result.numel()} elements are off; at {index} {found:.9g} instead of "
+        f"{expected:.9g}: {worst_error:.3g} apart, {worst_bound:.3g} allowed"
     )
     return worst_error, worst_bound, message
 
 
-def _exact(case: Case, arithmetic: tolerance.Arithmetic, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _exact(case: Case, arithmetic: Arithmetic, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the exact Y, and the bound of each element's error."""
     op = table.op_named(case.op)
     scaled = x * (1.0 if case.scale is None else case.scale)
     mask = None if case.mask is None else make_mask(case.mask, case.shape, x.device)
-    x, empty = modify_scores(
-        scaled, case.dim, ScoreModification(1.0, mask, case.causal, zero_masked_rows=case.masked_rows == "zero")
-    )
+    modification = ScoreModification(1.0, mask, case.causal, case.masked_rows == "zero")
+    x, empty = modify_scores(scaled, case.dim, modification)
     y = reference(op, x, case.dim)
     y = y if empty is None else y.masked_fill(empty, 0.0)
-    return y, tolerance.bounds_of(op).forward(x, y, case.dim, arithmetic, scaled if case.modified else None)
+    return y, bounds_of(op).forward(x, y, case.dim, arithmetic, scaled if case.modified else None)
 
 
 def _exact_gradient(
-    case: Case, arithmetic: tolerance.Arithmetic, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
+    case: Case, arithmetic: Arithmetic, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the exact dX for the saved tensor, or the exact second derivative, and the bound of each error."""
     op = table.op_named(case.op)
-    bounds = tolerance.bounds_of(op)
     if case.direction == "double":
         exact = second_gradient(x.requires_grad_(), reference(op, x, case.dim), dy)
-        return exact, bounds.second_order(x.detach(), dy, exact, case.dim, arithmetic)
+        return exact, bounds_of(op).second_order(x.detach(), dy, exact, case.dim, arithmetic)
     scale = 1.0 if case.scale is None else case.scale
     saved = y if op.saves == "output" else x
-    exact = op.compute_gradient(dy, saved, case.dim, op.backward_parameters(tuple(op.parameters.values()), scale))
-    return exact, bounds.backward(saved, dy, exact, case.dim, arithmetic, scale)
+    values = op.backward_parameters(tuple(op.parameters.values()), scale)
+    exact = op.compute_gradient(dy, saved, case.dim, values)
+    return exact, bounds_of(op).backward(saved, dy, exact, case.dim, arithmetic, scale)

@@ -21,26 +21,18 @@ def _configured(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
     return replace(plan, config=replace(plan.config, **{"persistent": True, "max_registers": None, **fields}))
 
 
-def _next_power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()
-
-
 def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
-    cols = _next_power_of_2(problem.cols)
+    cols = 1 << (problem.cols - 1).bit_length()
     if cols > _WIDEST_TILE:
         return plan
-    rows = max(2, 1 << (problem.inner // 4).bit_length())  # several tiles; more would take longer and test nothing new
-    rows = min(plan.config.rows, rows)
+    several_tiles = max(2, 1 << (problem.inner // 4).bit_length())  # more tiles would take longer and test nothing new
+    rows = min(plan.config.rows, several_tiles)
     return _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
-
-
-def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    return _whole_row(plan, problem, peel=True) if problem.layout == "row" else plan
 
 
 def _block_cols(problem: Problem) -> int:
     """Returns a number of columns that makes three full blocks and a partial one of a row."""
-    return max(16, _next_power_of_2(problem.cols) // 4)
+    return max(16, (1 << (problem.cols - 1).bit_length()) // 4)
 
 
 def _column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
@@ -59,12 +51,11 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """A cooperative plan in which each program computes one part of one row, and does not loop."""
-    cooperative = _cooperative(plan, problem, persistent=False)
-    config = cooperative.config
-    programs = problem.rows * config.programs_per_row
-    if config.rows > 1 or config.programs_per_row == 1 or programs > _RESIDENT:
-        return plan
-    return replace(cooperative, programs=programs)
+    one_shot = _cooperative(plan, problem, persistent=False)
+    rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
+    programs = problem.rows * programs_per_row
+    possible = rows == 1 and programs_per_row > 1 and programs <= _RESIDENT
+    return replace(one_shot, programs=programs) if possible else plan
 
 
 PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
@@ -72,7 +63,7 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "whole_row": _whole_row,
     "cooperative": _cooperative,
     "column_loop": _column_loop,
-    "peel": _peel,
+    "peel": lambda plan, problem: _whole_row(plan, problem, peel=True) if problem.layout == "row" else plan,
     "reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
     "cooperative+one_shot": _one_shot,

@@ -54,7 +54,6 @@ class Arithmetic:
     accumulator: float
     """Unit roundoff of the statistics; twice that of float64, because the reference is not more precise."""
     cols: int
-    """Elements of a row."""
     sum_roundings: float
     """Roundings of one term of a sum over a row."""
 
@@ -94,8 +93,7 @@ class DerivedBounds:
     ) -> Tensor:
         """Returns the bound of each element's error in dX, for the saved tensor and dY."""
         values = self.op.backward_parameters(tuple(self.op.parameters.values()), scale)
-        keywords = self.op.keywords(self.op.backward, values)
-        gradient = functools.partial(self.op.gradient, **keywords)
+        gradient = functools.partial(self.op.gradient, **self.op.keywords(self.op.backward, values))
         return _bound(lambda reduce, dy, saved: gradient(dy, saved, reduce), (dy, saved), dx, dim, arithmetic)
 
     def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
