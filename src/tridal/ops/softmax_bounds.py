@@ -32,7 +32,7 @@ class SoftmaxBounds:
 
     @property
     def any_values(self) -> bool:
-        """Whether all float32 values are valid input. Differences of large values are results of log_softmax."""
+        """Whether all float32 values are valid input. log_softmax returns differences, which may overflow."""
         return not self.log
 
     def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
@@ -55,8 +55,7 @@ class SoftmaxBounds:
     ) -> Tensor:
         """The bound for dX, given the stored Y. The whole gradient is multiplied by `scale`."""
         if self.log:  # dX = dY - exp(Y) sum(dY)
-            total = dy.abs().sum(dim, keepdim=True)
-            size = dy.abs() + y.exp() * total * (1 + y.abs().nan_to_num(posinf=0))
+            size = dy.abs() + y.exp() * dy.abs().sum(dim, keepdim=True) * (1 + y.abs().nan_to_num(posinf=0))
         else:  # dX = Y (dY - sum(Y dY))
             size = y * (dy.abs() + (y * dy.abs()).sum(dim, keepdim=True))
         return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
