@@ -31,7 +31,7 @@ def leaf(device: torch.device, *shape: int, dtype: torch.dtype = torch.float64) 
     return torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((2, 3), -1), ((2, 3, 2), 1), ((4,), 0)])
+@pytest.mark.parametrize(("shape", "dim"), [((2, 3), -1), ((2, 2, 2), 1), ((4,), 0)])
 def test_gradcheck(device: torch.device, name: str, shape: tuple[int, ...], dim: int) -> None:
     x = leaf(device, *shape)
     op = getattr(tridal, name)

@@ -21,7 +21,7 @@ from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall
 
-ROWS = (1, 2, 9, 33, 300)
+ROWS = (1, 2, 9, 33)
 
 
 @pytest.fixture
@@ -36,11 +36,12 @@ def invariant(backend: Any) -> Iterator[torch.device]:
 @pytest.mark.parametrize("cols", [64, 781, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
-    invariant: torch.device, name: str, cols: int, dtype: torch.dtype
+    backend: Any, invariant: torch.device, name: str, cols: int, dtype: torch.dtype
 ) -> None:
     op = getattr(tridal, name)
-    batch = torch.randn(max(ROWS), cols, device=invariant).to(dtype)
-    grads = torch.randn(max(ROWS), cols, device=invariant).to(dtype)
+    largest = 60 if backend.interpreted else 300  # on a device, more rows than programs
+    batch = torch.randn(largest, cols, device=invariant).to(dtype)
+    grads = torch.randn(largest, cols, device=invariant).to(dtype)
 
     def compute(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.detach().requires_grad_()
@@ -49,14 +50,14 @@ def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
 
     expected = compute(batch, grads)
     assert_close(expected[0].float(), getattr(torch, name)(batch.float(), -1), rtol=1e-2, atol=1e-2)
-    for rows in ROWS:
-        for first in {0, max(ROWS) - rows}:
+    for rows in (*ROWS, largest):
+        for first in {0, largest - rows}:
             part = slice(first, first + rows)
             for actual, of_batch in zip(compute(batch[part], grads[part]), expected, strict=True):
                 assert torch.equal(actual, of_batch[part])
-        row = compute(batch[5:6].clone(), grads[5:6].clone())
-        assert torch.equal(row[0], expected[0][5:6])
-        assert torch.equal(row[1], expected[1][5:6])
+    row = compute(batch[5:6].clone(), grads[5:6].clone())
+    assert torch.equal(row[0], expected[0][5:6])
+    assert torch.equal(row[1], expected[1][5:6])
 
 
 @pytest.mark.parametrize("trailing", [3, 40])

@@ -231,7 +231,9 @@ def run(ranks: int, backend: str) -> dict[tuple[str, int], str]:
         port = free.getsockname()[1]
     with multiprocessing.Manager() as manager:
         failures = manager.dict()
-        multiprocessing.spawn(rank_main, args=(ranks, port, backend, failures), nprocs=ranks)
+        arguments = (ranks, port, backend, failures)
+        multiprocessing.set_forkserver_preload([__name__, "torch._dynamo"])  # imports are slow; ranks inherit them
+        multiprocessing.start_processes(rank_main, arguments, nprocs=ranks, start_method="forkserver")
         return dict(failures)
 
 

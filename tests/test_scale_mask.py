@@ -228,7 +228,7 @@ def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
                "masked_rows": draw(st.sampled_from(["nan", "zero"]))}  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=modified_scores(), data=st.data())
 def test_random_modifications_equal_torch(
     backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
@@ -292,8 +292,8 @@ def test_transforms_and_second_order_equal_torch(device: torch.device) -> None:
 
 
 def test_gradcheck_to_second_order(device: torch.device) -> None:
-    x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
-    keep = torch.rand(3, 4, device=device) > 0.3
+    x = torch.randn(2, 4, dtype=torch.float64, device=device, requires_grad=True)
+    keep = torch.rand(2, 4, device=device) > 0.3
     keep[:, 0] = True
     arguments: dict[str, Any] = {"scale": -0.7, "mask": keep, "causal": True, "masked_rows": "zero"}
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):

@@ -55,7 +55,7 @@ CALLS = """
                 assert_close(l2_norm(x, dim), expected(x, dim), atol=bound, rtol=bound)
                 dx, expected_dx = gradient(lambda z: l2_norm(z, dim), x), gradient(lambda z: expected(z, dim), x)
                 assert_close(dx, expected_dx, atol=bound, rtol=bound)
-        x = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
         assert_close(l2_norm(x[:, ::2], 1), expected(x[:, ::2], 1))
         assert gradcheck(l2_norm, x) and gradgradcheck(l2_norm, x)
         assert_close(l2_norm(1e-9 * x, eps=1e-3), 1e-6 * x)

@@ -11,8 +11,7 @@ from conformance_helpers import Function, failures, rounded, small_cases
 from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
 from tridal.ops import table
 from tridal.testing import Case
-from tridal.testing.gradients import second_gradient
-from tridal.testing.tolerance import Arithmetic, DerivedBounds, bounds_of
+from tridal.testing.tolerance import Arithmetic, DerivedBounds, bounds_of, second_gradient
 
 
 def sums_in(dtype: torch.dtype) -> Function:

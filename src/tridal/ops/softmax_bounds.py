@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from tridal.ops.row_op import RowReduce
+
 Tensor = torch.Tensor
 
 
@@ -24,13 +26,13 @@ class Arithmetic(Protocol):
 
 @dataclass(frozen=True)
 class SoftmaxBounds:
-    """Bounds of the absolute error of each element."""
+    """Bounds of the absolute error of each element of softmax, or of log_softmax if `log` is true."""
 
     log: bool
 
     @property
     def any_values(self) -> bool:
-        """Whether all float32 values are valid input. Differences of large values are results of log_softmax."""
+        """Whether all float32 values are valid input. log_softmax returns differences, which may overflow."""
         return not self.log
 
     def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
@@ -39,9 +41,10 @@ class SoftmaxBounds:
         `scaled` is x before a mask was added. The product with the scale and the sum with the mask round twice, which
         is an error of x; exp turns it into a relative error, and the sum's is its mean over the softmax.
         """
+        distance = RowReduce(x, dim)(x, "max") - x
         if self.log:
-            return y.abs() * arithmetic.unit + arithmetic.noise(_distance(x, dim) + y.abs())
-        noise = arithmetic.noise(_distance(x, dim))
+            return y.abs() * arithmetic.unit + arithmetic.noise(distance + y.abs())
+        noise = arithmetic.noise(distance)
         if scaled is not None:
             shift = torch.where(x.isfinite(), arithmetic.accumulator * (2 * scaled.abs() + x.abs()), 0.0)
             noise = noise + shift + (y * shift).sum(dim, keepdim=True)
@@ -52,8 +55,7 @@ class SoftmaxBounds:
     ) -> Tensor:
         """The bound for dX, given the stored Y. The whole gradient is multiplied by `scale`."""
         if self.log:  # dX = dY - exp(Y) sum(dY)
-            total = dy.abs().sum(dim, keepdim=True)
-            size = dy.abs() + y.exp() * total * (1 + y.abs().nan_to_num(posinf=0))
+            size = dy.abs() + y.exp() * dy.abs().sum(dim, keepdim=True) * (1 + y.abs().nan_to_num(posinf=0))
         else:  # dX = Y (dY - sum(Y dY))
             size = y * (dy.abs() + (y * dy.abs()).sum(dim, keepdim=True))
         return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
@@ -62,7 +64,3 @@ class SoftmaxBounds:
         """The bound for the gradient of sum(dX^2): five sums of products, whose terms do not exceed this square."""
         largest = dy.abs().sum(dim, keepdim=True) if self.log else dy.abs().amax(dim, keepdim=True)
         return (2 * arithmetic.noise(torch.zeros(())) * largest.square()).expand_as(dy)
-
-
-def _distance(x: Tensor, dim: int) -> Tensor:
-    return x.amax(dim, keepdim=True) - x if x.numel() else x

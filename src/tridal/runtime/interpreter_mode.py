@@ -47,17 +47,24 @@ def _is_kernel(value: object) -> bool:
 
 @contextlib.contextmanager
 def interpreting(triton: ModuleType) -> Iterator[None]:
-    """A context for the launch of an interpreted kernel. No other thread may compile or interpret at the same time."""
-    language = triton.language
+    """A context for one launch of an interpreted kernel. No other thread may compile or interpret at the same time."""
+    from triton.runtime import interpreter
+
+    patch, language = getattr(interpreter, "_patch_lang", None), triton.language
     patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype]
     before = [dict(vars(owner)) for owner in patched]
     twins = () if interpreted_library(triton) else _twins(triton)
     try:
         for owner, name, _, twin in twins:
             setattr(owner, name, twin)
+        # Triton patches its language at every call of a function. Once per function is enough, and halves the time.
+        if patch is not None:
+            interpreter._patch_lang = functools.cache(patch)
         with interpret_flag(True):
             yield
     finally:
+        if patch is not None:
+            interpreter._patch_lang = patch
         for owner, name, compiled, _ in twins:
             setattr(owner, name, compiled)
         for owner, members in zip(patched, before, strict=True):

@@ -13,11 +13,10 @@ from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.pytorch.reference import compute
-from tridal.testing import tolerance
 from tridal.testing.cases import Case
-from tridal.testing.gradients import gradient, second_gradient
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_mask, make_values, with_layout
+from tridal.testing.tolerance import Arithmetic, bounds_of, second_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,10 @@ class Result:
     message: str | None
     """A description of the failure; None if the case passed."""
     seconds: float
-    """Duration of the case."""
 
 
 def run_case(case: Case, backend: Backend) -> Result:
-    """Checks a case on a backend that is available here. Never raises because of the implementation: see `check`."""
+    """Checks a case on a backend that is available here. An exception of the backend is a failure of the case."""
     index = backend.device_count() - 1 if case.last_device else None
     with implementation(backend, case.plan, index) as tested:
         return check(case, tested)
@@ -63,45 +61,40 @@ def reference(op: RowOp, x: torch.Tensor, dim: int) -> torch.Tensor:
 
 def _compare(case: Case, implementation: Implementation) -> tuple[float, float, str | None]:
     """Returns the error, its bound and the failure, as in `Result`."""
-    function = implementation.function(case.op)
+    device, forward = implementation.device, case.direction == "forward"
     kwargs: dict[str, Any] = {} if case.cast is None else {"dtype": getattr(torch, case.cast)}
     if case.stream:
-        kwargs["stream"] = torch.get_device_module(implementation.device.type).current_stream(implementation.device)
+        kwargs["stream"] = torch.get_device_module(device.type).current_stream(device)
     if case.modified:
         kwargs |= {"scale": case.scale, "causal": case.causal, "masked_rows": case.masked_rows}
-        kwargs["mask"] = None if case.mask is None else make_mask(case.mask, case.shape, implementation.device)
-    x = with_layout(make_values(case.values, case.shape, case.dim), case.layout, case.dtype, implementation.device)
-    before = x.detach().clone()
-    exact_x = before.cpu().to(getattr(torch, case.out_dtype)).double()
-    if case.direction == "forward":
-        result = function(x, case.dim, **kwargs)
-        exact, bound = _exact(case, implementation, exact_x)
+        kwargs["mask"] = None if case.mask is None else make_mask(case.mask, case.shape, device)
+    x = with_layout(make_values(case.values, case.shape, case.dim), case.layout, case.dtype, device)
+    before = x.clone()
+    y = implementation.function(case.op)(x.requires_grad_(not forward), case.dim, **kwargs)
+
+    exact_x = _exact_rows(before.cpu().to(getattr(torch, case.out_dtype)))
+    writes = (case.out_dtype,) if forward else (case.out_dtype, case.dtype)
+    cols, last_dim = exact_x.shape[case.dim], case.dim in (-1, exact_x.dim() - 1)
+    arithmetic = Arithmetic.of(writes, case.out_dtype, cols, implementation.interpreted, last_dim)
+    if forward:
+        result, (exact, bound) = y, _exact(case, arithmetic, exact_x)
     else:
-        x.requires_grad_()
-        y = function(x, case.dim, **kwargs)
-        dy = with_layout(
-            make_values("normal", case.shape, case.dim, seed=1), case.grad_layout, case.out_dtype, implementation.device
-        )
-        result = (second_gradient if case.direction == "double" else gradient)(x, y, dy)
-        exact, bound = _exact_gradient(case, implementation, exact_x, *(t.detach().cpu().double() for t in (y, dy)))
-    expected_dtype = case.out_dtype if case.direction == "forward" else case.dtype
-    message = _wrong_metadata(result, case, expected_dtype, implementation)
-    if message is None and not torch.equal(before.nan_to_num(), x.detach().nan_to_num()):
-        message = "the input was changed"
-    if message is not None:
-        return float("nan"), 0.0, message
+        values = make_values("normal", case.shape, case.dim, seed=1)
+        dy = with_layout(values, case.grad_layout, case.out_dtype, device)
+        result = second_gradient(x, y, dy) if case.direction == "double" else torch.autograd.grad(y, x, dy)[0]
+        exact, bound = _exact_gradient(case, arithmetic, exact_x, _exact_rows(y), _exact_rows(dy))
+    expected = {"shape": case.shape, "dtype": getattr(torch, writes[-1]), "device": device.type}
+    found = {"shape": tuple(result.shape), "dtype": result.dtype, "device": result.device.type}
+    wrong = [f"{name} {found[name]} instead of {expected[name]}" for name in found if found[name] != expected[name]]
+    wrong += ["the input was changed"] if not torch.equal(before.nan_to_num(), x.detach().nan_to_num()) else []
+    if wrong:
+        return float("nan"), 0.0, ", ".join(wrong)
     return _difference(result.detach().cpu().double(), exact, bound)
 
 
-def _wrong_metadata(result: torch.Tensor, case: Case, dtype: str, implementation: Implementation) -> str | None:
-    """Returns what is wrong with the shape, dtype or device; None if nothing is."""
-    if result.shape != case.shape:
-        return f"shape {tuple(result.shape)} instead of {case.shape}"
-    if result.dtype != getattr(torch, dtype):
-        return f"{result.dtype} instead of {dtype}"
-    if result.device.type != implementation.device.type:
-        return f"on {result.device} instead of {implementation.device}"
-    return None
+def _exact_rows(x: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor in float64 on the CPU. A 0-d tensor becomes a row of one element."""
+    return x.detach().cpu().double().reshape(x.shape or (1,))
 
 
 def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
@@ -112,58 +105,39 @@ def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) 
     error = torch.where(same, 0.0, (result - exact).abs().nan_to_num(nan=torch.inf))
     bound = torch.where(exact.isfinite(), bound.nan_to_num(nan=0.0), 0.0)
     worst = int(torch.where(same, 0.0, error / bound).argmax())
-    worst_error, worst_bound = float(error.flatten()[worst]), float(bound.flatten()[worst])
+    found, expected, worst_error, worst_bound = (float(t.flatten()[worst]) for t in (result, exact, error, bound))
     if worst_error <= worst_bound:
         return worst_error, worst_bound, None
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), result.shape))
     message = (
-        f"{int((error > bound).sum())} of {result.numel()} elements are off; at {index} {result.flatten()[worst]:.9g} "
-        f"instead of {exact.flatten()[worst]:.9g}: {worst_error:.3g} apart, {worst_bound:.3g} allowed"
+        f"{int((error > bound).sum())} of {result.numel()} elements are off; at {index} {found:.9g} instead of "
+        f"{expected:.9g}: {worst_error:.3g} apart, {worst_bound:.3g} allowed"
     )
     return worst_error, worst_bound, message
 
 
-def _exact(case: Case, implementation: Implementation, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _exact(case: Case, arithmetic: Arithmetic, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the exact Y, and the bound of each element's error."""
-    op, scaled, empty = table.op_named(case.op), x * (1.0 if case.scale is None else case.scale), None
-    if case.modified:
-        mask = None if case.mask is None else make_mask(case.mask, case.shape, x.device)
-        modification = ScoreModification(1.0, mask, case.causal, case.masked_rows == "zero")
-        x, empty = modify_scores(scaled, case.dim, modification)
+    op = table.op_named(case.op)
+    scaled = x * (1.0 if case.scale is None else case.scale)
+    mask = None if case.mask is None else make_mask(case.mask, case.shape, x.device)
+    modification = ScoreModification(1.0, mask, case.causal, case.masked_rows == "zero")
+    x, empty = modify_scores(scaled, case.dim, modification)
     y = reference(op, x, case.dim)
     y = y if empty is None else y.masked_fill(empty, 0.0)
-    arithmetic = _arithmetic(case, implementation, case.out_dtype)
-    before = _as_row(scaled) if case.modified else None
-    bound = tolerance.bounds_of(op).forward(_as_row(x), _as_row(y), case.dim, arithmetic, before)
-    return y, bound.reshape(y.shape)
+    return y, bounds_of(op).forward(x, y, case.dim, arithmetic, scaled if case.modified else None)
 
 
 def _exact_gradient(
-    case: Case, implementation: Implementation, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
+    case: Case, arithmetic: Arithmetic, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the exact dX for the saved tensor, or the exact second derivative, and the bound of each error."""
-    op, arithmetic = table.op_named(case.op), _arithmetic(case, implementation, case.out_dtype, case.dtype)
-    bounds = tolerance.bounds_of(op)
+    op = table.op_named(case.op)
     if case.direction == "double":
-        x = x.requires_grad_()
-        exact = second_gradient(x, reference(op, x, case.dim), dy)
-        bound = bounds.second_order(_as_row(x), _as_row(dy), _as_row(exact), case.dim, arithmetic)
-    else:
-        scale = 1.0 if case.scale is None else case.scale
-        saved = y if op.saves == "output" else x
-        values = op.backward_parameters(tuple(op.parameters.values()), scale)
-        exact = op.compute_gradient(dy, saved, case.dim, values)
-        bound = bounds.backward(_as_row(saved), _as_row(dy), _as_row(exact), case.dim, arithmetic, scale)
-    return exact, bound.reshape(y.shape)
-
-
-def _arithmetic(case: Case, implementation: Implementation, *writes: str) -> tolerance.Arithmetic:
-    rank = max(len(case.shape), 1)
-    cols = case.shape[case.dim] if case.shape else 1
-    last_dim = case.dim % rank == rank - 1
-    return tolerance.Arithmetic.of(writes, case.out_dtype, cols, implementation.interpreted, last_dim)
-
-
-def _as_row(x: torch.Tensor) -> torch.Tensor:
-    """Returns a 0-d tensor as a row of one element, and other tensors unchanged."""
-    return x.reshape(1) if x.dim() == 0 else x
+        exact = second_gradient(x.requires_grad_(), reference(op, x, case.dim), dy)
+        return exact, bounds_of(op).second_order(x.detach(), dy, exact, case.dim, arithmetic)
+    scale = 1.0 if case.scale is None else case.scale
+    saved = y if op.saves == "output" else x
+    values = op.backward_parameters(tuple(op.parameters.values()), scale)
+    exact = op.compute_gradient(dy, saved, case.dim, values)
+    return exact, bounds_of(op).backward(saved, dy, exact, case.dim, arithmetic, scale)

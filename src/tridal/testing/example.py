@@ -12,10 +12,8 @@ from tridal.testing.implementation import Implementation
 
 X = ((1.0, 2.0, 3.0), (1.0, 3.0, 5.0))
 DY = ((0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
-Y = ((0.0900, 0.2447, 0.6652), (0.0159, 0.1173, 0.8668))
-"""softmax(X), to four decimals."""
-DX = ((-0.0381, -0.0792, 0.1173), (-0.0043, -0.0202, 0.0245))
-"""Y * (DY - sum(Y * DY)), to four decimals."""
+Y = ((0.0900, 0.2447, 0.6652), (0.0159, 0.1173, 0.8668))  # softmax(X), to four decimals
+DX = ((-0.0381, -0.0792, 0.1173), (-0.0043, -0.0202, 0.0245))  # Y * (DY - sum(Y * DY)), to four decimals
 
 _NAME = "worked 2x3 example"
 _ALLOWED = 0.501e-4  # half a unit of the fourth decimal, and the rounding of Y and DX to float32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tridal.devices import registry, settings
-from tridal.devices.types import Backend, DeviceProperties, LaunchPlan, Probe, Problem
+from tridal.devices.types import Backend
 from tridal.ops import table
 from tridal.pytorch.functions import FUNCTIONS, row_function
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
@@ -22,7 +22,7 @@ class Implementation:
 
     device: torch.device
     function: Callable[[str], Callable[..., torch.Tensor]]
-    """function(name) returns the function that computes the op with this name."""
+    """function(name) returns the function of the op with this name."""
     interpreted: bool = False
     """Whether Triton's interpreter computes. It is less exact than a device, see `tolerance.Arithmetic.of`."""
 
@@ -41,14 +41,11 @@ class _Overridden:
 
     def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
         self.name = f"{backend.name}{suffix}"
+        self.plan = lambda problem, *arguments: override(backend.plan(problem, *arguments), problem)
         self._backend = backend
-        self._override = override
 
     def __getattr__(self, member: str) -> Any:
         return getattr(self._backend, member)
-
-    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        return self._override(self._backend.plan(problem, device, probe, options), problem)
 
 
 @contextmanager
@@ -64,12 +61,9 @@ def overridden(backend: Backend, suffix: str, override: PlanOverride) -> Iterato
 
 @contextmanager
 def implementation(backend: Backend, plan: str = "planned", index: int | None = None) -> Iterator[Implementation]:
-    """Yields tridal's functions and a device of `backend`, which serves all tensors of its type inside the context.
+    """Yields tridal's functions and a device of a registered backend, which serves all tensors of its type inside.
 
-    Args:
-        backend: a registered backend.
-        plan: a name of `PLAN_OVERRIDES`.
-        index: the index of the device; None is the current device.
+    `plan` is a name of `PLAN_OVERRIDES`. `index` is the device's; None is the current device.
 
     Raises:
         DeviceUnavailableError: the backend is not available here.
@@ -77,7 +71,7 @@ def implementation(backend: Backend, plan: str = "planned", index: int | None = 
     registry.available(backend.name)
     override = PLAN_OVERRIDES[plan]
     suffix = plan.replace("+", "").replace("_", "")
-    served = nullcontext(backend.name) if override is None else overridden(backend, suffix, override)
-    with served as name, settings.use(device=name, fallback="error"):
-        device = torch.device(backend.device_type) if index is None else torch.device(backend.device_type, index)
+    context = nullcontext(backend.name) if override is None else overridden(backend, suffix, override)
+    with context as name, settings.use(device=name, fallback="error"):
+        device = torch.device(backend.device_type if index is None else f"{backend.device_type}:{index}")
         yield Implementation(device, public_function, interpreted=backend.interpreted)

@@ -12,11 +12,7 @@ from tridal.testing.cases import Layout, Mask, Values
 def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -> torch.Tensor:
     """Returns float64 values on the CPU. They are the same in every run.
 
-    Args:
-        kind: which special values there are; see the code.
-        shape: the shape of the tensor.
-        dim: the dim of the op. Values for a whole row are put into the first row along it.
-        seed: the seed; 0 gives values with a standard deviation of 3, other seeds of 1.
+    Special values of one row are put into the first row along `dim`. The standard deviation is 3 for seed 0, else 1.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64) * (1 if seed else 3)
@@ -37,10 +33,8 @@ def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -
         x[chosen] = -torch.inf
     elif kind == "row of -inf":
         row.fill_(-torch.inf)
-    elif kind == "some +inf":
-        row[chosen.select(other_dim, 0)] = torch.inf
-    elif kind == "some nan":
-        row[chosen.select(other_dim, 0)] = torch.nan
+    elif kind in ("some +inf", "some nan"):
+        row[chosen.select(other_dim, 0)] = torch.inf if kind == "some +inf" else torch.nan
     return x
 
 

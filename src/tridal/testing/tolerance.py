@@ -21,6 +21,7 @@ float64 and in float32, and take the largest change of the row's results.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from typing import Any, Literal
 import torch
 
 from tridal.ops.row_op import RowOp, RowReduce
-from tridal.testing.gradients import second_gradient
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of each dtype, for rounding to nearest."""
@@ -54,23 +54,15 @@ class Arithmetic:
     accumulator: float
     """Unit roundoff of the statistics; twice that of float64, because the reference is not more precise."""
     cols: int
-    """Elements of a row."""
     sum_roundings: float
     """Roundings of one term of a sum over a row."""
 
     @classmethod
     def of(cls, writes: tuple[str, ...], dtype: str, cols: int, interpreted: bool, last_dim: bool) -> Arithmetic:
-        """Returns the precision of a computation.
+        """Returns the precision of an op in `dtype` that writes these dtypes, with rows of `cols` elements.
 
         Triton's interpreter is less precise in two ways. It truncates float32 to bfloat16 instead of rounding. NumPy
         adds the elements one after the other, except along the last dim.
-
-        Args:
-            writes: the dtypes that are written.
-            dtype: the dtype of the op, which determines the dtype of the statistics.
-            cols: the number of elements of a row.
-            interpreted: whether Triton's interpreter computes.
-            last_dim: whether the rows are along the last dim.
         """
         units = [UNIT[written] * (2 if interpreted and written == "bfloat16" else 1) for written in writes]
         return cls(
@@ -94,19 +86,15 @@ class DerivedBounds:
 
     def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
         """Returns the bound of each element's error in Y = op(X). `scaled` is not used."""
-        return _bound(y, _sensitivity(self._compute, (x,), y, dim), arithmetic)
+        return _bound(self._compute, (x,), y, dim, arithmetic)
 
     def backward(
         self, saved: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
     ) -> Tensor:
         """Returns the bound of each element's error in dX, for the saved tensor and dY."""
         values = self.op.backward_parameters(tuple(self.op.parameters.values()), scale)
-        keywords = self.op.keywords(self.op.backward, values)
-
-        def compute(reduce: RowReduce, dy: Tensor, saved: Tensor) -> Tensor:
-            return self.op.gradient(dy, saved, reduce, **keywords)
-
-        return _bound(dx, _sensitivity(compute, (dy, saved), dx, dim), arithmetic)
+        gradient = functools.partial(self.op.gradient, **self.op.keywords(self.op.backward, values))
+        return _bound(lambda reduce, dy, saved: gradient(dy, saved, reduce), (dy, saved), dx, dim, arithmetic)
 
     def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
         """Returns the bound of each element's error in the gradient of sum(dX^2), whose exact value is `exact`."""
@@ -115,7 +103,7 @@ class DerivedBounds:
             x = x.detach().requires_grad_()
             return second_gradient(x, self._compute(reduce, x), dy)
 
-        return _bound(exact, _sensitivity(compute, (x, dy), exact, dim), arithmetic)
+        return _bound(compute, (x, dy), exact, dim, arithmetic)
 
     def _compute(self, reduce: RowReduce, x: Tensor) -> Tensor:
         return self.op.reference(x, reduce, **self.op.parameters)
@@ -126,41 +114,46 @@ def bounds_of(op: RowOp) -> Any:
     return DerivedBounds(op) if op.bounds is None else op.bounds
 
 
-def _bound(exact: Tensor, sensitivity: Tensor, arithmetic: Arithmetic) -> Tensor:
-    noise = arithmetic.noise(torch.zeros(()))
-    return arithmetic.unit * exact.abs() + noise * (exact.abs() + sensitivity) + arithmetic.tiny
+def second_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
+    """Returns the gradient of sum(dX^2), where dX is that of sum(Y dY). It is zero for an op that is linear."""
+    (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    if not dx.requires_grad:
+        return torch.zeros_like(x)
+    (ddx,) = torch.autograd.grad(dx.square().sum(), x, materialize_grads=True)
+    return ddx
 
 
-def _sensitivity(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], exact: Tensor, dim: int) -> Tensor:
-    """Returns twice the largest change in each row of function(reduce, *inputs), relative to its cause.
+def _bound(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], exact: Tensor, dim: int, arithmetic: Arithmetic
+) -> Tensor:
+    """Returns the bound of each element's error in function(reduce, *inputs), whose exact value is `exact`.
 
-    The causes are random changes of every input element and of every result of `reduce`, and the rounding errors of
-    float32. Changes of the inputs alone would not show errors of intermediate results that cancel in exact arithmetic.
+    The inputs and the results of `reduce` are changed at random, and float32 adds its rounding errors. The bound takes
+    twice the largest change of a row's results, relative to its cause. Changes of the inputs alone would not show
+    errors of intermediate results that cancel in exact arithmetic.
     """
     generator, largest = torch.Generator().manual_seed(0), torch.zeros_like(exact)
     for step, dtype in _CHANGES * _TRIALS:
-        changed = [_change(x, step, generator).to(dtype) for x in inputs]
-        result = function(_ChangedReduce(exact, dim, step, generator), *changed).double()
+        change = functools.partial(_change, step=step, generator=generator)
+        changed = [change(x).to(dtype) for x in inputs]
+        result = function(_ChangedReduce(exact, dim, change), *changed).double()
         largest = torch.maximum(largest, ((result - exact).abs() / step).nan_to_num(posinf=0.0))
-    return 2 * _row_max(largest, dim)
+    noise = arithmetic.noise(torch.zeros(()))
+    sensitivity = 2 * RowReduce(largest, dim)(largest, "max")
+    return arithmetic.unit * exact.abs() + noise * (exact.abs() + sensitivity) + arithmetic.tiny
 
 
 class _ChangedReduce(RowReduce):
     """Reduces rows, and changes the results a little."""
 
-    def __init__(self, x: Tensor, dim: int, step: float, generator: torch.Generator) -> None:
+    def __init__(self, x: Tensor, dim: int, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__(x, dim)
-        self._step = step
-        self._generator = generator
+        self._change = change
 
     def __call__(self, x: Tensor, how: Literal["max", "sum"]) -> Tensor:
-        return _change(super().__call__(x, how), self._step, self._generator)
+        return self._change(super().__call__(x, how))
 
 
 def _change(x: Tensor, step: float, generator: torch.Generator) -> Tensor:
     """Returns the tensor with each element changed by a random relative amount between -step and step."""
     return x * (1 + step * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
-
-
-def _row_max(x: Tensor, dim: int) -> Tensor:
-    return x.amax(dim, keepdim=True).expand_as(x) if x.numel() else x
