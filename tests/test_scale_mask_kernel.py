@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 
 from tridal.runtime.row_layout import row_layout
-from tridal.runtime.scale_mask import MOST_ROWS, ScaleMask, locate_mask
+from tridal.runtime.scale_mask import ROW_LIMIT, ScaleMask, locate_mask
 
 FLOAT_MASK = ScaleMask(mask="float32")
 
@@ -101,8 +101,8 @@ def test_a_causal_mask_keeps_the_dim_of_the_queries() -> None:
 def test_a_mask_with_too_many_strides_or_rows_is_not_placed() -> None:
     assert located((2, 3, 4, 5, 6), (2, 1, 4, 1, 6)) is None
     assert located((2, 3, 4, 5, 6), (2, 1, 4, 5, 6)) is not None
-    assert locate_mask(FLOAT_MASK, (MOST_ROWS, 2), (2, 1), (0, 1), 1) is None
-    assert locate_mask(FLOAT_MASK, (MOST_ROWS - 1, 2), (2, 1), (0, 1), 1) is not None
+    assert locate_mask(FLOAT_MASK, (ROW_LIMIT, 2), (2, 1), (0, 1), 1) is None
+    assert locate_mask(FLOAT_MASK, (ROW_LIMIT - 1, 2), (2, 1), (0, 1), 1) is not None
 
 
 @pytest.mark.parametrize(

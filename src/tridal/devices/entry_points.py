@@ -30,7 +30,7 @@ def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:
 
 
 def load(point: metadata.EntryPoint, find_problem: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
-    """Returns the loaded object and None, or None and its problem, from `find_problem(object, name)` or an error."""
+    """Returns (object, None), or (None, problem) if loading raises or `find_problem(object, name)` finds a problem."""
     try:
         found = point.load()
         problem = find_problem(found, point.name)

@@ -51,12 +51,12 @@ class Registered:
 
 
 def order(name: str, origin: str) -> tuple[bool, str, str]:
-    """Sorts bundled backends first, then by name. The first of several backends with one name keeps it."""
+    """Returns the sort key of an entry point: bundled backends come first, then the order is by name and origin."""
     return origin.partition(" ")[0] != BUNDLED, name, origin
 
 
 def discover() -> list[Registered]:
-    """Loads all entry points in `order`, and logs a warning for each one that cannot be used."""
+    """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used."""
     owners: dict[str, str] = {}
     entries = []
     for origin, point in sorted(entry_points(GROUP), key=lambda found: order(found[1].name, found[0])):
@@ -80,7 +80,7 @@ def find_problem(backend: Any, name: str) -> str | None:
 
 
 def _problems(backend: Any, name: str) -> Iterator[str]:
-    """Yields problems. A check relies on those before it, so it must not run after a problem."""
+    """Yields problems. A check assumes that the earlier ones passed, so the caller must stop at the first problem."""
     if inspect.isclass(backend):
         yield f"expected an instance or a module, found the class {backend.__name__!r}"
     if backend.__hash__ is None:
@@ -113,7 +113,7 @@ def _problems(backend: Any, name: str) -> Iterator[str]:
 
 
 def accepts(option: Option, value: object) -> bool:
-    """Returns whether an option accepts a value of any type. An exception in `option.accepts` means no."""
+    """Returns whether an option accepts a value. If `option.accepts` raises, the value is not accepted."""
     try:
         return bool(option.accepts(value))
     except Exception:  # for example, a comparison of a string with a number

@@ -46,7 +46,7 @@ def registered() -> tuple[Registered, ...]:
 
 
 def loaded() -> list[Backend]:
-    """Returns the backends of all entries that can be used. They may be unavailable on this machine."""
+    """Returns all backends that loaded without a problem. They may be unavailable on this machine."""
     return [entry.backend for entry in registered() if entry.backend is not None]
 
 
@@ -61,7 +61,7 @@ def get(name: str) -> Backend:
 
 
 def available(name: str) -> Backend:
-    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, or an error as `get`."""
+    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises."""
     backend = get(name)
     if (reason := unavailable(backend)) is not None:
         raise DeviceUnavailableError(f"{name!r} is not available here: {reason}. To get it: {backend.install}")
@@ -78,7 +78,7 @@ def unavailable(backend: Backend) -> str | None:
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:
-    """Returns the value of each option of a backend, by default the option's default.
+    """Returns the value of each option of a backend: the value in the settings, or the option's default.
 
     Raises SettingsError if the settings have an unknown option or a wrong value.
     """
@@ -116,7 +116,7 @@ def serving(device_type: str, settings: Settings | None = None, known_types: Con
 
 
 def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
-    """Does the uncached work of `serving`."""
+    """Implements `serving` without its cache."""
     check_backends(settings)
     name, _ = parse_device(settings.device)
     if name != device_type:
@@ -230,7 +230,7 @@ def check_backends(settings: Settings) -> None:
 
 
 def _find(name: str) -> Registered | None:
-    return next((entry for entry in registered() if entry.name == name), None)  # shadowed entries come later
+    return next((entry for entry in registered() if entry.name == name), None)  # the first one is not shadowed
 
 
 def _names() -> list[str]:
@@ -238,7 +238,7 @@ def _names() -> list[str]:
 
 
 def _candidates() -> Iterator[Backend]:
-    """Iterates over the backends that can serve without being named."""
+    """Iterates over the backends that may be chosen automatically: those that are available and not interpreted."""
     return (backend for backend in loaded() if not backend.interpreted and unavailable(backend) is None)
 
 

@@ -49,13 +49,13 @@ FIELDS: Mapping[str, Option] = {
 """All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
 
 VARIABLES = ("TRIDAL_CONFIG", "TRIDAL_OVERRIDE_TORCH")
-"""Environment variables that are not settings. `variable` gives the variable of a setting."""
+"""Environment variables that are not settings. `variable` returns the variable of a setting."""
 
 PREFIX = "TRIDAL_"
 DEFAULT = "default"
 ENVIRONMENT = "environment "
 
-_Layer: TypeAlias = dict[KeyPath, tuple[object, str]]  # the value and the source of each key
+_Layer: TypeAlias = dict[KeyPath, tuple[object, str]]  # (value, source) of each changed setting
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ _overlays: dict[tuple[Settings, str], Settings] = {}
 
 
 def current() -> Settings:
-    """Returns the current settings of this thread or async task. Raises SettingsError as `reload`.
+    """Returns the current settings of this thread or async task. Raises SettingsError as `reload` does.
 
     The first call reads the environment and the file. If that fails, the next call tries again.
     """
@@ -141,7 +141,7 @@ def use(
 
     The change applies to the thread or async task that enters the block, and to the tasks that are started inside.
     An argument that is None does not change its setting. `backends` has options by backend and name, which are checked
-    when a backend is chosen. For the other settings, see `FIELDS`. The context manager gives the new settings.
+    when a backend is chosen. For the other settings, see `FIELDS`. The context manager returns the new settings.
 
     Raises SettingsError for a wrong value. The call of `use` raises it, not the block.
     """
@@ -185,11 +185,11 @@ def variable(*keys: str) -> str:
 
 
 def nearest_variable(source: str, of_options: Sequence[str] = ()) -> str:
-    """Returns a suggestion as `nearest` if the source of a setting is a misspelt variable, "" otherwise."""
+    """Returns a suggestion as `nearest` does if a setting comes from a misspelt environment variable, else ""."""
     if not source.startswith(ENVIRONMENT):
         return ""
     known = [*VARIABLES, *map(variable, FIELDS), *of_options]
-    return nearest(source.removeprefix(ENVIRONMENT), known, cutoff=0.8)  # high, because all share the prefix
+    return nearest(source.removeprefix(ENVIRONMENT), known, cutoff=0.8)  # high, because all names share a prefix
 
 
 def parse_device(text: str) -> tuple[str, int | None]:
@@ -251,7 +251,7 @@ def _checked(keys: KeyPath, value: object, source: str) -> tuple[object, str]:
 
 
 def _changed(base: Settings, layer: _Layer) -> Settings:
-    """Returns the settings with the values of a layer in place of those of `base`."""
+    """Returns a copy of `base` with the values and sources in `layer`."""
     fields: dict[str, Any] = {}
     backends = {name: dict(section) for name, section in base.backends.items()}
     for keys, (value, _) in layer.items():

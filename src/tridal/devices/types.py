@@ -15,26 +15,26 @@ Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 FEATURES = ("peel", "reload", "scale_mask")
-"""What a backend may support beside schedules: see `Backend.schedules`."""
+"""Optional features of a backend; `Backend.schedules` describes them."""
 
 ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element of each dtype that a kernel reads or writes."""
 
 RENAMED = {"Tile": "KernelConfig", "Algorithm": "Schedule", "algorithms": "schedules", "split": "programs_per_row"}
 RENAMED |= {"algorithm": "schedule", "tile": "config", "edges": "peel", "rereads": "reload", "weighed": "scale_mask"}
-"""Names of version 0.1 and what replaces them."""
+"""The new name of each name of version 0.1."""
 _RENAMED_VALUES = {"tile": "whole_row", "split": "cooperative", "looped": "column_loop", "masked": "scale_mask"}
-"""The same for the names of schedules and features, where `RENAMED` has another name or none."""
+"""The new names of schedules and features of version 0.1. For these, they take precedence over `RENAMED`."""
 
 
 def new_name(old: str, value: bool = False) -> str:
-    """A hint for a name of version 0.1, or "". `value` says that it is the value of a schedule or feature."""
+    """Returns a hint for an error message if `old` is a name of version 0.1. Set `value` for a schedule or feature."""
     new = (RENAMED | _RENAMED_VALUES if value else RENAMED).get(old)
     return f"; {old!r} is called {new!r} since version 0.2" if new else ""
 
 
 class _Renamed:
-    """Raises an error with the new name where a keyword or an attribute has a name of version 0.1."""
+    """Base class whose errors for arguments and attributes of version 0.1 give their new names."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class _Renamed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
-    """What a plan needs to know about a device. Sizes are bytes; None means "not known".
+    """Properties of a device that plans depend on. Sizes are in bytes. None means "not known".
 
     A core is the unit that runs a program: an SM on CUDA, a vector core on Ascend, the process in the interpreter.
     """
@@ -86,25 +86,25 @@ class Problem(_Renamed):
     inner: int
     outer: int = 1
     reads: tuple[str, ...] = ("float32",)
-    """dtype of each tensor that is read once per element. All but the first are contiguous."""
+    """dtype of each input with a number per element. All but the first are contiguous."""
     writes: tuple[str, ...] = ("float32",)
-    """dtype of each tensor that is written once per element."""
+    """dtype of each output with a number per element."""
     row_reads: tuple[str, ...] = ()
-    """dtype of each tensor with a number per row that is read."""
+    """dtype of each input with a number per row."""
     column_reads: tuple[str, ...] = ()
-    """dtype of each tensor with a number per column that is read."""
+    """dtype of each input with a number per column."""
     row_writes: tuple[str, ...] = ()
-    """dtype of each tensor with a number per row that is written."""
+    """dtype of each output with a number per row."""
     passes: int = 3
     """Passes over a row: one for each statistic that depends on the one before it, and one that writes the results."""
     live_tiles: int = 1
     """Tiles of the accumulator's dtype that are live at the same time."""
     statistics: int = 2
-    """Numbers that a program keeps for each row."""
+    """Number of statistics that a program keeps for each row."""
     layout: Layout = "row"
-    """The index that moves by one element in memory: along a row ("row"), across rows ("inner"), none ("strided")."""
+    """Contiguous elements: those of a row ("row"), those of a column ("inner") or neither ("strided")."""
     aligned: bool = True
-    """Whether the length, every stride and every address allow vector accesses only."""
+    """Whether vectors are aligned: the contiguous length, all other strides and all addresses are multiples of 16."""
     scale_mask: bool = False
     """Whether elements are scaled or masked when they are loaded, which adds loads and arithmetic per element."""
 
@@ -134,7 +134,7 @@ class Problem(_Renamed):
 
     @property
     def accumulator(self) -> int:
-        """Bytes of the dtype of the statistics: float64 if one tensor is float64, else float32."""
+        """Bytes of one element of the statistics' dtype, which is float64 if a tensor is float64, else float32."""
         return 8 if "float64" in (*self.reads, *self.writes) else 4
 
 
@@ -150,14 +150,14 @@ class KernelConfig(_Renamed):
     num_warps: int = 4
     num_stages: int = 1
     programs_per_row: int = 1
-    """Above one for "cooperative" only. All programs of such a launch have to be resident at the same time."""
+    """1 unless the schedule is "cooperative", whose programs must all be resident at the same time."""
     max_registers: int | None = None
     """Limit on the registers of a thread; None leaves it to the compiler."""
     peel: bool = False
     """Whether the unaligned head and tail of each row are computed apart from its aligned vectors ("row" layout)."""
     exp2_bias: float | None = None
-    """Mean relative error of the device's exp2 in float32. If it is given, exp is computed by exp2, and the error is
-    corrected; zero means exp2 without a correction. None means the device's exp."""
+    """Mean relative error of the device's exp2 in float32. Kernels compute exp by exp2 and correct this error.
+    Zero means exp2 without a correction. None means the device's exp."""
     persistent: bool = True
     """Whether a program loops over tiles. If not, there is one program per tile, and it needs fewer registers."""
     reload: bool = False
@@ -182,13 +182,13 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan(_Renamed):
-    """How a problem runs on a device, and the reason in words."""
+    """The configuration and the number of programs for a problem on a device, and the reason for them in words."""
 
     config: KernelConfig
     programs: int
     reason: str
     occupancy: int | None = None
-    """Programs that can be resident on one core, where the backend knows it."""
+    """Programs that can be resident on one core; None if the backend does not know it."""
     resources: Resources | None = None
 
     @property
@@ -197,7 +197,7 @@ class LaunchPlan(_Renamed):
         return self.config.schedule
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Returns plain data for JSON."""
         return {"schedule": self.schedule, **asdict(self)}
 
 
@@ -218,9 +218,9 @@ Probe: TypeAlias = Callable[[KernelConfig], Resources]
 
 @runtime_checkable
 class Backend(Protocol):
-    """What a plugin provides. An entry point of the group `tridal.backends` names an instance or a module like this.
+    """Protocol of backends. An entry point of the group `tridal.backends` names an instance or a module with this API.
 
-    There is no base class and no state. A backend is hashable, because it is a key of caches.
+    A backend needs no base class. It has no state. It is hashable, because caches use it as a key.
     """
 
     name: str
@@ -232,38 +232,38 @@ class Backend(Protocol):
     schedules: frozenset[str]
     """The members of `SCHEDULES` and `FEATURES` that its plans may use.
 
-    "peel" and "reload" allow the fields of `KernelConfig` with these names. "scale_mask" says that tiles which fit
-    without a scale and a mask also fit with them, although they need more memory.
+    "peel" and "reload" allow the fields of `KernelConfig` with these names. With "scale_mask", plans may assume that
+    scaling and masking need no smaller tiles, although they take more memory.
     """
     interpreted: bool
     """Whether its kernels run in Triton's interpreter. Such a backend is used only if it is requested by name."""
     options: Mapping[str, Option]
-    """Its settings, by name."""
+    """Options of the backend by name."""
     install: str
-    """How a user gets it, in one line."""
+    """One line that tells a user how to install the backend."""
 
     def __hash__(self) -> int: ...
 
     def unavailable(self) -> str | None:
-        """The reason why it cannot run here, in words; None if it can. It is cheap and never raises."""
+        """Returns why the backend cannot run on this machine, or None if it can. Must be cheap and must not raise."""
 
     def device_count(self) -> int:
-        """Number of devices that are present."""
+        """Returns the number of devices that are present."""
 
     def properties(self, index: int) -> DeviceProperties:
-        """Properties of a device that is present."""
+        """Returns the properties of a device that is present."""
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Devices that need not be present, by the name that `tridal plan --arch` takes."""
+        """Returns the properties of devices by the names that `tridal plan --arch` takes. They need not be present."""
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """The plan for a problem of at least one element. `options` holds a value for each of its settings."""
+        """Returns the plan for a problem of at least one element. `options` holds a value for each option."""
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Reads the resources of a compiled kernel from the compiler's outputs by stage (say "cubin")."""
+        """Returns the resources of a compiled kernel. `asm` has the compiler's output by stage, such as "cubin"."""
 
     def stream(self, index: int) -> int:
-        """Raw handle of the device's current stream; 0 where there are no streams."""
+        """Returns the raw handle of the device's current stream, or 0 if the device has no streams."""
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """A context in which the device is the current one."""
+        """Returns a context manager that makes the device the current one."""

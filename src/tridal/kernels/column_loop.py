@@ -1,6 +1,6 @@
-"""The schedule "column_loop": rows that are wider than a tile. A program loops over blocks of columns, twice.
+"""The schedule "column_loop" for rows that are wider than a tile: a program loops twice over blocks of columns.
 
-The first loop computes the statistics of its rows, the second one the results. `whole_row` describes the parameters.
+The first loop computes the statistics of the rows, the second loop the output. `whole_row` describes the parameters.
 """
 
 import triton
@@ -26,7 +26,7 @@ def column_loop(
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr,
     ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
-    """Computes `finish` of every element, from the statistics of its row."""
+    """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
         per_row2 = load_rows(per_row2_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
@@ -58,7 +58,7 @@ def column_loop(
             if SECOND is not None:
                 before = tl.cast(column_block * COLS, ACC_DTYPE)
                 count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
-                if rebase is not None:  # a number per row: the device's exp is exact enough and fast enough
+                if rebase is not None:  # None: the device's exp is fast enough for one number per row
                     second = rebase(second, first, merged, before, count, param0, param1, None)
                 term = second_term(
                     x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count, AXIS, EXP2_BIAS,

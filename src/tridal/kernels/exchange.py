@@ -1,8 +1,8 @@
 """The exchange of statistics between the programs that compute one row together.
 
 Each program publishes the statistics of its part of a row, reads those of the other parts, and combines all of them.
-The workspace holds SLOTS 64-bit slots per tile, which are zero before a launch and after it. All programs of a launch
-are resident at the same time, because they wait for each other.
+The workspace has SLOTS 64-bit slots per tile. A slot holds a word: zero before and after a launch, else the packed
+statistics of a part. Programs wait for each other, so all programs of a launch must be resident at the same time.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 from tridal.kernels.reductions import merge
 
 _INF = tl.constexpr(float("inf"))
-_BLOCK = tl.constexpr(32)  # programs of a row whose slots are read together
+_BLOCK = tl.constexpr(32)  # number of slots that a program reads at once
 
 
 @triton.jit
@@ -23,10 +23,10 @@ def part_count(rank, body, cols, COLS: tl.constexpr):
 
 @triton.jit
 def _pack(first, second):
-    """Two float32 statistics as one word that is never zero.
+    """Packs two float32 statistics into one word that is not zero, because zero means "not published".
 
-    Zero means "not published", and both statistics may be zero. So the bits are inverted: the word would be zero for
-    two NaNs whose bits are all ones, and the first statistic gets another NaN then.
+    The bits are inverted, because both statistics may be zero. The word would then be zero for two NaNs whose bits are
+    all ones, so the first one is replaced by another NaN.
     """
     bits = tl.cast(first, tl.int32, bitcast=True)
     bits = tl.where(bits == -1, 0x7FC00000, bits)
@@ -36,21 +36,21 @@ def _pack(first, second):
 
 
 @triton.jit
-def _poll(slots, real):
-    """Words, and whether all real ones are published."""
-    word = tl.load(slots, mask=real, other=1, volatile=True)
+def _poll(slots, valid):
+    """Returns the words in the slots, and 1 if all valid slots are published, else 0."""
+    word = tl.load(slots, mask=valid, other=1, volatile=True)
     return word, tl.min(tl.ravel(tl.where(word == 0, 0, 1)), 0)
 
 
 @triton.jit
 def _combine(
-    word, real, counts, count, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    word, valid, counts, count, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of whole rows from slots, [parts] or [parts, rows]; and the scale of each part's terms."""
+    """Returns the statistics of whole rows from words [parts] or [parts, rows], and a scale for each part's terms."""
     word = ~word
     firsts = tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True)
-    firsts = tl.where(real, firsts, -_INF if FIRST == "max" else 0.0)
+    firsts = tl.where(valid, firsts, -_INF if FIRST == "max" else 0.0)
     first = tl.max(firsts, 0) if FIRST == "max" else tl.sum(firsts, 0)
     second, scales = tl.zeros_like(first), tl.full(firsts.shape, 1.0, tl.float32)
     if SECOND is not None:
@@ -58,37 +58,37 @@ def _combine(
         if rebase is not None:
             scales = rebase(scales, firsts, first, counts, count, param0, param1, EXP2_BIAS)
             seconds = rebase(seconds, firsts, first, counts, count, param0, param1, EXP2_BIAS)
-        seconds = tl.where(real, seconds, -_INF if SECOND == "max" else 0.0)
+        seconds = tl.where(valid, seconds, -_INF if SECOND == "max" else 0.0)
         second = tl.max(seconds, 0) if SECOND == "max" else tl.sum(seconds, 0)
     return first, second, scales
 
 
 @triton.jit
 def _gather(
-    slots, begin, number, body, cols, param0, param1, BLOCKS: tl.constexpr, rebase: tl.constexpr,
+    slots, first_part, num_slots, body, cols, param0, param1, BLOCKS: tl.constexpr, rebase: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COLS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Waits for `number` slots of a row, in BLOCKS blocks, and combines them.
+    """Waits until `num_slots` slots of a row are published, in BLOCKS blocks of slots, and combines their statistics.
 
-    Word i holds the statistics of the COLS columns of part `begin` + i.
+    Slot i holds the statistics of part `first_part` + i, which has COLS columns.
     """
     index = tl.arange(0, _BLOCK)
     first, second, count, done = 0.0, 0.0, 0.0, 0
     while done == 0:
-        word, done = _poll(slots + index, index < number)
-        counts = part_count(begin + index, body, cols, COLS) if COUNTS else 0.0
+        word, done = _poll(slots + index, index < num_slots)
+        counts = part_count(first_part + index, body, cols, COLS) if COUNTS else 0.0
         if COUNTS:
-            count = tl.sum(tl.where(index < number, counts, 0.0), 0)
+            count = tl.sum(tl.where(index < num_slots, counts, 0.0), 0)
         first, second, _ = _combine(
-            word, index < number, counts, count, param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
+            word, index < num_slots, counts, count, param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
         )  # fmt: skip
         for block in tl.static_range(1, BLOCKS):
             start = block * _BLOCK
-            word, more_done = _poll(slots + start + index, start + index < number)
-            counts = part_count(begin + start + index, body, cols, COLS) if COUNTS else 0.0
-            more = tl.sum(tl.where(start + index < number, counts, 0.0), 0) if COUNTS else 0.0
+            word, more_done = _poll(slots + start + index, start + index < num_slots)
+            counts = part_count(first_part + start + index, body, cols, COLS) if COUNTS else 0.0
+            more = tl.sum(tl.where(start + index < num_slots, counts, 0.0), 0) if COUNTS else 0.0
             more_first, more_second, _ = _combine(
-                word, start + index < number, counts, more, param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
+                word, start + index < num_slots, counts, more, param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
             )  # fmt: skip
             both = merge(first, more_first, FIRST)
             if rebase is not None:
@@ -107,10 +107,10 @@ def _exchange_row(
     SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr,
     COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """`exchange` for one row, with scalars. It is not inlined, because Triton does not pipeline a loop around a wait.
+    """`exchange` for one row. It is not inlined, because Triton does not pipeline a loop that contains a wait.
 
-    If very many programs compute the row, the first of each block combines the slots of its block, and every program
-    then reads one word per block.
+    If SLOTS > PROGRAMS_PER_ROW, the first program of each block of programs combines the slots of its block. Every
+    program then reads one slot per block.
     """
     tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")
     if SLOTS > PROGRAMS_PER_ROW:
@@ -139,25 +139,24 @@ def _exchange_once(
     SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, COLS: tl.constexpr,
     COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """`exchange` for one row, with scalars, if no program computes another tile: each has a mailbox of its own.
+    """`exchange` for one row, if each program computes one tile only. Each has a mailbox with a slot for each sender.
 
-    A program clears its mailbox as soon as all its threads have read it. This avoids a counter of the programs that
-    have finished, and its round trip to memory.
+    A program clears its mailbox when all its threads have read it. This avoids a completion counter in memory.
     """
     other = tl.arange(0, SPLIT_POW2)
     mailboxes, mailbox = slots + other * PROGRAMS_PER_ROW + rank, slots + rank * PROGRAMS_PER_ROW + other
-    real = other < PROGRAMS_PER_ROW
-    tl.atomic_xchg(mailboxes, tl.full([SPLIT_POW2], _pack(first, second), tl.int64), mask=real, sem="relaxed")
+    valid = other < PROGRAMS_PER_ROW
+    tl.atomic_xchg(mailboxes, tl.full([SPLIT_POW2], _pack(first, second), tl.int64), mask=valid, sem="relaxed")
     word = tl.zeros([SPLIT_POW2], tl.int64)
     done = 0
     while done == 0:
-        word, done = _poll(mailbox, real)
+        word, done = _poll(mailbox, valid)
     tl.debug_barrier()
-    tl.store(mailbox, tl.zeros([SPLIT_POW2], tl.int64), mask=real)
+    tl.store(mailbox, tl.zeros([SPLIT_POW2], tl.int64), mask=valid)
     counts = part_count(other, body, cols, COLS) if COUNTS else 0.0
     word = tl.where(done == 0, 0, word)
     row_first, row_second, _ = _combine(
-        word, real, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
+        word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
     )  # fmt: skip
     return row_first, row_second
 
@@ -170,8 +169,8 @@ def exchange(
 ):  # fmt: skip
     """Publishes the statistics of this part of a tile, waits for those of the other parts, and combines them.
 
-    Returns the statistics of whole rows, and the scale that `rebase` gives the terms of this part. `body` is the number
-    of elements of a row between its head and tail.
+    Returns the statistics of whole rows, and the factor by which `rebase` scales the terms of this part. `body` is the
+    number of elements of a row between its head and tail.
     """
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     if ROWS == 1:
@@ -195,20 +194,20 @@ def exchange(
         return row_first, row_second, scale
     else:
         row, part = tl.arange(0, ROWS), tl.arange(0, SPLIT_POW2)
-        real = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
+        valid = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
         tl.atomic_xchg(slots + rank * ROWS + row, _pack(first, second), sem="relaxed")
         word = tl.zeros([SPLIT_POW2, ROWS], tl.int64)
         done = 0
         while done == 0:
-            word, done = _poll(slots + (part[:, None] * ROWS + row[None, :]), real)
-        # Triton 3.6 cannot compile a loop whose only used result is the tile, so `done` is used as well.
+            word, done = _poll(slots + (part[:, None] * ROWS + row[None, :]), valid)
+        # Triton 3.6 cannot compile a loop if `word` is its only used result, so `done` is used as well.
         word = tl.where(done == 0, 0, word)
         counts = part_count(part, body, cols, COLS)[:, None] if COUNTS else 0.0
         row_first, row_second, scales = _combine(
-            word, real, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
+            word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
         )  # fmt: skip
-        # The scale is read from `scales`. Computed from `first`, it would give that the layout of the slots, and Triton
-        # would keep the tile in both layouts.
+        # The scale of this part is selected from `scales`. If it were computed from `first`, Triton would keep the tile
+        # in two layouts: its own and that of the slots.
         return row_first, row_second, tl.sum(tl.where((part == rank)[:, None], scales, 0.0), 0)
 
 
@@ -216,9 +215,9 @@ def exchange(
 def clear_slots(
     workspace, tile, rank, PROGRAMS_PER_ROW: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
-    """Clears the slots that a program published for `tile`, once all programs of the row have read them.
+    """Clears the slots that a program published for `tile`. Call it after the exchange of the group's next tile.
 
-    They have read the slots of a tile when they have published those of the next one.
+    A program publishes the next tile after it has read the slots of `tile`, so all programs have read them then.
     """
     if tile >= 0:
         slots = workspace + tl.cast(tile, tl.int64) * SLOTS

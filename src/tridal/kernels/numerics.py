@@ -1,8 +1,7 @@
-"""Functions for the maths of ops: exp, differences in an exponent, reciprocals.
+"""Maths functions for ops: exp, exp of a difference, reciprocal.
 
 EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
-float32 and functions correct their rounding errors. REFINE says that a tile is wide enough to make that worthwhile for
-a number per row.
+float32 and functions correct their rounding errors. REFINE, set for wide tiles, also corrects numbers per row.
 """
 
 import triton
@@ -13,7 +12,7 @@ _INF = tl.constexpr(float("inf"))
 
 @triton.jit
 def exp(x, EXP2_BIAS: tl.constexpr):
-    """exp(x), by the device's exp2 if EXP2_BIAS is given. The rounding of x * log2(e) is corrected, unless it is 0."""
+    """Returns exp(x). Uses the device's exp2 if EXP2_BIAS is given, and corrects its errors if EXP2_BIAS is not 0."""
     if EXP2_BIAS is None:
         e = tl.exp(x)
     else:
@@ -30,10 +29,10 @@ def exp(x, EXP2_BIAS: tl.constexpr):
 
 @triton.jit
 def exp_sub(x, shift, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr):
-    """exp(x - shift) for one shift per row. If UNNORMALISED, the result may be multiplied by a constant per row.
+    """Returns exp(x - shift) for one shift per row. With UNNORMALISED, each row may be multiplied by a constant.
 
-    UNNORMALISED saves the subtraction: shift * log2(e) is rounded, which multiplies the whole row by one constant.
-    Beyond 2^30 the constant could overflow; there, two different values differ by so much that log2(e) may be left out.
+    UNNORMALISED saves the subtraction. The rounding of shift * log2(e) then multiplies the whole row by one constant,
+    which could overflow for shifts beyond 2^30. There, log2(e) is omitted: all smaller x give nearly 0 anyway.
     """
     if (EXP2_BIAS is not None and EXP2_BIAS == 0) and UNNORMALISED:
         log2e_scale = tl.where(tl.abs(shift) < 1073741824.0, 1.44269504, 1.0)
@@ -45,7 +44,7 @@ def exp_sub(x, shift, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED:
 
 @triton.jit
 def reciprocal(x, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr):
-    """1 / x. The device's division can be wrong by two units in the last place; REFINE corrects that."""
+    """Returns 1 / x. The device's division can be wrong by two units in the last place; REFINE corrects that."""
     inverse = 1.0 / x
     if EXP2_BIAS is not None and EXP2_BIAS != 0:
         if REFINE:
@@ -55,5 +54,5 @@ def reciprocal(x, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr):
 
 @triton.jit
 def finite(row_max):
-    """row_max, or 0 where it is -inf, because -inf - -inf is NaN."""
+    """Returns row_max, or 0 where it is -inf, because -inf - -inf is NaN."""
     return tl.where(row_max == -_INF, 0.0, row_max)

@@ -22,7 +22,7 @@ def reduce(
 
 @triton.jit
 def merge(a, b, HOW: tl.constexpr):
-    """The reduction of two results."""
+    """Combines the results of two reductions."""
     if HOW == "max":
         return tl.maximum(a, b)
     else:
@@ -31,7 +31,7 @@ def merge(a, b, HOW: tl.constexpr):
 
 @triton.jit
 def masked(x, in_bounds, HOW: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
-    """Terms that do not change the reduction out of bounds, unless those of the padding do not change it anyway."""
+    """Replaces terms out of bounds by the reduction's neutral element. With NEUTRAL_PADDING, returns x unchanged."""
     if NEUTRAL_PADDING:
         return x
     else:

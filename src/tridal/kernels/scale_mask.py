@@ -14,7 +14,7 @@ def scale_mask(
     mask_batch, mask_head, mask_query, mask_col, CAUSAL: tl.constexpr, MASK_BYTES: tl.constexpr,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """scale * x + mask, with -inf where a boolean mask is zero, where CAUSAL excludes a column, and out of bounds.
+    """Returns scale * x + mask, and -inf where a boolean mask is 0, where CAUSAL excludes a column, or out of bounds.
 
     Rows are numbered: row n is query n % queries of head n // queries % heads of batch n // queries // heads. The mask
     has a stride for each of these, zero where it is broadcast. The mask of a tile starts at a multiple of MASK_BYTES.

@@ -8,31 +8,31 @@ from tridal.kernels.numerics import exp, exp_sub, finite, reciprocal
 
 @triton.jit
 def element(x):
-    """The term of row_max."""
+    """Returns x, the term of row_max."""
     return x
 
 
 @triton.jit
 def exp_term(x, row_max, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr, GUARD: tl.constexpr):
-    """The term of softmax's row_sum: exp(x - row_max), possibly times a constant per row."""
+    """Returns the term of softmax's row_sum: exp(x - row_max), which may be multiplied by a constant per row."""
     return exp_sub(x, finite(row_max) if GUARD else row_max, AXIS, EXP2_BIAS, UNNORMALISED)
 
 
 @triton.jit
 def exact_exp_term(x, row_max, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, GUARD: tl.constexpr):
-    """The term of log_softmax's row_sum, whose logarithm is a result: exp(x - row_max)."""
+    """Returns the term of log_softmax's row_sum: exp(x - row_max), not multiplied by a constant."""
     return exp_sub(x, finite(row_max) if GUARD else row_max, AXIS, EXP2_BIAS, False)
 
 
 @triton.jit
 def rebase(row_sum, part_row_max, row_max, EXP2_BIAS: tl.constexpr):
-    """The sum of exp(x - row_max) over a part, from its sum of exp(x - part_row_max)."""
+    """Converts a part's sum of exp(x - part_row_max) to its sum of exp(x - row_max)."""
     return row_sum * exp(part_row_max - finite(row_max), EXP2_BIAS)
 
 
 @triton.jit
 def row_scale(part_scale, row_sum, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr):
-    """What softmax's terms are multiplied by: 1 / row_sum."""
+    """Returns part_scale / row_sum, the factor between a term and softmax."""
     if ZERO_MASKED_ROWS:
         row_sum = tl.where(row_sum == 0, 1.0, row_sum)
     return part_scale * reciprocal(row_sum, EXP2_BIAS, REFINE)
@@ -55,7 +55,7 @@ def log_softmax(x, row_max, row_sum, AXIS: tl.constexpr):
 
 @triton.jit
 def product(dy, y):
-    """The term of softmax's gradient."""
+    """Returns y * dy, the term of row_dot in softmax's gradient."""
     return y * dy
 
 
@@ -68,7 +68,7 @@ def softmax_gradient(dy, y, row_dot, scale, AXIS: tl.constexpr):
 
 @triton.jit
 def gradient_element(dy):
-    """The term of log_softmax's gradient."""
+    """Returns dy, the term of row_sum in log_softmax's gradient."""
     return dy
 
 

@@ -1,9 +1,9 @@
 """The dynamic tile scheduler of cooperative programs: groups claim tiles from a counter.
 
-The programs of one row are a group. Some parts of a device reach memory faster than others, so a group claims its next
-tile when it starts one, and rank 0 publishes the claim to the others.
+The programs of one row are a group. Some cores reach memory faster than others, so tiles are not assigned in advance:
+while a group computes a tile, rank 0 claims the group's next tile and publishes the claim to the other programs.
 
-The workspace has further slots behind those of all tiles. Two slots hold the number of claimed tiles and the number of
+The workspace has more slots after those of the tiles. Two slots hold the number of claimed tiles and the number of
 groups that have finished. Three slots for each group hold its claims and the number of its finished programs. There
 are two slots for claims, because the slowest program of the group may still read the older one.
 """
@@ -14,9 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def iterations(tiles, PROGRAMS_PER_ROW: tl.constexpr, PERSISTENT: tl.constexpr, DYNAMIC: tl.constexpr):
-    """A program's rank, its group, the number of groups, and the range of its loop.
+    """Returns a program's rank, its group, the number of groups, and begin, end and step of its loop.
 
-    The range is of tiles. If they are claimed, it is of iterations: 5/4 of the average, the most for a fast group.
+    The loop is over tiles. With DYNAMIC, it is over iterations: at most 5/4 of the average number of tiles per group.
     """
     rank, group = tl.program_id(0) % PROGRAMS_PER_ROW, tl.program_id(0) // PROGRAMS_PER_ROW
     groups = tl.num_programs(0) // PROGRAMS_PER_ROW
@@ -30,13 +30,13 @@ def iterations(tiles, PROGRAMS_PER_ROW: tl.constexpr, PERSISTENT: tl.constexpr, 
 
 @triton.jit
 def _counter(workspace, tiles, SLOTS: tl.constexpr):
-    """The number of claimed tiles, and after it the number of finished groups."""
+    """Returns a pointer to the number of claimed tiles. The number of finished groups follows it."""
     return workspace + tl.cast(tiles, tl.int64) * SLOTS
 
 
 @triton.jit
 def _group_slots(workspace, tiles, group, SLOTS: tl.constexpr):
-    """The two claims of a group, and after them the number of its finished programs."""
+    """Returns a pointer to the two claims of a group. The number of its finished programs follows them."""
     return _counter(workspace, tiles, SLOTS) + 2 + 3 * group
 
 
@@ -50,13 +50,13 @@ def claim(workspace, tiles, group, rank, iteration, end, SLOTS: tl.constexpr):
 
 @triton.jit
 def read_claim(workspace, tiles, group, iteration, SLOTS: tl.constexpr):
-    """The claimed tile plus one. Until it is published, the stale value of two iterations ago."""
+    """Returns a claim: tile - groups + 1. Until it is published, returns the stale claim of two iterations ago."""
     return tl.load(_group_slots(workspace, tiles, group, SLOTS) + iteration % 2, volatile=True)
 
 
 @triton.jit
 def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile, SLOTS: tl.constexpr):
-    """The tile that was claimed in this iteration. A stale value is at most the current `tile`."""
+    """Waits for the claim of this iteration and returns its tile. A stale claim is not above that of `tile`."""
     if iteration + 1 < end:
         while claimed <= tl.maximum(tile - groups + 1, 0):
             claimed = read_claim(workspace, tiles, group, iteration, SLOTS)
@@ -71,7 +71,7 @@ def release_group(
 ):  # fmt: skip
     """The last program of a group clears the slots of its last tile; the last program of all clears the counter.
 
-    Relaxed atomics suffice: after the barrier, all threads of a program have used what they read.
+    Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
     """
     tl.debug_barrier()
     counter, slots = _counter(workspace, tiles, SLOTS), _group_slots(workspace, tiles, group, SLOTS)

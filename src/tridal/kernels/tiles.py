@@ -1,8 +1,8 @@
-"""Where the elements of a tile are: indices, bounds, pointers; the unaligned head and tail of a row.
+"""Indices, bounds and pointers of the elements of a tile, and of the unaligned head and tail of its rows.
 
 A tile is ROWS neighbouring rows by COLS columns. The reduction runs along AXIS. If rows are contiguous, AXIS is 1 and a
-tile is [ROWS, COLS]. If neighbouring rows are contiguous, AXIS is 0 and a tile is [COLS, ROWS]. So the last axis of a
-tile is contiguous in memory whenever one of them is.
+tile is [ROWS, COLS]. If neighbouring rows are contiguous, AXIS is 0 and a tile is [COLS, ROWS]. So if an axis of a
+tile is contiguous in memory, it is the last one.
 """
 
 import triton
@@ -11,14 +11,14 @@ import triton.language as tl
 
 @triton.jit
 def index_along(SIZE: tl.constexpr, AXIS: tl.constexpr, INT64: tl.constexpr):
-    """0 .. SIZE-1 along an axis of a tile."""
+    """Returns the indices 0 .. SIZE-1 along AXIS of a tile."""
     index = tl.arange(0, SIZE)
     return tl.expand_dims(tl.cast(index, tl.int64) if INT64 else index, 1 - AXIS)
 
 
 @triton.jit
 def row_index(ROWS: tl.constexpr, AXIS: tl.constexpr, INT64: tl.constexpr):
-    """0 .. ROWS-1 along the axis that is not AXIS. For one row it is a scalar, so that its addresses stay scalar."""
+    """Returns the indices 0 .. ROWS-1 of a tile's rows. For one row, returns a scalar, to keep row addresses scalar."""
     if ROWS == 1:
         return 0
     else:
@@ -27,7 +27,7 @@ def row_index(ROWS: tl.constexpr, AXIS: tl.constexpr, INT64: tl.constexpr):
 
 @triton.jit
 def head_length(start, cols, VECTOR: tl.constexpr):
-    """Number of elements before the first aligned vector of a row that starts `start` elements after a boundary."""
+    """Returns the length of a row's head. The row starts `start` elements after a vector boundary."""
     return tl.minimum(tl.cast(-start & (VECTOR - 1), tl.int32), cols)
 
 
@@ -37,10 +37,10 @@ def tile_bounds(
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The part of a tile that program `rank` of a row computes.
+    """Returns the position and the bounds of the part of a tile that program `rank` of a row computes.
 
-    Returns its block, first row, first column and bounds, then columns and bounds of the head and tail. With PEEL, the
-    first column differs between rows. Head and tail are a tile [2 * VECTOR, ROWS] that belongs to rank 0.
+    Returns block, first row, first column, bounds; columns and bounds of the head and tail. With PEEL, the first column
+    differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS].
     """
     tiles = tl.cdiv(inner, ROWS)
     block = tl.cast(tile // tiles, tl.int64)
@@ -75,7 +75,7 @@ def tile_pointers(
     pointer, block, row, column, outer_stride, inner_stride, col_stride,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Pointers to COLS columns from `column` of ROWS rows from `row`. ALIGNED says that they start with a vector."""
+    """Returns pointers to ROWS rows and COLS columns from `row`, `column`. If ALIGNED, a vector starts at `column`."""
     start = pointer + block * outer_stride + row * inner_stride
     start += row_index(ROWS, AXIS, INT64_OFFSETS) * inner_stride + column * tl.cast(col_stride, tl.int64)
     if ALIGNED:
@@ -92,10 +92,10 @@ def anti_hoist_pointers(
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     PROGRAMS_PER_ROW: tl.constexpr, ALIGNED: tl.constexpr, PASS: tl.constexpr,
 ):  # fmt: skip
-    """`tile_pointers` for one pass over a tile.
+    """Returns `tile_pointers` for one pass over a tile. Triton computes them anew in each pass.
 
     In a cooperative schedule over inner rows, Triton would hoist the offsets of all elements out of the loop and keep
-    them in registers. A stride that seems to depend on tile and pass prevents that; the condition is never true.
+    them in registers. To prevent that, the stride depends on a condition on tile and pass that is never true.
     """
     step = col_stride + tl.where(tile < -PASS, 16, 0) if PROGRAMS_PER_ROW > 1 and AXIS == 0 else col_stride
     return tile_pointers(
@@ -107,7 +107,7 @@ def anti_hoist_pointers(
 def load_columns(
     pointer, column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr, ACC_DTYPE: tl.constexpr
 ):  # fmt: skip
-    """A tensor with a number per column: those of COLS columns from `column`, to broadcast to a tile. 0 without it."""
+    """Loads a number for each of COLS columns from `column`, for all rows of a tile. Returns 0 without a tensor."""
     if pointer is None:
         return 0.0
     else:
@@ -117,7 +117,7 @@ def load_columns(
 
 @triton.jit
 def _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr):
-    """Pointers into a tensor with a number per row, for the rows of a tile, and which of them are in bounds."""
+    """Returns pointers into a tensor with a number per row, for the rows of a tile, and whether they are in bounds."""
     tiles = tl.cdiv(inner, ROWS)
     row = tl.cast(tile % tiles, tl.int64) * ROWS + tl.arange(0, ROWS)
     return pointer + tl.cast(tile // tiles, tl.int64) * row_outer + row * row_inner, row < inner
@@ -125,7 +125,7 @@ def _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr
 
 @triton.jit
 def load_rows(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr, ACC_DTYPE: tl.constexpr):
-    """A tensor with a number per row: those of the rows of a tile. 0 without the tensor."""
+    """Loads a number for each row of a tile. Returns 0 without a tensor."""
     if pointer is None:
         return 0.0
     else:
@@ -135,6 +135,6 @@ def load_rows(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr, AC
 
 @triton.jit
 def store_rows(pointer, number, tile, rank, inner, row_outer, row_inner, ROWS: tl.constexpr):
-    """Stores a number per row, for the rows of a tile. The first of the programs that compute a row stores it."""
+    """Stores a number for each row of a tile. Of the programs that compute a row, only rank 0 stores it."""
     pointers, in_bounds = _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS)
     tl.store(pointers, number.to(pointer.dtype.element_ty), mask=in_bounds & (rank == 0))

@@ -10,10 +10,10 @@ All of them but `in` are contiguous. A plan chooses the rest:
   PROGRAMS_PER_ROW  above 1, programs compute a row together ("cooperative") and exchange their statistics.
   PERSISTENT        programs loop over tiles. If not, there is one program per tile, which takes fewer registers.
   PEEL              the unaligned head and tail of a row, fewer than VECTOR elements each, are a small extra tile.
-                    `misalignment` is that of the first row. SAME_MISALIGNMENT says that all tensors have it.
+                    `misalignment`: elements from a vector boundary to the first row; SAME_MISALIGNMENT: in all tensors.
   RELOAD            each pass over a tile loads its elements again, from the core's cache, to save registers.
   STAGES            number of tiles in flight in the loop.
-The source stays inside the language of Triton 3.2.
+The source uses only features of Triton 3.2.
 """
 
 import triton
@@ -49,11 +49,11 @@ def whole_row(
     VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, RELOAD: tl.constexpr, CAUSAL: tl.constexpr,
     ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
-    """Computes `finish` of every element, from the statistics of its row."""
+    """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     tiles = outer * tl.cdiv(inner, ROWS)
     DYNAMIC: tl.constexpr = (PROGRAMS_PER_ROW > 1 and PERSISTENT) and STAGES == 1
-    UNNORMALISED: tl.constexpr = PROGRAMS_PER_ROW == 1 and AXIS == 1  # for inner rows it would take two registers a row
-    GUARD: tl.constexpr = PROGRAMS_PER_ROW > 1 or ZERO_MASKED_ROWS  # a part may have -inf only, and its row may not
+    UNNORMALISED: tl.constexpr = PROGRAMS_PER_ROW == 1 and AXIS == 1  # AXIS 0 would take two registers per row
+    GUARD: tl.constexpr = PROGRAMS_PER_ROW > 1 or ZERO_MASKED_ROWS  # a part may be all -inf
     REFINE: tl.constexpr = COLS >= 128
     SECOND_PASS: tl.constexpr = -1 if SECOND is None else (0 if rebase is None else 1)
     LAST_PASS: tl.constexpr = 2 if SECOND_PASS == 1 else 1

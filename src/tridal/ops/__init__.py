@@ -1,4 +1,4 @@
-"""The ops: one file per op with its kernels, its reference and its gradient; and the table of them."""
+"""The ops: the table of ops, and one file per op with its kernels, its reference and its gradient."""
 
 from tridal.ops.row_op import RowOp, RowReduce
 from tridal.runtime.row_kernel import RowKernel, Statistic

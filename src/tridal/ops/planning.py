@@ -1,4 +1,4 @@
-"""Launch plans as data, for a device that is here or for an architecture that is not."""
+"""Launch plans as data, for a device that is present or for an architecture by name."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def plan(
     device: str | torch.device | None = None,
     arch: str | None = None,
 ) -> LaunchPlan:
-    """The launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
+    """Returns the launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
 
     Args:
         dtype: float16, bfloat16, float32 or float64.
         op: the name of an op or of its gradient, for example "softmax" or "softmax_backward".
         dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
-        device: a device that is present. Default: the one that the settings choose.
-        arch: an architecture, whose device need not be present (see `architectures`).
+        device: a device that is present. By default, the device in the settings.
+        arch: the name of an architecture in `architectures`. Its device need not be present.
 
     Raises:
-        PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: the argument of that name is wrong.
+        PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: an argument is wrong or unavailable.
     """
     return planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)[2]
 
@@ -43,7 +43,7 @@ def plan(
 def planned(
     rows: int, cols: int, device: str | torch.device | None = None, arch: str | None = None, **question: Any
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
-    """`plan`, with the backend and the device properties. Errors of the problem come before those of the device."""
+    """Returns the backend, the device properties and the result of `plan`. Checks the problem before the device."""
     call = matrix_call(rows, cols, **question)
     backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
@@ -53,7 +53,7 @@ def planned(
 
 
 def target(device: str | torch.device | None = None, arch: str | None = None) -> tuple[Backend, DeviceProperties]:
-    """The backend and the properties of a device that is present, or of an architecture by name."""
+    """Returns the backend and the properties of a device that is present, or of an architecture by name."""
     if arch is not None:
         if device is not None:
             raise PlanError("give a device or an arch, not both")
@@ -74,7 +74,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
-    """Every architecture that a registered backend can plan for, by name."""
+    """Returns all architectures that registered backends can plan for, by name."""
     known: dict[str, tuple[Backend, DeviceProperties]] = {}
     for entry in registry.registered():
         if entry.backend is not None and entry.problem is None:
@@ -85,7 +85,7 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
 def matrix_call(
     rows: int, cols: int, dtype: torch.dtype | str = "float32", op: str = "softmax", dim: int = -1
 ) -> KernelCall:
-    """The call that a contiguous, aligned rows x cols matrix makes."""
+    """Returns the kernel call of an op for a contiguous, aligned matrix of `rows` rows and `cols` columns."""
     for name, value in (("rows", rows), ("cols", cols)):
         if not isinstance(value, int) or value < 1:
             raise PlanError(f"{name} must be a positive integer, got {value!r}")

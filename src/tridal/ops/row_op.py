@@ -18,15 +18,15 @@ class RowReduce:
     """Reduces rows along a dim: `reduce(x, "max")` or `reduce(x, "sum")`."""
 
     count: int
-    """Elements of a row."""
+    """Number of elements of a row."""
 
     def __init__(self, x: torch.Tensor, dim: int) -> None:
         self.count = x.shape[dim]
         self._dim = dim
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """The maximum or the sum of each row, in x's shape with a row of one element."""
-        if how == "sum" or self.count == 0:  # an empty row has no maximum, and nothing is computed from it
+        """Returns the maximum or the sum of each row. The dim is kept with size 1."""
+        if how == "sum" or self.count == 0:  # amax rejects empty rows; their sum is never used
             return x.sum(self._dim, keepdim=True)
         return x.amax(self._dim, keepdim=True)
 
@@ -47,13 +47,13 @@ class RowOp:
 
     name: str
     forward: RowKernel
-    """Its kernel reads one tensor, and its name is the op's."""
+    """The kernel of the op. It reads one tensor and has the op's name."""
     backward: RowKernel
-    """Its kernel reads the gradient of the output, then the saved tensor. Its name is the op's and "_backward"."""
+    """The kernel of the gradient, named "<op>_backward". It reads the output's gradient, then the saved tensor."""
     reference: Reference
-    """The op in torch's ops. It is the reference of the conformance suite, in float64. It also computes where no kernel
-    does, derivatives of higher order, forward-mode derivatives, and rows that are sharded over ranks (`reduce` then
-    spans the ranks)."""
+    """The op in torch's ops. In float64, it is the reference of the conformance suite. It also computes tensors that no
+    kernel supports, higher-order and forward-mode derivatives, and rows that are sharded over ranks. For sharded rows,
+    `reduce` spans the ranks."""
     gradient: Gradient
     """The gradient in torch's ops, from the gradient of the output and the saved tensor."""
     saves: Literal["output", "input"] = "output"
@@ -61,7 +61,7 @@ class RowOp:
     parameters: Mapping[str, float] = field(default_factory=dict)
     """Keyword arguments that are numbers, with their defaults."""
     torch_function: Callable[..., torch.Tensor] | None = None
-    """torch's own function for the op, if there is one: f(input, dim, dtype=dtype). Computes where no kernel does."""
+    """torch's own function for the op, if there is one: f(input, dim, dtype=dtype). Used if there is no kernel."""
     aten: str | None = None
     """The ATen op that `override_torch` replaces, if there is one, for example "_softmax"."""
     autocast: bool = False
@@ -78,17 +78,17 @@ class RowOp:
         return self.forward.scale_mask
 
     def backward_parameters(self, parameters: tuple[float, ...], scale: float = 1.0) -> tuple[float | None, ...]:
-        """The values of the gradient's parameters, from those of the op in order. A scale of 1 is None."""
+        """Returns the values of the gradient's parameters, from the op's values in order. A scale of 1 becomes None."""
         values: dict[str, float | None] = dict(zip(self.parameters, parameters, strict=True))
         values["scale"] = None if scale == 1 else float(scale)
         return tuple(values[name] for name in self.backward.parameters)
 
     def keywords(self, kernel: RowKernel, values: tuple[float | None, ...]) -> dict[str, float]:
-        """The values of a kernel's parameters by name. A scale that is None is 1."""
+        """Returns the values of a kernel's parameters by name. A scale of None becomes 1."""
         return {n: 1.0 if value is None else value for n, value in zip(kernel.parameters, values, strict=True)}
 
     def compute(self, x: torch.Tensor, dim: int, parameters: tuple[float, ...] = ()) -> torch.Tensor:
-        """The reference for a tensor whose rows are whole, in its dtype."""
+        """Computes the reference in x's dtype, for rows that are not sharded."""
         if x.dim() == 0:
             return self.compute(x.reshape(1), 0, parameters).reshape(())
         return self.reference(x, RowReduce(x, dim), **self.keywords(self.forward, parameters))
@@ -96,13 +96,13 @@ class RowOp:
     def compute_gradient(
         self, dy: torch.Tensor, saved: torch.Tensor, dim: int, parameters: tuple[float | None, ...]
     ) -> torch.Tensor:
-        """The gradient for tensors whose rows are whole, in the tensors' dtype."""
+        """Computes the gradient in the tensors' dtype, for rows that are not sharded."""
         if saved.dim() == 0:
             return self.compute_gradient(dy.reshape(1), saved.reshape(1), 0, parameters).reshape(())
         return self.gradient(dy, saved, RowReduce(saved, dim), **self.keywords(self.backward, parameters))
 
     def problem(self) -> str | None:
-        """What is wrong with the declaration, in words; None if nothing is."""
+        """Returns a description of a fault in the declaration, or None if there is none."""
         for kernel, reads in ((self.forward, 1), (self.backward, 2)):
             if not isinstance(kernel, RowKernel):
                 return f"expected a RowKernel, found {kernel!r}"

@@ -1,4 +1,4 @@
-"""Scale, mask and causal masking of scores: what the arguments mean, their errors, and the same in torch's ops."""
+"""Scale, mask and causal masking of scores: the arguments, their checks, and the computation in torch's ops."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tridal.errors import DimensionError, DTypeError
 
 
 class ScoreModification(NamedTuple):
-    """What is done to scores before an op."""
+    """Scale, mask and causal masking that are applied to scores before an op."""
 
     scale: float
     mask: torch.Tensor | None
     """A floating-point mask is added. Elements where a boolean mask is False are excluded."""
     causal: bool
-    """Whether query i, along the last but one dim, sees columns 0 to i only."""
+    """Whether query i sees columns 0 to i only. The second to last dim holds the queries."""
     zero_masked_rows: bool
-    """Whether a row without any score left is zero. It is NaN otherwise."""
+    """Whether the result is zero for a row whose scores are all excluded. Otherwise it is NaN."""
 
 
 def check_scale_mask(
     input: torch.Tensor, dim: int, scale: object, mask: object, causal: object, masked_rows: object
 ) -> None:
-    """Checks the arguments.
+    """Checks the scale and mask arguments of an op.
 
     Raises:
-        TypeError, ValueError: an argument is not of its kind.
+        TypeError, ValueError: an argument has a wrong type or value.
         DTypeError: the mask is neither boolean nor floating-point.
-        DimensionError: `causal` without queries, or a mask that cannot be broadcast to the input.
+        DimensionError: `causal` without a dim of queries, or a mask that cannot be broadcast to the input.
     """
     if causal and (input.dim() < 2 or dim % input.dim() != input.dim() - 1):
         raise DimensionError(
@@ -55,7 +55,7 @@ def check_scale_mask(
 def modify_scores(
     x: torch.Tensor, dim: int, modification: ScoreModification
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The modified scores, in x's dtype, and where rows have no score left, if these are to be zero."""
+    """Returns the modified scores in x's dtype, and a boolean tensor of the rows whose result must be zero, or None."""
     x = x * modification.scale
     kept = None
     if modification.mask is not None and modification.mask.dtype is torch.bool:

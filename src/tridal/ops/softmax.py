@@ -13,7 +13,7 @@ MODULE = "tridal.kernels.softmax"
 
 def reference(x: torch.Tensor, reduce: RowReduce) -> torch.Tensor:
     """exp(x - max) / sum(exp(x - max))."""
-    exp = (x - reduce(x, "max").detach()).exp()  # the result does not depend on what is subtracted
+    exp = (x - reduce(x, "max").detach()).exp()  # the maximum cancels out, so it needs no gradient
     return exp / reduce(exp, "sum")
 
 

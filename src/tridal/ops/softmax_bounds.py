@@ -32,14 +32,14 @@ class SoftmaxBounds:
 
     @property
     def any_values(self) -> bool:
-        """Whether all float32 values are valid input. log_softmax returns differences, which may overflow."""
+        """Whether all float32 inputs have a float32 result. log_softmax computes differences, which may overflow."""
         return not self.log
 
     def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
-        """The bound for Y. softmax has a relative error; log_softmax an absolute one, because log(1 + e) is about e.
+        """Returns the bound for Y. It is relative for softmax, but absolute for log_softmax: log(1 + e) is about e.
 
-        `scaled` is x before a mask was added. The product with the scale and the sum with the mask round twice, which
-        is an error of x; exp turns it into a relative error, and the sum's is its mean over the softmax.
+        `scaled` is x before a mask was added. Scaling and adding the mask round x twice. exp turns this error of x into
+        a relative error of a term. The relative error of the sum is the mean of these, weighted by the softmax.
         """
         distance = RowReduce(x, dim)(x, "max") - x
         if self.log:
@@ -53,7 +53,7 @@ class SoftmaxBounds:
     def backward(
         self, y: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
     ) -> Tensor:
-        """The bound for dX, given the stored Y. The whole gradient is multiplied by `scale`."""
+        """Returns the bound for dX, given the stored Y. The whole gradient is multiplied by `scale`."""
         if self.log:  # dX = dY - exp(Y) sum(dY)
             size = dy.abs() + y.exp() * dy.abs().sum(dim, keepdim=True) * (1 + y.abs().nan_to_num(posinf=0))
         else:  # dX = Y (dY - sum(Y dY))
@@ -61,6 +61,6 @@ class SoftmaxBounds:
         return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
 
     def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
-        """The bound for the gradient of sum(dX^2): five sums of products, whose terms do not exceed this square."""
+        """Returns the bound for the gradient of sum(dX^2): five sums of products, with terms up to `largest`^2."""
         largest = dy.abs().sum(dim, keepdim=True) if self.log else dy.abs().amax(dim, keepdim=True)
         return (2 * arithmetic.noise(torch.zeros(())) * largest.square()).expand_as(dy)

@@ -1,7 +1,7 @@
 """The table of ops: the built-in ones, and those of third parties from entry points of the group `tridal.ops`.
 
-An entry point names a `RowOp` and has its name. A fault of one op is recorded with it and does not affect other ops.
-Entry points are loaded on first need, not on import.
+An entry point has the name of its `RowOp`. A fault of one op is recorded with it and does not affect other ops.
+Entry points are loaded on first use, not on import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _entries: tuple[RegisteredOp, ...] | None = None
 
 @dataclass(frozen=True, slots=True)
 class RegisteredOp:
-    """A name, the distribution that registered it, and the op; or the reason why it cannot be used."""
+    """An entry of the table: a name, its distribution, and either the op or the reason why it cannot be used."""
 
     name: str
     origin: str
@@ -39,7 +39,7 @@ class RegisteredOp:
 
 
 def registered() -> tuple[RegisteredOp, ...]:
-    """All ops, those that cannot be used included. The built-in ops come first."""
+    """Returns all ops, including those that cannot be used. The built-in ops come first."""
     global _entries
     with LOCK:
         _entries = _entries or _discover()
@@ -47,28 +47,28 @@ def registered() -> tuple[RegisteredOp, ...]:
 
 
 def clear() -> None:
-    """Forgets the ops of third parties. They are loaded again on next need."""
+    """Removes the ops of third parties. They are loaded again on next use."""
     global _entries
     _entries = None
 
 
 def ops() -> dict[str, RowOp]:
-    """The ops that can be used, by name."""
+    """Returns the ops that can be used, by name."""
     return {entry.name: entry.op for entry in registered() if entry.op is not None and entry.problem is None}
 
 
 def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
-    """The kernels of all ops by name, for example "softmax" and "softmax_backward"."""
+    """Returns all ops and their kernels by the kernel's name, for example "softmax" and "softmax_backward"."""
     return {kernel.name: (op, kernel) for op in ops().values() for kernel in (op.forward, op.backward)}
 
 
 def op_named(name: str) -> RowOp:
-    """The op with this name. PlanError if it is unknown or cannot be used; the message suggests similar names."""
+    """Returns the op with this name. Raises PlanError if it is unknown or cannot be used."""
     return _find(name, ops())
 
 
 def kernel_named(name: str) -> RowKernel:
-    """The kernel with this name, for example "softmax" or "softmax_backward". PlanError as for `op_named`."""
+    """Returns the kernel with this name, for example "softmax_backward". Raises PlanError as `op_named` does."""
     return _find(name, kernels())[1]
 
 
@@ -82,7 +82,7 @@ def _find(name: str, known: Mapping[str, _T]) -> _T:
 
 
 def check(op: RowOp) -> None:
-    """Checks an op that is used without its entry point. Loads no entry points, because an op's module may call this.
+    """Checks an op object. Loads no entry points, because an op's module may call this function.
 
     Raises:
         PluginError: its declaration has a fault, or another op has its name.
@@ -112,7 +112,7 @@ def _discover() -> tuple[RegisteredOp, ...]:
 
 
 def _problem(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:
-    """What is wrong with a loaded op, in words; None if nothing is."""
+    """Returns a description of a fault in a loaded op, or None if there is none."""
     if not isinstance(op, RowOp):
         return f"expected a tridal.ops.RowOp, found {type(op).__name__}"
     if op.name != name:

@@ -1,7 +1,7 @@
 """Batch invariance: the result of a row has the same bits in every batch.
 
-The order in which the elements of a row are summed depends on the plan and on the compiled kernel. So the plan is that
-of a fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
+The order in which the elements of a row are summed depends on the plan and on the compiled kernel. So every plan is
+made for a fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROW_MULTIPLES = {"out_ptr", "in_ptr", "in2_ptr", "workspace", "cols", "in_inner
 
 
 class Invariant:
-    """Another backend with plans that do not depend on the number of rows."""
+    """Wraps a backend so that the configuration of its plans does not depend on the number of rows."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -31,7 +31,7 @@ class Invariant:
         return getattr(self._backend, member)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """The backend's plan for a fixed number of rows, with programs for the rows of the problem."""
+        """Returns the backend's plan for `_ROWS` rows, with a number of programs that fits the rows of the problem."""
         fixed = replace(problem, outer=1, inner=_ROWS, aligned=True)
         planned = self._backend.plan(fixed, device, probe, options)
         one_tile_each = problem.tiles(planned.config.rows) * planned.config.programs_per_row
@@ -43,7 +43,7 @@ class Invariant:
 
 @functools.cache
 def invariant(backend: Backend) -> Backend:
-    """A backend with the same kernels, whose plans do not depend on the number of rows. Results are cached."""
+    """Wraps a backend in `Invariant`. Results are cached."""
     return cast(Backend, Invariant(backend))
 
 
@@ -51,7 +51,7 @@ class InvariantCall(KernelCall):
     """A call on contiguous tensors. The compiler may only assume alignments that hold for each row of any batch."""
 
     def specialize(self, config: KernelConfig) -> Specialization:
-        """The specialization of any call, except that only the row length decides which arguments are divisible."""
+        """Specializes as `KernelCall` does, but `divisible` depends on the row length and the addresses only."""
         specialization = super().specialize(config)
         aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(self.addresses)
         names = [name for name, _ in specialization.types if name in _ROW_MULTIPLES] if aligned else []

@@ -23,14 +23,14 @@ from tridal.runtime.specialization import ALIGNMENT, Specialization
 
 @functools.lru_cache(maxsize=1024)
 def resources(backend: Backend, specialization: Specialization, target: tuple[str, int | str, int]) -> Resources:
-    """The resources of a compiled kernel."""
+    """Compiles a specialization and returns the resources of its kernel."""
     compiled = compile_kernel(specialization, target)
     return backend.resources(compiled.asm, compiled.metadata.shared)
 
 
 @functools.lru_cache(maxsize=1024)
 def compile_kernel(specialization: Specialization, target: tuple[str, int | str, int]) -> Any:
-    """Triton's CompiledKernel for a target (backend, architecture, warp size), which need not be present.
+    """Returns Triton's CompiledKernel for a target (backend, architecture, warp size). No device is needed.
 
     Raises:
         PluginError: Triton was imported with TRITON_INTERPRET=1, or the op has a fault.
@@ -54,7 +54,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
 
 
 def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
-    """The input of Triton's compiler. Since Triton 3.3, its signature contains the constants as well."""
+    """Returns the input of Triton's compiler. Since Triton 3.3, its signature also contains the constants."""
     from triton.compiler import ASTSource
 
     function = entry(specialization.entry)
@@ -71,7 +71,7 @@ def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
 
 
 def constants_of(specialization: Specialization, triton: ModuleType, interpret: bool = False) -> dict[str, Any]:
-    """The constants of a kernel as Triton takes them, the op's functions included."""
+    """Returns the constexpr arguments of a kernel, including the op's functions."""
     dtypes = {"fp32": triton.language.float32, "fp64": triton.language.float64}
     constants = {n: dtypes[value] if n == "ACC_DTYPE" else value for n, value in specialization.constants}
     functions = op_functions(specialization.kernel, interpret)
@@ -80,10 +80,10 @@ def constants_of(specialization: Specialization, triton: ModuleType, interpret: 
 
 @functools.lru_cache(maxsize=1024)
 def op_functions(kernel: RowKernel, interpret: bool) -> dict[str, Any]:
-    """The op's functions as a schedule calls them, compiled or interpreted.
+    """Returns the op's functions, compiled or interpreted, with the parameters that schedules pass.
 
     Raises:
-        PluginError: a function is missing, or names something that it cannot have.
+        PluginError: a function is missing, or has an unknown parameter.
     """
     triton = import_triton()
     with interpret_flag(False):
@@ -99,13 +99,13 @@ def _compiled(triton: ModuleType) -> Any:
 
 
 def entry(name: str) -> Any:
-    """The Triton function of a schedule."""
+    """Returns the Triton function of a schedule."""
     with interpret_flag(False):
         return getattr(importlib.import_module(f"tridal.kernels.{name}"), name)
 
 
 def import_triton() -> ModuleType:
-    """Triton, imported for its compiler."""
+    """Imports Triton with TRITON_INTERPRET=0, unless it is already imported."""
     with interpret_flag(False) if "triton" not in sys.modules else contextlib.nullcontext():
         import triton
         import triton.language
@@ -113,6 +113,6 @@ def import_triton() -> ModuleType:
 
 
 def triton_version(triton: ModuleType) -> tuple[int, int]:
-    """Major and minor version."""
+    """Returns (major, minor)."""
     major, minor = triton.__version__.split(".")[:2]
     return int(major), int(minor)

@@ -15,10 +15,9 @@ from typing import Any
 def direct_launch(
     compiled: Any, launcher: Callable[[Any, Any], Any], programs: int, pointers: int, values: Sequence[int]
 ) -> Callable[..., None] | None:
-    """launch(stream, *tensors) for a compiled kernel whose arguments are tensors (`pointers` of them), then `values`.
+    """Returns a function launch(stream, *tensors) for a kernel with `pointers` tensor arguments, then `values`.
 
-    `launcher` is the class of the driver's launchers. None if the kernel needs scratch memory, or the launcher has
-    another structure.
+    `launcher` is the driver's launcher class. Returns None for an unknown launcher or a kernel with scratch memory.
     """
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     run = launcher(SimpleNamespace(fn=compiled.src.fn, constants={}, signature=signature), compiled.metadata)
@@ -33,7 +32,7 @@ def direct_launch(
     expected = (*addresses, *values)
     flat = passed[-len(expected) :] == expected
     first = passed[: -len(expected)] if flat else passed[:-1]
-    if stream not in first or not (flat or passed[-1] == expected):  # since Triton 3.7, they are one tuple
+    if stream not in first or not (flat or passed[-1] == expected):  # since Triton 3.7, the arguments are one tuple
         return None
     # The lambda names each argument, because unpacking a tuple takes 0.3 us more per launch.
     before = {f"before_{index}": value for index, value in enumerate(first)}

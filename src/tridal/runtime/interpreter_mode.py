@@ -19,14 +19,14 @@ _VARIABLE = "TRITON_INTERPRET"
 
 
 def interpreted(function: Any) -> Any:
-    """The interpreted twin of a Triton or Python function. It calls the twins of the functions that it calls."""
+    """Returns the interpreted twin of a Triton or Python function. The twin calls interpreted twins too."""
     from triton.runtime.interpreter import InterpretedFunction
 
     python = getattr(function, "fn", function)
     if python not in _twins_of:
         scope = dict(python.__globals__)
         twin = FunctionType(python.__code__, scope, python.__name__, python.__defaults__)
-        _twins_of[python] = InterpretedFunction(twin)  # before the loop, which may find the name of the function itself
+        _twins_of[python] = InterpretedFunction(twin)  # before the loop, because a function may call itself
         for name in python.__code__.co_names:
             called = scope.get(name)
             if _is_kernel(called):
@@ -41,13 +41,13 @@ _twins_of: dict[Any, Any] = {}
 
 
 def _is_kernel(value: object) -> bool:
-    """Whether a value is a Triton function, compiled or interpreted, but not one of Triton's own library."""
+    """Returns whether a value is a Triton function outside Triton's own library, compiled or interpreted."""
     return hasattr(value, "arg_names") and not str(getattr(value, "__module__", "")).startswith("triton.language")
 
 
 @contextlib.contextmanager
 def interpreting(triton: ModuleType) -> Iterator[None]:
-    """A context for one launch of an interpreted kernel. No other thread may compile or interpret at the same time."""
+    """Context manager for one launch of an interpreted kernel. No other thread may compile or interpret at the same time."""
     from triton.runtime import interpreter
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
@@ -76,7 +76,7 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
 
 
 def interpreted_library(triton: ModuleType) -> bool:
-    """Whether Triton was imported with TRITON_INTERPRET=1, so its library cannot be compiled."""
+    """Returns whether Triton was imported with TRITON_INTERPRET=1. Its library cannot be compiled then."""
     return type(triton.language.cdiv).__name__ == "InterpretedFunction"
 
 
@@ -96,7 +96,7 @@ def interpret_flag(on: bool) -> Iterator[None]:
 
 @functools.cache
 def _twins(triton: ModuleType) -> tuple[tuple[ModuleType, str, Any, Any], ...]:
-    """Module, name, compiled function and interpreted twin of each function of Triton's library that is compiled."""
+    """Returns (module, name, compiled function, interpreted twin) for each compiled function of Triton's library."""
     from triton.runtime.interpreter import InterpretedFunction
 
     functions = [

@@ -21,20 +21,20 @@ class PreparedLaunch(NamedTuple):
 
     plan: LaunchPlan
     launch: Callable[..., None]
-    """launch(stream, out, *tensors read[, mask][, workspace]): on a raw stream handle, on the current device."""
+    """launch(stream, out, *inputs[, mask][, workspace]) launches on the current device; `stream` is a raw handle."""
     workspace_slots: int
-    """Length of the int64 tensor `workspace`: zeros that no other launch uses at the same time. 0 if there is none."""
+    """Length of the int64 tensor `workspace`; 0 if not needed. It holds zeros. No concurrent launch may use it."""
 
 
 def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> PreparedLaunch:
-    """Plans a call on a device that is present, and compiles what is missing."""
+    """Plans, compiles and binds a call for a device that is present."""
     launch_plan = plan(call, backend, device, options)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     return PreparedLaunch(launch_plan, bind(call, launch_plan, device), call.workspace_slots(launch_plan))
 
 
 def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
-    """The backend's plan for a call. Its probes compile for `device`, which need not be present.
+    """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
 
     Raises:
         PlanError: the plan cannot be launched.
@@ -76,8 +76,8 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
         if direct is not None:
             return direct
     run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
-    # Since Triton 3.3, the launcher also takes a value for each constant. It gets tensors and not addresses, because
-    # triton-ascend's launcher asks for their shapes when it is profiled.
+    # Since Triton 3.3, the launcher also takes a value for each constant. Tensors are passed instead of addresses,
+    # because triton-ascend's launcher reads their shapes when it is profiled.
     known = scalars | constants if since_3_3 else {name: scalars.get(name) for name in types}
     slots = [name for name in names if name in known or name in pointers]
 
@@ -90,7 +90,7 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
 
 @functools.lru_cache(maxsize=1024)
 def _load(specialization: Specialization, target: tuple[str, int | str, int], index: int) -> Any:
-    """A compiled kernel with its handles on the current device, `index`. A loaded kernel belongs to one device."""
+    """Compiles a kernel and loads it on the current device, which has this index. Results are cached per device."""
     loaded = copy.copy(compiler.compile_kernel(specialization, target))
     loaded._init_handles()
     return loaded

@@ -1,18 +1,18 @@
 """Makes an op's Triton functions callable by a schedule, which passes all arguments by position.
 
-A function of an op takes only what it names. For each function this module generates an adapter, a Triton function with
-the parameters of `CALLS` that calls the op's function with those that it names. Functions may name:
+An op's function declares only the parameters that it uses. For each function, this module generates an adapter: a
+Triton function that takes all arguments in `CALLS` and passes on the declared ones. A function may declare:
 
-- the parameters, and the statistics that are known when the function is called;
-- in terms and `writes`: the tensors that the kernel reads; those of `row_reads` in `row_value` and `row_writes` too;
-- `count`: the number of elements that the statistics are of; `part_count`, in `rebase`: that of the part;
-- `part_<first statistic>`: in `rebase` and `writes`, the first statistic of the part of a row that a program computes;
-- `part_scale`: in `row_value` and `writes`, what `rebase` makes of 1;
-- the name of the function `row_value`: in `writes` and `row_writes`, its result;
+- the op's parameters, and the statistics that are known when the function is called;
+- the tensors that the kernel reads, in terms and `writes`; in `row_value` and `row_writes`, only those of `row_reads`;
+- `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
+- `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
+- `part_scale`, in `row_value` and `writes`: the factor by which `rebase` scales the terms of the part;
+- the name of the function `row_value`, in `writes` and `row_writes`: its result;
 - `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
 - `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;
 - `UNNORMALISED`: whether terms may be multiplied by one constant per row;
-- `GUARD`: whether a part of a row may have elements of -inf only although its row has others;
+- `GUARD`: whether all elements of a part of a row may be -inf;
 - `ZERO_MASKED_ROWS`: whether a row of -inf gives zeros instead of NaN.
 """
 
@@ -52,13 +52,13 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "row_write": _ROW_WRITE,
     "row_write2": _ROW_WRITE,
 }  # fmt: skip
-"""The arguments that the schedules pass to each function, in order."""
+"""The arguments that the schedules pass, in order, for each role of an op's function."""
 
 
 def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
-    """The constants of a schedule's kernel that are the op: its functions by their role, and how terms are reduced.
+    """Returns the constants of a schedule that define the op: an adapter for each role, the reductions, the padding.
 
-    `wrap` turns a Python function, or a Triton function of the op, into one of the kind that the kernel can call.
+    `wrap` turns a Python or Triton function into one that the kernel can call: compiled or interpreted.
     """
     first, second = [*kernel.statistics, None][:2]
     assert first is not None
@@ -76,7 +76,7 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def function_named(kernel: RowKernel, name: str) -> Any:
-    """A Triton function of the op's module.
+    """Returns a Triton function of the op's module by name.
 
     Raises:
         PluginError: the module has no such Triton function.
@@ -90,7 +90,7 @@ def function_named(kernel: RowKernel, name: str) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], Any]) -> Any:
-    """The adapter of a function for its role."""
+    """Generates the adapter of an op's function for a role, which is a key of `CALLS`."""
     own, given = kernel.arguments, CALLS[role]
     known = {name: name for name in given if name.isupper() or name in ("count", "part_count", "part_scale")}
     known |= {name: argument for name, argument in own.items() if argument in given}
@@ -105,7 +105,7 @@ def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], 
     parameters = ", ".join(f"{name}: tl.constexpr" if name in constants else name for name in CALLS[role])
     name = f"{function.__name__}_as_{role}"
     source = f"def {name}({parameters}):\n    return {function.__name__}({call})\n"
-    # inspect, and so Triton, finds the source of a function through its file name in the line cache.
+    # Triton reads the source of a function with inspect, which looks up the file name in the line cache.
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     file = f"<tridal {kernel.module}.{function.__name__} {digest}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -123,6 +123,6 @@ def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], 
 
 
 def fingerprint(functions: Mapping[str, Any]) -> str:
-    """A hash of the source of compiled functions. Triton 3.2 does not hash functions that are passed as constants."""
+    """Returns a hash of the source of compiled functions. Triton 3.2 does not hash functions among the constants."""
     keys = [f"{role} {function.cache_key}" for role, function in functions.items() if hasattr(function, "cache_key")]
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]

@@ -21,38 +21,37 @@ class Statistic:
     term: str
     """Name of the Triton function that computes the term."""
     rebase: str | None = None
-    """For a second statistic whose term depends on the first one: the name of the Triton function that computes the
-    statistic of a part of a row, relative to the first statistic of the whole row."""
+    """For a second statistic whose term depends on the first one: the name of a Triton function. It converts the second
+    statistic of a part of a row from the first statistic of the part to the first statistic of the whole row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowKernel:
     """A kernel over rows: the tensors it reads and writes, the statistics of a row, and its Triton functions.
 
-    It knows no tile, program or device. Functions take what they name: tensors, statistics, parameters, and the names
-    that `tridal.runtime.op_functions` documents.
+    It does not depend on tiles, programs or devices. `tridal.runtime.op_functions` lists the parameters of functions.
     """
 
     name: str
     module: str
     """Module of the Triton functions. It is imported when the first kernel is compiled or interpreted."""
     reads: tuple[str, ...]
-    """Names of the tensors that are read once per element. All but the first are contiguous."""
+    """Names of the inputs with a number per element. All but the first are contiguous."""
     statistics: tuple[Statistic, ...]
     writes: tuple[str, ...]
-    """For each contiguous tensor that is written once per element: the name of the Triton function of its elements."""
+    """For each output with a number per element: the name of its Triton function. The outputs are contiguous."""
     row_reads: tuple[str, ...] = ()
-    """Names of the contiguous tensors that have a number per row."""
+    """Names of the inputs with a number per row. They are contiguous."""
     column_reads: tuple[str, ...] = ()
-    """Names of the contiguous tensors that have a number per column, for example a weight."""
+    """Names of the inputs with a number per column, for example a weight. They are contiguous."""
     row_writes: tuple[str, ...] = ()
-    """For each contiguous tensor with a number per row that is written: the name of the Triton function of it."""
+    """For each output with a number per row: the name of its Triton function. The outputs are contiguous."""
     parameters: tuple[str, ...] = ()
-    """Names of numbers that are the same for all elements. They are passed at run time; None is a constant."""
+    """Names of numbers that are the same for all elements. They are run-time arguments. A None is a constant."""
     padding: float = 0.0
     """The value of elements beyond the end of a row."""
     neutral_padding: bool = False
-    """Whether every term of `padding` leaves its statistic unchanged. If not, terms beyond the end are masked."""
+    """Whether the terms of `padding` leave the statistics unchanged. If not, terms beyond the end are masked."""
     scale_mask: bool = False
     """Whether the first tensor can be scaled and masked when it is loaded."""
     live_tiles: int = 3
@@ -63,23 +62,23 @@ class RowKernel:
 
     @property
     def passes(self) -> int:
-        """Passes over a row: one per statistic that depends on the one before, and one that writes the output."""
+        """Number of passes over a row, see `Problem.passes`."""
         return 2 + any(statistic.rebase is not None for statistic in self.statistics)
 
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
-        """The kinds of tensors, in the order of `pointers`."""
+        """The names of all tensors, grouped by kind in the order of `pointers`."""
         return self.writes, self.row_writes, self.reads, self.row_reads, self.column_reads
 
     @property
     def pointers(self) -> tuple[str, ...]:
-        """The schedules' argument of each tensor."""
+        """The schedules' pointer argument for each tensor."""
         kinds = zip(("out", "row_out", "in", "per_row", "per_column"), self.tensors, strict=True)
         return tuple(f"{kind}{'2' * index}_ptr" for kind, given in kinds for index in range(len(given)))
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The schedules' name of each thing that the op names: tensors, parameters, statistics and the row value."""
+        """The schedules' argument for each tensor, parameter, statistic and row value, by its name in the op."""
         first, *second = (statistic.name for statistic in self.statistics)
         groups = {"x": self.reads, "per_row": self.row_reads, "per_column": self.column_reads, "first": (first,)}
         groups |= {"part_first": (f"part_{first}",), "second": tuple(second), "row_value": (self.row_value or "",)}
@@ -87,7 +86,7 @@ class RowKernel:
         return numbers | {n: f"{a}{'2' * i}" for a, given in groups.items() for i, n in enumerate(given)}
 
     def problem(self) -> str | None:
-        """What is wrong with the declaration, in words; None if nothing is."""
+        """Returns a description of a fault in the declaration, or None if there is none."""
         statistics = self.statistics
         for what, given, limit in (
             ("tensors", self.reads, MAX_PER_ELEMENT),

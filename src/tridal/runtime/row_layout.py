@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tridal.devices.types import Layout
 
 FEW_ROWS = 8
-"""Fewer neighbouring rows are too few for a tile. In the narrowest dtype, 8 rows are half of a 32-byte access."""
+"""Fewer inner rows than this are too few for a tile. 8 rows of the narrowest dtype fill half of a 32-byte access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class RowLayout:
     in_strides: tuple[int, int, int]
     """Strides of the first tensor that is read: from block to block, from row to row, from column to column."""
     out_strides: tuple[int, int, int]
-    """The same strides of the contiguous tensors."""
+    """Strides of the contiguous tensors, in the same order."""
     row_strides: tuple[int, int] = (0, 1)
     """Strides of contiguous tensors with a number per row: from block to block, from row to row."""
 
     @property
     def layout(self) -> Layout:
-        """The index that moves by one element in memory, both in the tensors that are read and in the output."""
+        """The layout that all tensors have (see `Problem.layout`), or "strided" if their layouts differ."""
         for axis in (1, 2) if self.cols == 1 else (2, 1):
             if self.in_strides[axis] == 1 == self.out_strides[axis]:
                 return "row" if axis == 2 else "inner"
@@ -43,19 +43,19 @@ class RowLayout:
         return (*self.in_strides, *self.out_strides)
 
     def max_offset(self, rows: int, cols: int) -> int:
-        """The largest offset, in elements, from the first element of a tile of rows x cols to another one."""
+        """Returns the largest offset, in elements, from the first element of a rows x cols tile."""
         return max((rows - 1) * s[1] + (cols - 1) * s[2] for s in (self.in_strides, self.out_strides))
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a contiguous tensor. No size may be zero."""
+    """Returns the strides, in elements, of a contiguous tensor. No size may be zero."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def coalesce_dims(
     shape: Sequence[int], *strides: Sequence[int], without: int, separate: int | None = None
 ) -> list[tuple[int, ...]]:
-    """Merges neighbouring dims of a shape that all tensors can walk with one stride each. `strides` are the tensors'.
+    """Merges neighbouring dims if each tensor needs only one stride for the merged dim. `strides` has one per tensor.
 
     Dims of size one and the dim `without` are dropped. The dim `separate` is kept, and not merged with the one before.
     Returns (size, stride of each tensor, ...) of each merged dim, outermost first.
@@ -72,10 +72,10 @@ def coalesce_dims(
 
 
 def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> RowLayout | None:
-    """The row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
+    """Returns the row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
 
-    None if the other dims need more than two strides: no kernel can read such a tensor in place. Blocks of fewer rows
-    than `few_rows` exchange `outer` and `inner` if there are more blocks than that; 0 keeps the order of the rows.
+    Returns None if the other dims need more than two strides, which kernels do not support. Exchanges `outer` and
+    `inner` if `inner` is less than `few_rows` and less than `outer`. `few_rows` = 0 keeps the order of the rows.
     """
     out_strides = contiguous_strides(shape)
     row_strides = contiguous_strides([*shape[:dim], 1, *shape[dim + 1 :]])
@@ -84,6 +84,6 @@ def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows:
         return None
     outer, inner = [(1, 0, 0, 0)] * (2 - len(levels)) + levels
     if inner[0] < min(few_rows, outer[0]):
-        outer, inner = inner, outer  # a tile takes its rows from `inner`, and a few neighbouring rows would not fill it
+        outer, inner = inner, outer  # `inner` has too few rows to fill a tile
     in_strides, out_strides = ((outer[i], inner[i], of[dim]) for i, of in ((1, strides), (2, out_strides)))
     return RowLayout(outer[0], inner[0], shape[dim], in_strides, out_strides, (outer[3], inner[3]))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from tridal.devices.types import ITEMSIZE
 from tridal.runtime.row_layout import coalesce_dims
 
-MOST_ROWS = 2**31
-"""A mask or causal masking needs fewer rows, because the kernel numbers them with 32 bits then."""
+ROW_LIMIT = 2**31
+"""With a mask or causal masking, there must be fewer rows than this, because kernels use 32-bit row numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ScaleMask:
     causal: bool = False
     """Whether query i sees columns 0 to i only."""
     zero_masked_rows: bool = False
-    """Whether a row without any element left is zero. It is NaN otherwise."""
+    """Whether the result is zero for a row whose elements are all excluded. Otherwise it is NaN."""
     mask: str | None = None
     """The dtype of the mask. A floating-point mask is added. A "uint8" mask is boolean and excludes where it is 0."""
     queries: int = 1
@@ -35,23 +35,23 @@ class ScaleMask:
     strides: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Strides of the mask in elements, for batch, head, query and column. A stride is 0 where the mask is broadcast."""
     address: int = 0
-    """The address of the mask, or the last bits of it, which decide its alignment."""
+    """The address of the mask. The last bits suffice, because it is used only to find the alignment."""
     row_distance: int = 0
-    """A number that divides, for each row, its offset in the mask minus its offset in the scores, in elements."""
+    """A common divisor, over all rows, of a row's offset in the mask minus its offset in the scores, in elements."""
 
     @property
     def numbers(self) -> dict[str, int | float | None]:
-        """Kernel arguments that hold these numbers, by name."""
+        """The values of the kernel's scale and mask arguments, by name."""
         names = ("mask_batch", "mask_head", "mask_query", "mask_col")
         strides = dict(zip(names, self.strides, strict=True))
         return {"scale": self.scale, "queries": self.queries, "heads": self.heads, **strides}
 
     def alignment(self, vector: int, cols: int, misalignment: int | None) -> int:
-        """The alignment, in bytes, that the compiler may assume of the mask of each row of a tile; 1 if none is proven.
+        """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile, at least 1.
 
-        A tile has `cols` columns, in vectors of `vector` elements. `misalignment` is None if it starts with the row.
-        With `peel`, it starts at the first vector boundary of each row; `misalignment` is then the number of
-        elements between the boundary before the first row and that row, and the mask needs the same in every row.
+        A tile has `cols` columns, in vectors of `vector` elements. Without `peel`, it starts at the first element of a
+        row, and `misalignment` is None. With `peel`, it starts at the first vector boundary of each row; `misalignment`
+        is the distance of the first row from a vector boundary, and the mask needs the same distance in every row.
         """
         if self.mask is None or self.strides[-1] != 1 or cols % vector:
             return 1
@@ -67,18 +67,18 @@ class ScaleMask:
 def locate_mask(
     scale_mask: ScaleMask, shape: Sequence[int], strides: Sequence[int], mask_strides: Sequence[int], dim: int
 ) -> ScaleMask | None:
-    """Adds the numbers from which a kernel computes the position of a row in the mask.
+    """Sets the fields from which a kernel computes the position of a row in the mask.
 
-    `shape` and `strides` are those of the scores, `mask_strides` those of the mask expanded to that shape. None if the
-    dims other than `dim` need more than three strides, or there are `MOST_ROWS` rows or more.
+    `shape` and `strides` are those of the scores, `mask_strides` those of the mask expanded to that shape. Returns None
+    if the dims other than `dim` need more than three strides, or if there are `ROW_LIMIT` rows or more.
     """
-    if math.prod(shape) // shape[dim] >= MOST_ROWS:
+    if math.prod(shape) // shape[dim] >= ROW_LIMIT:
         return None
-    queries = len(shape) - 2 if scale_mask.causal else None  # the kernel needs the number of each query
+    queries = len(shape) - 2 if scale_mask.causal else None  # the kernel needs the index of each query
     levels = coalesce_dims(shape, mask_strides, without=dim, separate=queries)
     if len(levels) > 3:
         return None
-    innermost = 1 if scale_mask.causal else 0  # the level of the queries is the last one; missing levels precede it
+    innermost = 1 if scale_mask.causal else 0  # the queries are the last of three dims
     outer, inner = levels[: len(levels) - innermost], levels[len(levels) - innermost :]
     missing: list[tuple[int, ...]] = [(1, 0)] * (3 - len(levels))
     (_, batch), (heads, head), (rows, query) = [*outer, *missing, *inner]

@@ -1,4 +1,4 @@
-"""Everything that a kernel is specialised on for a call, and its run-time numbers. Arithmetic only.
+"""The specialization of a kernel for a call, and its scalar arguments. Arithmetic only.
 
 Two launches with equal specializations can use the same compiled kernel.
 """
@@ -26,11 +26,11 @@ _OPTIONAL = (
 """The tensors that not every kernel has."""
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
 ALIGNMENT = 16
-"""Bytes of the widest vector access. Triton specialises integers on being a multiple of it."""
+"""Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
 ADDRESS_BITS = 63
-"""Bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
+"""Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
 BLOCK = 32
-"""Programs whose slots are read together, see `tridal.kernels.exchange`."""
+"""Number of slots that a program reads at once, see `tridal.kernels.exchange`."""
 
 NO_SCALE_MASK = ScaleMask()
 
@@ -59,14 +59,14 @@ class Specialization:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel and the memory of its tensors: everything that decides the specialization but the plan."""
+    """A kernel, and the layout, dtypes and addresses of its tensors. They and the plan decide the specialization."""
 
     kernel: RowKernel
     layout: RowLayout
     dtypes: tuple[str, ...]
     """The dtype of each tensor of `RowKernel.pointers`."""
     addresses: tuple[int, ...] = ()
-    """The address of each of these tensors, or its last `ADDRESS_BITS`. Without them, all are aligned."""
+    """The address of each of these tensors; its `ADDRESS_BITS` suffice. By default, all tensors are aligned."""
     parameters: tuple[float | None, ...] = ()
     scale_mask: ScaleMask = NO_SCALE_MASK
 
@@ -76,7 +76,7 @@ class KernelCall:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        """The traits that a plan depends on."""
+        """The problem that a backend plans for."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
         writes, row_writes, reads, row_reads, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
@@ -103,11 +103,11 @@ class KernelCall:
 
     @property
     def vector(self) -> int:
-        """Elements of a vector access of 16 bytes, of the tensor with the narrowest elements."""
+        """Number of elements of the narrowest dtype in a vector of 16 bytes."""
         return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.problem.writes, *self.problem.reads))
 
     def _misalignments(self) -> dict[str, int]:
-        """Elements between the last vector boundary and the first row, for each tensor with a number per element."""
+        """Returns, for each tensor, the number of elements from the last vector boundary to its first row."""
         tensors = zip(self.kernel.pointers, self.dtypes, self.addresses, strict=True)
         return {
             name: address // ITEMSIZE[dtype] % self.vector
@@ -116,7 +116,7 @@ class KernelCall:
         }
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
-        """Run-time numbers of the kernel by name."""
+        """Returns the scalar arguments of the kernel by name."""
         layout, p = self.layout, self.problem
         row_strides = layout.row_strides if p.row_reads or p.row_writes else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
@@ -127,10 +127,10 @@ class KernelCall:
         return values | self.scale_mask.numbers
 
     def specialize(self, config: KernelConfig) -> Specialization:
-        """The specialization of this call for a configuration.
+        """Returns the specialization of this call for a configuration.
 
-        A stride of one is a constant, because contiguity decides how memory is read. Numbers that are not needed are
-        constants. The number of rows is never a constant: a new batch size compiles nothing, unless it exceeds 32 bits.
+        A stride of one is a constant, because contiguity decides how memory is read. Unused arguments are constants.
+        The number of rows is never a constant: a new batch size compiles nothing, unless it exceeds 32 bits.
         """
         p, s, scalars = self.problem, self.scale_mask, self.scalars(config)
         pointers = dict(zip(self.kernel.pointers, self.dtypes, strict=True))
@@ -184,7 +184,7 @@ class KernelCall:
         )
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
-        """Constants that `column_loop` does not have: how programs share a row, and its head and tail."""
+        """Returns the constants that only `whole_row` has: how programs share a row, and its head and tail."""
         vector, misalignments = self.vector, set(self._misalignments().values())
         strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
         same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
@@ -203,14 +203,14 @@ class KernelCall:
         }
 
     def _mask_bytes(self, config: KernelConfig) -> int:
-        """Alignment, in bytes, that the compiler may assume of the mask of each row of a tile."""
-        if self.problem.layout == "inner":  # then the vectors of a tile run across rows
+        """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile."""
+        if self.problem.layout == "inner":  # vectors contain elements of several rows
             return 1
         misalignment = self._misalignments()["in_ptr"] if config.peel else None
         return self.scale_mask.alignment(self.vector, config.cols, misalignment)
 
     def workspace_slots(self, plan: LaunchPlan) -> int:
-        """64-bit slots that the workspace of a launch needs. They are zero before the launch and after it."""
+        """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it."""
         config = plan.config
         if config.programs_per_row == 1:
             return 0
@@ -219,10 +219,10 @@ class KernelCall:
 
 
 def slots_per_tile(config: KernelConfig) -> int:
-    """64-bit slots of the workspace for one tile.
+    """Returns the number of 64-bit slots in the workspace for one tile.
 
-    Each program has a word for each row. If very many programs compute one row, each block of `BLOCK` programs has one
-    more. Programs that compute one tile only have a mailbox each, with a word for each program of the row.
+    A persistent program has a slot for each row. If more than 2 * `BLOCK` programs compute one row, each block of
+    `BLOCK` programs has one more. A program that is not persistent has a mailbox: a slot for each program of the row.
     """
     if not config.persistent:
         return config.programs_per_row**2

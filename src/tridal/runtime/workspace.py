@@ -16,9 +16,9 @@ _by_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def with_workspace(launch: Callable[..., None], length: int, device: torch.device) -> Callable[..., None]:
-    """launch(stream, *tensors), from launch(stream, *tensors, workspace) on a device.
+    """Wraps launch(stream, *tensors, workspace) in a function launch(stream, *tensors) that provides the workspace.
 
-    The workspace is an int64 tensor of zeros with at least `length` elements.
+    The workspace is an int64 tensor of zeros on `device`, with at least `length` elements.
     """
     module = torch.get_device_module(device.type)
     capturing = getattr(module, "is_current_stream_capturing", bool)
