@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from tridal.cli import app
 from tridal.cli.plan import SCHEDULES
 from tridal.devices import registry, types
+from tridal.errors import TridalError
 from tridal.ops import planning
 
 pytest.importorskip("triton")
@@ -133,6 +135,16 @@ def test_without_triton_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
     backend, _ = planning.architectures()[COMPILED[0]]
     monkeypatch.setattr(type(backend), "plan", missing)
     assert "triton is not installed: pip install triton" in plan("5", "5", "--arch", COMPILED[0], code=1)
+
+
+@pytest.mark.parametrize("name", ["rows", "cols", "dtype", "op", "dim", "device", "arch"])
+@pytest.mark.parametrize("value", [None, 5, 0, -3, 0.0, True, "x", b"x", [1], object()], ids=repr)
+def test_any_argument_of_any_type_gives_a_plan_or_an_error_of_tridal(name: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"rows": 5, "cols": 5, "arch": COMPILED[0]}
+    if name == "device":
+        del arguments["arch"]
+    with contextlib.suppress(TridalError):
+        planning.plan(**{**arguments, name: value})
 
 
 def test_architectures_are_those_of_all_registered_backends() -> None:

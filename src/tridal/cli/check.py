@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tridal.cli.op_option import OPS, check_op
 from tridal.cli.output import FAIL, PASS, console, escape, print_json, progress_bar, table
-from tridal.cli.plan import make_plan, plan_as_dict, plan_table
+from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
@@ -121,6 +121,7 @@ def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
 
 def _make_plans(out: Console) -> list[dict[str, Any]]:
     """Plans the unit test on the first architecture of every backend, without those that interpret, and prints it."""
+    from tridal.ops import planning
     from tridal.testing.cases import TUTORIAL_SHAPE
 
     plans = []
@@ -129,7 +130,7 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
         if backend.interpreted or arch is None:
             continue
         try:
-            planned = make_plan(*TUTORIAL_SHAPE, arch=arch)
+            planned = planning.planned(*TUTORIAL_SHAPE, arch=arch)
         except TridalError as error:
             plans.append({"backend": backend.name, "arch": arch, "plan": None, "problem": str(error)})
             out.print(f"\n[bold]No launch plan for {arch}[/]: {escape(str(error))}", soft_wrap=True)

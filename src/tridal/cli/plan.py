@@ -11,7 +11,6 @@ from rich.table import Table
 from tridal.cli.op_option import KERNELS
 from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
-from tridal.errors import PlanError, TridalError
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -39,36 +38,15 @@ def plan(
 
     The plan has the schedule, the kernel configuration, the number of programs, and the reason for them.
     """
-    planned = make_plan(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
+    from tridal.ops import planning
+
+    planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
         print_json({"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, **plan_as_dict(*planned)})
         return
     out = console()
     out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{planned[1].name}[/]")
     out.print(plan_table(*planned))
-
-
-def make_plan(
-    rows: int, cols: int, *, device: str | None = None, arch: str | None = None, **question: Any
-) -> tuple[Backend, DeviceProperties, LaunchPlan]:
-    """Calls `tridal.plan`. Returns the backend and the device properties together with the plan.
-
-    Any exception of the backend or of Triton's compiler becomes a PlanError.
-    """
-    from tridal.ops import planning
-
-    try:
-        return planning.planned(rows, cols, device=device, arch=arch, **question)
-    except TridalError:
-        raise
-    except ImportError as error:
-        missing = error.name
-        raise PlanError(f"planning compiles kernels, but {missing} is not installed: pip install {missing}") from error
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
-        backend, properties = planning.target(device, arch)
-        raise PlanError(f"backend {backend.name!r} could not plan for {properties.arch}: {reason}") from error
 
 
 def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from tridal.devices import registry, settings
 from tridal.devices.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan
-from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, UnknownDeviceError, nearest
+from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
 from tridal.ops import table
 from tridal.runtime import launch
 from tridal.runtime.row_layout import row_layout
@@ -43,13 +43,26 @@ def plan(
 def planned(
     rows: int, cols: int, device: str | torch.device | None = None, arch: str | None = None, **question: Any
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
-    """Returns the backend, the device properties and the result of `plan`. Checks the problem before the device."""
+    """Returns the backend, the device properties and the result of `plan`. Checks the problem before the device.
+
+    Any exception of the backend or of Triton's compiler becomes a PlanError.
+    """
     call = matrix_call(rows, cols, **question)
     backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
         raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
     options = registry.options(backend, settings.current())
-    return backend, properties, launch.plan(call, backend, properties, options)
+    try:
+        return backend, properties, launch.plan(call, backend, properties, options)
+    except TridalError:
+        raise
+    except ImportError as error:
+        missing = error.name
+        raise PlanError(f"planning compiles kernels, but {missing} is not installed: pip install {missing}") from error
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+        raise PlanError(f"backend {backend.name!r} could not plan for {properties.arch}: {reason}") from error
 
 
 def target(device: str | torch.device | None = None, arch: str | None = None) -> tuple[Backend, DeviceProperties]:
@@ -58,9 +71,9 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
         if device is not None:
             raise PlanError("give a device or an arch, not both")
         known = architectures()
-        if arch not in known:
+        if not isinstance(arch, str) or arch not in known:
             raise UnknownDeviceError(
-                f"unknown architecture {arch!r}{nearest(arch, known)}; known are {', '.join(sorted(known))}"
+                f"unknown architecture {arch!r}{nearest(str(arch), known)}; known are {', '.join(sorted(known))}"
             )
         return known[arch]
     name = str(device) if device is not None else settings.current().device
@@ -75,11 +88,7 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     """Returns all architectures that registered backends can plan for, by name."""
-    known: dict[str, tuple[Backend, DeviceProperties]] = {}
-    for entry in registry.registered():
-        if entry.backend is not None and entry.problem is None:
-            known |= {name: (entry.backend, found) for name, found in entry.backend.architectures().items()}
-    return known
+    return {name: (backend, found) for backend in registry.loaded() for name, found in backend.architectures().items()}
 
 
 def matrix_call(
@@ -87,10 +96,14 @@ def matrix_call(
 ) -> KernelCall:
     """Returns the kernel call of an op for a contiguous, aligned matrix of `rows` rows and `cols` columns."""
     for name, value in (("rows", rows), ("cols", cols)):
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise PlanError(f"{name} must be a positive integer, got {value!r}")
-    if dim not in (-2, -1, 0, 1):
+    if type(dim) is not int or not -2 <= dim <= 1:
         raise PlanError(f"dim must be -1 or 1 (along rows), 0 or -2 (along columns), got {dim!r}")
+    if not isinstance(op, str):
+        raise PlanError(f"op must be the name of an op, got {op!r}")
+    if not isinstance(dtype, (str, torch.dtype)):
+        raise DTypeError(f"dtype must be a torch.dtype or its name, got {dtype!r}")
     kernel = table.kernel_named(op)
     name = str(dtype).removeprefix("torch.")
     if name not in ITEMSIZE:

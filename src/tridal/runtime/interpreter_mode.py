@@ -47,7 +47,7 @@ def _is_kernel(value: object) -> bool:
 
 @contextlib.contextmanager
 def interpreting(triton: ModuleType) -> Iterator[None]:
-    """Context manager for one launch of an interpreted kernel. No other thread may compile or interpret at the same time."""
+    """Context manager for one launch of an interpreted kernel. No other thread may compile or interpret meanwhile."""
     from triton.runtime import interpreter
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
