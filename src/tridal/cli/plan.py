@@ -18,7 +18,7 @@ SCHEDULES = {
     "cooperative": "several programs compute a row and exchange its statistics; each element is read and written once",
     "column_loop": "each program loops over the columns twice, for the row's statistics and for the result",
 }
-"""What each schedule does, in the words of the output."""
+"""Descriptions of the schedules, for the output."""
 
 
 def plan(
@@ -49,16 +49,16 @@ def plan(
 
 
 def make_plan(
-    rows: int, cols: int, *, device: str | None = None, arch: str | None = None, **question: Any
+    rows: int, cols: int, *, device: str | None = None, arch: str | None = None, **keywords: Any
 ) -> tuple[Backend, DeviceProperties, LaunchPlan]:
-    """Calls `tridal.plan`. Returns the backend and the device properties together with the plan.
+    """Makes a launch plan as `tridal.plan` does. Returns the backend, the device properties and the plan.
 
-    Any exception of the backend or of Triton's compiler becomes a PlanError.
+    Converts exceptions of the backend and of Triton's compiler to PlanError.
     """
     from tridal.ops import planning
 
     try:
-        return planning.planned(rows, cols, device=device, arch=arch, **question)
+        return planning.planned(rows, cols, device=device, arch=arch, **keywords)
     except TridalError:
         raise
     except ImportError as error:
@@ -72,12 +72,12 @@ def make_plan(
 
 
 def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> dict[str, Any]:
-    """Returns the plan with its backend and device, as data for JSON."""
+    """Returns the plan with its backend and device as data for JSON."""
     return {"backend": backend.name, "device": asdict(properties), "plan": launch_plan.as_dict()}
 
 
 def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> Table:
-    """Returns the plan with its backend and device, as a table for the terminal."""
+    """Formats the plan with its backend and device as a table for the terminal."""
     config, resources = launch_plan.config, launch_plan.resources
     cores = count(properties.cores, properties.core_name)
     parts = [f"{count(config.rows, 'row')} x {count(config.cols, 'column')} per tile"]
