@@ -30,7 +30,7 @@ _GPUS = (
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
-"""Example GPUs by nvcc's name of the compute capability. The first entry is the default architecture."""
+"""Example GPUs by nvcc's name of the compute capability. `tridal check` plans for the first entry."""
 
 
 @functools.cache

@@ -41,4 +41,4 @@ _NPUS = (
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {device.arch: device for device in _NPUS}
-"""Example NPUs by architecture: a driver's name in lower case. The first entry is the default architecture."""
+"""Example NPUs by architecture: a driver's name in lower case. `tridal check` plans for the first entry."""

@@ -121,7 +121,7 @@ def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
 
 
 def _make_plans(out: Console) -> list[dict[str, Any]]:
-    """Plans the unit test for the default architecture of each backend that compiles kernels. Prints the plans."""
+    """Plans the unit test for the first architecture of each backend that compiles kernels. Prints the plans."""
     from tridal.testing.cases import TUTORIAL_SHAPE
 
     plans = []
