@@ -1,6 +1,7 @@
-"""Compares the PTX of two commits: `compare_ptx.py BEFORE.jsonl AFTER.jsonl`, both written by `dump_ptx.py`.
+"""Compares the PTX of two commits: `compare_ptx.py BEFORE.jsonl AFTER.jsonl`. `dump_ptx.py` writes both files.
 
-Prints how many cases have equal plans, equal PTX, or equal SASS, and lists the others. Exit code 1 if a plan differs.
+Prints the number of cases with each result. Lists the cases that differ, except cooperative plans with different PTX.
+The exit code is 1 if a plan or an error differs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 
 def load(file: str) -> dict[str, dict[str, Any]]:
-    """The lines of a file by case."""
+    """Returns the lines of a file, by case name."""
     return {line["case"]: line for line in map(json.loads, Path(file).read_text().splitlines())}
 
 
 def main() -> None:
-    """Prints the comparison."""
+    """Compares the files and exits."""
     before, after = load(sys.argv[1]), load(sys.argv[2])
     verdicts: Counter[str] = Counter()
     for case in before.keys() & after.keys():

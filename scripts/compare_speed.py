@@ -1,8 +1,8 @@
-"""Measures two versions of tridal on a GPU in one run: `compare_speed.py BEFORE AFTER [FILE]`, two checkouts.
+"""Compares the speed of two checkouts of tridal on one GPU: `compare_speed.py BEFORE AFTER [FILE]`.
 
-Each version runs in a process of its own, and they are measured in turns. Prints the time of each workload before and
-after, in microseconds, and their ratio; then the host time of small calls. FILE gets the same as JSON. Workloads are
-those whose kernels changed: rows that several programs compute together, and a few others as a control.
+Each checkout has its own process. The two are measured alternately. Prints the two times of each workload, in
+microseconds, and their ratio. Then prints the host time of small calls. Writes all results to FILE as JSON.
+Most workloads are rows that several programs compute together. A few others are a control.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHAPES: list[tuple[tuple[int, ...], int]] = [
 
 
 def workloads() -> list[dict[str, Any]]:
-    """What is measured."""
+    """Returns the calls to measure."""
     found = []
     for shape, dim in SHAPES:
         for dtype in ("float32", "bfloat16"):
@@ -39,32 +39,32 @@ def workloads() -> list[dict[str, Any]]:
     return [*found, {**wide, "shape": (2, 4, 256, 20_000)}, {**wide, "shape": (1, 1, 64, 300_000)}]
 
 
-def work() -> None:
-    """A worker: reads workloads as lines of JSON, and answers with a time in microseconds."""
+def run_worker() -> None:
+    """Runs a worker: reads one workload per line from stdin, as JSON, and prints its time in microseconds."""
     import torch
 
     import tridal
     from tridal.benchmarks.measuring import timer
 
-    def call(load: dict[str, Any]) -> Any:
-        x = torch.randn(load["shape"], device="cuda", dtype=getattr(torch, load["dtype"]))
-        function = getattr(tridal, load["op"])
-        if load["direction"] == "forward":
-            return lambda: function(x, load["dim"], **load.get("keywords", {}))
+    def call(workload: dict[str, Any]) -> Any:
+        x = torch.randn(workload["shape"], device="cuda", dtype=getattr(torch, workload["dtype"]))
+        function = getattr(tridal, workload["op"])
+        if workload["direction"] == "forward":
+            return lambda: function(x, workload["dim"], **workload.get("keywords", {}))
         x.requires_grad_()
-        y, g = function(x, load["dim"]), torch.randn_like(x)
+        y, g = function(x, workload["dim"]), torch.randn_like(x)
         return lambda: torch.autograd.grad(y, x, g, retain_graph=True)
 
     torch.autograd.set_multithreading_enabled(False)
     known: dict[str, Any] = {}
     for line in sys.stdin:
-        load = json.loads(line)
-        if load.get("compile"):
-            call(load)()
+        workload = json.loads(line)
+        if workload.get("compile"):
+            call(workload)()
             print(0.0, flush=True)
-        elif load.get("host"):
-            x = torch.randn(8, 128, device="cuda", requires_grad=load["grad"])
-            function = getattr(tridal, load["op"])
+        elif workload.get("host"):
+            x = torch.randn(8, 128, device="cuda", requires_grad=workload["grad"])
+            function = getattr(tridal, workload["op"])
             times = []
             for _ in range(20):
                 torch.cuda.synchronize()
@@ -74,14 +74,14 @@ def work() -> None:
                 times.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
             print(min(times), flush=True)
         else:
-            key = json.dumps({k: v for k, v in load.items() if k != "round"})
+            key = json.dumps({k: v for k, v in workload.items() if k != "round"})
             if known.get("key") != key:
-                known = {"key": key, "call": call(load)}
+                known = {"key": key, "call": call(workload)}
             print(timer(torch.device("cuda", 0))(known["call"]).median * 1e3, flush=True)
 
 
 class Worker:
-    """A process that runs one version."""
+    """A process that runs the workloads of one checkout."""
 
     def __init__(self, checkout: str) -> None:
         path = os.pathsep.join([f"{checkout}/src", f"{checkout}/backends", os.environ.get("PYTHONPATH", "")])
@@ -91,26 +91,26 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def ask(self, load: dict[str, Any]) -> None:
-        """Sends a workload."""
+    def ask(self, workload: dict[str, Any]) -> None:
+        """Sends a workload to the process."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(load) + "\n")
+        self.process.stdin.write(json.dumps(workload) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> float:
-        """The time, in microseconds."""
+        """Waits for the next result, and returns its time in microseconds."""
         assert self.process.stdout is not None
         return float(self.process.stdout.readline())
 
 
 def main() -> None:
-    """Compiles all kernels in parallel, then measures."""
+    """Compiles the kernels of all workloads in parallel, then measures them."""
     before, after = sys.argv[1:3]
-    loads = workloads()
+    all_workloads = workloads()
     compilers = [Worker(checkout) for checkout in (before, after) for _ in range(COMPILERS)]
-    for number, load in enumerate(loads):
+    for number, workload in enumerate(all_workloads):
         for offset in (0, COMPILERS):
-            compilers[offset + number % COMPILERS].ask({**load, "compile": True})
+            compilers[offset + number % COMPILERS].ask({**workload, "compile": True})
     for worker in compilers:
         assert worker.process.stdin is not None
         worker.process.stdin.close()
@@ -118,15 +118,16 @@ def main() -> None:
         worker.process.wait()
     workers = [Worker(before), Worker(after)]
     results = []
-    for load in loads:
+    for workload in all_workloads:
         times: list[list[float]] = [[], []]
         for turn in range(ROUNDS):
             for index in (0, 1) if turn % 2 else (1, 0):
-                workers[index].ask(load)
+                workers[index].ask(workload)
                 times[index].append(workers[index].answer())
         old, new = (statistics.median(found) for found in times)
-        results.append({**load, "before_us": old, "after_us": new, "ratio": new / old})
-        name = f"{load['op']} {load['direction']} {load['dtype']} {'x'.join(map(str, load['shape']))} dim {load['dim']}"
+        results.append({**workload, "before_us": old, "after_us": new, "ratio": new / old})
+        op, direction, dtype, shape, dim = (workload[key] for key in ("op", "direction", "dtype", "shape", "dim"))
+        name = f"{op} {direction} {dtype} {'x'.join(map(str, shape))} dim {dim}"
         print(f"{name:58s} {old:9.1f} {new:9.1f} {new / old:6.3f}", flush=True)
     ratios = [result["ratio"] for result in results]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    work() if sys.argv[1:] == ["--work"] else main()
+    run_worker() if sys.argv[1:] == ["--work"] else main()

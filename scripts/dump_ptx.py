@@ -1,7 +1,7 @@
-"""Writes the PTX of several hundred planned calls, normalised, so that two commits can be compared: `dump_ptx.py FILE`.
+"""Compiles several hundred cases and writes their normalised PTX to a file: `dump_ptx.py FILE`. Needs no GPU.
 
-The cases are every op, dtype and layout, at widths that reach every schedule and every flag of a plan, on three
-architectures; no GPU is needed. `compare_ptx.py` runs this file in two checkouts and compares what they wrote.
+The cases cover all ops, dtypes and layouts, all schedules, all flags of a plan, and three architectures. To compare two
+commits, run this script in both checkouts, then `compare_ptx.py` with the two files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCHS = ("sm_80", "sm_90", "sm_100")
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """What is compiled: op, dtypes, shape, dim, strides, addresses, scale and mask, architecture."""
+    """Yields the cases: op, dtypes, shape, dim, strides, offset, scale and mask, and architecture."""
     rows = [(4096, 64), (4096, 781), (4096, 1024), (4096, 5000), (4096, 12_672), (2048, 65_536), (8, 50_257)]
     wide = [(64, 128_256), (4096, 16_384), (4096, 50_257), (1, 131_072), (4096, 4096), (16384, 4096), (512, 300_000)]
     for op in OPS:
@@ -70,12 +70,12 @@ def cases() -> Iterator[dict[str, Any]]:
 
 
 def name(case: dict[str, Any]) -> str:
-    """What tells a case from all others."""
+    """Returns a unique name for a case."""
     return " ".join(f"{key}={value}" for key, value in case.items())
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """Returns the strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -84,7 +84,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """The compiled kernel, and the numbers of its plan in an order that no name decides."""
+    """Returns the compiled kernel, and its plan as a list that does not depend on the names of fields."""
     shape, dim, op = case["shape"], case["dim"], case["op"]
     strides = case.get("strides") or contiguous(shape)
     masked = case.get("mask") is not None or case.get("causal", False)
@@ -117,7 +117,7 @@ def compile_case(case: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 
 def normalised(ptx: str) -> str:
-    """PTX without names: labels, registers, functions and parameters are numbered in the order of their first use."""
+    """Returns PTX in which labels, registers, functions and parameters are numbered in the order of their first use."""
     ptx = re.sub(r"(?ms)^\s*\.section\s.*?^\s*\}", "", re.sub(r"//.*", "", ptx))
     ptx = re.sub(r"(?m)^\s*\.(loc|file|reg|version)\b.*$", "", ptx)
     functions = re.findall(r"(?m)\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)", ptx)
@@ -136,7 +136,7 @@ def normalised(ptx: str) -> str:
 
 
 def normalised_sass(cubin: bytes) -> str:
-    """SASS, with the offsets of parameters numbered in the order of their first use."""
+    """Returns SASS in which the offsets of parameters are numbered in the order of their first use."""
     import triton
 
     tool = Path(triton.__file__).with_name("backends") / "nvidia" / "bin" / "cuobjdump"
@@ -151,7 +151,7 @@ def normalised_sass(cubin: bytes) -> str:
 
 
 def dump(case: dict[str, Any]) -> dict[str, Any]:
-    """One line of the file."""
+    """Returns the entry of a case in the output file."""
     try:
         compiled, plan = compile_case(case)
         sass = hashlib.sha256(normalised_sass(compiled.asm["cubin"]).encode()).hexdigest()
@@ -161,7 +161,7 @@ def dump(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes one JSON object for each case."""
+    """Writes one JSON object per line for each case. Further arguments select the cases whose names contain them."""
     wanted = list(cases())
     if len(sys.argv) > 2:
         wanted = [case for case in wanted if all(word in name(case) for word in sys.argv[2:])]

@@ -12,11 +12,11 @@ from tridal_cuda.architectures import ARCHITECTURES, present_gpu
 from tridal_cuda.planning import plan
 from tridal_cuda.resources import read_resources
 
-_ALREADY_CURRENT = nullcontext()
+_EMPTY_CONTEXT = nullcontext()
 
 
 class Cuda:
-    """Serves tensors of device type "cuda". ROCm builds of torch use that type too, and are rejected."""
+    """Serves tensors of device type "cuda". Rejects ROCm builds of torch, which use the same device type."""
 
     name = "cuda"
     device_type = "cuda"
@@ -27,7 +27,7 @@ class Cuda:
     install = "an NVIDIA driver, and a CUDA build of PyTorch, which includes Triton (pytorch.org, Get Started)"
 
     def unavailable(self) -> str | None:
-        """The missing requirement: a CUDA build of torch, a device, or Triton; None if nothing is missing."""
+        """Returns the reason why CUDA cannot be used on this machine, or None if it can."""
         import torch
 
         if torch.version.hip is not None:
@@ -41,41 +41,41 @@ class Cuda:
         return None
 
     def device_count(self) -> int:
-        """Number of GPUs that torch sees."""
+        """Returns the number of GPUs that torch sees."""
         import torch
 
         return torch.cuda.device_count()
 
     def properties(self, index: int) -> DeviceProperties:
-        """See `present_gpu`."""
+        """Returns the properties of GPU `index`."""
         return present_gpu(index)
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """One GPU of each compute capability."""
+        """Returns the properties of one example GPU per compute capability, by architecture name."""
         return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """See `tridal_cuda.planning`. There are no options."""
+        """Returns the launch plan of a problem. Ignores `options`, because this backend has none."""
         return plan(problem, device, probe)
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """The resources in the cubin."""
+        """Returns the resources of a compiled kernel. Registers and spills are read from its cubin."""
         return read_resources(asm["cubin"], shared_memory)
 
     def stream(self, index: int) -> int:
-        """Handle of torch's current stream. torch's private function avoids a Stream object."""
+        """Returns the raw handle of torch's current stream."""
         import torch
 
         try:
-            return torch._C._cuda_getCurrentRawStream(index)
-        except AttributeError:  # a torch without it
+            return torch._C._cuda_getCurrentRawStream(index)  # faster, because it creates no Stream object
+        except AttributeError:  # this version of torch lacks the private function
             return int(torch.cuda.current_stream(index).cuda_stream)
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """torch's device guard; an empty context if the device is already current."""
+        """Returns torch's device guard, or an empty context if GPU `index` is already the current device."""
         import torch
 
-        return _ALREADY_CURRENT if torch.cuda.current_device() == index else torch.cuda.device(index)
+        return _EMPTY_CONTEXT if torch.cuda.current_device() == index else torch.cuda.device(index)
 
 
 backend = Cuda()

@@ -1,7 +1,7 @@
-"""Properties of GPUs: of present GPUs, and of one GPU of each compute capability for plans on other machines.
+"""Properties of the GPUs in this machine, and of one example GPU per compute capability.
 
-Sources: the limits of a multiprocessor are from the table "Technical Specifications per Compute Capability" of NVIDIA's
-CUDA C++ Programming Guide. The number of multiprocessors, the L2 cache and the memory are from the GPU's data sheet.
+For the examples, the limits of a multiprocessor are from the table "Technical Specifications per Compute Capability" of
+NVIDIA's CUDA C++ Programming Guide. The number of multiprocessors, the L2 cache and the memory are from data sheets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def _gpu(capability: int, name: str, cores: int, *limits: int | None) -> DeviceProperties:
-    """`limits` are the registers, shared memory, threads and programs of a multiprocessor, L2 cache, and memory."""
+    """Returns the properties of a GPU. `limits` are the fields of `DeviceProperties` from `registers` to `memory`."""
     return DeviceProperties(name, f"sm_{capability}", cores, "SM", ("cuda", capability, 32), 32, *limits)
 
 
@@ -30,15 +30,15 @@ _GPUS = (
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}
-"""By nvcc's name of the compute capability. The first entry is the default where one architecture is needed."""
+"""Example GPUs by nvcc's name of the compute capability. `tridal check` plans for the first entry."""
 
 
 @functools.cache
 def present_gpu(index: int) -> DeviceProperties:
-    """Properties of a GPU from Triton's driver and from torch.
+    """Returns the properties of GPU `index` in this machine, as Triton's driver and torch report them.
 
-    `max_programs` is from `ARCHITECTURES`: that of the capability or, if it is not listed, the smallest of its major
-    version, because cooperative programs have to be resident.
+    `max_programs` is that of the example GPU with the same compute capability. If there is none, it is the smallest one
+    of the same major version: with too large a value, a cooperative launch could hang.
     """
     import torch
     from triton.runtime import driver
@@ -47,7 +47,7 @@ def present_gpu(index: int) -> DeviceProperties:
     from_triton = driver.active.utils.get_device_properties(index)
     capability = 10 * from_torch.major + from_torch.minor
     arch, major = f"sm_{capability}", f"sm_{from_torch.major}"
-    limits = [gpu.max_programs or 0 for gpu in _GPUS if gpu.arch == arch] or [
+    max_programs = [gpu.max_programs or 0 for gpu in _GPUS if gpu.arch == arch] or [
         gpu.max_programs or 0 for gpu in _GPUS if gpu.arch[:-1] == major
     ]
     return _gpu(
@@ -57,7 +57,7 @@ def present_gpu(index: int) -> DeviceProperties:
         from_triton["max_num_regs"],
         from_triton["max_shared_mem"],
         from_torch.max_threads_per_multi_processor,
-        min(limits, default=None),
+        min(max_programs, default=None),
         from_torch.L2_cache_size,
         from_torch.total_memory,
     )

@@ -1,4 +1,4 @@
-"""The schedule `cooperative` on a GPU: several programs compute each row, and each holds a block of columns."""
+"""Configures the schedule `cooperative` on a GPU: several programs compute each row, one for each block of columns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tridal_cuda.resources import max_registers_for
 
 
 def fit_cooperative(problem: GpuProblem) -> Fit | None:
-    """Fits a configuration whose programs of a row are all resident at once; None if there is none.
+    """Returns a `Fit` in which all programs of a row are resident at the same time, or None if there is none.
 
-    The result is a `whole_row` configuration if the whole row fits in one of its column blocks.
+    The schedule of the result is `whole_row` if a whole row fits in one block.
     """
     if problem.accumulator == 8:
         return None  # float64 statistics do not fit in the 64-bit word that programs exchange
@@ -22,47 +22,50 @@ def fit_cooperative(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_one_shot(problem: GpuProblem) -> Fit | None:
-    """Fits few rows with one program per block; None if a row has one block, too many, or not all can be resident."""
+    """Returns a `Fit` for few rows, in which each program computes one block of one row and then ends.
+
+    Returns None if a row has one block or too many blocks, or if the programs cannot all be resident.
+    """
     cols = next((block for row, block in tuning.ONE_SHOT_BLOCK_COLS if problem.cols <= row), None)
     if cols is None or problem.cols <= cols or problem.layout == "inner":
         return None
     config = KernelConfig("cooperative", 1, cols, programs_per_row=cdiv(problem.cols, cols), persistent=False)
-    needed = cdiv(config.programs_per_row * problem.rows, problem.device.cores)  # programs on a multiprocessor
-    in_cache = needed * problem.bytes_per_tile(config) <= (problem.device.shared_memory or 0)
-    # The cache lines of strided elements hold little of a row.
-    config = replace(config, reload=problem.layout == "row" and problem.has_large_l1 and in_cache)
-    fast = _fit_resident(config, tuning.FEW_ELEMENTS_PER_THREAD, needed, problem)  # more warps per program are faster
-    if fast is not None and not fast.resources.spills:
-        return fast
-    # A 32-bit element needs as many bytes in a register as in the cache.
+    min_programs = cdiv(config.programs_per_row * problem.rows, problem.device.cores)  # per multiprocessor
+    fits_in_l1 = min_programs * problem.bytes_per_tile(config) <= (problem.device.shared_memory or 0)
+    # The cache lines of a strided row contain mostly other elements, so the row does not fit in the cache.
+    config = replace(config, reload=problem.layout == "row" and problem.has_large_l1 and fits_in_l1)
+    many_warps = _fit_resident(config, tuning.FEW_ELEMENTS_PER_THREAD, min_programs, problem)  # preferred
+    if many_warps is not None and not many_warps.resources.spills:
+        return many_warps
+    # With few warps, `reload` helps 16-bit elements only: they need 4 bytes in a register, but 2 in the cache.
     config = replace(config, reload=config.reload and problem.itemsize == 2)
-    slow = _fit_resident(config, tuning.MANY_ELEMENTS_PER_THREAD, needed, problem)
-    return min(filter(None, (slow, fast)), key=lambda fitted: fitted.resources.spills, default=None)
+    few_warps = _fit_resident(config, tuning.MANY_ELEMENTS_PER_THREAD, min_programs, problem)
+    return min(filter(None, (few_warps, many_warps)), key=lambda fitted: fitted.resources.spills, default=None)
 
 
-def _fit_resident(config: KernelConfig, elements_per_thread: int, needed: int, problem: GpuProblem) -> Fit | None:
-    """Fits at least `needed` programs on a multiprocessor, with a register limit if necessary; None if not possible."""
+def _fit_resident(config: KernelConfig, elements_per_thread: int, min_programs: int, problem: GpuProblem) -> Fit | None:
+    """Returns a `Fit` with an occupancy of at least `min_programs`, by a register limit if necessary, or None."""
     registers = tuning.ONE_SHOT_RELOAD_REGISTERS if config.reload else None
     config = replace(config, num_warps=warps_for(config.cols, elements_per_thread), max_registers=registers)
-    limit = max_registers_for(needed, config, problem.device)
-    if limit <= tuning.FEW_ELEMENTS_PER_THREAD:  # fewer registers than a thread has elements
+    limit = max_registers_for(min_programs, config, problem.device)
+    if limit <= tuning.FEW_ELEMENTS_PER_THREAD:  # too few registers for the elements of a thread
         return None
     fitted = problem.fit(config)
-    if fitted.occupancy < needed:
+    if fitted.occupancy < min_programs:
         fitted = problem.fit(replace(config, max_registers=limit))
-    return fitted if fitted.occupancy >= needed and fitted.resources.spills <= tuning.MAX_SPILL_ONE_SHOT else None
+    return fitted if fitted.occupancy >= min_programs and fitted.resources.spills <= tuning.MAX_SPILL_ONE_SHOT else None
 
 
 def _fit_row_reload(problem: GpuProblem) -> Fit | None:
-    """Fits many wide rows of one 16-bit tensor with `reload`; None for other rows and for blocks with much padding.
+    """Returns a `Fit` with `reload` for many wide rows of one 16-bit tensor; None for other problems.
 
-    If two tensors are read, `reload` does not help, because fewer blocks fit in the L1 cache.
+    Rejects blocks with much padding. Rejects problems that read two tensors, because fewer blocks fit in the L1 cache.
     """
     min_cols = (4 if problem.peel else 1) * tuning.RELOAD_TILE_ELEMENTS
     if problem.layout != "row" or problem.reads_several or problem.cols < min_cols:
         return None
-    few = problem.bytes_per_tensor <= tuning.MIN_WAVES * tuning.COOPERATIVE_BYTES_IN_FLIGHT * problem.device.cores
-    if few or problem.itemsize > 2 or not problem.has_large_l1:
+    too_small = problem.bytes_per_tensor <= tuning.MIN_WAVES * tuning.COOPERATIVE_BYTES_IN_FLIGHT * problem.device.cores
+    if too_small or problem.itemsize > 2 or not problem.has_large_l1:
         return None
     for cols in (tuning.RELOAD_TILE_ELEMENTS, tuning.RELOAD_TILE_ELEMENTS // 2):
         blocks = cdiv(problem.cols, cols)
@@ -76,9 +79,9 @@ def _fit_row_reload(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_blocks(problem: GpuProblem) -> Fit | None:
-    """Fits blocks of columns, doubled until all programs of a row are resident; None if a block becomes too large."""
+    """Returns a `Fit` with the narrowest blocks for which all programs of a row are resident, or None."""
     reload = problem.layout == "inner" and problem.reloads_inner_rows
-    tile = _first_inner_tile_with_reload(problem) if reload else _first_tile(problem)
+    tile = _smallest_inner_tile_with_reload(problem) if reload else _smallest_tile(problem)
     if tile is None:
         return None
     rows, cols = tile
@@ -92,8 +95,8 @@ def _fit_blocks(problem: GpuProblem) -> Fit | None:
     return _fit_pipelined(fitted.config, limited) or limited
 
 
-def _first_tile(problem: GpuProblem) -> tuple[int, int] | None:
-    """The rows and columns of the smallest tile to try; None if a row would need too many programs."""
+def _smallest_tile(problem: GpuProblem) -> tuple[int, int] | None:
+    """Returns the rows and columns of the smallest tile to try; None if even this tile is too large for one program."""
     if problem.layout == "inner":
         rows = min(next_power_of_2(problem.inner), tuning.INNER_ROWS)
         cols = max(tuning.MAX_BLOCK_COLS // rows, next_power_of_2(cdiv(problem.cols, tuning.INNER_BLOCKS_PER_ROW)))
@@ -105,11 +108,11 @@ def _first_tile(problem: GpuProblem) -> tuple[int, int] | None:
     return (rows, cols) if rows * cols <= problem.max_elements else None
 
 
-def _first_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | None:
-    """The rows and columns of the smallest tile of inner-dim rows with `reload`; None if a row needs too many programs.
+def _smallest_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | None:
+    """Returns the rows and columns of the smallest inner-dim tile with `reload`; None if a row needs too many programs.
 
-    A tile reads full cache lines, or half of each line if two tensors are read. If its programs would exchange too many
-    values, the tile has half as many rows and wider blocks.
+    The rows of a tile fill a cache line, or half of it if two tensors are read. If its programs would exchange too many
+    values, the tile has half as many rows and more columns.
     """
     tensors = 2 if problem.reads_several else 1
     rows_per_line = tuning.CACHE_LINE // problem.itemsize // tensors
@@ -121,13 +124,13 @@ def _first_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | None
 
 
 def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> KernelConfig:
-    """The configuration for blocks of `cols` columns. With one block per row, its schedule is "whole_row"."""
+    """Returns the configuration for blocks of `cols` columns. If a row has one block, the schedule is "whole_row"."""
     blocks = cdiv(problem.cols, cols)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
     config = KernelConfig(schedule, rows, cols, programs_per_row=blocks)
     if reload:
         return problem.with_reload(config)
-    # Unaligned elements each have an address, so a thread needs more registers for them.
+    # Each unaligned element needs registers for its own address.
     small = rows * cols <= tuning.MAX_BLOCK_COLS or not problem.aligned
     few = rows > 1 and problem.reads_several and small
     elements_per_thread = tuning.FEW_ELEMENTS_PER_THREAD if few else tuning.MANY_ELEMENTS_PER_THREAD
@@ -135,9 +138,9 @@ def _block_config(rows: int, cols: int, reload: bool, problem: GpuProblem) -> Ke
 
 
 def _fit_pipelined(config: KernelConfig, limited: Fit) -> Fit | None:
-    """Fits `config` as a software pipeline, which loads the next tiles while programs wait for each other.
+    """Returns a `Fit` with a software pipeline, which loads the next tiles while programs wait for each other.
 
-    Returns None if `limited`, the fit without a pipeline, has enough bytes in flight or loads as much at the same time.
+    `limited` is the `Fit` without a pipeline. Returns None if it has enough bytes in flight or a pipeline adds too few.
     """
     problem = limited.problem
     missing = tuning.COOPERATIVE_BYTES_IN_FLIGHT / limited.bytes_in_flight

@@ -1,4 +1,4 @@
-"""A problem on a GPU: the sizes that its configurations depend on, and how a compiled configuration fits."""
+"""`GpuProblem`, a problem with the GPU that it is planned for, and `Fit`, a compiled configuration."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tridal_cuda.resources import REGISTER_UNIT, max_registers_for, occupancy
 
 
 def next_power_of_2(value: int) -> int:
-    """The smallest power of two that is not less than `value`."""
+    """Returns the smallest power of two that is not less than `value`."""
     return 1 << (value - 1).bit_length()
 
 
 def cdiv(value: int, divisor: int) -> int:
-    """The quotient, rounded up."""
+    """Returns the quotient, rounded up."""
     return -(-value // divisor)
 
 
 def warps_for(elements: int, elements_per_thread: int) -> int:
-    """Warps for a tile: 1 to 32."""
+    """Returns the number of warps for a tile of `elements` elements, from 1 to 32."""
     return max(1, min(32, elements // (32 * elements_per_thread)))
 
 
 def limit_rows(rows: int, cols: int, max_elements: int) -> int:
-    """Halves the rows of an inner-dim tile until it has at most `max_elements`, but not below half of `INNER_ROWS`."""
+    """Halves the rows of an inner-dim tile until it has at most `max_elements`, but keeps half of `INNER_ROWS`."""
     while 2 * rows > tuning.INNER_ROWS and rows * cols > max_elements:
         rows //= 2
     return rows
@@ -34,30 +34,30 @@ def limit_rows(rows: int, cols: int, max_elements: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProblem(Problem):
-    """A problem, the GPU that it is planned for, and the probe that compiles its configurations."""
+    """A problem with the GPU that it is planned for and the probe that compiles its kernel."""
 
     device: DeviceProperties
     probe: Probe
 
     @property
     def reads_several(self) -> bool:
-        """Whether more than one tensor is read."""
+        """Whether the kernel reads more than one tensor."""
         return len(self.reads) > 1
 
     @property
     def bytes_per_tensor(self) -> int:
-        """Bytes of the tensor with the widest elements."""
+        """Bytes of one tensor of the widest dtype that is read or written."""
         return self.rows * self.cols * self.itemsize
 
     @property
     def peel(self) -> bool:
-        """Whether the unaligned head and tail of each row are peeled. Rows of less than four vectors are not."""
+        """Whether rows are peeled: they are if they are unaligned and have at least four vectors."""
         vector = tuning.VECTOR // ITEMSIZE[self.dtype]
         return self.layout == "row" and not self.aligned and self.cols >= 4 * vector
 
     @property
     def tile_cols(self) -> int:
-        """Columns of a tile that holds a whole row, or the whole vectors of a peeled row."""
+        """Columns of a tile for a whole row. The tile of a peeled row holds its aligned vectors only."""
         vector = tuning.VECTOR // ITEMSIZE[self.dtype]
         return next_power_of_2(self.cols // vector * vector if self.peel else self.cols)
 
@@ -68,46 +68,46 @@ class GpuProblem(Problem):
 
     @property
     def max_elements(self) -> int:
-        """Elements that one program can hold: those of all tensors that it reads fill half of the registers."""
+        """Most elements of a tile: one tile of each tensor that is read fills half of a multiprocessor's registers."""
         return self.half_of_registers * 4 // (self.accumulator * len(self.reads))
 
     @property
     def has_large_l1(self) -> bool:
-        """Whether the GPU's L1 cache is large enough for `reload`. Kernels with `reload` use no shared memory."""
+        """Whether the L1 cache is large enough for `reload`. Its size follows from the size of the shared memory."""
         return (self.device.shared_memory or 0) > tuning.LARGE_L1
 
     @property
     def max_stages(self) -> int:
-        """Stages of a software pipeline for which there is enough shared memory."""
+        """Most stages of a software pipeline that fit in shared memory."""
         return 4 if self.has_large_l1 else 2
 
     @property
     def reloads_inner_rows(self) -> bool:
         """Whether inner-dim rows are computed with `reload`.
 
-        They are if elements have 16 bits, because such an element needs twice as many bytes of registers as of cache,
-        and if there is enough data for all multiprocessors, because the tiles are larger.
+        This helps 16-bit elements only: they need 4 bytes in a register, but 2 in the cache. The tiles are larger, so
+        the problem must have enough data for all multiprocessors.
         """
         enough = self.bytes_per_tensor >= self.device.cores * tuning.RELOAD_BYTES_IN_FLIGHT
         return self.has_large_l1 and self.aligned and self.itemsize == 2 and enough
 
     def bytes_per_tile(self, config: KernelConfig) -> int:
-        """Bytes that a program reads for one tile. Padding columns are not read."""
+        """Returns the bytes that a program reads for one tile. Padding columns are not read."""
         return config.rows * min(config.cols, self.cols) * self.bytes_read
 
     def with_reload(self, config: KernelConfig) -> KernelConfig:
-        """The configuration with `reload`, and with warps for it."""
+        """Returns `config` with `reload` and with the number of warps that suits it."""
         narrow = self.layout == "row" and config.cols <= tuning.RELOAD_TILE_ELEMENTS
         elements_per_thread = tuning.RELOAD_ELEMENTS_PER_THREAD // (2 if narrow or self.reads_several else 1)
         return replace(config, num_warps=warps_for(config.rows * config.cols, elements_per_thread), reload=True)
 
     def fit(self, config: KernelConfig) -> Fit:
-        """Sets the fields of a configuration that only the problem decides, compiles it, and computes its occupancy.
+        """Sets `peel` and `exp2_bias` of a configuration, compiles it, and computes its occupancy.
 
         Raises:
-            PlanError: a multiprocessor cannot hold one program. The occupancy of a pipelined configuration is then 0.
+            PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
-        # The error of exp2 is visible in float32 outputs only. Float64 statistics need the device's exp.
+        # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
         bias = tuning.EXP2_BIAS if self.writes[0] == "float32" else 0.0
         peel = self.peel and config.schedule != "column_loop"
         config = replace(config, peel=peel, exp2_bias=bias if self.accumulator == 4 else None)
@@ -120,19 +120,19 @@ class GpuProblem(Problem):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A configuration, its resources, and its occupancy."""
+    """A compiled configuration with its resources and its occupancy. The occupancy of a software pipeline can be 0."""
 
     problem: GpuProblem
     config: KernelConfig
     resources: Resources
     occupancy: int
-    """Programs that one multiprocessor can hold."""
+    """Programs that one multiprocessor can hold at the same time."""
     formula: str
-    """The calculation of `occupancy` in words."""
+    """The calculation of `occupancy`, as text."""
 
     @property
     def resident(self) -> int:
-        """Programs that the whole GPU can hold."""
+        """Programs that the whole GPU can hold at the same time."""
         return self.occupancy * self.problem.device.cores
 
     @property
@@ -141,11 +141,10 @@ class Fit:
         return self.occupancy * self.problem.bytes_per_tile(self.config)
 
     def with_register_limit(self, wanted_bytes: int, max_spill: int = 0) -> Fit:
-        """Limits registers for one more resident program, again and again, until `wanted_bytes` are in flight.
+        """Lowers the register limit until `wanted_bytes` are in flight. Each step makes room for one more program.
 
-        It stops if no limit admits one more program, or if the limit adds more than `max_spill` spilled bytes per
-        thread. Without a limit, the compiler uses more registers than it needs, because it does not know how many
-        programs are wanted.
+        Stops if a step makes no room for a program, or if it adds more than `max_spill` spilled bytes per thread.
+        Without a limit, the compiler uses more registers than it needs: it does not know the wanted occupancy.
         """
         fitted, problem = self, self.problem
         while fitted.bytes_in_flight < wanted_bytes:

@@ -1,7 +1,4 @@
-"""The launch plan of a GPU: chooses the schedule, its configuration and the number of programs.
-
-A plan depends on the traits of a problem, and never on the name of an op.
-"""
+"""Makes the launch plan for a GPU: the schedule, its configuration and the number of programs."""
 
 from __future__ import annotations
 
@@ -15,26 +12,26 @@ from tridal_cuda.whole_row import fit_whole_row
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
-    """Plans `whole_row` if rows fit in registers, else `cooperative`, and `column_loop` where neither is possible.
+    """Returns a plan with the first schedule that is suitable: `whole_row`, then `cooperative`, then `column_loop`.
 
     Raises:
         PlanError: no program of the chosen configuration fits on a multiprocessor.
     """
-    on_gpu = GpuProblem(**asdict(problem), device=device, probe=probe)
-    fitted = fit_whole_row(on_gpu) or fit_cooperative(on_gpu) or _fit_column_loop(on_gpu)
-    programs, how = _programs(fitted)
+    gpu_problem = GpuProblem(**asdict(problem), device=device, probe=probe)
+    fitted = fit_whole_row(gpu_problem) or fit_cooperative(gpu_problem) or _fit_column_loop(gpu_problem)
+    programs, explanation = _count_programs(fitted)
     config = fitted.config
     spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
     reason = (
         f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
         f"{fitted.resident} resident programs; {problem.rows} rows in {problem.tiles(config.rows)} tiles of "
-        f"{config.rows} x {config.cols}: {how}{spilled}"
+        f"{config.rows} x {config.cols}: {explanation}{spilled}"
     )
     return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
 
 
-def _programs(fitted: Fit) -> tuple[int, str]:
-    """Returns the number of programs of a launch, and how they work in words."""
+def _count_programs(fitted: Fit) -> tuple[int, str]:
+    """Returns the number of programs to launch, and the explanation for the plan's `reason`."""
     config, tiles = fitted.config, fitted.problem.tiles(fitted.config.rows)
     if config.schedule == "cooperative":
         per_row = config.programs_per_row
@@ -47,7 +44,7 @@ def _programs(fitted: Fit) -> tuple[int, str]:
 
 
 def _fit_column_loop(problem: GpuProblem) -> Fit:
-    """Fits `column_loop`: tiles of a quarter of the elements that a program can hold, in a software pipeline."""
+    """Returns a `Fit` for `column_loop`: a software pipeline of tiles with a quarter of `max_elements`."""
     inner = problem.layout == "inner"
     rows, elements = tuning.INNER_ROWS // 2 if inner else 1, problem.max_elements // 4
     warps = warps_for(elements, tuning.FEW_ELEMENTS_PER_THREAD // (2 if inner else 1))

@@ -1,4 +1,4 @@
-"""Resources of compiled kernels, and occupancy: the programs that one multiprocessor can hold at the same time."""
+"""Reads the resources of compiled kernels, and computes the occupancy: the number of programs per multiprocessor."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
 
-REGISTER_UNIT = 8  # registers per thread are allocated in multiples of it, on every architecture that Triton supports
-_QUARTERS = 4  # parts of a multiprocessor with their own scheduler and registers, since compute capability 5
+REGISTER_UNIT = 8  # registers per thread; they are allocated in multiples of it on every supported architecture
+_QUARTERS = 4  # sub-partitions of a multiprocessor; each has its own warp scheduler and registers
 _SHARED_MEMORY_UNIT = 128  # bytes; shared memory is allocated in multiples of it
 _RESERVED_SHARED_MEMORY = 1024  # bytes that the driver reserves for each program, since compute capability 8
 
 
 def read_resources(cubin: bytes, shared_memory: int) -> Resources:
-    """Reads registers and spills with Triton's cuobjdump. `shared_memory` is in bytes, and not in the cubin.
+    """Returns the registers and spills of a cubin, read with Triton's cuobjdump, and the given `shared_memory`.
 
     Raises:
         RuntimeError: cuobjdump cannot read the cubin. The message contains cuobjdump's output.
@@ -35,9 +35,9 @@ def read_resources(cubin: bytes, shared_memory: int) -> Resources:
 
 
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
-    """Returns the programs that one multiprocessor can hold, and the calculation in words.
+    """Returns the number of programs that one multiprocessor can hold, and the calculation as text.
 
-    It is the smallest of the limits that registers, shared memory, threads and programs set, as in Triton's tutorials.
+    It is the smallest of the limits by registers, shared memory, threads and programs, as in Triton's tutorials.
     A property of the device that is not known sets no limit. If none is known, the result is 1.
     """
     warp_size = device.warp_size or 32
@@ -48,13 +48,13 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
         programs = device.registers // (registers * threads)
         formula = f"{device.registers}//({registers}*{warp_size}*{config.num_warps})"
         limits.append((programs, f"registers {formula}={programs}"))
-        quarter = device.registers // _QUARTERS  # it holds whole warps
+        quarter = device.registers // _QUARTERS  # holds all registers of a warp
         in_quarters = _QUARTERS * (quarter // (registers * warp_size)) // config.num_warps
         if in_quarters < programs:
             formula = f"{_QUARTERS}*({quarter}//({registers}*{warp_size}))//{config.num_warps}"
             limits.append((in_quarters, f"quarters {formula}={in_quarters}"))
     if device.shared_memory and resources.shared_memory:
-        available = device.shared_memory + _RESERVED_SHARED_MEMORY  # the property is the most that one program can use
+        available = device.shared_memory + _RESERVED_SHARED_MEMORY  # `shared_memory` excludes it
         used = _round_up(resources.shared_memory, _SHARED_MEMORY_UNIT) + _RESERVED_SHARED_MEMORY
         limits.append((available // used, f"shared memory {available}//{used}={available // used}"))
     if device.max_threads:
@@ -66,7 +66,7 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
 
 
 def max_registers_for(programs: int, config: KernelConfig, device: DeviceProperties) -> int:
-    """Returns the most registers per thread that let a multiprocessor hold `programs` programs; 0 if it cannot."""
+    """Returns the most registers per thread with which a multiprocessor can hold `programs` programs, or 0."""
     warps_per_quarter = -(-programs * config.num_warps // _QUARTERS)
     registers = (device.registers or 0) // _QUARTERS // ((device.warp_size or 32) * warps_per_quarter)
     return registers // REGISTER_UNIT * REGISTER_UNIT

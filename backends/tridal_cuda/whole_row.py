@@ -1,4 +1,4 @@
-"""The schedule `whole_row` on a GPU: a tile holds whole rows."""
+"""Configures the schedule `whole_row` on a GPU: each tile holds whole rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tridal_cuda.resources import max_registers_for
 
 
 def fit_whole_row(problem: GpuProblem) -> Fit | None:
-    """Fits a tile of whole rows; None if rows are too wide, or if `cooperative` keeps more bytes in flight."""
+    """Returns a `Fit` of whole rows; None if rows are too wide, or if `cooperative` keeps more bytes in flight."""
     config = _inner_tile(problem) if problem.layout == "inner" else _row_tile(problem)
     if config is None:
         return None
     can_cooperate = problem.layout != "inner" and config.cols > tuning.WIDE_ROW_COLS and problem.accumulator == 4
     few_rows = problem.rows < tuning.MIN_WAVES * problem.device.cores
     if can_cooperate and (few_rows or (problem.peel and not config.reload)):
-        return None  # too few programs at any occupancy, so nothing is compiled
+        return None  # `cooperative` is better at any occupancy, so do not compile
     if config.reload:
         fitted = _fit_reload(config, problem)
         busy = fitted.bytes_in_flight > tuning.BYTES_IN_FLIGHT and fitted.resources.spills <= tuning.MAX_SPILL_RELOAD
@@ -30,13 +30,13 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
-    """Fits whole rows with `reload`: as many programs as fill half of the L1 cache, or fewer if their kernel spills.
+    """Returns a `Fit` with `reload`. Its programs fill half of the L1 cache, or less if the kernel would spill.
 
-    More programs would evict each other's rows from the cache. The register limit also makes the compiler load earlier.
+    More programs would evict each other's rows from the cache. A register limit also makes the compiler load earlier.
     """
-    most_programs = cdiv(tuning.RELOAD_BYTES_IN_FLIGHT, problem.bytes_per_tile(config))
-    admitting = (max_registers_for(programs, config, problem.device) for programs in range(1, most_programs + 1))
-    limits = {min(tuning.MAX_REGISTERS, limit) for limit in admitting if limit}
+    max_programs = cdiv(tuning.RELOAD_BYTES_IN_FLIGHT, problem.bytes_per_tile(config))
+    all_limits = (max_registers_for(programs, config, problem.device) for programs in range(1, max_programs + 1))
+    limits = {min(tuning.MAX_REGISTERS, limit) for limit in all_limits if limit}
     # There is no limit if the device's number of registers is not known.
     tried: list[int | None] = [*sorted(limits)[: tuning.MAX_LIMITS_TRIED]] or [None]
     # If two tensors are read, one more program is worth a few spilled bytes.
@@ -49,7 +49,7 @@ def _fit_reload(config: KernelConfig, problem: GpuProblem) -> Fit:
 
 
 def _row_tile(problem: GpuProblem) -> KernelConfig | None:
-    """The configuration for the layouts "row" and "strided"; None if a row is too wide for one tile."""
+    """Returns the configuration for the layouts "row" and "strided"; None if a row is too wide for one tile."""
     cols, peel, several = problem.tile_cols, problem.peel, problem.reads_several
     one_16_bit = problem.itemsize == 2 and not several
     full = problem.itemsize == 2 or several or peel or cols < (problem.device.warp_size or 32)
@@ -58,7 +58,7 @@ def _row_tile(problem: GpuProblem) -> KernelConfig | None:
         # The head and the tail of a narrow row need as many registers as those of a wide row.
         rows = max(tuning.MIN_PEELED_ROWS, rows if one_16_bit else rows // 2)
     rows = min(next_power_of_2(problem.inner), rows)
-    reload = _reloads(problem)
+    reload = _uses_reload(problem)
     if rows * cols > (problem.half_of_registers if reload else problem.max_elements):
         return None
     many = cols > tuning.NARROW_TILE_ELEMENTS and not several
@@ -69,11 +69,11 @@ def _row_tile(problem: GpuProblem) -> KernelConfig | None:
     return problem.with_reload(config) if reload else config
 
 
-def _reloads(problem: GpuProblem) -> bool:
+def _uses_reload(problem: GpuProblem) -> bool:
     """Whether whole rows are computed with `reload`.
 
-    If two tensors are read, wide rows of 16-bit elements reload, because a multiprocessor could hold too few of them.
-    If one tensor is read, wide rows reload that fill most of their tile, if two of them fit in the L1 cache.
+    If two tensors are read, wide 16-bit rows use it, because too few of them would fit in registers.
+    If one tensor is read, wide rows use it if they fill most of their tile and two of them fit in the L1 cache.
     """
     cols = problem.tile_cols
     if problem.layout != "row" or problem.accumulator > 4 or not problem.has_large_l1:
@@ -81,11 +81,11 @@ def _reloads(problem: GpuProblem) -> bool:
     if problem.reads_several:
         return cols > tuning.WIDE_ROW_COLS and problem.itemsize == 2
     if problem.scale_mask:
-        min_cols = 4 * tuning.WIDE_ROW_COLS  # the mask is reloaded too
+        min_cols = 4 * tuning.WIDE_ROW_COLS  # the mask is loaded again too
     elif problem.peel:
         min_cols = 2 * tuning.WIDE_ROW_COLS
     elif problem.bytes_per_tensor > tuning.MIN_WAVES * tuning.RELOAD_BYTES_IN_FLIGHT * problem.device.cores:
-        min_cols = tuning.WIDE_ROW_COLS // 2  # many waves hide the loads
+        min_cols = tuning.WIDE_ROW_COLS // 2  # many waves hide the additional loads
     else:
         min_cols = tuning.WIDE_ROW_COLS
     nearly_full = problem.cols > (1 - (tuning.MAX_PADDING_PEELED if problem.peel else tuning.MAX_PADDING)) * cols
@@ -93,7 +93,7 @@ def _reloads(problem: GpuProblem) -> bool:
 
 
 def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
-    """The configuration for the layout "inner"; None if a row is too long for one tile."""
+    """Returns the configuration for the layout "inner"; None if a row is too long for one tile."""
     cols, several = problem.tile_cols, problem.reads_several
     if cols >= tuning.MIN_RELOAD_INNER_COLS and problem.reloads_inner_rows:
         return _inner_tile_with_reload(problem)
@@ -101,7 +101,7 @@ def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
     rows = min(next_power_of_2(problem.inner), max(tuning.INNER_ROWS, tuning.NARROW_TILE_ELEMENTS // cols))
     if problem.aligned or several:
         rows = limit_rows(rows, cols, max_tile)
-    elif problem.itemsize > 2:  # 16-bit elements need as many registers for their addresses
+    elif problem.itemsize > 2:  # unaligned 16-bit elements need many registers for their addresses
         max_tile = problem.max_elements
     if rows * cols > max_tile:
         return None
@@ -110,11 +110,11 @@ def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
 
 
 def _inner_tile_with_reload(problem: GpuProblem) -> KernelConfig | None:
-    """The configuration for inner-dim rows with `reload`; None if a tile of full cache lines is too large.
+    """Returns the configuration for inner-dim rows with `reload`; None if a tile is too large.
 
-    Tiles with half of each cache line waste half of the cache. So they are used only if two tensors are read, which
-    takes two passes instead of three, and if a tile of full lines is too large or leaves no room for a second program
-    that would help: two of them fit in the cache, or each multiprocessor has few tiles.
+    The rows of a tile fill a cache line. A tile with half as many rows wastes half of the cache. It is used only if two
+    tensors are read, which takes two passes instead of three, and if the larger tile has more than `max_full_lines`
+    elements. This limit leaves room for a second program if two tiles fit in the cache or if there are few tiles.
     """
     cols, max_tile = problem.tile_cols, problem.half_of_registers
     rows_per_line = tuning.CACHE_LINE // problem.itemsize

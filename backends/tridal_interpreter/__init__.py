@@ -10,11 +10,11 @@ from typing import Any
 
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
 
-_LARGEST_TILE = 1 << 20  # elements; Triton allows no larger tensor in a kernel
+_MAX_TILE_ELEMENTS = 1 << 20  # Triton's limit for a tensor in a kernel
 
 
 class Interpreter:
-    """Serves CPU tensors if it is requested by name. Time depends on the number of operations: tiles are large."""
+    """Serves CPU tensors if it is requested by name. Large tiles save time, because every operation is slow."""
 
     name = "interpreter"
     device_type = "cpu"
@@ -32,45 +32,45 @@ class Interpreter:
     install = "pip install 'tridal[interpreter]'"
 
     def unavailable(self) -> str | None:
-        """The missing packages; None if nothing is missing."""
+        """Returns which packages are missing, or None if none is missing."""
         missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(missing)}" if missing else None
 
     def device_count(self) -> int:
-        """Always 1."""
+        """Returns 1, because the CPU is one device."""
         return 1
 
     def properties(self, index: int) -> DeviceProperties:
-        """The machine's processor. Programs run one at a time, so nothing limits them."""
+        """Returns the properties of the CPU. They have no limits, because programs run one at a time."""
         return DeviceProperties(f"Triton interpreter on {platform.machine()}", "interpreter", 1, core_name="process")
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """The only architecture."""
+        """Returns the only architecture, "interpreter"."""
         return {"interpreter": self.properties(0)}
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Plans tiles of as many whole rows as Triton allows, and `column_loop` for rows that are wider than a tile."""
-        cols = min(_next_power_of_2(problem.cols), _LARGEST_TILE)
-        rows = min(_next_power_of_2(problem.inner), _LARGEST_TILE // cols)
+        """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
+        cols = min(_next_power_of_2(problem.cols), _MAX_TILE_ELEMENTS)
+        rows = min(_next_power_of_2(problem.inner), _MAX_TILE_ELEMENTS // cols)
         config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
         tiles, most_programs = problem.tiles(rows), options["num_programs"]
         programs = min(tiles, most_programs)
         reason = (
             f"the interpreter's time depends on the number of operations: tiles of {rows} x {cols}, "
-            f"at most {_LARGEST_TILE} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
+            f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
         )
         return LaunchPlan(config, programs, reason)
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Not supported, because nothing is compiled."""
+        """Raises NotImplementedError, because the interpreter compiles nothing."""
         raise NotImplementedError("the interpreter compiles nothing")
 
     def stream(self, index: int) -> int:
-        """0: there are no streams. A launch has finished when it returns."""
+        """Returns 0, because there are no streams. A launch has finished when it returns."""
         return 0
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """An empty context: there is one device."""
+        """Returns an empty context, because there is only one device."""
         return nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""The NPU backend, for Ascend devices with torch_npu and triton-ascend. Its plans depend on the unified buffer."""
+"""The NPU backend, for Ascend devices with torch_npu and triton-ascend. Tiles have to fit in the unified buffer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tridal_npu.architectures import ARCHITECTURES, npu_properties
 from tridal_npu.planning import plan
 
 _PROGRAM_LIMIT = 65_536  # triton-ascend rejects a grid with this many programs or more
-_ALREADY_CURRENT = nullcontext()
+_EMPTY_CONTEXT = nullcontext()
 
 
 class Npu:
-    """Serves tensors of device type "npu". torch computes float64, which the vector cores do not support."""
+    """Serves tensors of device type "npu". Vector cores do not support float64, so torch computes it."""
 
     name = "npu"
     device_type = "npu"
@@ -38,12 +38,12 @@ class Npu:
     )
 
     def unavailable(self) -> str | None:
-        """The missing requirement: torch_npu, CANN, a board, or triton-ascend; None if nothing is missing."""
+        """Returns the reason why NPUs cannot be used on this machine, or None if they can."""
         if importlib.util.find_spec("torch_npu") is None:
             return "torch_npu is not installed"
         try:
             import torch_npu  # noqa: F401  it imports torch and registers torch.npu
-        except Exception as error:  # without CANN, torch_npu raises different exceptions
+        except Exception as error:  # if CANN is missing, the exception's type varies
             return (
                 f"torch_npu is installed but can't be imported ({type(error).__name__}: {error}): check that CANN is "
                 "installed and its set_env.sh is sourced. Until then, set TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that "
@@ -65,42 +65,42 @@ class Npu:
         return None
 
     def device_count(self) -> int:
-        """Number of NPUs that torch_npu sees."""
+        """Returns the number of NPUs that torch_npu sees."""
         return int(_torch_npu().device_count())
 
     def properties(self, index: int) -> DeviceProperties:
-        """Properties of an NPU from torch_npu. The size of the unified buffer is found by the device's name."""
+        """Returns the properties of NPU `index`. torch_npu reports all except the size of the unified buffer."""
         npu = _torch_npu().get_device_properties(index)
         return npu_properties(npu.name.lower(), npu.name, npu.vector_core_num, npu.total_memory, npu.L2_cache_size)
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
-        """One NPU of each kind."""
+        """Returns the properties of example NPUs, by architecture name."""
         return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """See `tridal_npu.planning`. Nothing is compiled."""
+        """Returns the launch plan of a problem. Does not use `probe`, because it needs no compiled kernel."""
         return plan(problem, device, options["num_programs"])
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Not supported, because plans do not use `probe`."""
+        """Raises NotImplementedError, because plans do not use `probe`."""
         raise NotImplementedError("NPU plans need no resources of compiled kernels")
 
     def stream(self, index: int) -> int:
-        """Handle of torch_npu's current stream, on which triton-ascend launches too."""
+        """Returns the raw handle of torch_npu's current stream. triton-ascend launches on the same stream."""
         try:
             from torch_npu._C import _npu_getCurrentRawStream
-        except ImportError:  # a torch_npu without this private function
+        except ImportError:  # this version of torch_npu lacks the private function
             return int(_torch_npu().current_stream(index).npu_stream)
         return _npu_getCurrentRawStream(index)  # type: ignore[no-any-return]
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
-        """torch_npu's device guard; an empty context if the device is already current."""
+        """Returns torch_npu's device guard, or an empty context if NPU `index` is already the current device."""
         npu = _torch_npu()
-        return _ALREADY_CURRENT if npu.current_device() == index else npu.device(index)
+        return _EMPTY_CONTEXT if npu.current_device() == index else npu.device(index)
 
 
 def _torch_npu() -> Any:
-    """The module `torch.npu`, which torch_npu registers when it is imported."""
+    """Returns the module `torch.npu`. torch_npu registers it when it is imported."""
     import torch
 
     return torch.npu  # type: ignore[attr-defined]

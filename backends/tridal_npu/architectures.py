@@ -1,7 +1,7 @@
-"""Properties of NPUs: of present NPUs, and of one NPU of each kind for plans on other machines.
+"""Properties of NPUs, and example NPUs for plans on machines without one.
 
-Sources: vector cores, L2 cache and memory are from the platform files of CANN (`data/platform_config/*.ini`). The size
-of the unified buffer is the size that AscendNPU-IR's allocator uses.
+The number of vector cores, the L2 cache and the memory are from CANN's platform files (`data/platform_config/*.ini`).
+The size of the unified buffer is the one that AscendNPU-IR's allocator uses.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SMALLEST_UNIFIED_BUFFER = 192 * _KIB
 
 
 def unified_buffer_of(name: str) -> int:
-    """Bytes of a vector core's unified buffer. `name` is the driver's name of the device, say "Ascend910B2C"."""
+    """Returns the bytes of a vector core's unified buffer. `name` is the driver's name, for example "Ascend910B2C"."""
     return 248 * _KIB if name.startswith(("Ascend910_95", "Ascend950")) else SMALLEST_UNIFIED_BUFFER
 
 
 def npu_properties(arch: str, name: str, cores: int, memory: int, l2_cache: int = 192 * _MIB) -> DeviceProperties:
-    """Properties of an NPU with `cores` vector cores. `name` is the driver's name; sizes are in bytes."""
+    """Returns the properties of an NPU with `cores` vector cores. `name` is the driver's name. Sizes are in bytes."""
     target, unified_buffer = ("npu", name, 0), unified_buffer_of(name)
     return DeviceProperties(
         name, arch, cores, "vector core", target, shared_memory=unified_buffer, l2_cache=l2_cache, memory=memory
@@ -41,4 +41,4 @@ _NPUS = (
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {device.arch: device for device in _NPUS}
-"""By the driver's name in lower case. The first entry is the default where one architecture is needed."""
+"""Example NPUs by architecture: a driver's name in lower case. `tridal check` plans for the first entry."""

@@ -1,7 +1,7 @@
-"""The launch plan of an NPU: a fixed number of programs, and tiles that fit in the unified buffer. Arithmetic only.
+"""Makes the launch plan for an NPU: a fixed number of programs, and tiles that fit in the unified buffer.
 
-A program runs on a vector core and loops over its tiles. Programs beyond the number of vector cores run later. The
-number of programs does not depend on the number of rows, because triton-ascend rejects 65,536 programs or more.
+A program runs on a vector core and loops over its tiles. If there are more programs than vector cores, some run later.
+The number of programs does not grow with the rows, because triton-ascend rejects 65,536 programs or more.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, Launc
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 from tridal_npu.resources import limit
 
-_BLOCK = 32  # bytes; the unified buffer is aligned to it, so the last axis of a tile is never narrower
-_MIN_TRANSFER = 256  # bytes of neighbouring rows that make a transfer efficient, if a tile cannot hold whole rows
+_BLOCK = 32  # bytes; data in the unified buffer is aligned to it, so the last axis of a tile is never narrower
+_MIN_TRANSFER = 256  # bytes of neighbouring rows; smaller transfers are inefficient
 _MAX_INNER_ROWS = 1024  # in the "inner" layout; the statistics of more rows would take too much of the unified buffer
 
 
 def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) -> LaunchPlan:
-    """Plans `num_programs` programs ("cores": one per vector core), but never more than there are tiles."""
+    """Plans `num_programs` programs, but at most one per tile. "cores" means one program per vector core."""
     unified_buffer = device.shared_memory or SMALLEST_UNIFIED_BUFFER
     wanted, origin = num_programs, "num_programs"
     if isinstance(wanted, str):
@@ -39,13 +39,13 @@ def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) ->
 
 
 def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> KernelConfig:
-    """Chooses `whole_row` if a row fits in a tile, else `column_loop`.
+    """Returns a `whole_row` configuration if a row fits in a tile, else a `column_loop` configuration.
 
-    A tile has several rows, but only as many as leave a tile for each of the `programs`.
+    The number of rows per tile is limited, so that each of the `programs` gets a tile.
     """
 
     def max_tile(schedule: Schedule, rows: int) -> int:
-        """Elements of a double-buffered tile."""
+        """Returns the number of elements of the largest double-buffered tile."""
         return limit(problem, schedule, rows, unified_buffer).max_double_buffered
 
     narrowest = min(ITEMSIZE[dtype] for dtype in (*problem.reads, *problem.writes))
@@ -65,7 +65,7 @@ def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> Kern
 
 
 def _config(schedule: Schedule, rows: int, cols: int) -> KernelConfig:
-    """The configuration with both sizes rounded down to powers of two."""
+    """Returns a configuration with `rows` and `cols` rounded down to powers of two."""
     return KernelConfig(schedule, 1 << (rows.bit_length() - 1), 1 << (cols.bit_length() - 1))
 
 

@@ -1,4 +1,4 @@
-"""tridal, a Triton device abstraction layer with independent ops, schedules and backends: the public names."""
+"""tridal is a device abstraction layer for Triton kernels. Its ops, schedules and backends are independent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tridal.devices.settings import use
 _torch_error: Exception | None = None
 try:
     import torch as _torch  # noqa: F401
-except Exception as error:  # a broken torch may raise anything, and `tridal doctor` has to run and report it
+except Exception as error:  # a broken torch may raise any exception; `tridal doctor` reports it
     _torch_error = error
 else:
     from tridal.ops.planning import plan

@@ -1,4 +1,4 @@
-"""Error classes, one for each kind of mistake. Each is also a subclass of the builtin error that fits it."""
+"""Exception classes. Each is also a subclass of the builtin exceptions that it resembles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Returns a suggestion to append to an error message, as in "; did you mean 'cuda'?", or "" if no word is near.
+    """Returns a suggestion for an error message ("; did you mean 'cuda'?"), or "" if no known word is similar.
 
     Ignores case. Suggests up to three of the known words. `cutoff` is their minimum similarity, from 0 to 1.
     """
@@ -29,7 +29,7 @@ class DimensionError(TridalError, IndexError):
 
 
 class LayoutError(TridalError, NotImplementedError):
-    """The tensor's layout is not supported: it is not strided (for example, a sparse tensor)."""
+    """The tensor's `layout` is not `torch.strided`. For example, the tensor is sparse."""
 
 
 class StreamError(TridalError, RuntimeError, ValueError):

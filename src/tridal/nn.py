@@ -1,4 +1,4 @@
-"""Modules with the signatures of torch.nn's, under the documented name: `tridal.nn`."""
+"""`tridal.nn`: modules with the same signatures as in `torch.nn`."""
 
 from tridal.pytorch.nn import LogSoftmax, Softmax
 

@@ -1,4 +1,4 @@
-"""Backends by name, under the documented name `tridal.registry`."""
+"""`tridal.registry`: public functions that register and look up backends."""
 
 from tridal.devices.registry import available, clear, get, register, registered, resolve, serving, unregister
 

@@ -1,6 +1,6 @@
-"""Runs an unmodified program after `tridal.override_torch`: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
+"""Calls `tridal.override_torch` and runs a program: `python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]`.
 
-Otherwise it works like `python SCRIPT` or `python -m MODULE`.
+The program runs as it does with `python SCRIPT` or `python -m MODULE`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Runs the script or module that the command line names. Without one, prints the usage and exits with 2."""
+    """Runs the script or module on the command line. If there is none, prints the usage and exits with 2."""
     import tridal
 
     arguments = sys.argv[1:]

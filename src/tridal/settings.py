@@ -1,4 +1,4 @@
-"""Settings and where their values came from, under the documented name `tridal.settings`."""
+"""`tridal.settings`: public functions that read and change settings."""
 
 from tridal.devices.settings import Settings, config_file, current, read_file, reload, use
 

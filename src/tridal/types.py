@@ -1,4 +1,4 @@
-"""The types that a backend plugin uses, under their documented name `tridal.types`."""
+"""`tridal.types`: public types for backend plugins."""
 
 from tridal.devices.types import (
     ITEMSIZE,
@@ -23,6 +23,6 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if hint := new_name(name):
-        # An import statement drops the message of an AttributeError.
+        # `from tridal.types import` drops the message of an AttributeError, but not of an ImportError.
         raise ImportError(f"module {__name__!r} has no name {name!r}{hint}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Stops triton-ascend before its last stage, which needs CANN. Kernels are compiled to linalg IR."""
+"""Makes triton-ascend compile kernels to linalg IR only, because its last stage needs CANN."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 
 def stop_at_linalg(cache: Path) -> None:
-    """Makes triton-ascend, in this process, return the linalg IR as the binary instead of compiling it with CANN.
+    """Makes triton-ascend, in this process, return the linalg IR of a kernel in place of its binary.
 
     Args:
-        cache: the folder where Triton stores compiled kernels. Use it for nothing else, because these "binaries" do not
-            run on an NPU.
+        cache: a folder for compiled kernels. Do not use it for other runs: its "binaries" do not run on an NPU.
     """
     from triton.backends import backends
 

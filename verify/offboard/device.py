@@ -47,19 +47,19 @@ class Stream:
 
 
 class ExternalStream(Stream):
-    """A stream that was created elsewhere, given by its handle."""
+    """A stream with a given handle, which was created elsewhere."""
 
     def __init__(self, stream_ptr: int, device: Any = None) -> None:
         self._open(index_of(device), stream_ptr)
 
 
 stream_devices: dict[int, int] = {}
-"""Index of each stream's device, by the stream's handle."""
+"""Device index of each stream, by the stream's handle."""
 _streams: dict[int, Stream] = {}
 
 
 def index_of(device: Any) -> int:
-    """Returns the index of a device, in any form that torch accepts. None is the current device."""
+    """Returns the index of a device, given in any form that torch accepts. None means the current device."""
     if isinstance(device, int):
         return device
     index = None if device is None else torch.device(device).index
@@ -81,7 +81,7 @@ def current_stream(device: Any = None) -> Stream:
 
 @contextmanager
 def use_device(device: Any) -> Iterator[None]:
-    """Makes a device the current device for a block."""
+    """Makes a device the current device in a `with` block."""
     previous = _current["device"]
     _current["device"] = index_of(device)
     try:
@@ -92,7 +92,7 @@ def use_device(device: Any) -> Iterator[None]:
 
 @contextmanager
 def use_stream(stream: Stream) -> Iterator[None]:
-    """Makes a stream the current stream of its device, and that device the current device, for a block."""
+    """Makes a stream the current stream, and its device the current device, in a `with` block."""
     index = stream.device.index
     previous = current_stream(index)
     _streams[index] = stream
@@ -121,7 +121,7 @@ class Tensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, cpu_tensor: torch.Tensor, device: torch.device) -> Tensor:
-        """Wraps a CPU tensor that has no wrapper yet."""
+        """Wraps a CPU tensor, which must not have a wrapper yet."""
         strides, offset = cpu_tensor.stride(), cpu_tensor.storage_offset()
         wrapper = torch.Tensor._make_wrapper_subclass(
             cls, cpu_tensor.shape, strides, offset, dtype=cpu_tensor.dtype, device=device
@@ -136,7 +136,7 @@ class Tensor(torch.Tensor):
         return self.cpu_tensor.data_ptr()
 
     def record_stream(self, stream: Any) -> None:
-        """Does nothing, because no operation is pending when memory is freed."""
+        """Does nothing, because all operations are synchronous."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{self.cpu_tensor!r} on {self.device}"
@@ -157,9 +157,8 @@ class Tensor(torch.Tensor):
             if others:
                 raise RuntimeError(f"{func}: expected all tensors on {device}, found {', '.join(sorted(others))}")
         result = func(*pytree.tree_map(_unwrap, args), **pytree.tree_map(_unwrap, kwargs))
-        wrappers = {
-            id(tensor.cpu_tensor): tensor for tensor in npu_tensors
-        }  # an in-place operation returns its argument
+        # An in-place operation must return the wrapper of its argument.
+        wrappers = {id(tensor.cpu_tensor): tensor for tensor in npu_tensors}
 
         def wrap(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or device.type != "npu":
@@ -207,7 +206,7 @@ class _Guard(torch._C._acc.DeviceGuard):
 
 
 def install() -> None:
-    """Registers the device with torch, and the modules `torch.npu` and `torch_npu`. Call it once per process."""
+    """Registers the device type "npu" and the modules `torch.npu` and `torch_npu`. Call it once per process."""
     npu = types.ModuleType("torch.npu")
     npu.__dict__.update(
         is_available=lambda: True,

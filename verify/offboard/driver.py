@@ -12,7 +12,7 @@ from triton.runtime import driver
 from offboard import device, native
 
 PROGRAM_LIMIT = 65_536
-"""A launch has fewer programs than this."""
+"""A launch must have fewer programs than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ _loaded: list[tuple[native.Kernel, int]] = []
 
 
 class Utilities:
-    """The functions of triton-ascend's driver that query a device and load a kernel."""
+    """Functions that query a device and load a kernel, with the interface of triton-ascend's driver."""
 
     def get_device_properties(self, index: int) -> dict[str, int]:
-        """Returns the same properties as the real driver, which reports no limit of shared memory."""
+        """Returns the same properties as triton-ascend's driver. `max_shared_mem` is not a real limit."""
         cores = device.VECTOR_CORES
         return {"max_shared_mem": 1, "num_aicore": cores // 2, "num_vectorcore": cores}
 
@@ -54,7 +54,7 @@ class Utilities:
 
 
 class Launcher:
-    """Executes a kernel. It is called as triton-ascend's own launcher is."""
+    """Executes a kernel. Has the same interface as triton-ascend's launcher."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
         pass
@@ -110,5 +110,5 @@ class Driver(DriverBase):  # type: ignore[misc]
 
 
 def install() -> None:
-    """Makes this the driver that triton-ascend uses in this process."""
+    """Makes triton-ascend use this driver in this process."""
     driver.set_active(Driver())

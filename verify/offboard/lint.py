@@ -1,4 +1,4 @@
-"""Finds operations in linalg IR that an NPU cannot do, or does one element at a time."""
+"""Finds operations in linalg IR that an NPU does not support, or executes one element at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OPERATION = re.compile(r'^\s*(?:%[\w:#, ]+ = )?"?([a-z_]+\.[a-z_.]+)"?', re.MUL
 _VIEW = re.compile(r"memref\.reinterpret_cast .*strides: \[([^\]]*)\]")
 _DIALECTS = {"arith", "bufferization", "func", "linalg", "math", "memref", "scf", "tensor"}
 _SCALAR_AS_TENSOR = re.compile(r"^.*\btensor\.(?:insert|extract) .*: tensor<(?:1x)+[a-z]+\d+>$\n?", re.MULTILINE)
-"""triton-ascend puts a scalar, such as a parameter, into a tensor of one element, which needs no loop."""
+"""Matches accesses to tensors of one element, which triton-ascend uses for scalars. They need no loop."""
 _ONE_AT_A_TIME = {"memref.load", "memref.store", "tensor.extract", "tensor.insert", "tensor.generate", "linalg.generic"}
 
 
@@ -19,11 +19,9 @@ def operations(linalg: str) -> Counter[str]:
 
 
 def problems(linalg: str, *, contiguous: bool) -> list[str]:
-    """Describes each problem of a kernel.
+    """Returns a description of each problem in a kernel's linalg IR.
 
-    Args:
-        linalg: the kernel's linalg IR.
-        contiguous: whether the last axis of a tile is contiguous in memory.
+    `contiguous` says whether the last axis of a tile is contiguous in memory.
     """
     found = []
     for operation in operations(_SCALAR_AS_TENSOR.sub("", linalg)):

@@ -1,8 +1,8 @@
 """Compiles linalg IR to machine code with the tools of MLIR and LLVM, and executes a grid program by program.
 
-triton-ascend adds parameters to a kernel: two memrefs before its own, for locks and a workspace, and six integers after
-them, for the sizes of the grid and the program's position in it. A memref is passed as five values (allocated pointer,
-aligned pointer, offset, size, stride). Kernels read the second one only.
+triton-ascend adds two memrefs before the parameters of a kernel, for locks and a workspace. It adds six integers after
+them, for the sizes of the grid and the program's position in it. A memref is passed as five values: allocated pointer,
+aligned pointer, offset, size and stride. Kernels read the aligned pointer only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PASSES = (
 _LLVM_OPTIONS = ("-O1",)
 _HEADER = re.compile(r"func\.func @(\w+)\((.*?)\) attributes", re.DOTALL)
 _PARAMETER = re.compile(r"%arg\d+: (memref<[^>]*>|\w+)")
-_BEFORE, _AFTER = ["memref<?xi8>"] * 2, ["i32"] * 6
+_ADDED_BEFORE, _ADDED_AFTER = ["memref<?xi8>"] * 2, ["i32"] * 6
 _INTEGERS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 
@@ -53,7 +53,7 @@ class Kernel:
 
     name: str
     parameters: tuple[str, ...]
-    """MLIR's type of each parameter, without those that triton-ascend adds: a memref, i32, i64 or f32."""
+    """MLIR types of the parameters (memref, i32, i64 or f32), without those that triton-ascend adds."""
     _function: Callable[..., None] = field(repr=False)
 
     def __call__(self, grid: tuple[int, int, int], arguments: Sequence[int | float]) -> None:
@@ -93,7 +93,7 @@ _cache: Path | None = None
 
 
 def set_cache(folder: Path) -> None:
-    """Sets the folder that caches machine code. Its key is a hash of the linalg IR, the tools and their options."""
+    """Sets the cache folder for machine code. A cache key is a hash of the linalg IR, the tools and their options."""
     global _cache
     folder.mkdir(parents=True, exist_ok=True)
     _cache = folder
@@ -106,7 +106,7 @@ def kernel(linalg: str) -> Kernel:
 
 
 def build(linalgs: Iterable[str]) -> None:
-    """Compiles several kernels into one library, in a tenth of the time that separate libraries take."""
+    """Compiles several kernels into one library. Separate libraries would take ten times as long."""
     symbols = {linalg: _symbol(linalg) for linalg in linalgs if linalg not in _kernels}
     libraries = {linalg: library for linalg, symbol in symbols.items() if (library := _cached_library(symbol))}
     missing = [linalg for linalg in symbols if linalg not in libraries]
@@ -122,7 +122,6 @@ def _symbol(linalg: str) -> str:
 
 @functools.cache
 def _toolchain() -> tuple[str, ...]:
-    """The version of the tools, and their options."""
     version = subprocess.run([find_tool("mlir-opt"), "--version"], capture_output=True, text=True, check=True).stdout
     return version, *_PASSES, *_LLVM_OPTIONS
 
@@ -141,13 +140,13 @@ def _signature(linalg: str) -> tuple[str, tuple[str, ...]]:
         raise ValueError(f"expected linalg IR of one function, found {len(headers)}")
     [(name, parameters)] = headers
     types = _PARAMETER.findall(parameters)
-    if types[: len(_BEFORE)] != _BEFORE or types[-len(_AFTER) :] != _AFTER:
+    if types[: len(_ADDED_BEFORE)] != _ADDED_BEFORE or types[-len(_ADDED_AFTER) :] != _ADDED_AFTER:
         raise ValueError(f"{name} does not have the parameters that triton-ascend 3.2 adds: {', '.join(types)}")
-    return name, tuple(types[len(_BEFORE) : -len(_AFTER)])
+    return name, tuple(types[len(_ADDED_BEFORE) : -len(_ADDED_AFTER)])
 
 
 def _with_unique_names(linalg: str, symbol: str) -> tuple[str, str]:
-    """Returns the affine maps and the function of a module. Their names contain `symbol`."""
+    """Renames the affine maps and the function of a module after `symbol`, and returns both as text."""
     maps, module, function = linalg.strip().partition("module {")
     if not (module and function.endswith("}")) or any(not line.startswith("#map") for line in maps.splitlines()):
         raise ValueError("expected linalg IR as one module without attributes")
@@ -157,7 +156,7 @@ def _with_unique_names(linalg: str, symbol: str) -> tuple[str, str]:
 
 
 def _compile(kernels: Mapping[str, str]) -> ctypes.CDLL:
-    """Compiles kernels, given by symbol, into one library."""
+    """Compiles linalg IR, given by symbol name, into one library."""
     _runtime()
     sources = [_with_unique_names(linalg, symbol) for symbol, linalg in kernels.items()]
     maps, functions = map("\n".join, zip(*sources, strict=True))
@@ -171,7 +170,7 @@ def _compile(kernels: Mapping[str, str]) -> ctypes.CDLL:
         library = _link([path.with_suffix(".o")], path.with_suffix(".so"))
         if _cache is not None:
             for symbol in kernels:
-                with contextlib.suppress(FileExistsError):  # another process compiled it as well
+                with contextlib.suppress(FileExistsError):  # another process has already stored it
                     os.link(path.with_suffix(".so"), _cache / f"{symbol}.so")
         return library
 
@@ -199,7 +198,7 @@ def _execute(command: Sequence[str | Path]) -> None:
 
 @functools.cache
 def find_tool(tool: str) -> str:
-    """Returns the path of an LLVM tool of the version that reads triton-ascend's IR.
+    """Returns the path of an LLVM tool of version `LLVM_VERSION`, which reads triton-ascend's IR.
 
     Raises:
         FileNotFoundError: it is not installed. The message says how to install it.

@@ -1,7 +1,7 @@
 """The command line: `tridal doctor`, `plan`, `check`, `bench` and `config`.
 
-Commands import torch inside functions only, so that `tridal doctor` runs when torch cannot be imported.
-Exit codes: 0 for success; 1 for a failure, which a message explains; 2 for wrong usage.
+Commands import torch inside functions only, so that `tridal doctor` runs even if torch cannot be imported.
+Exit codes: 0 for success; 1 for a failure; 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tridal.errors import TridalError
 
 
 class _Group(TyperGroup):
-    """Prints a user's error as one line on stderr, without a traceback, and exits with 1."""
+    """Prints a TridalError, or the failed import of torch, as one line on stderr and exits with 1."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Handling of a torch that cannot be imported. `tridal doctor` still runs, and prints the original error."""
+"""Keeps the command line working if torch cannot be imported, so that `tridal doctor` can report the error."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tridal.devices.entry_points import describe_error
 
 
 def torch_problem() -> str | None:
-    """Returns why torch cannot be imported, on one line; None if `import tridal` could import it."""
+    """Returns the error of importing torch as one line, or None if torch was imported."""
     return None if tridal._torch_error is None else describe_error(tridal._torch_error)
 
 
 class _TorchBlocker(MetaPathFinder):
-    """Repeats the error at every later import. A second try may crash, because torch is partly loaded."""
+    """Makes every later `import torch` raise the first error. A second attempt may crash, as torch is partly loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "torch":

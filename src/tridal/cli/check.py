@@ -19,7 +19,7 @@ from tridal.errors import DeviceUnavailableError, TridalError
 if TYPE_CHECKING:
     from tridal.testing import Implementation, Result, Worked
 
-_MAX_SHOWN = 20  # failures of the conformance suite that are printed in full
+_MAX_SHOWN = 20  # largest number of failures of the conformance suite that are printed
 
 
 def check(
@@ -76,10 +76,10 @@ def check(
 
 
 def choose(name: str | None) -> tuple[Backend, int | None, str]:
-    """Chooses what to check for a device name; None stands for the device of the settings.
+    """Chooses the backend to check for a device name. None means the device chosen by the settings.
 
-    Returns the backend, the device index or None, and the reason for this choice. Raises as `registry.resolve`, and
-    DeviceUnavailableError if there is neither an accelerator nor an interpreter.
+    Returns the backend, the device index or None, and the reason for this choice. Raises DeviceUnavailableError if
+    there is neither an accelerator nor an interpreter, and all errors of `registry.resolve`.
     """
     from tridal.pytorch.devices import TORCH_TYPES
 
@@ -104,13 +104,14 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
 
 
 def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
-    """Runs the 1823 x 781 test of Triton's softmax tutorial, against float64 and against torch on the same device."""
+    """Compares softmax of the 1823 x 781 tensor of Triton's tutorial with float64, and with torch on the device."""
     import torch
 
     from tridal import testing
     from tridal.testing.cases import DIRECTIONS, TUTORIAL_SHAPE
 
-    results = [testing.check(testing.Case("softmax", way, TUTORIAL_SHAPE), implementation) for way in DIRECTIONS]
+    cases = [testing.Case("softmax", direction, TUTORIAL_SHAPE) for direction in DIRECTIONS]
+    results = [testing.check(case, implementation) for case in cases]
     difference = None
     if all(result.passed for result in results):
         x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(implementation.device)
@@ -120,7 +121,7 @@ def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
 
 
 def _make_plans(out: Console) -> list[dict[str, Any]]:
-    """Plans the unit test on the first architecture of every backend, without those that interpret, and prints it."""
+    """Plans the unit test for the first architecture of each backend that compiles kernels. Prints the plans."""
     from tridal.ops import planning
     from tridal.testing.cases import TUTORIAL_SHAPE
 

@@ -68,7 +68,7 @@ def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
 
 
 def settings_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns the settings as `effective` gives them, as a table for the terminal."""
+    """Formats the result of `effective` as a table for the terminal."""
     result = table("setting", "value", "source")
     for key, row in rows.items():
         result.add_row(key, escape(str(row["value"])), escape(row["source"]))

@@ -1,4 +1,4 @@
-"""`tridal doctor`: reports versions, backends, ops, devices and settings. It also runs when torch is broken."""
+"""`tridal doctor`: reports versions, backends, ops, devices and settings. Runs even if torch cannot be imported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def examine() -> dict[str, Any]:
-    """Returns everything that the command prints, as data. Never raises: an error is an entry of "problems"."""
+    """Returns the report of the command, as data. Never raises an error, but adds it to "problems"."""
     torch_problem = broken.torch_problem()
     tritons = _distributions("triton")
     problems = [] if torch_problem is None else [f"torch cannot be imported: {torch_problem}"]
@@ -73,7 +73,7 @@ def examine() -> dict[str, Any]:
 
 
 def _distributions(package: str) -> dict[str, str]:
-    """Returns the installed distributions that contain a package, with their versions."""
+    """Returns the versions of the installed distributions that contain a package, by name."""
     names = metadata.packages_distributions().get(package, [])
     return {name: metadata.version(name) for name in sorted(set(names))}
 
@@ -109,7 +109,7 @@ def _backend(entry: registry.Registered) -> dict[str, Any]:
 
 
 def _ops(problems: list[str]) -> list[dict[str, Any]]:
-    """Returns all ops in the table, with the reason why an op cannot be used. Returns none if torch is broken."""
+    """Returns all registered ops, with the reason if an op cannot be used. Without torch, the list is empty."""
     if broken.torch_problem() is not None:
         return []
     try:
@@ -138,7 +138,7 @@ def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, 
 
 
 def _chosen_device() -> dict[str, Any]:
-    """Returns the device chosen by the settings, and whether a softmax on it has the right result."""
+    """Runs a softmax on the device chosen by the settings. Returns the device, and whether the result is right."""
     report: dict[str, Any] = dict.fromkeys(("asked", "source", "device", "backend")) | {"usable": False}
     try:
         current = settings.current()
@@ -163,7 +163,7 @@ def _chosen_device() -> dict[str, Any]:
 
 
 def _fallbacks() -> list[str]:
-    """Returns one line for each kind of tensors that tridal's kernels do not compute."""
+    """Returns one line for each device type with tensors that tridal's kernels do not compute."""
     lines = []
     try:
         from tridal.pytorch.devices import TORCH_TYPES
@@ -183,7 +183,7 @@ def _fallbacks() -> list[str]:
             elif missing := sorted(set(ITEMSIZE) - serving.dtypes):
                 tensors = template.format(f"{', '.join(missing)} tensors on {kind}")
                 lines.append(f"{tensors}: backend {serving.name!r} does not support them")
-    except Exception:  # other parts of the report show this error
+    except Exception:  # another part of the report shows this error
         return []
     return lines
 

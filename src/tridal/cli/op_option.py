@@ -1,4 +1,4 @@
-"""The option `--op` of the commands: its choices are the ops in the table, including those of third parties."""
+"""The option `--op` of the commands. It accepts every registered op, including those of third parties."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tridal.cli import broken
 from tridal.errors import PlanError
 
 OPS, KERNELS = "<ops>", "<ops and gradients>"
-"""Placeholders in an option's help text for the names of all ops, and of all ops and their gradients."""
+"""Placeholders in help texts. `OPS` stands for the names of all ops, `KERNELS` also for their gradients."""
 
 
 class CommandWithOps(TyperCommand):
-    """A command whose help texts list the ops. The table of ops imports torch, so only `--help` reads it."""
+    """A command whose help text lists the ops. Other calls do not read the table of ops, because it imports torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help, with names in place of `OPS` and `KERNELS`."""
+        """Writes the help text. Replaces `OPS` and `KERNELS` by names."""
         ops = kernels = "unknown because torch cannot be imported"
         if broken.torch_problem() is None:
             from tridal.ops import table
@@ -34,7 +34,7 @@ class CommandWithOps(TyperCommand):
 
 
 def check_op(name: str) -> str:
-    """Returns the name of an op that can be used, else raises typer.BadParameter with a suggestion."""
+    """Returns `name` if the op can be used. Otherwise raises typer.BadParameter with a suggestion."""
     from tridal.ops import table
 
     try:

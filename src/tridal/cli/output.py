@@ -14,12 +14,12 @@ from rich.table import Table
 
 __all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "progress_bar", "size", "table"]
 
-_LOG_WIDTH = 140  # columns, when the output goes to a file or a pipe
+_LOG_WIDTH = 140  # characters per line if the output goes to a file or a pipe
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
 
 def print_json(data: Any) -> None:
-    """Prints one JSON document to stdout. JSON has no NaN and no infinity: they become null."""
+    """Prints one JSON document to stdout. NaN and infinity become null, because JSON does not have them."""
     print(json.dumps(_replace_non_finite(data), indent=2, default=str))
 
 
@@ -32,7 +32,7 @@ def _replace_non_finite(data: Any) -> Any:
 
 
 def console(stderr: bool = False, quiet: bool = False) -> Console:
-    """Returns a console for stdout, or for stderr. It does not colour numbers and names by itself."""
+    """Returns a console for stdout or stderr, without automatic highlighting."""
     result = Console(stderr=stderr, quiet=quiet, highlight=False)
     if not result.is_terminal and "COLUMNS" not in os.environ:
         result.width = _LOG_WIDTH
@@ -40,7 +40,7 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def progress_bar(title: str = "") -> Progress:
-    """Returns a progress bar for stderr. It shows the description of its task, and disappears at the end."""
+    """Returns a progress bar on stderr. It shows the description of its task, and disappears at the end."""
     heading = [TextColumn(title)] if title else []
     columns = (*heading, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     return Progress(*columns, console=console(stderr=True), transient=True)
@@ -57,7 +57,7 @@ def grid(*rows: tuple[str, str]) -> Table:
 
 
 def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    """Returns a table with these headings. The columns in `right` are aligned to the right, for numbers."""
+    """Returns a table with these headings. The columns named in `right` are right-aligned."""
     result = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in headings:
         result.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
@@ -65,7 +65,7 @@ def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def size(number: int) -> str:
-    """Formats a number of bytes: "192 KiB"."""
+    """Formats a number of bytes, for example "192 KiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= factor:
             return f"{number / factor:.4g} {unit}"
@@ -73,5 +73,5 @@ def size(number: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Formats a number with its noun: "1 row", "2 rows"."""
+    """Formats a number with a noun, for example "1 row" or "2 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

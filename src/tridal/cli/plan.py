@@ -17,7 +17,7 @@ SCHEDULES = {
     "cooperative": "several programs compute a row and exchange its statistics; each element is read and written once",
     "column_loop": "each program loops over the columns twice, for the row's statistics and for the result",
 }
-"""What each schedule does, in the words of the output."""
+"""Descriptions of the schedules, for the output."""
 
 
 def plan(
@@ -50,12 +50,12 @@ def plan(
 
 
 def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> dict[str, Any]:
-    """Returns the plan with its backend and device, as data for JSON."""
+    """Returns the plan with its backend and device as data for JSON."""
     return {"backend": backend.name, "device": asdict(properties), "plan": launch_plan.as_dict()}
 
 
 def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> Table:
-    """Returns the plan with its backend and device, as a table for the terminal."""
+    """Formats the plan with its backend and device as a table for the terminal."""
     config, resources = launch_plan.config, launch_plan.resources
     cores = count(properties.cores, properties.core_name)
     parts = [f"{count(config.rows, 'row')} x {count(config.cols, 'column')} per tile"]
