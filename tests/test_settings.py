@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import copy
+import dataclasses
 import inspect
+import itertools
+import pickle
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis
@@ -221,6 +228,53 @@ def test_use_nests_and_restores_settings_when_the_block_raises():
             fail()
         assert (current().device, current().fallback) == ("a", "torch")
     assert current() is before
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_use_blocks_may_end_in_any_order(order):
+    before = current()
+
+    def generate(device: str) -> Iterator[Settings]:
+        with use(device=device):
+            yield current()
+
+    generators = [generate(f"d{number}") for number in range(3)]
+    assert [next(generator).device for generator in generators] == ["d0", "d1", "d2"]
+    active = [0, 1, 2]
+    for number in order:
+        generators[number].close()
+        active.remove(number)
+        assert current().device == (f"d{active[-1]}" if active else before.device)
+    assert current() is before
+
+
+def test_use_block_that_ends_in_another_thread_changes_neither_thread_s_other_blocks():
+    def generate() -> Iterator[None]:
+        with use(device="generated"):
+            yield
+
+    generator = generate()
+
+    def end() -> tuple[str, str]:
+        with use(device="other"):
+            generator.close()
+            inside = current().device
+        return inside, current().device
+
+    contextvars.copy_context().run(next, generator)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(end).result() == ("other", "auto")
+
+
+def test_settings_can_be_copied_and_pickled():
+    with use(device="cpu", backends={"npu": {"x": [1]}}):
+        assert copy.deepcopy(current()) is current()
+        restored = pickle.loads(pickle.dumps(current()))
+    for field in dataclasses.fields(Settings):
+        assert getattr(restored, field.name) == getattr(copy.copy(restored), field.name)
+    assert (restored.device, restored.backends["npu"]["x"], restored.sources["device"]) == ("cpu", [1], "tridal.use")
+    with pytest.raises(TypeError):
+        restored.backends["npu"] = {}
 
 
 def test_use_as_decorator_changes_the_settings_of_the_caller():

@@ -70,6 +70,20 @@ class Settings:
     sources: Mapping[str, str]
     """Source of each value by dotted key: "default", "environment TRIDAL_DEVICE", "tridal.use" or "file:line"."""
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Settings:
+        """Returns the same object, because it is immutable."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Supports pickle, which cannot store read-only mappings."""
+        backends = {name: dict(options) for name, options in self.backends.items()}
+        return _unpickle, (self.device, self.fallback, self.batch_invariant, backends, dict(self.sources))
+
+
+def _unpickle(device: str, fallback: str, batch_invariant: bool, backends: Any, sources: Any) -> Settings:
+    options = {name: MappingProxyType(values) for name, values in backends.items()}
+    return Settings(device, fallback, batch_invariant, MappingProxyType(options), MappingProxyType(sources))
+
 
 _DEFAULTS = Settings(
     **{key: option.default for key, option in FIELDS.items()},  # type: ignore[arg-type]
@@ -78,6 +92,7 @@ _DEFAULTS = Settings(
 )
 _base: Settings | None = None  # from defaults, file and environment; None until the first use
 _context: ContextVar[Settings | None] = ContextVar("tridal_settings", default=None)  # set inside a `use` block
+_blocks: ContextVar[tuple[list[Settings], ...]] = ContextVar("tridal_use_blocks", default=())  # outermost first
 _overlays: dict[tuple[Settings, str], Settings] = {}
 
 
@@ -166,12 +181,21 @@ def _overlaid(layer: _Layer) -> Iterator[Settings]:
 
 @contextmanager
 def restored(settings: Settings) -> Iterator[None]:
-    """Makes given settings current in a `with` block, for a backward that runs in another thread than its forward."""
-    token = _context.set(settings)
+    """Makes given settings current in a `with` block, for a backward that runs in another thread than its forward.
+
+    Blocks may end in any order, as they do in generators. Each removes its own settings.
+    """
+    block = [settings]  # a list, because blocks are compared by identity and two can have the same settings
+    _set_blocks((*_blocks.get(), block))
     try:
         yield
     finally:
-        _context.reset(token)
+        _set_blocks(tuple(other for other in _blocks.get() if other is not block))
+
+
+def _set_blocks(blocks: tuple[list[Settings], ...]) -> None:
+    _blocks.set(blocks)
+    _context.set(blocks[-1][0] if blocks else None)
 
 
 def describe_value(value: object) -> str:
