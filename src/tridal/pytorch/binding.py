@@ -10,8 +10,8 @@ import torch
 from tridal.devices import registry
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
+from tridal.pytorch.op_call import OpCall
 from tridal.runtime import batch_invariance, launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, place_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
@@ -20,22 +20,20 @@ from tridal.runtime.workspace import with_workspace
 
 def bind(
     context: DeviceContext,
-    kernel: RowKernel,
-    dim: int,
+    call: OpCall,
     source: torch.Tensor,
     dtype: torch.dtype,
     saved: torch.Tensor | None = None,
-    parameters: tuple[float | None, ...] = (),
-    modification: ScoreModification | None = None,
 ) -> Callable[..., None] | None:
     """run(out, source[, saved or mask]) on the device's current stream; None if no kernel can read `source`.
 
-    The tensors stand for others like them. `out` is fresh from torch's allocator and so aligned. `out` and `saved` are
-    contiguous and have the shape of `source`, which has no dim of size zero; `source` may be `out`. 0 <= dim < rank.
+    The tensors stand for others like them. `out`, of dtype `dtype`, is fresh from torch's allocator and so aligned.
+    `out` and `saved` are contiguous and have the shape of `source`, which has no dim of size zero; `source` may be
+    `out`. 0 <= dim < rank.
     """
+    dim, modification, mask = call.dim, call.modification, call.mask
     backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
     assert backend is not None
-    mask = None if modification is None else modification.mask
     scale_mask = NO_SCALE_MASK if modification is None else scale_mask_of(source, dim, modification)
     assert scale_mask is not None, "the caller has checked that a kernel can apply it"
     # A mask and causal masking depend on the row's number, so rows keep their order.
@@ -52,12 +50,12 @@ def bind(
         if not source.is_contiguous() or addresses[1]:
             return None
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
-    call = kind.of(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    names = tuple(map(dtype_name, dtypes))
+    kernel_call = kind.of(call.kernel, layout, names, tuple(addresses), call.parameters, scale_mask)
+    options = registry.options(backend, context.settings)
     with backend.guard(index):
-        plan, launch_on, workspace_words = launch.prepare(
-            call, backend, backend.properties(index), registry.options(backend, context.settings)
-        )
-    log.debug("%s: %s on %s:%d: %s", kernel.name, call.problem, backend.name, index, plan)
+        plan, launch_on, workspace_words = launch.prepare(kernel_call, backend, backend.properties(index), options)
+    log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_words:
         launch_on = with_workspace(launch_on, workspace_words, context.device)
     stream, guard = backend.stream, backend.guard

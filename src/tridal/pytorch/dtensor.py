@@ -15,9 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from tridal.ops.row_op import RowOp
+from tridal.pytorch.op_call import GradientCall, OpCall
 from tridal.pytorch.private import mesh_all_reduce
-from tridal.pytorch.reference import accumulator
+from tridal.pytorch.reference import accumulator, compute_call
 from tridal.pytorch.registered_ops import on_dispatch, when_registered
+from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
 
 _all_reduce = mesh_all_reduce()
@@ -40,41 +42,31 @@ class _ShardedReduce:
 
 def _register(op: RowOp) -> None:
     """Registers the rules of an op."""
-    on_dispatch(op.name, DTensor, _forward(op))
-    on_dispatch(op.backward.name, DTensor, _backward(op))
+    on_dispatch(op.name, DTensor, _rule(op, OpCall, 1))
+    on_dispatch(op.backward.name, DTensor, _rule(op, GradientCall, 2))
 
 
-def _forward(op: RowOp) -> Any:
-    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> DTensor:
-        input, dim, dtype, *arguments = args
-        dim %= max(input.dim(), 1)
-        input = _redistributed(input, input.device_mesh, [_without_partial(p) for p in input.placements])
-        local, axes = input.to_local(), _sharded_axes(input, dim)
+def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
+    """The rule of a registered op with `count` tensors. The placements are those of the last one."""
+
+    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor:
+        call = kind.of(op, *args[count:])
+        check_call(call, *args[:count])
+        if call.modification is not None:
+            return compute_call(call, args[0], dispatch=True)
+        last, dim = args[count - 1], call.dim % max(args[0].dim(), 1)
+        last = _redistributed(last, last.device_mesh, [_without_partial(p) for p in last.placements])
+        tensors = [_redistributed(tensor, last.device_mesh, last.placements) for tensor in (*args[: count - 1], last)]
+        local, axes = [tensor.to_local() for tensor in tensors], _sharded_axes(last, dim)
         if not axes:
-            return _like(input, func(local, dim, dtype, *arguments))
-        x = local.to(dtype).to(accumulator(dtype))
-        values = dict(zip(op.parameters, (*arguments, *list(op.parameters.values())[len(arguments) :]), strict=False))
-        return _like(input, op.reference(x, _ShardedReduce(input, dim, axes), **values).to(dtype))
-
-    return compute
-
-
-def _backward(op: RowOp) -> Any:
-    defaults = {name: op.parameters.get(name, 1.0) for name in op.backward.parameters}
-
-    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> DTensor:
-        grad, saved, dim, dtype, *arguments = args
-        dim %= max(saved.dim(), 1)
-        saved = _redistributed(saved, saved.device_mesh, [_without_partial(p) for p in saved.placements])
-        grad = _redistributed(grad, saved.device_mesh, saved.placements)
-        axes = _sharded_axes(saved, dim)
-        if not axes:
-            return _like(saved, func(grad.to_local(), saved.to_local(), dim, dtype, *arguments))
-        wide = accumulator(saved.dtype)
-        local, local_grad = saved.to_local().to(wide), grad.to_local().to(wide)
-        values = dict(zip(defaults, (*arguments, *list(defaults.values())[len(arguments) :]), strict=True))
-        dx = op.gradient(local_grad, local, _ShardedReduce(saved, dim, axes), **values)
-        return _like(saved, dx.to(dtype))
+            return _like(last, call._replace(dim=dim).dispatch(*local))
+        if kind is OpCall:
+            local = [local[0].to(call.dtype)]
+        wide = accumulator(*(tensor.dtype for tensor in local))
+        function = op.reference if kind is OpCall else op.gradient
+        values = op.keywords(call.kernel, call.parameters)
+        result = function(*(tensor.to(wide) for tensor in local), _ShardedReduce(last, dim, axes), **values)
+        return _like(last, result.to(call.dtype))
 
     return compute
 

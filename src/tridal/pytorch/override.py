@@ -22,6 +22,7 @@ from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.pytorch import prepared, private
 from tridal.pytorch.device_context import device_context, is_served, log
+from tridal.pytorch.op_call import GradientCall
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
@@ -113,7 +114,7 @@ def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
 
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
-        call = prepared.forward(device_context(input.device), op, input, dim, dtype)
+        call = prepared.forward(device_context(input.device), input, op, dim, dtype)
         if call is not None:
             return call.run(input)
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
@@ -129,7 +130,8 @@ def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
 
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         if grad.shape == output.shape:
-            run = prepared.backward(device_context(grad.device), op, grad, output, dim, input_dtype, parameters)
+            call = GradientCall(op, dim, input_dtype, parameters)
+            run = prepared.backward(device_context(grad.device), call, grad, output)
             if run is not None:
                 return run(grad, output)
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)

@@ -63,9 +63,6 @@ def needs_dispatcher() -> bool:
 
 _parse_key = _item("torch._C._dispatch_key_parse")
 _key_of_device = _item("torch._C._dispatch_key_for_device")
-_has_kernel = _item("torch._C._dispatch_has_kernel_for_dispatch_key")
-_key_excluded = _item("torch._C._dispatch_tls_is_dispatch_key_excluded")
-_key_included = _item("torch._C._dispatch_tls_is_dispatch_key_included")
 
 
 def _dispatch_key(name: str) -> Any:
@@ -85,36 +82,10 @@ def device_key(device_type: str) -> str:
     return device_type.upper() if _dispatch_key(device_type.upper()) is not None else "PrivateUse1"
 
 
-autocast_off: Callable[[Any], bool]
-"""Whether autocast is inactive, given the result of `autocast_key`."""
-
-if _parse_key is not None and _has_kernel is not None and _key_excluded is not None:
-    autocast_off = _key_excluded
-
-    def autocast_key(device_type: str) -> Any:
-        """The argument of `autocast_off` if autocast computes softmax in float32 on a device type; else None."""
-        name = f"Autocast{device_key(device_type)}"
-        key = _dispatch_key(name)
-        return key if key is not None and _has_kernel("aten::softmax.int", name) else None
-
-else:
-
-    def autocast_off(device_type: str) -> bool:
-        """Whether autocast is inactive."""
-        return not torch.is_autocast_enabled(device_type)
-
-    def autocast_key(device_type: str) -> Any:
-        """The argument of `autocast_off` if autocast computes softmax in float32 on a device type; else None."""
-        return device_type if device_type != "cpu" and torch.amp.is_autocast_available(device_type) else None
-
-
-_VMAP_MODE = _dispatch_key("VmapMode")
-
-
-def batched_gradients() -> bool:
-    """Whether `torch.autograd.grad(is_grads_batched=True)` computes this gradient, which uses a vmap of its own."""
-    return _VMAP_MODE is None or _key_included is None or bool(_key_included(_VMAP_MODE))
-
+is_batched_gradient: Callable[[torch.Tensor], bool] = _item(
+    "torch._C._functorch.is_legacy_batchedtensor", _always(True)
+)
+"""Whether `torch.autograd.grad(is_grads_batched=True)` computes this gradient, which uses a vmap of its own."""
 
 _destroy_library = _item("torch.library.Library._destroy", _always(None))
 
