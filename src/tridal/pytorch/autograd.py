@@ -1,7 +1,8 @@
 """The nodes of ops in the autograd graph.
 
 A backward is computed by a kernel. Derivatives of higher order and of forward mode are computed by torch, from the op's
-reference and gradient in torch's ops.
+reference and gradient in torch's ops. A node is applied where no transform is active, or below the transform that asks
+for it, so it does not need the support of torch.autograd.Function for transforms, a quarter of its cost.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -18,16 +19,6 @@ from tridal.pytorch import prepared
 from tridal.pytorch.device_context import PreparedCall, Run
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import SingleLevelFunction, is_batched_gradient, needs_dispatcher
-
-
-class Node(SingleLevelFunction):  # type: ignore[misc]
-    """torch.autograd.Function without its support for transforms, at three quarters of its cost.
-
-    It is applied where no transform is active, or below the transform that asks for a node.
-    """
-
-    if TYPE_CHECKING:
-        apply: ClassVar[Callable[..., torch.Tensor]]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -39,7 +30,7 @@ def prepared_node(call: PreparedCall) -> Run:
     run_forward, context, gradient = call.run, call.context, call.gradient
     saves_output = gradient.op.saves == "output"
 
-    class PreparedNode(Node):
+    class PreparedNode(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
             """Runs the prepared call."""
@@ -59,10 +50,10 @@ def prepared_node(call: PreparedCall) -> Run:
             with restored(context.settings):
                 return gradient.dispatch(grad, saved), None
 
-    return PreparedNode.apply
+    return PreparedNode.apply  # type: ignore[no-any-return]
 
 
-class ForwardNode(Node):
+class ForwardNode(SingleLevelFunction):  # type: ignore[misc]
     """The node of any other tensor: apply(redispatch, input, call). The mask of the call gets no gradient."""
 
     @staticmethod

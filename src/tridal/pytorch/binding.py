@@ -25,7 +25,8 @@ def bind(
     dtype: torch.dtype,
     saved: torch.Tensor | None = None,
 ) -> Callable[..., None] | None:
-    """run(out, source[, saved or mask]) on the device's current stream; None if no kernel can read `source`.
+    """run(out, source[, saved or mask]) on the device's current stream; None if no kernel can read
+    `source` or modify scores like this.
 
     The tensors stand for others like them. `out`, of dtype `dtype`, is fresh from torch's allocator and so aligned.
     `out` and `saved` are contiguous and have the shape of `source`, which has no dim of size zero; `source` may be
@@ -34,8 +35,13 @@ def bind(
     dim, modification, mask = call.dim, call.modification, call.mask
     backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
     assert backend is not None
-    scale_mask = NO_SCALE_MASK if modification is None else scale_mask_of(source, dim, modification)
-    assert scale_mask is not None, "the caller has checked that a kernel can apply it"
+    scale_mask: ScaleMask | None = NO_SCALE_MASK
+    if modification is not None:
+        in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
+        can_modify = in_memory and "scale_mask" in backend.schedules
+        scale_mask = scale_mask_of(source, dim, modification) if can_modify else None
+        if scale_mask is None:
+            return None
     # A mask and causal masking depend on the row's number, so rows keep their order.
     in_order = mask is not None or scale_mask.causal
     layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,7 +21,8 @@ Run: TypeAlias = Callable[..., torch.Tensor]
 log = logging.getLogger("tridal")
 
 _CAPACITY = 64
-_LOCK = threading.RLock()
+_contexts: dict[tuple[torch.device, Settings], DeviceContext] = {}
+registry.on_change(_contexts.clear)
 
 
 class DeviceContext:
@@ -50,10 +50,6 @@ class PreparedCall:
     gradient: OpCall
 
 
-_contexts: dict[tuple[torch.device, Settings], DeviceContext] = {}
-registry.on_change(_contexts.clear)
-
-
 def is_served(device_type: str) -> bool:
     """Whether a backend serves tensors of that type under the current settings."""
     return registry.serving(device_type, current(), TORCH_TYPES) is not None
@@ -71,11 +67,10 @@ def device_context(device: torch.device) -> DeviceContext:
         return _contexts[key]
     except KeyError:
         pass
-    with _LOCK:
-        context = DeviceContext(*key)
-        if context.torch_computes:
-            log.info("no available backend serves %s tensors: torch computes them", device.type)
-        if len(_contexts) >= _CAPACITY:
-            _contexts.clear()
-        _contexts[key] = context
-        return context
+    context = DeviceContext(*key)
+    if context.torch_computes:
+        log.info("no available backend serves %s tensors: torch computes them", device.type)
+    if len(_contexts) >= _CAPACITY:
+        _contexts.clear()
+    _contexts[key] = context
+    return context

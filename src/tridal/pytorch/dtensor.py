@@ -18,7 +18,7 @@ from tridal.ops.row_op import RowOp
 from tridal.pytorch.op_call import GradientCall, OpCall
 from tridal.pytorch.private import mesh_all_reduce
 from tridal.pytorch.reference import accumulator, compute_call
-from tridal.pytorch.registered_ops import on_dispatch, when_registered
+from tridal.pytorch.registered_ops import ON_REGISTER, REGISTERED, on_dispatch
 from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
 
@@ -105,4 +105,6 @@ def _like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     )
 
 
-when_registered(_register)
+ON_REGISTER.append(_register)
+for _op in REGISTERED.values():
+    _register(_op)

@@ -6,6 +6,7 @@ affects every torch function that calls these ops; `docs/pytorch.md` lists which
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -36,10 +37,8 @@ class override_torch:
 
     A call takes effect immediately. It lasts until the process ends, or until the end of a block:
     `with tridal.override_torch():`. Blocks may be nested and may end in any order. When the last block ends, torch is
-    in its original state.
-
-    The override applies to all threads of the process. Each thread has its own settings, which select the backend.
-    torch computes the calls that no backend computes.
+    in its original state. The override applies to all threads of the process. Each thread has its own settings, which
+    select the backend. torch computes the calls that no backend computes.
     """
 
     device_types: tuple[str, ...]
@@ -115,13 +114,12 @@ def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
 
 def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
     torch_out = getattr(torch.ops.aten, f"{op.aten}_backward_data").out
-    parameters = op.backward_parameters(())
+    call_of = functools.cache(functools.partial(GradientCall, op, parameters=op.backward_parameters(())))
     out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen uses both names
 
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         if grad.shape == output.shape:
-            call = GradientCall(op, dim, input_dtype, parameters)
-            run = prepared.backward(device_context(grad.device), call, grad, output)
+            run = prepared.backward(device_context(grad.device), call_of(dim, input_dtype), grad, output)
             if run is not None:
                 return run(grad, output)
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)

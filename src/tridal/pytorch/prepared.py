@@ -7,6 +7,7 @@ the next call like it is a dictionary lookup, an allocation and a launch. This m
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tridal.errors import NoBackendError
 from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch import private
-from tridal.pytorch.binding import bind, dtype_name, scale_mask_of
+from tridal.pytorch.binding import bind, dtype_name
 from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, log
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.validation import check_call
@@ -53,7 +54,7 @@ def forward(
         return context.forwards[key]
     except KeyError:
         call = OpCall(op, dim, dtype, parameters, modification)
-        run = _prepare_forward(context, call, input)
+        run = _prepare(context, call, input)
         prepared = None if run is None else PreparedCall(run, context, call.gradient(input.dtype))
         _keep(context.forwards, key, prepared)
         return prepared
@@ -82,7 +83,7 @@ def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: to
     try:
         return context.backwards[key]
     except KeyError:
-        run = _prepare_backward(context, call, grad, saved)
+        run = _prepare(context, call, grad, saved)
         _keep(context.backwards, key, run)
         return run
 
@@ -93,82 +94,62 @@ def _keep(prepared: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any
     prepared[key] = value
 
 
-def _prepare_forward(context: DeviceContext, call: OpCall, input: torch.Tensor) -> Run | None:
-    check_call(call, input)
-    wanted, mask = call.dtype or input.dtype, call.mask
-    read = {wanted, input.dtype} if input.is_floating_point() else {wanted}
-    if mask is not None and mask.dtype is not torch.bool:
-        read.add(mask.dtype)
-    if not backend_computes(context, read) or not _has_memory(input):
+def _prepare(
+    context: DeviceContext, call: OpCall, first: torch.Tensor, saved: torch.Tensor | None = None
+) -> Run | None:
+    """run(input[, mask]) of an op, or run(dY, saved) of a gradient; None if torch has to compute it."""
+    tensors = (first,) if saved is None else (first, saved)
+    check_call(call, *tensors)
+    dtype, second = call.dtype or first.dtype, call.mask if saved is None else saved
+    read = {tensor.dtype for tensor in (first, second) if tensor is not None and tensor.is_floating_point()}
+    if not backend_computes(context, {dtype, *read}) or not all(map(_has_memory, tensors)):
         return None
-    call = call._replace(dim=call.dim % input.dim())
-    if call.modification is not None and not _kernel_modifies(context, input, call.dim, call.modification):
+    call = call._replace(dim=call.dim % first.dim())
+    written, copy_dtype = dtype, dtype
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    readable = first.is_floating_point() and not first.is_neg()
+    if saved is None:
+        # To compute in the accumulator of `dtype` is the same as to cast to `dtype` first, if the cast loses nothing.
+        readable = readable and torch.promote_types(first.dtype, dtype) == dtype
+        if second is not None and second.dtype is torch.bool:
+            convert = _as_bytes
+    else:
+        copy_dtype = first.dtype
+        if saved.dtype is torch.float64:
+            written = (
+                torch.float64
+            )  # torch narrows it: Triton's interpreter stores wrong values when it casts to bfloat16
+        if saved.is_neg() or not saved.is_contiguous():
+            saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous
+    direct_launch = bind(context, call, first, written, saved) if readable else None
+    launch_on = direct_launch or bind(context, call, _contiguous_like(first, copy_dtype), written, saved)
+    if launch_on is None:
         return None
-    # To compute in the accumulator of `wanted` is the same as to cast to `wanted` first, if `wanted` is not narrower.
-    castable = torch.promote_types(input.dtype, wanted) == wanted and input.is_floating_point() and not input.is_neg()
-    direct_launch = bind(context, call, input, wanted) if castable else None
-    readable = direct_launch is not None
-    launch_on = direct_launch or bind(context, call, _contiguous_like(input, wanted), wanted)
-    assert launch_on is not None, "every contiguous tensor can be read"
-    allocate = _allocator(context, input, wanted)
+    allocate, copied = _allocator(context, first, written), direct_launch is None
 
-    def direct(input: torch.Tensor) -> torch.Tensor:
+    def unary(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
+        if copied:
+            input = out.copy_(input)  # the kernel then works in place, so only the result is allocated
         launch_on(out, input)
         return out
 
-    def copied(input: torch.Tensor) -> torch.Tensor:
-        out = allocate(input)
-        out.copy_(input)  # the kernel then works in place, so only the result is allocated
-        launch_on(out, out)
-        return out
+    def binary(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        out = allocate(first)
+        if copied:
+            first = out.copy_(first) if copy_dtype is written else _as_contiguous(first)
+        launch_on(out, first, second if convert is None else convert(second))
+        return out if written is dtype else out.to(dtype)
 
-    def masked(input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        out = allocate(input)
-        scores = input if readable else out.copy_(input)
-        launch_on(out, scores, mask.view(torch.uint8) if mask.dtype is torch.bool else mask)
-        return out
-
-    return masked if mask is not None else direct if readable else copied
+    return unary if second is None else binary
 
 
-def _kernel_modifies(context: DeviceContext, input: torch.Tensor, dim: int, modification: ScoreModification) -> bool:
-    """Whether a kernel of the backend scales and masks scores when it loads them."""
-    mask = modification.mask
-    if mask is not None and (mask.device != input.device or mask.is_neg() or not mask.data_ptr()):
-        return False
-    assert context.backend is not None
-    return "scale_mask" in context.backend.schedules and scale_mask_of(input, dim, modification) is not None
+def _as_bytes(mask: torch.Tensor) -> torch.Tensor:
+    return mask.view(torch.uint8)
 
 
-def _prepare_backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> Run | None:
-    check_call(call, grad, saved)
-    dtype = call.dtype or saved.dtype
-    if not backend_computes(context, {grad.dtype, saved.dtype, dtype}):
-        return None
-    if not (_has_memory(grad) and _has_memory(saved)):
-        return None
-    call = call._replace(dim=call.dim % grad.dim())
-    # torch narrows float64 results: Triton's interpreter stores wrong values when it casts them to bfloat16.
-    written = torch.float64 if saved.dtype is torch.float64 else dtype
-    allocate = _allocator(context, saved, written)
-    plain = saved.is_contiguous() and not saved.is_neg()
-    read = saved if plain else _contiguous_like(saved, saved.dtype)
-    direct_launch = None if grad.is_neg() else bind(context, call, grad, written, read)
-    launch_on = direct_launch or bind(context, call, _contiguous_like(grad, grad.dtype), written, read)
-    assert launch_on is not None, "every contiguous tensor can be read"
-    readable, reuses_out, narrowed = direct_launch is not None, grad.dtype == written, written != dtype
-
-    def run(grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-        if not plain:
-            saved = saved.resolve_neg().contiguous()
-        out = allocate(saved)
-        if not readable:
-            grad = out.copy_(grad) if reuses_out else grad.resolve_neg().contiguous()
-        launch_on(out, grad, saved)
-        return out.to(dtype) if narrowed else out
-
-    return run
+def _as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_neg().contiguous()
 
 
 def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> Run:

@@ -24,16 +24,9 @@ from tridal.pytorch.validation import check_call
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 _LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
-_registered: dict[str, RowOp] = {}
-
-_on_register: list[Callable[[RowOp], None]] = []
-
-
-def when_registered(rule: Callable[[RowOp], None]) -> None:
-    """Calls `rule(op)` for every op that is registered, now or later."""
-    _on_register.append(rule)
-    for op in tuple(_registered.values()):
-        rule(op)
+REGISTERED: dict[str, RowOp] = {}
+ON_REGISTER: list[Callable[[RowOp], None]] = []
+"""Functions that are called with each op that is registered from now on."""
 
 
 def register(op: RowOp) -> None:
@@ -42,17 +35,17 @@ def register(op: RowOp) -> None:
     Raises:
         PluginError: the op cannot be used, see `tridal.ops.table.check`.
     """
-    if _registered.get(op.name) is op:
+    if REGISTERED.get(op.name) is op:
         return
     table.check(op)
-    if op.name in _registered:
+    if op.name in REGISTERED:
         raise PluginError(f"op {op.name!r} cannot be used: another op with that name is registered")
     compute_call = functools.partial(reference.compute_call, dispatch=True)
     _define(OpCall, op, ("input",), _forward, compute_call)
     _define(GradientCall, op, ("grad", op.saves), _backward, reference.gradient)
-    _registered[op.name] = op
-    for rule in _on_register:
-        rule(op)
+    REGISTERED[op.name] = op
+    for function in ON_REGISTER:
+        function(op)
 
 
 def _forward(call: OpCall, input: torch.Tensor) -> torch.Tensor | None:
