@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -19,29 +20,24 @@ from tridal.runtime.workspace import with_workspace
 
 
 def bind(
-    context: DeviceContext,
-    call: OpCall,
-    source: torch.Tensor,
-    dtype: torch.dtype,
-    saved: torch.Tensor | None = None,
+    context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
 ) -> Callable[..., None] | None:
-    """run(out, source[, saved or mask]) on the device's current stream; None if no kernel can read
-    `source` or modify scores like this.
+    """launch(stream, out, source[, saved or mask]); None if no kernel can read `source`, or apply the mask.
 
-    The tensors stand for others like them. `out`, of dtype `dtype`, is fresh from torch's allocator and so aligned.
+    The tensors stand for others like them. `out` has the dtype `dtype`, is fresh from torch's allocator and so aligned.
     `out` and `saved` are contiguous and have the shape of `source`, which has no dim of size zero; `source` may be
     `out`. 0 <= dim < rank.
     """
     dim, modification, mask = call.dim, call.modification, call.mask
     backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
     assert backend is not None
-    scale_mask: ScaleMask | None = NO_SCALE_MASK
+    scale_mask = NO_SCALE_MASK
     if modification is not None:
         in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
-        can_modify = in_memory and "scale_mask" in backend.schedules
-        scale_mask = scale_mask_of(source, dim, modification) if can_modify else None
-        if scale_mask is None:
+        found = scale_mask_of(source, dim, modification)
+        if found is None or not in_memory or "scale_mask" not in backend.schedules:
             return None
+        scale_mask = found
     # A mask and causal masking depend on the row's number, so rows keep their order.
     in_order = mask is not None or scale_mask.causal
     layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
@@ -64,21 +60,14 @@ def bind(
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_words:
         launch_on = with_workspace(launch_on, workspace_words, context.device)
-    stream, guard = backend.stream, backend.guard
+    if backend.device_count() == 1:
+        return launch_on
 
-    def of_two(out: torch.Tensor, source: torch.Tensor) -> None:
-        launch_on(stream(index), out, source)
+    def guarded(*arguments: Any) -> None:
+        with backend.guard(index):
+            launch_on(*arguments)
 
-    def of_three(out: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> None:
-        launch_on(stream(index), out, source, other)
-
-    def guarded(*tensors: torch.Tensor) -> None:
-        with guard(index):
-            launch_on(stream(index), *tensors)
-
-    if backend.device_count() > 1:
-        return guarded
-    return of_two if saved is None and mask is None else of_three
+    return guarded
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

@@ -30,13 +30,18 @@ class _ShardedReduce:
 
     def __init__(self, tensor: DTensor, dim: int, axes: Sequence[int]) -> None:
         self.count = tensor.shape[dim]
-        self._tensor, self._dim, self._axes = tensor, dim, axes
+        self._mesh, self._dim, self._axes = tensor.device_mesh, dim, axes
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """The maximum or the sum of each row, over all ranks."""
-        reduced = x.sum(self._dim, keepdim=True) if how == "sum" else _local_max(x, self._dim)
+        """The maximum or the sum of each row, over all ranks. A shard may have no elements."""
+        if how == "sum":
+            reduced = x.sum(self._dim, keepdim=True)
+        elif x.shape[self._dim]:
+            reduced = x.amax(self._dim, keepdim=True)
+        else:
+            reduced = x.sum(self._dim, keepdim=True) - torch.inf
         for axis in self._axes:
-            reduced = _all_reduce(reduced, how, self._tensor.device_mesh, axis)
+            reduced = _all_reduce(reduced, how, self._mesh, axis)
         return reduced
 
 
@@ -50,23 +55,29 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
     """The rule of a registered op with `count` tensors. The placements are those of the last one."""
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor:
-        call = kind.of(op, *args[count:])
+        call, last = kind.of(op, *args[count:]), args[count - 1]
         check_call(call, *args[:count])
         if call.modification is not None:
             return compute_call(call, args[0], dispatch=True)
-        last, dim = args[count - 1], call.dim % max(args[0].dim(), 1)
-        last = _redistributed(last, last.device_mesh, [_without_partial(p) for p in last.placements])
-        tensors = [_redistributed(tensor, last.device_mesh, last.placements) for tensor in (*args[: count - 1], last)]
-        local, axes = [tensor.to_local() for tensor in tensors], _sharded_axes(last, dim)
-        if not axes:
-            return _like(last, call._replace(dim=dim).dispatch(*local))
-        if kind is OpCall:
-            local = [local[0].to(call.dtype)]
-        wide = accumulator(*(tensor.dtype for tensor in local))
-        function = op.reference if kind is OpCall else op.gradient
-        values = op.keywords(call.kernel, call.parameters)
-        result = function(*(tensor.to(wide) for tensor in local), _ShardedReduce(last, dim, axes), **values)
-        return _like(last, result.to(call.dtype))
+        # The op of a pending sum over ranks is not the sum of the ops.
+        placements = [Replicate() if placement.is_partial() else placement for placement in last.placements]
+        tensors = [_redistributed(tensor, last.device_mesh, placements).to_local() for tensor in args[:count]]
+        dim = call.dim % max(last.dim(), 1)
+        axes = [axis for axis, placement in enumerate(placements) if getattr(placement, "dim", None) == dim]
+        if axes:
+            tensors = tensors if kind is GradientCall else [tensors[0].to(call.dtype)]
+            wide = accumulator(*(tensor.dtype for tensor in tensors))
+            function, values = (
+                op.reference if kind is OpCall else op.gradient,
+                op.keywords(call.kernel, call.parameters),
+            )
+            result = function(*(x.to(wide) for x in tensors), _ShardedReduce(last, dim, axes), **values).to(call.dtype)
+        else:
+            result = call._replace(dim=dim).dispatch(*tensors)
+        strides = contiguous_strides([max(size, 1) for size in last.shape])
+        return DTensor.from_local(
+            result, last.device_mesh, placements, run_check=False, shape=last.shape, stride=strides
+        )
 
     return compute
 
@@ -75,34 +86,6 @@ def _redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Place
     """The tensor with these placements. Before torch 2.12, redistribute fails below autograd even if nothing moves."""
     same = tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements)
     return tensor if same else tensor.redistribute(mesh, placements)
-
-
-def _without_partial(placement: Placement) -> Placement:
-    """Replicate instead of a pending sum over ranks: the op of a sum is not the sum of the ops."""
-    return Replicate() if placement.is_partial() else placement
-
-
-def _sharded_axes(tensor: DTensor, dim: int) -> list[int]:
-    """The mesh dims over which the rows along `dim` are sharded."""
-    return [axis for axis, placement in enumerate(tensor.placements) if getattr(placement, "dim", None) == dim]
-
-
-def _local_max(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The maximum of each row of a shard, which may have no elements."""
-    if x.shape[dim]:
-        return x.amax(dim, keepdim=True)
-    return x.new_full([1 if axis == dim else size for axis, size in enumerate(x.shape)], -torch.inf)
-
-
-def _like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    return DTensor.from_local(
-        local,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=contiguous_strides([max(size, 1) for size in tensor.shape]),
-    )
 
 
 ON_REGISTER.append(_register)

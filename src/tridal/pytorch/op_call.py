@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -19,18 +20,20 @@ class OpCall(NamedTuple):
     dtype: torch.dtype | None
     """dtype of the result; None stands for the input's dtype."""
     parameters: tuple[Any, ...] = ()
-    """Values of the kernel's parameters. A gradient's scale of 1 is None."""
+    """Values of the kernel's parameters. A gradient's scale of 1 may be None."""
     modification: ScoreModification | None = None
 
     @classmethod
     def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> OpCall:
         """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
-        defaults = (*map(float, op.parameters.values()), None, 1.0, False, False)
-        given: tuple[Any, ...] = (*arguments, *defaults[len(arguments) :])
-        *parameters, mask, scale, causal, zero_masked_rows = given
+        number = len(op.parameters)
+        if len(arguments) <= number:
+            return cls(op, dim, dtype, (*arguments, *defaults(op, op.forward)[len(arguments) :]))
+        given: tuple[Any, ...] = (*arguments[number:], *(None, 1.0, False, False)[len(arguments) - number :])
+        mask, scale, causal, zero_masked_rows = given
         modified = mask is not None or scale != 1 or causal or zero_masked_rows
         modification = ScoreModification(scale, mask, causal, zero_masked_rows) if modified else None
-        return cls(op, dim, dtype, tuple(parameters), modification)
+        return cls(op, dim, dtype, arguments[:number], modification)
 
     @property
     def kernel(self) -> RowKernel:
@@ -65,15 +68,19 @@ class GradientCall(OpCall):
     @classmethod
     def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> GradientCall:
         """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
-        names, values = op.backward.parameters, {"scale": 1.0, **op.parameters}
-        given = (*arguments, *(float(values[name]) for name in names[len(arguments) :]))
-        unscaled = tuple(None if name == "scale" and v == 1 else v for name, v in zip(names, given, strict=True))
-        return cls(op, dim, dtype, unscaled)
+        return cls(op, dim, dtype, (*arguments, *defaults(op, op.backward)[len(arguments) :]))
 
     @property
     def kernel(self) -> RowKernel:
         """The kernel that computes the call."""
         return self.op.backward
+
+
+@functools.cache
+def defaults(op: RowOp, kernel: RowKernel) -> tuple[float, ...]:
+    """The defaults of the parameters of one of the op's kernels."""
+    values = {"scale": 1.0, **op.parameters}
+    return tuple(float(values[name]) for name in kernel.parameters)
 
 
 def overload(name: str) -> Any:

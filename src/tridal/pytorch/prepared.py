@@ -104,6 +104,7 @@ def _prepare(
     read = {tensor.dtype for tensor in (first, second) if tensor is not None and tensor.is_floating_point()}
     if not backend_computes(context, {dtype, *read}) or not all(map(_has_memory, tensors)):
         return None
+    assert context.backend is not None
     call = call._replace(dim=call.dim % first.dim())
     written, copy_dtype = dtype, dtype
     convert: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -115,6 +116,8 @@ def _prepare(
             convert = _as_bytes
     else:
         copy_dtype = first.dtype
+        named = zip(call.kernel.parameters, call.parameters, strict=True)
+        call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
         if saved.dtype is torch.float64:
             written = (
                 torch.float64
@@ -126,19 +129,20 @@ def _prepare(
     if launch_on is None:
         return None
     allocate, copied = _allocator(context, first, written), direct_launch is None
+    stream, index = context.backend.stream, context.index
 
     def unary(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
         if copied:
             input = out.copy_(input)  # the kernel then works in place, so only the result is allocated
-        launch_on(out, input)
+        launch_on(stream(index), out, input)
         return out
 
     def binary(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         out = allocate(first)
         if copied:
             first = out.copy_(first) if copy_dtype is written else _as_contiguous(first)
-        launch_on(out, first, second if convert is None else convert(second))
+        launch_on(stream(index), out, first, second if convert is None else convert(second))
         return out if written is dtype else out.to(dtype)
 
     return unary if second is None else binary

@@ -32,8 +32,10 @@ def compute_call(call: OpCall, input: torch.Tensor, dispatch: bool = False) -> t
     wanted = dtype or input.dtype
     scores = input.to(wanted).to(torch.promote_types(wanted, torch.float32))
     scores, empty = modify_scores(scores, dim, modification)
-    plain = OpCall(op, dim, scores.dtype, parameters)
-    result = plain.dispatch(scores) if dispatch else compute_call(plain, scores)
+    if dispatch:
+        result = OpCall(op, dim, scores.dtype, parameters).dispatch(scores)
+    else:
+        result = compute(op, scores, dim, None, parameters)
     return (result if empty is None else result.masked_fill(empty, 0.0)).to(wanted)
 
 

@@ -19,7 +19,7 @@ from tridal.ops.row_op import RowOp
 from tridal.pytorch import prepared, private, reference
 from tridal.pytorch.autograd import ForwardNode
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.op_call import GradientCall, OpCall, overload
+from tridal.pytorch.op_call import GradientCall, OpCall, defaults, overload
 from tridal.pytorch.validation import check_call
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
@@ -48,31 +48,32 @@ def register(op: RowOp) -> None:
         function(op)
 
 
-def _forward(call: OpCall, input: torch.Tensor) -> torch.Tensor | None:
-    """The op by a kernel; None if no kernel computes it."""
+def _forward(call: OpCall, input: torch.Tensor) -> torch.Tensor:
+    """The op by a kernel, or by torch."""
     found = prepared.forward(device_context(input.device), input, *call)
     if found is None:
-        return None
+        return reference.compute_call(call, input, dispatch=True).contiguous()
     return found.run(input) if call.mask is None else found.run(input, call.mask)
 
 
-def _backward(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor | None:
-    """The gradient by a kernel; None if no kernel computes it."""
+def _backward(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+    """The gradient by a kernel, or by torch."""
     run = prepared.backward(device_context(grad.device), call, grad, saved)
-    return None if run is None else run(grad, saved)
+    return reference.gradient(call, grad, saved).contiguous() if run is None else run(grad, saved)
 
 
 def _define(
     kind: type[OpCall],
     op: RowOp,
     tensor_names: tuple[str, ...],
-    by_kernel: Callable[..., torch.Tensor | None],
+    run: Callable[..., torch.Tensor],
     by_torch: Callable[..., torch.Tensor],
 ) -> None:
-    """Registers an op or its gradient. The functions get the call, then the tensors of these names."""
+    """Registers an op or its gradient. `run` and the differentiable `by_torch` get the call and the tensors."""
     kernel = op.forward if kind is OpCall else op.backward
-    name, count, defaults = kernel.name, len(tensor_names), {"scale": 1.0, **op.parameters}
-    numbers = [f"float {parameter}={float(defaults[parameter])!r}" for parameter in kernel.parameters]
+    name, count = kernel.name, len(tensor_names)
+    values = zip(kernel.parameters, defaults(op, kernel), strict=True)
+    numbers = [f"float {parameter}={default!r}" for parameter, default in values]
     schema = [*(f"Tensor {tensor}" for tensor in tensor_names), "int dim", "ScalarType dtype", *numbers]
     if kernel.scale_mask:
         schema += ["Tensor? mask=None", "float scale=1.", "bool causal=False", "bool zero_masked_rows=False"]
@@ -81,9 +82,7 @@ def _define(
         return kind.of(op, *arguments[count:]), arguments[:count]
 
     def compute(*arguments: Any) -> torch.Tensor:
-        call, tensors = split(arguments)
-        result = by_kernel(call, *tensors)
-        return by_torch(call, *tensors).contiguous() if result is None else result
+        return run(kind.of(op, *arguments[count:]), *arguments[:count])
 
     def fake(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
@@ -92,13 +91,13 @@ def _define(
 
     def autograd(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
-        read = tensors if call.mask is None else (*tensors, call.mask)
+        read = tensors if call.modification is None or call.mask is None else (*tensors, call.mask)
+        if not private.needs_dispatcher() and all(map(_is_plain, read)):
+            return run(call, *tensors)
         differentiated = [torch.is_grad_enabled() and tensor.requires_grad for tensor in read]
-        plain = all(type(tensor) is torch.Tensor for tensor in read) and not private.needs_dispatcher()
-        if plain and not any(differentiated):
-            return compute(*arguments)
-        has_node = kind is OpCall and not any(differentiated[1:])  # gradients and masks are differentiated by torch
+        has_node = kind is OpCall and not any(differentiated[1:])  # torch differentiates gradients and masks
         if has_tangent(*read) or not private.HAS_NODES or (any(differentiated) and not has_node):
+            check_call(call, *tensors)
             return by_torch(call, *tensors)
         if any(differentiated):
             return private.apply_node(ForwardNode, *tensors, call)  # type: ignore[no-any-return]
@@ -128,6 +127,11 @@ def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: 
     """The tensor with its batch dim first, or with a new one, before `rank` dims."""
     tensor = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
     return tensor.reshape(batch_size, *[1] * (rank + 1 - tensor.dim()), *tensor.shape[1:])
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether only the memory of a tensor matters, as in compiled code: mostly there is no gradient."""
+    return type(tensor) is torch.Tensor and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def has_tangent(*tensors: torch.Tensor) -> bool:
