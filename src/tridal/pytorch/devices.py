@@ -19,7 +19,7 @@ class BackendStatus:
     device_type: str | None
     available: bool
     reason: str | None
-    """The reason why it is not available; None if it is available."""
+    """Why it is not available; None if it is."""
     install: str | None
     """How to install it, in one line."""
 

@@ -181,7 +181,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
         return compute_call(call, input)
     check(input, dim, dtype, op.name)
-    call, context = OpCall(op, operator.index(dim), dtype, parameters, modification), device_context(input.device)
+    call = call if type(dim) is int else call._replace(dim=operator.index(dim))
+    context = device_context(input.device)
     if stream is not None:
         if context.torch_computes:
             kind = input.device.type

@@ -28,7 +28,7 @@ class OpCall(NamedTuple):
         """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
         number = len(op.parameters)
         if len(arguments) <= number:
-            return cls(op, dim, dtype, (*arguments, *defaults(op, op.forward)[len(arguments) :]))
+            return cls(op, dim, dtype, (*arguments, *defaults(op, False)[len(arguments) :]))
         given: tuple[Any, ...] = (*arguments[number:], *(None, 1.0, False, False)[len(arguments) - number :])
         mask, scale, causal, zero_masked_rows = given
         modified = mask is not None or scale != 1 or causal or zero_masked_rows
@@ -68,7 +68,7 @@ class GradientCall(OpCall):
     @classmethod
     def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> GradientCall:
         """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
-        return cls(op, dim, dtype, (*arguments, *defaults(op, op.backward)[len(arguments) :]))
+        return cls(op, dim, dtype, (*arguments, *defaults(op, True)[len(arguments) :]))
 
     @property
     def kernel(self) -> RowKernel:
@@ -77,8 +77,9 @@ class GradientCall(OpCall):
 
 
 @functools.cache
-def defaults(op: RowOp, kernel: RowKernel) -> tuple[float, ...]:
-    """The defaults of the parameters of one of the op's kernels."""
+def defaults(op: RowOp, gradient: bool) -> tuple[float, ...]:
+    """The defaults of the parameters of an op's kernel, or of its gradient's."""
+    kernel = op.backward if gradient else op.forward
     values = {"scale": 1.0, **op.parameters}
     return tuple(float(values[name]) for name in kernel.parameters)
 

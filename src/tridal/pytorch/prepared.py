@@ -106,7 +106,7 @@ def _prepare(
         return None
     assert context.backend is not None
     call = call._replace(dim=call.dim % first.dim())
-    written, copy_dtype = dtype, dtype
+    written = copy_dtype = dtype
     convert: Callable[[torch.Tensor], torch.Tensor] | None = None
     readable = first.is_floating_point() and not first.is_neg()
     if saved is None:
@@ -115,13 +115,10 @@ def _prepare(
         if second is not None and second.dtype is torch.bool:
             convert = _as_bytes
     else:
-        copy_dtype = first.dtype
-        named = zip(call.kernel.parameters, call.parameters, strict=True)
+        # torch narrows float64 results: Triton's interpreter stores wrong values when it casts them to bfloat16.
+        written, copy_dtype = torch.float64 if saved.dtype is torch.float64 else dtype, first.dtype
+        named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None compiles no multiplication
         call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
-        if saved.dtype is torch.float64:
-            written = (
-                torch.float64
-            )  # torch narrows it: Triton's interpreter stores wrong values when it casts to bfloat16
         if saved.is_neg() or not saved.is_contiguous():
             saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous
     direct_launch = bind(context, call, first, written, saved) if readable else None

@@ -111,8 +111,8 @@ HAS_NODES = SingleLevelFunction is not torch.autograd.Function and (
 def apply_node(node: Any, *args: Any) -> Any:
     """`node.apply(redispatch, *args)` for the transform that requested it, or for none. Needs `HAS_NODES`.
 
-    `redispatch` is a context for the call of the op below autograd. `apply` disables gradients and forward mode, and
-    the layers below would take that for the user's choice, so the context restores both.
+    `apply` disables gradients and forward mode, which the layers below would take for the user's choice. `redispatch`
+    is a context below autograd that restores both.
     """
     grad, forward_grad = torch.is_grad_enabled(), _forward_ad_enabled()
 
@@ -130,10 +130,7 @@ def apply_node(node: Any, *args: Any) -> Any:
 
 @functools.cache
 def mesh_all_reduce() -> Callable[[torch.Tensor, str, Any, int], torch.Tensor]:
-    """all_reduce(tensor, "max" or "sum", mesh, axis): the reduction over one dim of a device mesh.
-
-    torch.compile can trace PyTorch's functional collectives. The fallback is computed eagerly.
-    """
+    """all_reduce(tensor, "max" or "sum", mesh, axis) over one dim of a mesh. torch.compile cannot trace the fallback."""
     reduce = _item("torch.distributed._functional_collectives.all_reduce")
     wait = _item("torch.distributed._functional_collectives.wait_tensor")
     if reduce is not None and wait is not None:
@@ -149,10 +146,7 @@ def mesh_all_reduce() -> Callable[[torch.Tensor, str, Any, int], torch.Tensor]:
 
 
 def repeatable_backward() -> AbstractContextManager[Any]:
-    """A context in which torch.compile compiles a backward that can run more than once per forward.
-
-    Versions without the option do not reuse the memory of saved tensors, and need none.
-    """
+    """A context in which torch.compile compiles a backward that can run repeatedly. Versions without it need none."""
     from torch._functorch import config
 
     return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()

@@ -72,7 +72,7 @@ def _define(
     """Registers an op or its gradient. `run` and the differentiable `by_torch` get the call and the tensors."""
     kernel = op.forward if kind is OpCall else op.backward
     name, count = kernel.name, len(tensor_names)
-    values = zip(kernel.parameters, defaults(op, kernel), strict=True)
+    values = zip(kernel.parameters, defaults(op, kind is GradientCall), strict=True)
     numbers = [f"float {parameter}={default!r}" for parameter, default in values]
     schema = [*(f"Tensor {tensor}" for tensor in tensor_names), "int dim", "ScalarType dtype", *numbers]
     if kernel.scale_mask:
