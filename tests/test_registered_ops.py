@@ -13,7 +13,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tridal
+from third_party_op import UNIT_NORM
 from tridal.errors import DimensionError, DTypeError
+from tridal.pytorch import registered_ops
 from tridal.runtime import launch
 
 
@@ -249,9 +251,11 @@ INVALID_GRADIENTS: dict[str, tuple[tuple[Any, ...], type[Exception]]] = {
 @pytest.mark.usefixtures("no_launch")
 @pytest.mark.parametrize(("arguments", "error"), INVALID_GRADIENTS.values(), ids=INVALID_GRADIENTS)
 @pytest.mark.parametrize("mode", ["plain", "meta", "autograd", "vmap", "no backend"])
+@pytest.mark.parametrize("name", [*registered_ops.REGISTERED, UNIT_NORM.name])
 def test_invalid_gradients_raise_before_a_kernel_is_prepared(
     device: torch.device, name: str, mode: str, arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:
+    registered_ops.register(UNIT_NORM)
     grad, saved, dim, dtype = arguments
     op = getattr(torch.ops.tridal, f"{name}_backward")
     target = {"meta": torch.device("meta"), "no backend": torch.device("cpu")}.get(mode, device)

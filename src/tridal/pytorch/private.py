@@ -130,7 +130,7 @@ def apply_node(node: Any, *args: Any) -> Any:
 
 @functools.cache
 def mesh_all_reduce() -> Callable[[torch.Tensor, str, Any, int], torch.Tensor]:
-    """all_reduce(tensor, "max" or "sum", mesh, axis) over one dim of a mesh. torch.compile cannot trace the fallback."""
+    """all_reduce(tensor, "max" or "sum", mesh, axis) over one dim of a mesh. The fallback cannot be compiled."""
     reduce = _item("torch.distributed._functional_collectives.all_reduce")
     wait = _item("torch.distributed._functional_collectives.wait_tensor")
     if reduce is not None and wait is not None:

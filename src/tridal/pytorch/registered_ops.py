@@ -92,14 +92,16 @@ def _define(
     def autograd(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
         read = tensors if call.modification is None or call.mask is None else (*tensors, call.mask)
-        if not private.needs_dispatcher() and all(map(_is_plain, read)):
+        differentiated = [tensor for tensor in read if tensor.requires_grad] if torch.is_grad_enabled() else []
+        plain = not differentiated and all(type(tensor) is torch.Tensor for tensor in read)
+        if plain and not private.needs_dispatcher():
             return run(call, *tensors)
-        differentiated = [torch.is_grad_enabled() and tensor.requires_grad for tensor in read]
-        has_node = kind is OpCall and not any(differentiated[1:])  # torch differentiates gradients and masks
-        if has_tangent(*read) or not private.HAS_NODES or (any(differentiated) and not has_node):
+        # The node differentiates the input only. torch differentiates gradients and masks.
+        has_node = not differentiated or (kind is OpCall and differentiated[-1] is tensors[0])
+        if not has_node or not private.HAS_NODES or has_tangent(*read):
             check_call(call, *tensors)
             return by_torch(call, *tensors)
-        if any(differentiated):
+        if differentiated:
             return private.apply_node(ForwardNode, *tensors, call)  # type: ignore[no-any-return]
         with private.below_autograd():
             return overload(name)(*arguments)  # type: ignore[no-any-return]
@@ -127,11 +129,6 @@ def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: 
     """The tensor with its batch dim first, or with a new one, before `rank` dims."""
     tensor = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
     return tensor.reshape(batch_size, *[1] * (rank + 1 - tensor.dim()), *tensor.shape[1:])
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether only the memory of a tensor matters, as in compiled code: mostly there is no gradient."""
-    return type(tensor) is torch.Tensor and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 def has_tangent(*tensors: torch.Tensor) -> bool:
