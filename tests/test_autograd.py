@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tridal
 from tridal.devices import settings
-from tridal.pytorch import autograd, prepared
+from tridal.pytorch import prepared
+from tridal.pytorch.op_call import GradientCall
 
 Op = Callable[..., torch.Tensor]
 
@@ -65,7 +66,7 @@ def test_gradient_launches_one_kernel(device: torch.device, name: str, monkeypat
     calls = []
     backward = prepared.backward
     monkeypatch.setattr(
-        prepared, "backward", lambda context, op, *args: calls.append(op.name) or backward(context, op, *args)
+        prepared, "backward", lambda context, call, *args: calls.append(call.op.name) or backward(context, call, *args)
     )
     x = leaf(device, 3, 5)
     (dx,) = torch.autograd.grad(getattr(tridal, name)(x).square().sum(), x)
@@ -215,13 +216,13 @@ def test_backward_in_another_thread_uses_the_settings_of_the_forward(
 ) -> None:
     """torch computes the gradients of an accelerator in a thread of its own, which does not inherit `tridal.use`."""
     seen: list[bool] = []
-    original = autograd.registered_gradient
+    original = GradientCall.dispatch
 
     def record(*arguments: Any) -> torch.Tensor:
         seen.append(settings.current().batch_invariant)
         return original(*arguments)
 
-    monkeypatch.setattr(autograd, "registered_gradient", record)
+    monkeypatch.setattr(GradientCall, "dispatch", record)
     x = torch.randn(3, 4, device=device, dtype=torch.float64, requires_grad=True)
     with tridal.use(batch_invariant=True):
         y = torch.ops.tridal.softmax(x, -1, x.dtype) + torch.ops.tridal.masked_softmax(

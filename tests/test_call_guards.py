@@ -187,7 +187,7 @@ def test_repeated_calls_follow_autocast() -> None:
 
 @pytest.mark.usefixtures("served")
 def test_repeated_calls_work_without_torchs_private_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "GUARDS", None)
+    monkeypatch.setattr(private, "_TensorGuards", None)
     x = example()
     for _ in range(4):
         torch.testing.assert_close(tridal.softmax(x), torch.softmax(x, -1))

@@ -100,7 +100,13 @@ def scaled_and_masked_scores_exchange_two_numbers_per_row(mesh: DeviceMesh) -> N
     with ExchangedBytes() as exchanged:
         y = tridal.softmax(x, scale=0.5, mask=mask)
     assert exchanged.bytes == 2 * 8 * rows
-    assert_close(y.full_tensor(), torch.softmax((0.5 * whole).masked_fill(~keep, -torch.inf), -1))
+    expected = torch.softmax((0.5 * whole).masked_fill(~keep, -torch.inf), -1)
+    assert_close(y.full_tensor(), expected)
+    assert_close(torch.ops.tridal.softmax(x, -1, x.dtype, mask, 0.5).full_tensor(), expected)
+    with pytest.raises(IndexError, match="dim 2 is out of range"):
+        torch.ops.tridal.softmax(x, 2, x.dtype)
+    with pytest.raises(IndexError, match="tensors of one shape"):
+        torch.ops.tridal.softmax_backward(distribute_tensor(whole[:4], mesh, [Shard(-1)]), y, -1, x.dtype)
 
 
 @check

@@ -56,9 +56,11 @@ def test_outputs_and_gradients_are_the_same_under_override(
     expected = step()
     calls: list[str] = []
     forward, backward = prepared.forward, prepared.backward
-    monkeypatch.setattr(prepared, "forward", lambda context, op, *a: calls.append(op.name) or forward(context, op, *a))
     monkeypatch.setattr(
-        prepared, "backward", lambda context, op, *a: calls.append(op.backward.name) or backward(context, op, *a)
+        prepared, "forward", lambda context, x, op, *a: calls.append(op.name) or forward(context, x, op, *a)
+    )
+    monkeypatch.setattr(
+        prepared, "backward", lambda context, call, *a: calls.append(call.kernel.name) or backward(context, call, *a)
     )
     with tridal.override_torch():
         got = step()

@@ -30,9 +30,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the kernels that tridal was asked for."""
     names: list[str] = []
     forward, backward = prepared.forward, prepared.backward
-    monkeypatch.setattr(prepared, "forward", lambda context, op, *a: names.append(op.name) or forward(context, op, *a))
     monkeypatch.setattr(
-        prepared, "backward", lambda context, op, *a: names.append(op.backward.name) or backward(context, op, *a)
+        prepared, "forward", lambda context, x, op, *a: names.append(op.name) or forward(context, x, op, *a)
+    )
+    monkeypatch.setattr(
+        prepared, "backward", lambda context, call, *a: names.append(call.kernel.name) or backward(context, call, *a)
     )
     before = registered_kernels()
     yield names

@@ -190,7 +190,7 @@ def test_a_masked_softmax_launches_the_kernel_without_a_mask():
     assert [launch.kernel for launch in driver.launches] == ["whole_row"]
     modification = ScoreModification(scale=1.0, mask=mask, causal=False, zero_masked_rows=False)
     context = device_context(scores.device)
-    assert prepared.forward(context, SOFTMAX, scores, -1, scores.dtype, (), modification) is None
+    assert prepared.forward(context, scores, SOFTMAX, -1, scores.dtype, (), modification) is None
 
 
 class ScaleMaskBackend:

@@ -1,7 +1,8 @@
 """The nodes of ops in the autograd graph.
 
 A backward is computed by a kernel. Derivatives of higher order and of forward mode are computed by torch, from the op's
-reference and gradient in torch's ops.
+reference and gradient in torch's ops. A node is applied where no transform is active, or below the transform that asks
+for it, so it does not need the support of torch.autograd.Function for transforms, a quarter of its cost.
 """
 
 from __future__ import annotations
@@ -9,39 +10,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 
 from tridal.devices.settings import current, restored
-from tridal.ops.row_op import RowOp
 from tridal.pytorch import prepared
-from tridal.pytorch.device_context import PreparedCall
-from tridal.pytorch.private import SingleLevelFunction, batched_gradients, needs_dispatcher
-
-Redispatch = Callable[[], AbstractContextManager[None]]
-
-
-class Node(SingleLevelFunction):  # type: ignore[misc]
-    """torch.autograd.Function without its support for transforms, at three quarters of its cost.
-
-    It is applied where no transform is active, or below the transform that asks for a node.
-    """
-
-    if TYPE_CHECKING:
-        apply: ClassVar[Callable[..., torch.Tensor]]
+from tridal.pytorch.device_context import PreparedCall, Run
+from tridal.pytorch.op_call import OpCall
+from tridal.pytorch.private import SingleLevelFunction, is_batched_gradient, needs_dispatcher
 
 
 @functools.lru_cache(maxsize=1024)
-def prepared_node(call: PreparedCall) -> Callable[..., torch.Tensor]:
+def prepared_node(call: PreparedCall) -> Run:
     """f(input[, mask]) for plain tensors: a prepared call with a node of its own. The mask gets no gradient.
 
     The backward needs no mask: where a score is masked, the output is zero, and so is the gradient.
     """
-    run_forward, context, op, dim, dtype = call.run, call.context, call.op, call.dim, call.dtype
-    parameters, saves_output = call.backward_parameters, call.op.saves == "output"
+    run_forward, context, gradient = call.run, call.context, call.gradient
+    saves_output = gradient.op.saves == "output"
 
-    class PreparedNode(Node):
+    class PreparedNode(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
             """Runs the prepared call."""
@@ -54,61 +43,33 @@ def prepared_node(call: PreparedCall) -> Callable[..., torch.Tensor]:
             """Launches the kernel, unless a mode or a further derivative has to see the op."""
             (saved,) = ctx.saved_tensors
             plain = type(grad) is torch.Tensor is type(saved) and not torch.is_grad_enabled()
-            if plain and not needs_dispatcher() and not batched_gradients():
-                run = prepared.backward(context, op, grad, saved, dim, dtype, parameters)
+            if plain and not needs_dispatcher() and not is_batched_gradient(grad):
+                run = prepared.backward(context, gradient, grad, saved)
                 if run is not None:
                     return run(grad, saved), None
             with restored(context.settings):
-                return registered_gradient(op, grad, saved, dim, dtype, parameters), None
+                return gradient.dispatch(grad, saved), None
 
-    return PreparedNode.apply
+    return PreparedNode.apply  # type: ignore[no-any-return]
 
 
-class ForwardNode(Node):
-    """The node of any other tensor: apply(redispatch, input, op, modified, dim, dtype, *arguments).
-
-    `arguments` are the op's registered arguments after dtype; a mask among them gets no gradient. `modified` says
-    whether its scores are scaled and masked.
-    """
+class ForwardNode(SingleLevelFunction):  # type: ignore[misc]
+    """The node of any other tensor: apply(redispatch, input, call). The mask of the call gets no gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, redispatch: Redispatch, input: torch.Tensor, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any
+        ctx: Any, redispatch: Callable[[], AbstractContextManager[None]], input: torch.Tensor, call: OpCall
     ) -> torch.Tensor:
         """Calls the op below autograd."""
         with redispatch():
-            output: torch.Tensor = overload(op.name)(input, dim, dtype, *arguments)
-        ctx.save_for_backward(output if op.saves == "output" else input.to(output.dtype))
-        number = len(op.parameters)
-        values = (*arguments[:number], *tuple(op.parameters.values())[len(arguments) :])  # defaults are not passed
-        scale = arguments[number + 1] if op.scale_mask and len(arguments) > number + 1 else 1.0
-        ctx.arguments = op, dim, input.dtype, op.backward_parameters(values, scale)
-        ctx.settings = current()
+            output = call.dispatch(input)
+        ctx.save_for_backward(output if call.op.saves == "output" else input.to(output.dtype))
+        ctx.gradient, ctx.settings = call.gradient(input.dtype), current()
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
         """dX."""
         (saved,) = ctx.saved_tensors
-        op, dim, dtype, parameters = ctx.arguments
         with restored(ctx.settings):
-            # PyTorch accepts more gradients than there are inputs, if they are None.
-            return None, registered_gradient(op, grad, saved, dim, dtype, parameters), *[None] * 12
-
-
-def registered_gradient(
-    op: RowOp,
-    grad: torch.Tensor,
-    saved: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype,
-    parameters: tuple[float | None, ...],
-) -> torch.Tensor:
-    """dX by the registered op, for any kind of tensors. Differentiable."""
-    values = op.keywords(op.backward, parameters).values()
-    return overload(op.backward.name)(grad, saved, dim, dtype, *values)  # type: ignore[no-any-return]
-
-
-def overload(name: str) -> Any:
-    """A registered op."""
-    return getattr(torch.ops.tridal, name).default
+            return None, ctx.gradient.dispatch(grad, saved), None

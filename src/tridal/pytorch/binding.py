@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from tridal.devices import registry
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
+from tridal.pytorch.op_call import OpCall
 from tridal.runtime import batch_invariance, launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
@@ -19,25 +20,24 @@ from tridal.runtime.workspace import with_workspace
 
 
 def bind(
-    context: DeviceContext,
-    kernel: RowKernel,
-    dim: int,
-    source: torch.Tensor,
-    dtype: torch.dtype,
-    saved: torch.Tensor | None = None,
-    parameters: tuple[float | None, ...] = (),
-    modification: ScoreModification | None = None,
+    context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
 ) -> Callable[..., None] | None:
-    """run(out, source[, saved or mask]) on the device's current stream; None if no kernel can read `source`.
+    """launch(stream, out, source[, saved or mask]); None if no kernel can read `source`, or apply the mask.
 
-    The tensors stand for others like them. `out` is fresh from torch's allocator and so aligned. `out` and `saved` are
-    contiguous and have the shape of `source`, which has no dim of size zero; `source` may be `out`. 0 <= dim < rank.
+    The tensors stand for others like them. `out` has the dtype `dtype`, is fresh from torch's allocator and so aligned.
+    `out` and `saved` are contiguous and have the shape of `source`, which has no dim of size zero; `source` may be
+    `out`. 0 <= dim < rank.
     """
+    dim, modification, mask = call.dim, call.modification, call.mask
     backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
     assert backend is not None
-    mask = None if modification is None else modification.mask
-    scale_mask = NO_SCALE_MASK if modification is None else scale_mask_of(source, dim, modification)
-    assert scale_mask is not None, "the caller has checked that a kernel can apply it"
+    scale_mask = NO_SCALE_MASK
+    if modification is not None:
+        in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
+        found = scale_mask_of(source, dim, modification)
+        if found is None or not in_memory or "scale_mask" not in backend.schedules:
+            return None
+        scale_mask = found
     # A mask and causal masking depend on the row's number, so rows keep their order.
     in_order = mask is not None or scale_mask.causal
     layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
@@ -52,29 +52,22 @@ def bind(
         if not source.is_contiguous() or addresses[1]:
             return None
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
-    call = kind(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    names = tuple(map(dtype_name, dtypes))
+    kernel_call = kind(call.kernel, layout, names, tuple(addresses), call.parameters, scale_mask)
+    options = registry.options(backend, context.settings)
     with backend.guard(index):
-        plan, launch_on, workspace_slots = launch.prepare(
-            call, backend, backend.properties(index), registry.options(backend, context.settings)
-        )
-    log.debug("%s: %s on %s:%d: %s", kernel.name, call.problem, backend.name, index, plan)
+        plan, launch_on, workspace_slots = launch.prepare(kernel_call, backend, backend.properties(index), options)
+    log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
-    stream, guard = backend.stream, backend.guard
+    if backend.device_count() == 1:
+        return launch_on
 
-    def of_two(out: torch.Tensor, source: torch.Tensor) -> None:
-        launch_on(stream(index), out, source)
+    def guarded(*arguments: Any) -> None:
+        with backend.guard(index):
+            launch_on(*arguments)
 
-    def of_three(out: torch.Tensor, source: torch.Tensor, other: torch.Tensor) -> None:
-        launch_on(stream(index), out, source, other)
-
-    def guarded(*tensors: torch.Tensor) -> None:
-        with guard(index):
-            launch_on(stream(index), *tensors)
-
-    if backend.device_count() > 1:
-        return guarded
-    return of_two if saved is None and mask is None else of_three
+    return guarded
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

@@ -23,7 +23,7 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> CallGuard | None:
-    """guard(input, dim, dtype): whether a call here and now would be prepared like the call with these arguments.
+    """guard(input, dim, dtype): whether a call with these arguments would be prepared like this one.
 
     It is false for everything that is not a tensor. None if this torch does not have the check.
     """

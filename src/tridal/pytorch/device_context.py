@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from tridal.devices import registry
 from tridal.devices.settings import Settings, current
 from tridal.devices.types import Backend
-from tridal.ops.row_op import RowOp
-from tridal.pytorch import private
 from tridal.pytorch.devices import TORCH_TYPES
+from tridal.pytorch.op_call import OpCall
 
-Forward = Callable[..., torch.Tensor]
-"""run(input[, mask]): the result for tensors like those that the call was prepared for."""
-Backward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""run(dY, saved): the gradient for tensors like those that the call was prepared for."""
+Run: TypeAlias = Callable[..., torch.Tensor]
+"""run(input[, mask]) or run(dY, saved): the result for tensors like those that the call was prepared for."""
 
 log = logging.getLogger("tridal")
 
 _CAPACITY = 64
-_LOCK = threading.RLock()
+_contexts: dict[tuple[torch.device, Settings], DeviceContext] = {}
+registry.on_change(_contexts.clear)
 
 
 class DeviceContext:
     """A device under some settings: the backend that serves its tensors, if any, and the calls prepared for them."""
 
-    __slots__ = ("autocast", "backend", "backwards", "device", "forwards", "index", "settings", "torch_computes")
+    __slots__ = ("backend", "backwards", "device", "forwards", "has_autocast", "index", "settings", "torch_computes")
 
     def __init__(self, device: torch.device, settings: Settings) -> None:
         self.device = device
@@ -39,31 +36,28 @@ class DeviceContext:
         self.index = device.index or 0
         self.backend: Backend | None = registry.serving(device.type, settings, TORCH_TYPES)
         self.torch_computes = self.backend is None and settings.fallback == "torch"
-        self.autocast = private.autocast_key(device.type)
+        self.has_autocast = has_autocast(device.type)
         self.forwards: dict[tuple[Any, ...], PreparedCall | None] = {}
-        self.backwards: dict[tuple[Any, ...], Backward | None] = {}
+        self.backwards: dict[tuple[Any, ...], Run | None] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedCall:
-    """A prepared forward, and what its backward needs to know."""
+    """A prepared forward, and the call of its gradient."""
 
-    run: Forward
+    run: Run
     context: DeviceContext
-    op: RowOp
-    dim: int
-    dtype: torch.dtype
-    """dtype of the input, and so of its gradient."""
-    backward_parameters: tuple[float | None, ...]
-
-
-_contexts: dict[tuple[torch.device, Settings], DeviceContext] = {}
-registry.on_change(_contexts.clear)
+    gradient: OpCall
 
 
 def is_served(device_type: str) -> bool:
     """Whether a backend serves tensors of that type under the current settings."""
     return registry.serving(device_type, current(), TORCH_TYPES) is not None
+
+
+def has_autocast(device_type: str) -> bool:
+    """Whether autocast computes softmax in float32 on a device type: on all accelerators, but not on the CPU."""
+    return device_type != "cpu" and torch.amp.is_autocast_available(device_type)
 
 
 def device_context(device: torch.device) -> DeviceContext:
@@ -73,11 +67,10 @@ def device_context(device: torch.device) -> DeviceContext:
         return _contexts[key]
     except KeyError:
         pass
-    with _LOCK:
-        context = DeviceContext(*key)
-        if context.torch_computes:
-            log.info("no available backend serves %s tensors: torch computes them", device.type)
-        if len(_contexts) >= _CAPACITY:
-            _contexts.clear()
-        _contexts[key] = context
-        return context
+    context = DeviceContext(*key)
+    if context.torch_computes:
+        log.info("no available backend serves %s tensors: torch computes them", device.type)
+    if len(_contexts) >= _CAPACITY:
+        _contexts.clear()
+    _contexts[key] = context
+    return context

@@ -19,14 +19,14 @@ class BackendStatus:
     device_type: str | None
     available: bool
     reason: str | None
-    """The reason why it is not available; None if it is available."""
+    """Why it is not available; None if it is."""
     install: str | None
     """How to install it, in one line."""
 
 
 def backends() -> tuple[BackendStatus, ...]:
     """Returns the state of every registered backend. Never raises."""
-    return tuple(_status(entry) for entry in registry.registered())
+    return tuple(map(_status, registry.registered()))
 
 
 def _status(entry: registry.Registered) -> BackendStatus:
@@ -38,10 +38,7 @@ def _status(entry: registry.Registered) -> BackendStatus:
 
 
 def device(name: str | None = None) -> torch.device:
-    """Returns the `torch.device` for a name, or the one that the settings choose.
-
-    Args:
-        name: a name of a backend or a device type, with or without an index, for example "npu" or "cuda:1".
+    """Returns the `torch.device` of a backend or a device type ("npu", "cuda:1"), or the one that the settings choose.
 
     Raises:
         UnknownDeviceError: neither a backend nor torch has the name.

@@ -15,9 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from tridal.ops.row_op import RowOp
+from tridal.pytorch.op_call import GradientCall, OpCall
 from tridal.pytorch.private import mesh_all_reduce
-from tridal.pytorch.reference import accumulator
-from tridal.pytorch.registered_ops import on_dispatch, when_registered
+from tridal.pytorch.reference import accumulator, compute_call
+from tridal.pytorch.registered_ops import ON_REGISTER, REGISTERED, on_dispatch
+from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
 
 _all_reduce = mesh_all_reduce()
@@ -28,53 +30,54 @@ class _ShardedReduce:
 
     def __init__(self, tensor: DTensor, dim: int, axes: Sequence[int]) -> None:
         self.count = tensor.shape[dim]
-        self._tensor, self._dim, self._axes = tensor, dim, axes
+        self._mesh, self._dim, self._axes = tensor.device_mesh, dim, axes
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """The maximum or the sum of each row, over all ranks."""
-        reduced = x.sum(self._dim, keepdim=True) if how == "sum" else _local_max(x, self._dim)
+        """The maximum or the sum of each row, over all ranks. A shard may have no elements."""
+        if how == "sum":
+            reduced = x.sum(self._dim, keepdim=True)
+        elif x.shape[self._dim]:
+            reduced = x.amax(self._dim, keepdim=True)
+        else:
+            reduced = x.sum(self._dim, keepdim=True) - torch.inf
         for axis in self._axes:
-            reduced = _all_reduce(reduced, how, self._tensor.device_mesh, axis)
+            reduced = _all_reduce(reduced, how, self._mesh, axis)
         return reduced
 
 
 def _register(op: RowOp) -> None:
     """Registers the rules of an op."""
-    on_dispatch(op.name, DTensor, _forward(op))
-    on_dispatch(op.backward.name, DTensor, _backward(op))
+    on_dispatch(op.name, DTensor, _rule(op, OpCall, 1))
+    on_dispatch(op.backward.name, DTensor, _rule(op, GradientCall, 2))
 
 
-def _forward(op: RowOp) -> Any:
-    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> DTensor:
-        input, dim, dtype, *arguments = args
-        dim %= max(input.dim(), 1)
-        input = _redistributed(input, input.device_mesh, [_without_partial(p) for p in input.placements])
-        local, axes = input.to_local(), _sharded_axes(input, dim)
-        if not axes:
-            return _like(input, func(local, dim, dtype, *arguments))
-        x = local.to(dtype).to(accumulator(dtype))
-        values = dict(zip(op.parameters, (*arguments, *list(op.parameters.values())[len(arguments) :]), strict=False))
-        return _like(input, op.reference(x, _ShardedReduce(input, dim, axes), **values).to(dtype))
+def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
+    """The rule of a registered op with `count` tensors. The placements are those of the last one."""
 
-    return compute
-
-
-def _backward(op: RowOp) -> Any:
-    defaults = {name: op.parameters.get(name, 1.0) for name in op.backward.parameters}
-
-    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> DTensor:
-        grad, saved, dim, dtype, *arguments = args
-        dim %= max(saved.dim(), 1)
-        saved = _redistributed(saved, saved.device_mesh, [_without_partial(p) for p in saved.placements])
-        grad = _redistributed(grad, saved.device_mesh, saved.placements)
-        axes = _sharded_axes(saved, dim)
-        if not axes:
-            return _like(saved, func(grad.to_local(), saved.to_local(), dim, dtype, *arguments))
-        wide = accumulator(saved.dtype)
-        local, local_grad = saved.to_local().to(wide), grad.to_local().to(wide)
-        values = dict(zip(defaults, (*arguments, *list(defaults.values())[len(arguments) :]), strict=True))
-        dx = op.gradient(local_grad, local, _ShardedReduce(saved, dim, axes), **values)
-        return _like(saved, dx.to(dtype))
+    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor:
+        call, last = kind.of(op, *args[count:]), args[count - 1]
+        check_call(call, *args[:count])
+        if call.modification is not None:
+            return compute_call(call, args[0], dispatch=True)
+        # The op of a pending sum over ranks is not the sum of the ops.
+        placements = [Replicate() if placement.is_partial() else placement for placement in last.placements]
+        tensors = [_redistributed(tensor, last.device_mesh, placements).to_local() for tensor in args[:count]]
+        dim = call.dim % max(last.dim(), 1)
+        axes = [axis for axis, placement in enumerate(placements) if getattr(placement, "dim", None) == dim]
+        if axes:
+            tensors = tensors if kind is GradientCall else [tensors[0].to(call.dtype)]
+            wide = accumulator(*(tensor.dtype for tensor in tensors))
+            function, values = (
+                op.reference if kind is OpCall else op.gradient,
+                op.keywords(call.kernel, call.parameters),
+            )
+            result = function(*(x.to(wide) for x in tensors), _ShardedReduce(last, dim, axes), **values).to(call.dtype)
+        else:
+            result = call._replace(dim=dim).dispatch(*tensors)
+        strides = contiguous_strides([max(size, 1) for size in last.shape])
+        return DTensor.from_local(
+            result, last.device_mesh, placements, run_check=False, shape=last.shape, stride=strides
+        )
 
     return compute
 
@@ -85,32 +88,6 @@ def _redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Place
     return tensor if same else tensor.redistribute(mesh, placements)
 
 
-def _without_partial(placement: Placement) -> Placement:
-    """Replicate instead of a pending sum over ranks: the op of a sum is not the sum of the ops."""
-    return Replicate() if placement.is_partial() else placement
-
-
-def _sharded_axes(tensor: DTensor, dim: int) -> list[int]:
-    """The mesh dims over which the rows along `dim` are sharded."""
-    return [axis for axis, placement in enumerate(tensor.placements) if getattr(placement, "dim", None) == dim]
-
-
-def _local_max(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The maximum of each row of a shard, which may have no elements."""
-    if x.shape[dim]:
-        return x.amax(dim, keepdim=True)
-    return x.new_full([1 if axis == dim else size for axis, size in enumerate(x.shape)], -torch.inf)
-
-
-def _like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    return DTensor.from_local(
-        local,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=contiguous_strides([max(size, 1) for size in tensor.shape]),
-    )
-
-
-when_registered(_register)
+ON_REGISTER.append(_register)
+for _op in REGISTERED.values():
+    _register(_op)

@@ -6,19 +6,13 @@ import sys
 
 import torch
 
-from tridal.pytorch import device_context, private
+from tridal.pytorch import device_context
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_served(device_type: str) -> bool:
     """Whether a backend serves the type. The compiled op selects the backend again at each call."""
     return device_context.is_served(device_type)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def has_autocast(device_type: str) -> bool:
-    """Whether autocast on that device type computes softmax in float32."""
-    return private.autocast_key(device_type) is not None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -22,12 +22,14 @@ from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification, check_scale_mask
 from tridal.ops.softmax import SOFTMAX
-from tridal.pytorch import prepared, reference
-from tridal.pytorch.autograd import overload, prepared_node
+from tridal.pytorch import prepared
+from tridal.pytorch.autograd import prepared_node
 from tridal.pytorch.call_guards import CallGuard, make_call_guard
-from tridal.pytorch.device_context import DeviceContext, PreparedCall, device_context
-from tridal.pytorch.private import autocast_off, function_modes, needs_dispatcher
-from tridal.pytorch.registered_ops import compose, register
+from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context, has_autocast
+from tridal.pytorch.op_call import OpCall
+from tridal.pytorch.private import function_modes, needs_dispatcher
+from tridal.pytorch.reference import compute_call
+from tridal.pytorch.registered_ops import register
 from tridal.pytorch.validation import check
 
 
@@ -115,12 +117,10 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"softmax": softmax, "log_softmax": log_softmax}
 """The public function of each op that was used or registered, by name."""
 
-_NO_STREAM = "stream= has no meaning in a compiled function, which runs on the current stream"
-
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
-_guarded: dict[RowOp, tuple[CallGuard, tuple[float, ...], Callable[[torch.Tensor], torch.Tensor]]] = {}
+_guarded: dict[RowOp, tuple[CallGuard, tuple[float, ...], Run]] = {}
 _latest: dict[RowOp, PreparedCall] = {}
 registry.on_change(_guarded.clear)
 registry.on_change(_latest.clear)
@@ -135,9 +135,9 @@ def apply(
     parameters: tuple[float, ...] = (),
     modification: ScoreModification | None = None,
 ) -> torch.Tensor:
-    """Computes an op."""
+    """Computes an op. `OpCall` is not used before the call is known to be a rare one, because making one takes time."""
     if _compiling():
-        return _compiled(op, input, dim, dtype, stream, parameters, modification)
+        return _compiled(OpCall(op, dim, dtype, parameters, modification), input, stream)
     if modification is None and stream is None:
         guarded = _guarded.get(op)
         if guarded is not None and guarded[1] == parameters and guarded[0](input, dim, dtype):
@@ -146,137 +146,89 @@ def apply(
     kind = type(input)
     plain = (kind is torch.Tensor or kind is torch.nn.Parameter) and stream is None and type(dim) is int
     if not plain or (mask is not None and (type(mask) is not torch.Tensor or mask.requires_grad)):
-        return _general(op, input, dim, dtype, stream, parameters, modification)
+        return _general(OpCall(op, dim, dtype, parameters, modification), input, stream)
     try:
         context = device_context(input.device)
         if context.torch_computes and modification is None and op.torch_function is not None:
-            return reference.compute(op, input, dim, dtype, parameters)
+            return op.torch_function(input, dim, dtype=dtype)
         if context.torch_computes or needs_dispatcher() or function_modes():
-            return _general(op, input, dim, dtype, stream, parameters, modification)
-        wanted = autocast_dtype(op, input) if dtype is None and _autocast_active(op, context) else dtype
-        call = prepared.forward(context, op, input, dim, wanted, parameters, modification)
-        if call is None:
-            return _general(op, input, dim, wanted, stream, parameters, modification)
+            return _general(OpCall(op, dim, dtype, parameters, modification), input, stream)
+        wanted = autocast_dtype(input) if dtype is None and _autocast_active(op, context) else dtype
+        prepared_call = prepared.forward(context, input, op, dim, wanted, parameters, modification)
+        if prepared_call is None:
+            return _general(OpCall(op, dim, wanted, parameters, modification), input, stream)
+        run = prepared_node(prepared_call) if input.requires_grad and _grad_enabled() else prepared_call.run
         if modification is None:
-            if _latest.get(op) is call:
-                _guard(op, input, dim, dtype, parameters, call)
-            _latest[op] = call
-        tensors = (input,) if mask is None else (input, mask)
-        if input.requires_grad and _grad_enabled():
-            return prepared_node(call)(*tensors)
-        return call.run(*tensors)
+            if _latest.get(op) is prepared_call:  # the second call in a row, so further ones are likely
+                guard = make_call_guard(input, dim, dtype)
+                if guard is not None and device_context(input.device) is prepared_call.context:
+                    _guarded[op] = guard, parameters, run
+            _latest[op] = prepared_call
+        return run(input) if mask is None else run(input, mask)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
-            return reference.compute(op, input, dim, dtype, parameters, modification)
+            return compute_call(OpCall(op, dim, dtype, parameters, modification), input)
         check(input, dim, dtype, op.name)  # raises a clearer error than torch, where there is one
         raise
 
 
-def _guard(
-    op: RowOp,
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None,
-    parameters: tuple[float, ...],
-    call: PreparedCall,
-) -> None:
-    """Lets further calls like this one, the second in a row, go straight to the prepared call."""
-    guard = make_call_guard(input, dim, dtype)
-    if guard is not None and device_context(input.device) is call.context:
-        grad = input.requires_grad and _grad_enabled()
-        _guarded[op] = guard, parameters, prepared_node(call) if grad else call.run
-
-
-def _general(
-    op: RowOp,
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None,
-    stream: Any,
-    parameters: tuple[float, ...],
-    modification: ScoreModification | None,
-) -> torch.Tensor:
+def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     """All calls but those on plain tensors: subclasses, transforms, modes, tracers, streams, and wrong arguments."""
+    op, dim, dtype, parameters, modification = call
     if has_torch_function_unary(input):
         given = dict(zip(op.parameters, parameters, strict=True))
-        function = FUNCTIONS[op.name]
-        return handle_torch_function(function, (input,), input, dim, dtype, stream=stream, **given)
+        return handle_torch_function(FUNCTIONS[op.name], (input,), input, dim, dtype, stream=stream, **given)
     if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
-        return reference.compute(op, input, dim, dtype, parameters, modification)
+        return compute_call(call, input)
     check(input, dim, dtype, op.name)
-    dim, context = operator.index(dim), device_context(input.device)
+    call = call if type(dim) is int else call._replace(dim=operator.index(dim))
+    context = device_context(input.device)
     if stream is not None:
         if context.torch_computes:
             kind = input.device.type
             raise StreamError(f"stream={stream!r}, but {kind} tensors are served by torch and have no stream")
         with _on_stream(stream, input):
-            return apply(op, input, dim, dtype, None, parameters, modification)
-    distributed = _is_distributed(input)
-    if dtype is None and _autocast_active(op, context) and not context.torch_computes:
-        dtype = autocast_dtype(op, input)
-    if context.torch_computes and not distributed:
-        return reference.compute(op, input, dim, dtype, parameters, modification)
-    if context.backend is None and not distributed:
-        prepared.backend_computes(context, set())  # raises
-    return _registered(op, input, dim, dtype or input.dtype, parameters, modification)
+            return apply(op, input, call.dim, dtype, None, parameters, modification)
+    if not _is_distributed(input, call.mask):
+        if context.torch_computes:
+            return compute_call(call, input)
+        if context.backend is None:
+            prepared.backend_computes(context, set())  # raises
+    if dtype is None and not context.torch_computes and _autocast_active(op, context):
+        call = call._replace(dtype=autocast_dtype(input))
+    return call.dispatch(input)
 
 
-def _registered(
-    op: RowOp,
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype,
-    parameters: tuple[float, ...],
-    modification: ScoreModification | None,
-) -> torch.Tensor:
-    """Calls the registered op."""
-    if modification is None:
-        return overload(op.name)(input, dim, dtype, *parameters)  # type: ignore[no-any-return]
-    scale, mask, causal, zero = modification
-    if _is_distributed(input) or _is_distributed(mask):
-        return compose(op, input, dim, dtype, parameters, modification)
-    return overload(op.name)(input, dim, dtype, *parameters, mask, scale, causal, zero)  # type: ignore[no-any-return]
-
-
-def _compiled(
-    op: RowOp,
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None,
-    stream: Any,
-    parameters: tuple[float, ...],
-    modification: ScoreModification | None,
-) -> torch.Tensor:
+def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     """For torch.compile and torch.export: one registered op, or torch's where no backend serves the device."""
     from tridal.pytorch import dynamo
 
     if stream is not None:
-        raise StreamError(_NO_STREAM)
-    if modification is not None:
-        check(input, dim, dtype, op.name)
+        raise StreamError("stream= has no meaning in a compiled function, which runs on the current stream")
+    if call.modification is not None:
+        check(input, call.dim, call.dtype, call.op.name)
     kind = input.device.type
-    served = dynamo.is_served(kind)
-    if not served and not (dynamo.distributed_loaded() and _is_distributed(input)):
-        return reference.compute(op, input, dim, dtype, parameters, modification)
-    if dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
-        dtype = autocast_dtype(op, input)
-    return _registered(op, input, dim, dtype or input.dtype, parameters, modification)
+    distributed = dynamo.distributed_loaded() and _is_distributed(input, call.mask)
+    if not dynamo.is_served(kind) and not distributed:
+        return compute_call(call, input)
+    if call.dtype is None and call.op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
+        call = call._replace(dtype=autocast_dtype(input))
+    return call.dispatch(input)
 
 
 def _autocast_active(op: RowOp, context: DeviceContext) -> bool:
-    return op.autocast and context.autocast is not None and not autocast_off(context.autocast)
+    return op.autocast and context.has_autocast and torch.is_autocast_enabled(context.device.type)
 
 
-def autocast_dtype(op: RowOp, input: torch.Tensor) -> torch.dtype | None:
+def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
     """The dtype that autocast gives `dtype=None`: float32 for all floating-point dtypes but float64."""
-    wide = op.autocast and input.is_floating_point() and input.dtype is not torch.float64
-    return torch.float32 if wide else None
+    return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
 
 
-def _is_distributed(input: torch.Tensor | None) -> bool:
-    """Whether it is a DTensor. Imports the rules for DTensors then."""
+def _is_distributed(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of them is a DTensor. Imports the rules for DTensors then."""
     module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(input, module.DTensor):
+    if module is None or not any(isinstance(tensor, module.DTensor) for tensor in tensors):
         return False
     from tridal.pytorch import dtensor  # noqa: F401
 

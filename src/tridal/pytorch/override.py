@@ -6,28 +6,29 @@ affects every torch function that calls these ops; `docs/pytorch.md` lists which
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from tridal.devices import registry
+from tridal.devices.lock import LOCK
 from tridal.errors import SettingsError
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
-from tridal.pytorch import prepared, private
+from tridal.pytorch import prepared
 from tridal.pytorch.device_context import device_context, is_served, log
+from tridal.pytorch.op_call import GradientCall
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
-_lock = threading.RLock()
-_active_overrides: Counter[str] = Counter()
-_libraries: dict[str, Any] = {}
+_active: set[override_torch] = set()
+_libraries: WeakValueDictionary[str, Any] = WeakValueDictionary()
+"""Kernels by device type. They are removed with the last override that refers to them, by the library's finalizer."""
 
 
 class override_torch:
@@ -35,10 +36,8 @@ class override_torch:
 
     A call takes effect immediately. It lasts until the process ends, or until the end of a block:
     `with tridal.override_torch():`. Blocks may be nested and may end in any order. When the last block ends, torch is
-    in its original state.
-
-    The override applies to all threads of the process. Each thread has its own settings, which select the backend.
-    torch computes the calls that no backend computes.
+    in its original state. The override applies to all threads of the process. Each thread has its own settings, which
+    select the backend. torch computes the calls that no backend computes.
     """
 
     device_types: tuple[str, ...]
@@ -48,35 +47,26 @@ class override_torch:
         self._depth = 0
         kinds = {entry.backend.device_type for entry in registry.registered() if entry.backend is not None}
         self.device_types = tuple(sorted(kind for kind in kinds if is_served(kind)))
-        self._active = True
-        with _lock:
-            for kind in self.device_types:
-                if not _active_overrides[kind]:
-                    _libraries[kind] = _replace(kind)
-                _active_overrides[kind] += 1
+        with LOCK:
+            self._kept = {kind: _libraries.get(kind) or _replace(kind) for kind in self.device_types}
+            _libraries.update(self._kept)
+            _active.add(self)
         if not self.device_types:
             log.warning("override_torch has nothing to do: no available backend serves a device")
 
     def undo(self) -> None:
         """Ends the override. Does nothing if it has ended."""
-        with _lock:
-            if not self._active:
-                return
-            self._active = False
-            for kind in self.device_types:
-                _active_overrides[kind] -= 1
-                if not _active_overrides[kind]:
-                    private.destroy_library(_libraries.pop(kind))
+        with LOCK:
+            _active.discard(self)
+            self._kept.clear()
 
     def __enter__(self) -> override_torch:
-        if not self._active:
+        if self not in _active:
             raise RuntimeError("this override has ended: call tridal.override_torch() for another")
         self._depth += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if not self._depth:
             self.undo()
@@ -96,15 +86,14 @@ def start_from_environment() -> None:
 
 
 def _replace(device_type: str) -> Any:
-    """Registers tridal's kernels for a device type. They are active until the returned library is destroyed."""
+    """Registers tridal's kernels for a device type. They are active as long as the returned library exists."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    key = private.device_key(device_type)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for op in table.BUILT_IN:
             if op.aten is not None:
-                library.impl(op.aten, _forward(op), key)
-                library.impl(f"{op.aten}_backward_data", _backward(op), key)
+                torch.library.impl(f"aten::{op.aten}", device_type, _forward(op), lib=library)
+                torch.library.impl(f"aten::{op.aten}_backward_data", device_type, _backward(op), lib=library)
     return library
 
 
@@ -113,7 +102,7 @@ def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
 
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
-        call = prepared.forward(device_context(input.device), op, input, dim, dtype)
+        call = prepared.forward(device_context(input.device), input, op, dim, dtype)
         if call is not None:
             return call.run(input)
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
@@ -124,12 +113,12 @@ def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
 
 def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
     torch_out = getattr(torch.ops.aten, f"{op.aten}_backward_data").out
-    parameters = op.backward_parameters(())
+    call_of = functools.cache(functools.partial(GradientCall, op, parameters=op.backward_parameters(())))
     out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen uses both names
 
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         if grad.shape == output.shape:
-            run = prepared.backward(device_context(grad.device), op, grad, output, dim, input_dtype, parameters)
+            run = prepared.backward(device_context(grad.device), call_of(dim, input_dtype), grad, output)
             if run is not None:
                 return run(grad, output)
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)

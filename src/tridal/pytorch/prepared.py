@@ -7,6 +7,7 @@ the next call like it is a dictionary lookup, an allocation and a launch. This m
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from tridal.errors import NoBackendError
 from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch import private
-from tridal.pytorch.binding import bind, dtype_name, scale_mask_of
-from tridal.pytorch.device_context import Backward, DeviceContext, Forward, PreparedCall, log
-from tridal.pytorch.validation import check
+from tridal.pytorch.binding import bind, dtype_name
+from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, log
+from tridal.pytorch.op_call import OpCall
+from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
 from tridal.runtime.specialization import ADDRESS_BITS
 
@@ -27,14 +29,14 @@ _CAPACITY = 4096
 
 def forward(
     context: DeviceContext,
-    op: RowOp,
     input: torch.Tensor,
+    op: RowOp,
     dim: int,
     dtype: torch.dtype | None,
     parameters: tuple[float, ...] = (),
     modification: ScoreModification | None = None,
 ) -> PreparedCall | None:
-    """The prepared call for a tensor of the context's device; None if torch has to compute it.
+    """The prepared call for a tensor of the context's device and the fields of an `OpCall`; None if torch computes it.
 
     Raises:
         TypeError, DTypeError, DimensionError, LayoutError: as `tridal.softmax`.
@@ -51,44 +53,39 @@ def forward(
     try:
         return context.forwards[key]
     except KeyError:
-        run = _prepare_forward(context, op, input, dim, dtype, parameters, modification)
-        scale = 1.0 if modification is None else modification.scale
-        values = op.backward_parameters(parameters, scale)
-        call = None if run is None else PreparedCall(run, context, op, dim, input.dtype, values)
-        _keep(context.forwards, key, call)
-        return call
+        call = OpCall(op, dim, dtype, parameters, modification)
+        run = _prepare(context, call, input)
+        prepared = None if run is None else PreparedCall(run, context, call.gradient(input.dtype))
+        _keep(context.forwards, key, prepared)
+        return prepared
 
 
-def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What decides how a mask is read."""
-    address = tensor.data_ptr()
+def _description(mask: torch.Tensor) -> tuple[Any, ...]:
+    """Everything that decides how a mask is read."""
+    address = mask.data_ptr()
     alignment = address & ADDRESS_BITS if address else None
-    return tensor.shape, tensor.stride(), tensor.dtype, alignment, tensor.is_neg(), tensor.device
+    return mask.shape, mask.stride(), mask.dtype, alignment, mask.is_neg(), mask.device
 
 
-def backward(
-    context: DeviceContext,
-    op: RowOp,
-    grad: torch.Tensor,
-    saved: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype,
-    parameters: tuple[float | None, ...],
-) -> Backward | None:
-    """The prepared call for dY and the saved tensor of an op; None if torch has to compute it.
+def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> Run | None:
+    """run(dY, saved) for tensors like these, of the context's device; None if torch has to compute the gradient.
 
-    Both tensors have one shape. `dtype` is that of the gradient; `parameters` are those of the backward kernel.
+    Both tensors have the same shape and device. Only the first call with such tensors checks that.
+
+    Raises:
+        DTypeError, DimensionError, LayoutError: the gradient is not defined for these tensors.
+        NoBackendError: as `forward`.
     """
     address, saved_address = grad.data_ptr(), saved.data_ptr()
     alignment = (address & ADDRESS_BITS, saved_address & ADDRESS_BITS) if address and saved_address else None
     key = (
-        op, dim, dtype, grad.shape, grad.stride(), grad.dtype, alignment, grad.is_neg(),
-        saved.dtype, saved.is_contiguous(), saved.is_neg(), parameters,
+        call, grad.shape, grad.stride(), grad.dtype, alignment, grad.is_neg(),
+        saved.dtype, saved.is_contiguous(), saved.is_neg(),
     )  # fmt: skip
     try:
         return context.backwards[key]
     except KeyError:
-        run = _prepare_backward(context, op, grad, saved, dim, dtype, parameters)
+        run = _prepare(context, call, grad, saved)
         _keep(context.backwards, key, run)
         return run
 
@@ -99,102 +96,66 @@ def _keep(prepared: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any
     prepared[key] = value
 
 
-def _prepare_forward(
-    context: DeviceContext,
-    op: RowOp,
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None,
-    parameters: tuple[float, ...],
-    modification: ScoreModification | None,
-) -> Forward | None:
-    check(input, dim, dtype, op.name)
-    wanted = dtype or input.dtype
-    mask = None if modification is None else modification.mask
-    read = {wanted, input.dtype} if input.is_floating_point() else {wanted}
-    read |= set() if mask is None or mask.dtype is torch.bool else {mask.dtype}
-    if not backend_computes(context, read) or not _has_memory(input):
+def _prepare(
+    context: DeviceContext, call: OpCall, first: torch.Tensor, saved: torch.Tensor | None = None
+) -> Run | None:
+    """run(input[, mask]) of an op, or run(dY, saved) of a gradient; None if torch has to compute it."""
+    tensors = (first,) if saved is None else (first, saved)
+    check_call(call, *tensors)
+    dtype, second = call.dtype or first.dtype, call.mask if saved is None else saved
+    read = {tensor.dtype for tensor in (first, second) if tensor is not None and tensor.is_floating_point()}
+    if not backend_computes(context, {dtype, *read}) or not all(map(_has_memory, tensors)):
         return None
-    dim %= input.dim()
-    if modification is not None and not _kernel_modifies(context, input, dim, modification):
-        return None
-    bound = functools.partial(bind, context, op.forward, dim, parameters=parameters, modification=modification)
-    run = None
-    if torch.promote_types(input.dtype, wanted) == wanted and input.is_floating_point() and not input.is_neg():
-        # To compute in the accumulator of `wanted` is then the same as to cast to `wanted` first.
-        run = bound(input, wanted)
-    allocate = _allocator(context, input, wanted)
-    readable = run is not None
-    launch_on = run or bound(_contiguous_like(input, wanted), wanted)
-    assert launch_on is not None, "every contiguous tensor can be read"
-
-    def direct(input: torch.Tensor) -> torch.Tensor:
-        out = allocate(input)
-        launch_on(out, input)
-        return out
-
-    def copied(input: torch.Tensor) -> torch.Tensor:
-        out = allocate(input)
-        out.copy_(input)  # the kernel then works in place, so only the result is allocated
-        launch_on(out, out)
-        return out
-
-    def masked(input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        out = allocate(input)
-        scores = input if readable else out.copy_(input)
-        launch_on(out, scores, mask.view(torch.uint8) if mask.dtype is torch.bool else mask)
-        return out
-
-    return masked if mask is not None else direct if readable else copied
-
-
-def _kernel_modifies(context: DeviceContext, input: torch.Tensor, dim: int, modification: ScoreModification) -> bool:
-    """Whether a kernel of the backend scales and masks scores when it loads them."""
-    mask = modification.mask
-    if mask is not None and (mask.device != input.device or mask.is_neg() or not mask.data_ptr()):
-        return False
     assert context.backend is not None
-    return "scale_mask" in context.backend.schedules and scale_mask_of(input, dim, modification) is not None
-
-
-def _prepare_backward(
-    context: DeviceContext,
-    op: RowOp,
-    grad: torch.Tensor,
-    saved: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype,
-    parameters: tuple[float | None, ...],
-) -> Backward | None:
-    if not backend_computes(context, {grad.dtype, saved.dtype, dtype}):
+    call = call._replace(dim=call.dim % first.dim())
+    written = copy_dtype = dtype
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    readable = first.is_floating_point() and not first.is_neg()
+    if saved is None:
+        # To compute in the accumulator of `dtype` is the same as to cast to `dtype` first, if the cast loses nothing.
+        readable = readable and torch.promote_types(first.dtype, dtype) == dtype
+        if second is not None and second.dtype is torch.bool:
+            convert = _as_bytes
+    else:
+        # torch narrows float64 results: Triton's interpreter stores wrong values when it casts them to bfloat16.
+        written, copy_dtype = torch.float64 if saved.dtype is torch.float64 else dtype, first.dtype
+        named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None compiles no multiplication
+        call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
+        if saved.is_neg() or not saved.is_contiguous():
+            saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous
+    direct_launch = bind(context, call, first, written, saved) if readable else None
+    launch_on = direct_launch or bind(context, call, _contiguous_like(first, copy_dtype), written, saved)
+    if launch_on is None:
         return None
-    if not (_has_memory(grad) and _has_memory(saved)):
-        return None
-    dim %= grad.dim()
-    # torch narrows float64 results: Triton's interpreter stores wrong values when it casts them to bfloat16.
-    written = torch.float64 if saved.dtype is torch.float64 else dtype
-    allocate = _allocator(context, saved, written)
-    plain = saved.is_contiguous() and not saved.is_neg()
-    read = saved if plain else _contiguous_like(saved, saved.dtype)
-    bound = functools.partial(bind, context, op.backward, dim, saved=read, parameters=parameters)
-    direct = None if grad.is_neg() else bound(grad, written)
-    launch_on = direct or bound(_contiguous_like(grad, grad.dtype), written)
-    assert launch_on is not None, "every contiguous tensor can be read"
-    readable, reuses_out, narrowed = direct is not None, grad.dtype == written, written != dtype
+    allocate, copied = _allocator(context, first, written), direct_launch is None
+    stream, index = context.backend.stream, context.index
 
-    def run(grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-        if not plain:
-            saved = saved.resolve_neg().contiguous()
-        out = allocate(saved)
-        if not readable:
-            grad = out.copy_(grad) if reuses_out else grad.resolve_neg().contiguous()
-        launch_on(out, grad, saved)
-        return out.to(dtype) if narrowed else out
+    def unary(input: torch.Tensor) -> torch.Tensor:
+        out = allocate(input)
+        if copied:
+            input = out.copy_(input)  # the kernel then works in place, so only the result is allocated
+        launch_on(stream(index), out, input)
+        return out
 
-    return run
+    def binary(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        out = allocate(first)
+        if copied:
+            first = out.copy_(first) if copy_dtype is written else _as_contiguous(first)
+        launch_on(stream(index), out, first, second if convert is None else convert(second))
+        return out if written is dtype else out.to(dtype)
+
+    return unary if second is None else binary
 
 
-def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> Forward:
+def _as_bytes(mask: torch.Tensor) -> torch.Tensor:
+    return mask.view(torch.uint8)
+
+
+def _as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_neg().contiguous()
+
+
+def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> Run:
     """A function that allocates a contiguous tensor of a tensor's shape, given one like it."""
     shape, strides = tuple(like.shape), contiguous_strides(like.shape)
     one_device = context.backend is not None and context.backend.device_count() == 1
@@ -222,14 +183,12 @@ def backend_computes(context: DeviceContext, dtypes: set[torch.dtype]) -> bool:
     Raises:
         NoBackendError: they do not, and the setting `fallback` is "error".
     """
-    backend, kind = context.backend, context.device.type
-    missing = [] if backend is None else sorted({dtype_name(dtype) for dtype in dtypes} - backend.dtypes)
-    if backend is not None and not missing:
-        return True
-    if backend is None:
-        reason = f"no available backend serves {kind} tensors"
+    if context.backend is None:
+        reason = f"no available backend serves {context.device.type} tensors"
+    elif missing := sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes):
+        reason = f"backend {context.backend.name!r} does not compute {', '.join(missing)}"
     else:
-        reason = f"backend {backend.name!r} does not compute {', '.join(missing)}"
+        return True
     if context.settings.fallback == "error":
         known = ", ".join(sorted(entry.name for entry in registry.registered()))
         raise NoBackendError(

@@ -45,6 +45,8 @@ transforms_active: Callable[[], bool] = _item("torch._C._are_functorch_transform
 """Whether a transform of torch.func is active."""
 tracing_state: Callable[[], Any] = _item("torch._C._get_tracing_state", _always(object()))
 """The state of torch.jit.trace; None if it is not active."""
+is_batched_gradient: Callable[[Any], bool] = _item("torch._C._functorch.is_legacy_batchedtensor", _always(True))
+"""Whether `torch.autograd.grad(is_grads_batched=True)` computes this gradient, which uses a vmap of its own."""
 
 _has_forward_ad_level = _item("torch.autograd.forward_ad._current_level") is not None
 
@@ -59,74 +61,6 @@ def needs_dispatcher() -> bool:
     return transforms_active() or dispatch_modes() != 0 or forward_ad_level() >= 0 or tracing_state() is not None
 
 
-# Dispatch keys.
-
-_parse_key = _item("torch._C._dispatch_key_parse")
-_key_of_device = _item("torch._C._dispatch_key_for_device")
-_has_kernel = _item("torch._C._dispatch_has_kernel_for_dispatch_key")
-_key_excluded = _item("torch._C._dispatch_tls_is_dispatch_key_excluded")
-_key_included = _item("torch._C._dispatch_tls_is_dispatch_key_included")
-
-
-def _dispatch_key(name: str) -> Any:
-    """A dispatch key by name; None if it does not exist."""
-    try:
-        return _parse_key(name)
-    except (RuntimeError, TypeError):
-        return None
-
-
-def device_key(device_type: str) -> str:
-    """The name of a device type's dispatch key: upper case, "Meta", or "PrivateUse1" for types of extensions."""
-    if _key_of_device is not None:
-        return str(_key_of_device(device_type))
-    if device_type == "meta":
-        return "Meta"
-    return device_type.upper() if _dispatch_key(device_type.upper()) is not None else "PrivateUse1"
-
-
-autocast_off: Callable[[Any], bool]
-"""Whether autocast is inactive, given the result of `autocast_key`."""
-
-if _parse_key is not None and _has_kernel is not None and _key_excluded is not None:
-    autocast_off = _key_excluded
-
-    def autocast_key(device_type: str) -> Any:
-        """The argument of `autocast_off` if autocast computes softmax in float32 on a device type; else None."""
-        name = f"Autocast{device_key(device_type)}"
-        key = _dispatch_key(name)
-        return key if key is not None and _has_kernel("aten::softmax.int", name) else None
-
-else:
-
-    def autocast_off(device_type: str) -> bool:
-        """Whether autocast is inactive."""
-        return not torch.is_autocast_enabled(device_type)
-
-    def autocast_key(device_type: str) -> Any:
-        """The argument of `autocast_off` if autocast computes softmax in float32 on a device type; else None."""
-        return device_type if device_type != "cpu" and torch.amp.is_autocast_available(device_type) else None
-
-
-_VMAP_MODE = _dispatch_key("VmapMode")
-
-
-def batched_gradients() -> bool:
-    """Whether `torch.autograd.grad(is_grads_batched=True)` computes this gradient, which uses a vmap of its own."""
-    return _VMAP_MODE is None or _key_included is None or bool(_key_included(_VMAP_MODE))
-
-
-_destroy_library = _item("torch.library.Library._destroy", _always(None))
-
-
-def destroy_library(library: Any) -> None:
-    """Removes the kernels that a torch.library.Library registered.
-
-    The fallback is its finalizer, so the caller must not keep a reference.
-    """
-    _destroy_library(library)
-
-
 # Guards and allocators of code that torch.compile generated.
 
 GUARDS = _item("torch._C._dynamo.guards")
@@ -135,10 +69,7 @@ _TensorGuards = _item("torch._C._dynamo.guards.TensorGuards")
 
 @functools.cache
 def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
-    """make(shape, strides, dtype) on the current device: the allocator of torch.compile, which takes half the time.
-
-    None if it does not exist, or is not for that device.
-    """
+    """make(shape, strides, dtype) on the current device, in half the time; None if torch has none for that device."""
     make: Any = getattr(GUARDS, f"_empty_strided_{device.type}", None)
     try:
         made = make((2, 3), (3, 1), torch.float32)
@@ -153,8 +84,6 @@ def tensor_guards(input: torch.Tensor) -> Callable[[Any], bool] | None:
 
     None if this torch does not have it. The check crashes on nested tensors, in transforms, and on other layouts.
     """
-    if GUARDS is None or _TensorGuards is None:
-        return None
     try:
         guards = _TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check: Callable[[Any], bool] = guards.check
@@ -165,16 +94,16 @@ def tensor_guards(input: torch.Tensor) -> Callable[[Any], bool] | None:
 
 # Nodes of the autograd graph.
 
-_single_level: Any = _item("torch._functorch.utils.enable_single_level_autograd_function")
-_set_forward_ad: Any = _item("torch.autograd.forward_ad._set_fwd_grad_enabled")
-_forward_ad_enabled: Any = _item("torch._C._is_fwd_grad_enabled")
 SingleLevelFunction: Any = _item("torch.autograd.function._SingleLevelFunction", torch.autograd.Function)
 """torch.autograd.Function without its support for transforms."""
 below_autograd: Any = _item("torch._C._AutoDispatchBelowAutograd")
 """A context in which ops are dispatched below autograd."""
+_single_level: Any = _item("torch._functorch.utils.enable_single_level_autograd_function")
+_set_forward_ad: Any = _item("torch.autograd.forward_ad._set_fwd_grad_enabled")
+_forward_ad_enabled: Any = _item("torch._C._is_fwd_grad_enabled")
 
-HAS_NODES = None not in (_single_level, _set_forward_ad, _forward_ad_enabled, below_autograd) and (
-    SingleLevelFunction is not torch.autograd.Function
+HAS_NODES = SingleLevelFunction is not torch.autograd.Function and (
+    None not in (below_autograd, _single_level, _set_forward_ad, _forward_ad_enabled)
 )
 """Whether nodes of the autograd graph can be made below the transforms of torch.func."""
 
@@ -182,8 +111,8 @@ HAS_NODES = None not in (_single_level, _set_forward_ad, _forward_ad_enabled, be
 def apply_node(node: Any, *args: Any) -> Any:
     """`node.apply(redispatch, *args)` for the transform that requested it, or for none. Needs `HAS_NODES`.
 
-    `redispatch` is a context for the call of the op below autograd. `apply` disables gradients and forward mode, and
-    the layers below would take that for the user's choice, so the context restores both.
+    `apply` disables gradients and forward mode, which the layers below would take for the user's choice. `redispatch`
+    is a context below autograd that restores both.
     """
     grad, forward_grad = torch.is_grad_enabled(), _forward_ad_enabled()
 
@@ -201,31 +130,23 @@ def apply_node(node: Any, *args: Any) -> Any:
 
 @functools.cache
 def mesh_all_reduce() -> Callable[[torch.Tensor, str, Any, int], torch.Tensor]:
-    """all_reduce(tensor, "max" or "sum", mesh, axis): the reduction over one dim of a device mesh.
-
-    torch.compile can trace PyTorch's functional collectives. The fallback is computed eagerly.
-    """
+    """all_reduce(tensor, "max" or "sum", mesh, axis) over one dim of a mesh. The fallback cannot be compiled."""
     reduce = _item("torch.distributed._functional_collectives.all_reduce")
     wait = _item("torch.distributed._functional_collectives.wait_tensor")
     if reduce is not None and wait is not None:
         return lambda tensor, how, mesh, axis: wait(reduce(tensor, how, (mesh, axis)))
 
     def all_reduce(tensor: torch.Tensor, how: str, mesh: Any, axis: int) -> torch.Tensor:
-        from torch import distributed
-
         reduced = tensor.clone(memory_format=torch.contiguous_format)
-        operation = distributed.ReduceOp.MAX if how == "max" else distributed.ReduceOp.SUM
-        distributed.all_reduce(reduced, operation, group=mesh.get_group(axis))
+        operation = getattr(torch.distributed.ReduceOp, how.upper())
+        torch.distributed.all_reduce(reduced, operation, group=mesh.get_group(axis))
         return reduced
 
     return all_reduce
 
 
 def repeatable_backward() -> AbstractContextManager[Any]:
-    """A context in which torch.compile compiles a backward that can run more than once per forward.
-
-    Versions without the option do not reuse the memory of saved tensors, and need none.
-    """
+    """A context in which torch.compile compiles a backward that can run repeatedly. Versions without it need none."""
     from torch._functorch import config
 
     return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from tridal.ops.row_op import RowOp
-from tridal.ops.scale_mask import ScoreModification, modify_scores
+from tridal.ops.scale_mask import modify_scores
+from tridal.pytorch.op_call import OpCall
 
 
 def accumulator(*dtypes: torch.dtype) -> torch.dtype:
@@ -16,45 +15,32 @@ def accumulator(*dtypes: torch.dtype) -> torch.dtype:
 
 
 def compute(
-    op: RowOp,
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None,
-    parameters: tuple[float, ...] = (),
-    modification: ScoreModification | None = None,
+    op: RowOp, input: torch.Tensor, dim: int, dtype: torch.dtype | None, parameters: tuple[float, ...] = ()
 ) -> torch.Tensor:
     """The op by torch's ops, in `dtype` or the input's dtype. Differentiable; accepts all subclasses of torch."""
-    if modification is not None:
-        return compute_modified(lambda x: compute(op, x, dim, None, parameters), input, dim, dtype, modification)
-    wanted = dtype or input.dtype
     if op.torch_function is not None:
         return op.torch_function(input, dim, dtype=dtype)
+    wanted = dtype or input.dtype
     return op.compute(input.to(wanted).to(accumulator(wanted)), dim, parameters).to(wanted)
 
 
-def compute_modified(
-    function: Callable[[torch.Tensor], torch.Tensor],
-    input: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None,
-    modification: ScoreModification,
-) -> torch.Tensor:
-    """function(scores) in `dtype` or the input's dtype. torch's ops modify the scores first, in float32 or wider."""
+def compute_call(call: OpCall, input: torch.Tensor, dispatch: bool = False) -> torch.Tensor:
+    """The same for a call. Scores are modified in float32 or wider; with `dispatch`, the registered op follows."""
+    op, dim, dtype, parameters, modification = call
+    if modification is None:
+        return compute(op, input, dim, dtype, parameters)
     wanted = dtype or input.dtype
-    x = input.to(wanted).to(torch.promote_types(wanted, torch.float32))
-    x, empty = modify_scores(x, dim, modification)
-    y = function(x)
-    return (y if empty is None else y.masked_fill(empty, 0.0)).to(wanted)
+    scores = input.to(wanted).to(torch.promote_types(wanted, torch.float32))
+    scores, empty = modify_scores(scores, dim, modification)
+    if dispatch:
+        result = OpCall(op, dim, scores.dtype, parameters).dispatch(scores)
+    else:
+        result = compute(op, scores, dim, None, parameters)
+    return (result if empty is None else result.masked_fill(empty, 0.0)).to(wanted)
 
 
-def gradient(
-    op: RowOp,
-    grad: torch.Tensor,
-    saved: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype,
-    parameters: tuple[float | None, ...],
-) -> torch.Tensor:
-    """The op's gradient by torch's ops, in `dtype`. Differentiable."""
+def gradient(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+    """The op's gradient by torch's ops. Differentiable."""
     wide = accumulator(grad.dtype, saved.dtype)
-    return op.compute_gradient(grad.to(wide), saved.to(wide), dim, parameters).to(dtype)
+    dx = call.op.compute_gradient(grad.to(wide), saved.to(wide), call.dim, call.parameters)
+    return dx.to(call.dtype)

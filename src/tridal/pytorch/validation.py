@@ -1,4 +1,4 @@
-"""Checks of the arguments of an op."""
+"""Checks of the arguments of an op and of its gradient."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import operator
 import torch
 
 from tridal.errors import DimensionError, DTypeError, LayoutError
+from tridal.ops.scale_mask import check_scale_mask
+from tridal.pytorch.op_call import OpCall
 
 
 def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "softmax") -> None:
@@ -37,4 +39,28 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "s
     if not -rank <= operator.index(dim) < rank:
         raise DimensionError(
             f"dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
+        )
+
+
+def check_call(call: OpCall, *tensors: torch.Tensor) -> None:
+    """Checks a call of an op with its input, or of its gradient with the gradient of the output and the saved tensor.
+
+    Raises:
+        TypeError, DTypeError, DimensionError, LayoutError: as `check` and `check_scale_mask`.
+    """
+    name = call.kernel.name
+    for tensor in tensors:
+        check(tensor, call.dim, call.dtype, name)
+    if call.modification is not None:
+        scale, mask, causal, zero_masked_rows = call.modification
+        check_scale_mask(tensors[0], call.dim, scale, mask, causal, "zero" if zero_masked_rows else "nan")
+    if len(tensors) == 1:
+        return
+    grad, saved = tensors
+    if not (grad.dtype.is_floating_point and saved.dtype.is_floating_point):
+        raise DTypeError(f"{name} of {grad.dtype} and {saved.dtype} is not defined: both must be floating-point dtypes")
+    if grad.shape != saved.shape or grad.device != saved.device:
+        raise DimensionError(
+            f"{name} needs tensors of one shape on one device, got shape {tuple(grad.shape)} on {grad.device} and "
+            f"shape {tuple(saved.shape)} on {saved.device}"
         )

@@ -1,0 +1,89 @@
+"""The call of an op without its tensors, as one immutable value, and its form as a call of the registered op."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from tridal.ops.row_op import RowOp
+from tridal.ops.scale_mask import ScoreModification
+from tridal.runtime.row_kernel import RowKernel
+
+
+class OpCall(NamedTuple):
+    """The arguments of an op, except for the input."""
+
+    op: RowOp
+    dim: int
+    dtype: torch.dtype | None
+    """dtype of the result; None stands for the input's dtype."""
+    parameters: tuple[Any, ...] = ()
+    """Values of the kernel's parameters. A gradient's scale of 1 may be None."""
+    modification: ScoreModification | None = None
+
+    @classmethod
+    def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> OpCall:
+        """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
+        number = len(op.parameters)
+        if len(arguments) <= number:
+            return cls(op, dim, dtype, (*arguments, *defaults(op, False)[len(arguments) :]))
+        given: tuple[Any, ...] = (*arguments[number:], *(None, 1.0, False, False)[len(arguments) - number :])
+        mask, scale, causal, zero_masked_rows = given
+        modified = mask is not None or scale != 1 or causal or zero_masked_rows
+        modification = ScoreModification(scale, mask, causal, zero_masked_rows) if modified else None
+        return cls(op, dim, dtype, arguments[:number], modification)
+
+    @property
+    def kernel(self) -> RowKernel:
+        """The kernel that computes the call."""
+        return self.op.forward
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """The mask of the scores."""
+        return None if self.modification is None else self.modification.mask
+
+    def dispatch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Calls the registered op, which accepts all kinds of tensors."""
+        arguments: list[Any] = [1.0 if value is None else value for value in self.parameters]
+        if self.modification is not None:
+            scale, mask, causal, zero_masked_rows = self.modification
+            arguments += [mask, scale, causal, zero_masked_rows]
+        dtype = self.dtype or tensors[0].dtype
+        return overload(self.kernel.name)(*tensors, self.dim, dtype, *arguments)  # type: ignore[no-any-return]
+
+    def gradient(self, dtype: torch.dtype) -> GradientCall:
+        """The call of the op's gradient, for an input of that dtype."""
+        scale = 1.0 if self.modification is None else self.modification.scale
+        return GradientCall(self.op, self.dim, dtype, self.op.backward_parameters(self.parameters, scale))
+
+
+class GradientCall(OpCall):
+    """The arguments of an op's gradient, except for the gradient of the output and the saved tensor."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> GradientCall:
+        """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
+        return cls(op, dim, dtype, (*arguments, *defaults(op, True)[len(arguments) :]))
+
+    @property
+    def kernel(self) -> RowKernel:
+        """The kernel that computes the call."""
+        return self.op.backward
+
+
+@functools.cache
+def defaults(op: RowOp, gradient: bool) -> tuple[float, ...]:
+    """The defaults of the parameters of an op's kernel, or of its gradient's."""
+    kernel = op.backward if gradient else op.forward
+    values = {"scale": 1.0, **op.parameters}
+    return tuple(float(values[name]) for name in kernel.parameters)
+
+
+def overload(name: str) -> Any:
+    """The registered op with this name."""
+    return getattr(torch.ops.tridal, name).default
