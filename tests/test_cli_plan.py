@@ -138,7 +138,7 @@ def test_without_triton_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["rows", "cols", "dtype", "op", "dim", "device", "arch"])
-@pytest.mark.parametrize("value", [None, 5, 0, -3, 0.0, True, "x", b"x", [1], object()], ids=repr)
+@pytest.mark.parametrize("value", [None, 5, 0, -3, 0.0, True, "x", b"x", [1], ...], ids=repr)
 def test_any_argument_of_any_type_gives_a_plan_or_an_error_of_tridal(name: str, value: Any) -> None:
     arguments: dict[str, Any] = {"rows": 5, "cols": 5, "arch": COMPILED[0]}
     if name == "device":

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tridal.errors import DimensionError, DTypeError
+from tridal.errors import DimensionError, DTypeError, LayoutError
 
 
 class ScoreModification(NamedTuple):
@@ -50,6 +50,19 @@ def check_scale_mask(
         raise DimensionError(
             f"a mask of shape {tuple(mask.shape)} cannot be broadcast to the input's {tuple(input.shape)}"
         )
+
+
+def check_nested(scale: object, mask: object, causal: object, masked_rows: object) -> None:
+    """Checks the arguments for a nested tensor, which can be scaled but not masked.
+
+    Raises:
+        TypeError: `scale` is not a number.
+        LayoutError: another argument is given.
+    """
+    if mask is not None or causal or masked_rows != "nan":
+        raise LayoutError("mask, causal and masked_rows are not defined for nested tensors: use to_padded_tensor()")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"scale must be a number, got {scale!r}")
 
 
 def modify_scores(

@@ -60,6 +60,8 @@ def bind(
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
+    if backend.interpreted:  # torch.compile also traces a backward that a compiled function starts
+        launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
         return launch_on
 

@@ -7,6 +7,7 @@ call -> guard of a repeated call -> prepared call -> kernel           a plain te
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from tridal.devices import registry
 from tridal.errors import StreamError
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.row_op import RowOp
-from tridal.ops.scale_mask import ScoreModification, check_scale_mask
+from tridal.ops.scale_mask import ScoreModification, check_nested, check_scale_mask
 from tridal.ops.softmax import SOFTMAX
 from tridal.pytorch import prepared
 from tridal.pytorch.autograd import prepared_node
@@ -72,9 +73,13 @@ def softmax(
     if not _compiling() and has_torch_function((input, mask)):
         given = {"scale": scale, "mask": mask, "causal": causal, "masked_rows": masked_rows, "stream": stream}
         return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
+    if isinstance(input, torch.Tensor) and input.is_nested:
+        check_nested(scale, mask, causal, masked_rows)
+        return apply(SOFTMAX, input, dim, dtype, stream, (), ScoreModification(scale, None, False, False))
     if type(input) is not torch.Tensor or masked_rows not in ("nan", "zero"):
         check(input, dim, dtype)
     check_scale_mask(input, dim, scale, mask, causal, masked_rows)
+    scale = scale if scale == scale else math.nan  # one NaN, because it is part of cache keys
     return apply(SOFTMAX, input, dim, dtype, stream, (), ScoreModification(scale, mask, causal, masked_rows == "zero"))
 
 
@@ -106,6 +111,7 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
         if unknown := parameters.keys() - op.parameters.keys():
             raise TypeError(f"{op.name}() got an unexpected keyword argument {min(unknown)!r}")
         values = tuple(float(parameters.get(name, default)) for name, default in op.parameters.items())
+        values = tuple(value if value == value else math.nan for value in values)  # one NaN: it is part of cache keys
         return apply(op, input, dim, dtype, stream, values)
 
     function.__name__ = function.__qualname__ = op.name
@@ -157,7 +163,8 @@ def apply(
         prepared_call = prepared.forward(context, input, op, dim, wanted, parameters, modification)
         if prepared_call is None:
             return _general(OpCall(op, dim, wanted, parameters, modification), input, stream)
-        run = prepared_node(prepared_call) if input.requires_grad and _grad_enabled() else prepared_call.run
+        recorded = input.requires_grad and _grad_enabled() and not torch.is_inference_mode_enabled()
+        run = prepared_node(prepared_call) if recorded else prepared_call.run
         if modification is None:
             if _latest.get(op) is prepared_call:  # the second call in a row, so further ones are likely
                 guard = make_call_guard(input, dim, dtype)
@@ -196,7 +203,12 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
             prepared.backend_computes(context, set())  # raises
     if dtype is None and not context.torch_computes and _autocast_active(op, context):
         call = call._replace(dtype=autocast_dtype(input))
-    return call.dispatch(input)
+    try:
+        return call.dispatch(input)
+    except TypeError:
+        if type(input) is torch.Tensor or not hasattr(type(input), "__torch_dispatch__"):
+            raise
+        return compute_call(call, input)  # a subclass that does not know the registered op, such as MaskedTensor
 
 
 def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
@@ -205,8 +217,11 @@ def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
 
     if stream is not None:
         raise StreamError("stream= has no meaning in a compiled function, which runs on the current stream")
-    if call.modification is not None:
+    if input.is_nested:
+        return compute_call(call, input)
+    if call.modification is not None or type(call.dim) is not int:
         check(input, call.dim, call.dtype, call.op.name)
+        call = call._replace(dim=operator.index(call.dim))
     kind = input.device.type
     distributed = dynamo.distributed_loaded() and _is_distributed(input, call.mask)
     if not dynamo.is_served(kind) and not distributed:

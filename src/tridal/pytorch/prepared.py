@@ -133,18 +133,23 @@ def _prepare(
     def unary(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
         if copied:
-            input = out.copy_(input)  # the kernel then works in place, so only the result is allocated
+            input = _copy(out, input)  # the kernel then works in place, so only the result is allocated
         launch_on(stream(index), out, input)
         return out
 
     def binary(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         out = allocate(first)
         if copied:
-            first = out.copy_(first) if copy_dtype is written else _as_contiguous(first)
+            first = _copy(out, first) if copy_dtype is written else _as_contiguous(first)
         launch_on(stream(index), out, first, second if convert is None else convert(second))
         return out if written is dtype else out.to(dtype)
 
     return unary if second is None else binary
+
+
+def _copy(out: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a tensor to `out`. torch's copy_ ignores the sign of a negative view if it also casts to 16 bits."""
+    return out.copy_(tensor.resolve_neg() if tensor.is_neg() and tensor.dtype is not out.dtype else tensor)
 
 
 def _as_bytes(mask: torch.Tensor) -> torch.Tensor:
