@@ -94,7 +94,8 @@ def packages(tmp_path, monkeypatch):
             folder = tmp_path / name
             folder.mkdir()
             (folder / "__init__.py").write_text(source)
-            monkeypatch.delitem(sys.modules, name, raising=False)
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))  # monkeypatch then restores what was there
+            del sys.modules[name]
         importlib.invalidate_caches()
         return tmp_path
 
@@ -124,6 +125,11 @@ def test_unavailable_without_cann_gives_the_import_error_and_the_remedy(packages
     assert "libhccl.so" in reason
     assert "set_env.sh" in reason
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in reason
+
+
+def test_unavailable_if_torch_npu_does_not_register_its_device(packages):
+    packages(torch_npu="")
+    assert "sees no NPU" in backend.unavailable()
 
 
 @pytest.mark.usefixtures("_restore_torch_npu")

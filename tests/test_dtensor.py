@@ -110,6 +110,31 @@ def scaled_and_masked_scores_exchange_two_numbers_per_row(mesh: DeviceMesh) -> N
 
 
 @check
+def causal_scores_with_every_placement_equal_torch(mesh: DeviceMesh) -> None:
+    whole, g = (torch.randn(3, 4, 6, dtype=torch.float64) for _ in range(2))
+    upper = ~torch.ones(4, 6, dtype=torch.bool).tril()
+    for placement, scale, zero in itertools.product((*map(Shard, range(3)), Replicate()), (1.0, 0.5), ("nan", "zero")):
+        reference = whole.clone().requires_grad_()
+        expected = torch.softmax((reference * scale).masked_fill(upper, -torch.inf), -1)
+        expected.backward(g)
+        x = distribute_tensor(whole, mesh, [placement]).requires_grad_()
+        y = tridal.softmax(x, causal=True, scale=scale, masked_rows=zero)  # type: ignore[arg-type]
+        y.backward(distribute_tensor(g, mesh, [placement]))
+        assert_close(y.full_tensor(), expected.detach())
+        assert x.grad is not None
+        assert_close(x.grad.full_tensor(), reference.grad)
+
+
+@check
+def values_are_cast_before_the_computation(mesh: DeviceMesh) -> None:
+    for values in (torch.tensor([[7e4, 0.0]]), torch.tensor([[2049, 2048, 0, 1]])):
+        for placement in (Shard(1), Shard(0), Replicate()):
+            x = distribute_tensor(values, mesh, [placement])
+            y = tridal.softmax(x, -1, dtype=torch.float16).full_tensor()
+            assert_close(y, torch.softmax(values, -1, dtype=torch.float16), equal_nan=True)
+
+
+@check
 def uneven_shards(mesh: DeviceMesh) -> None:
     for name, cols in itertools.product(NAMES, (1001, 3, mesh.size() - 1, 1)):
         compare(name, mesh, (5, cols), -1, [Shard(1)])

@@ -49,7 +49,8 @@ class Npu:
                 "installed and its set_env.sh is sourced. Until then, set TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that "
                 "torch can be imported"
             )
-        if not _torch_npu().is_available():
+        npu = _torch_npu()
+        if npu is None or not npu.is_available():
             return "torch_npu sees no NPU: check the driver with npu-smi info, and check ASCEND_RT_VISIBLE_DEVICES"
         triton = importlib.util.find_spec("triton")
         if triton is None:
@@ -100,10 +101,10 @@ class Npu:
 
 
 def _torch_npu() -> Any:
-    """Returns the module `torch.npu`. torch_npu registers it when it is imported."""
+    """Returns the module `torch.npu`, or None. torch_npu registers it when it is imported."""
     import torch
 
-    return torch.npu  # type: ignore[attr-defined]
+    return getattr(torch, "npu", None)
 
 
 backend = Npu()

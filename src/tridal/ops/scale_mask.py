@@ -27,10 +27,13 @@ def check_scale_mask(
     """Checks the scale and mask arguments of an op.
 
     Raises:
+        LayoutError: a mask for a nested tensor.
         TypeError, ValueError: an argument has a wrong type or value.
         DTypeError: the mask is neither boolean nor floating-point.
         DimensionError: `causal` without a dim of queries, or a mask that cannot be broadcast to the input.
     """
+    if (mask is not None or causal or masked_rows != "nan") and input.is_nested:
+        raise LayoutError("mask, causal and masked_rows are not defined for nested tensors: use to_padded_tensor()")
     if causal and (input.dim() < 2 or dim % input.dim() != input.dim() - 1):
         raise DimensionError(
             f"causal=True needs queries by keys: dim -1 of at least two dims, got dim {dim} of {input.dim()}"
@@ -52,19 +55,6 @@ def check_scale_mask(
         )
 
 
-def check_nested(scale: object, mask: object, causal: object, masked_rows: object) -> None:
-    """Checks the arguments for a nested tensor, which can be scaled but not masked.
-
-    Raises:
-        TypeError: `scale` is not a number.
-        LayoutError: another argument is given.
-    """
-    if mask is not None or causal or masked_rows != "nan":
-        raise LayoutError("mask, causal and masked_rows are not defined for nested tensors: use to_padded_tensor()")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale must be a number, got {scale!r}")
-
-
 def modify_scores(
     x: torch.Tensor, dim: int, modification: ScoreModification
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -76,7 +66,7 @@ def modify_scores(
     elif modification.mask is not None:
         x = x + modification.mask.to(x.dtype)
     if modification.causal:
-        lower = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        lower = x.new_ones(x.shape[-2:], dtype=torch.bool).tril()  # a DTensor for a DTensor
         kept = lower if kept is None else kept & lower
     if kept is not None:
         x = x.masked_fill(~kept, -torch.inf)

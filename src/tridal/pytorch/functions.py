@@ -21,7 +21,7 @@ from tridal.devices import registry
 from tridal.errors import StreamError
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.row_op import RowOp
-from tridal.ops.scale_mask import ScoreModification, check_nested, check_scale_mask
+from tridal.ops.scale_mask import ScoreModification, check_scale_mask
 from tridal.ops.softmax import SOFTMAX
 from tridal.pytorch import prepared
 from tridal.pytorch.autograd import prepared_node
@@ -73,10 +73,7 @@ def softmax(
     if not _compiling() and has_torch_function((input, mask)):
         given = {"scale": scale, "mask": mask, "causal": causal, "masked_rows": masked_rows, "stream": stream}
         return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
-    if isinstance(input, torch.Tensor) and input.is_nested:
-        check_nested(scale, mask, causal, masked_rows)
-        return apply(SOFTMAX, input, dim, dtype, stream, (), ScoreModification(scale, None, False, False))
-    if type(input) is not torch.Tensor or masked_rows not in ("nan", "zero"):
+    if type(input) is not torch.Tensor and not getattr(input, "is_nested", False):
         check(input, dim, dtype)
     check_scale_mask(input, dim, scale, mask, causal, masked_rows)
     scale = scale if scale == scale else math.nan  # one NaN, because it is part of cache keys

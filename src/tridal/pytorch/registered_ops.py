@@ -95,7 +95,8 @@ def _define(
         call, tensors = split(arguments)
         read = tensors if call.modification is None or call.mask is None else (*tensors, call.mask)
         differentiated = [tensor for tensor in read if tensor.requires_grad] if torch.is_grad_enabled() else []
-        if not differentiated and {*map(type, read)} == {torch.Tensor} and not private.needs_dispatcher():
+        # An op reads one or two tensors.
+        if not differentiated and type(read[0]) is type(read[-1]) is torch.Tensor and not private.needs_dispatcher():
             return run(call, *tensors)
         # The node differentiates the input only. torch differentiates gradients and masks.
         has_node = not differentiated or (kind is OpCall and differentiated[-1] is tensors[0])
