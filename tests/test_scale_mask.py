@@ -228,7 +228,7 @@ def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
                "masked_rows": draw(st.sampled_from(["nan", "zero"]))}  # fmt: skip
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=modified_scores(), data=st.data())
 def test_random_modifications_equal_torch(
     backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
