@@ -1,8 +1,8 @@
-"""The nodes of ops in the autograd graph.
+"""Autograd nodes of the ops.
 
-A backward is computed by a kernel. Derivatives of higher order and of forward mode are computed by torch, from the op's
-reference and gradient in torch's ops. A node is applied where no transform is active, or below the transform that asks
-for it, so it does not need the support of torch.autograd.Function for transforms, a quarter of its cost.
+A kernel computes the backward. For higher-order and forward-mode derivatives, torch differentiates the op's reference
+or gradient. The nodes derive from `SingleLevelFunction`, which costs a quarter less than torch.autograd.Function. It
+does not support torch.func transforms: a node runs where no transform is active, or through `private.apply_node`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tridal.pytorch.private import SingleLevelFunction, is_batched_gradient, nee
 
 @functools.lru_cache(maxsize=1024)
 def prepared_node(call: PreparedCall) -> Run:
-    """f(input[, mask]) for plain tensors: a prepared call with a node of its own. The mask gets no gradient.
+    """Returns f(input[, mask]), which runs a prepared call as an autograd node. The tensors must be plain tensors.
 
-    The backward needs no mask: where a score is masked, the output is zero, and so is the gradient.
+    The mask gets no gradient. The backward does not read the mask, because the gradient of a zero output is zero.
     """
     run_forward, context, gradient = call.run, call.context, call.gradient
     saves_output = gradient.op.saves == "output"
@@ -40,7 +40,7 @@ def prepared_node(call: PreparedCall) -> Run:
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-            """Launches the kernel, unless a mode or a further derivative has to see the op."""
+            """Launches the gradient kernel, or calls the registered op if a mode or another derivative must see it."""
             (saved,) = ctx.saved_tensors
             plain = type(grad) is torch.Tensor is type(saved) and not torch.is_grad_enabled()
             if plain and not needs_dispatcher() and not is_batched_gradient(grad):
@@ -54,7 +54,7 @@ def prepared_node(call: PreparedCall) -> Run:
 
 
 class ForwardNode(SingleLevelFunction):  # type: ignore[misc]
-    """The node of any other tensor: apply(redispatch, input, call). The mask of the call gets no gradient."""
+    """The autograd node of all other calls: apply(redispatch, input, call). The mask of the call gets no gradient."""
 
     @staticmethod
     def forward(
@@ -69,7 +69,7 @@ class ForwardNode(SingleLevelFunction):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-        """dX."""
+        """Returns dX."""
         (saved,) = ctx.saved_tensors
         with restored(ctx.settings):
             return None, ctx.gradient.dispatch(grad, saved), None

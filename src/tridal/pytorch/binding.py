@@ -22,11 +22,11 @@ from tridal.runtime.workspace import with_workspace
 def bind(
     context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
 ) -> Callable[..., None] | None:
-    """launch(stream, out, source[, saved or mask]); None if no kernel can read `source`, or apply the mask.
+    """Returns launch(stream, out, source[, saved or mask]). Returns None if no kernel can read `source` or the mask.
 
-    The tensors stand for others like them. `out` has the dtype `dtype`, is fresh from torch's allocator and so aligned.
-    `out` and `saved` are contiguous and have the shape of `source`, which has no dim of size zero; `source` may be
-    `out`. 0 <= dim < rank.
+    `launch` accepts all tensors with the shapes, strides, dtypes and alignment of the given ones. `out` is aligned, has
+    the dtype `dtype`, and may be `source`. `out` and `saved` are contiguous and have the shape of `source`. No dim of
+    `source` has size zero. `call.dim` is not negative.
     """
     dim, modification, mask = call.dim, call.modification, call.mask
     backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
@@ -38,7 +38,7 @@ def bind(
         if found is None or not in_memory or "scale_mask" not in backend.schedules:
             return None
         scale_mask = found
-    # A mask and causal masking depend on the row's number, so rows keep their order.
+    # A mask and causal masking depend on the row index, so the layout must keep the order of the rows.
     in_order = mask is not None or scale_mask.causal
     layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
     if layout is None:
@@ -48,7 +48,7 @@ def bind(
     addresses = [0, *(tensor.data_ptr() & ADDRESS_BITS for tensor in read)]
     kind = KernelCall
     if invariant:
-        # Results must not depend on strides either, so a tensor that is not contiguous and aligned is copied first.
+        # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
         if not source.is_contiguous() or addresses[1]:
             return None
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
@@ -60,7 +60,7 @@ def bind(
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
-    if backend.interpreted:  # torch.compile also traces a backward that a compiled function starts
+    if backend.interpreted:  # dynamo would trace it in the backward of a compiled function
         launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
         return launch_on
@@ -73,7 +73,7 @@ def bind(
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:
-    """The modification as a kernel that reads these scores applies it; None if no kernel can."""
+    """Returns the `ScaleMask` with which a kernel applies the modification to these scores; None if no kernel can."""
     mask, scale = modification.mask, None if modification.scale == 1 else float(modification.scale)
     found = ScaleMask(scale, bool(modification.causal), modification.zero_masked_rows)
     if mask is not None:
@@ -86,5 +86,5 @@ def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModificatio
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype, for example "float32"."""
+    """Returns the name of a dtype, for example "float32"."""
     return str(dtype).removeprefix("torch.")

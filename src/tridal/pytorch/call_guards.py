@@ -1,8 +1,8 @@
-"""Guards of a repeated call: one check of PyTorch's own that a tensor is like the one of an earlier call.
+"""Call guards: a call guard decides whether a call can reuse the prepared call of an earlier one.
 
-torch.compile guards its code with this check. It compares shape, strides, dtype, device, requires_grad, and all
-dispatch keys of the tensor and the thread, which cover autocast and tracers. Separate checks take several times the
-time.
+It uses `TensorGuards`, the guards of torch.compile. They compare shape, strides, dtype, device, requires_grad, and the
+dispatch keys of the tensor and the thread. The dispatch keys cover autocast and tracers. Separate checks of these take
+several times as long.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _grad_enabled = torch.is_grad_enabled
 
 
 def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> CallGuard | None:
-    """guard(input, dim, dtype): whether a call with these arguments would be prepared like this one.
+    """Returns guard(input, dim, dtype), which is true if a call can reuse the prepared call of this one.
 
-    It is false for everything that is not a tensor. None if this torch does not have the check.
+    The guard is false if `input` is not a tensor. Returns None if this version of torch has no `TensorGuards`.
     """
     same = tensor_guards(input)
     if same is None:
@@ -38,12 +38,12 @@ def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) ->
             dim is known_dim
             and dtype is known_dtype
             and type(input) is kind
-            # The check crashes on nested tensors, in transforms, and on other layouts.
+            # `same` crashes on nested tensors, on layouts other than strided, and in transforms.
             and input.layout is _strided
             and not input.is_nested
             and not transforms_active()
             and same(input)
-            and (start := input.data_ptr())  # a tensor at address 0 has no memory
+            and (start := input.data_ptr())  # the address is 0 if the tensor has no memory
             and start & ADDRESS_BITS == address
             and _grad_enabled() is recording
             and current() is settings

@@ -1,4 +1,4 @@
-"""The backend that serves a device's tensors under the current settings, and the calls that are prepared for them."""
+"""Device contexts: the backend of a device under the current settings, and the prepared calls of its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tridal.pytorch.devices import TORCH_TYPES
 from tridal.pytorch.op_call import OpCall
 
 Run: TypeAlias = Callable[..., torch.Tensor]
-"""run(input[, mask]) or run(dY, saved): the result for tensors like those that the call was prepared for."""
+"""run(input[, mask]) computes an op. run(dY, saved) computes its gradient. Each is prepared for one kind of tensors."""
 
 log = logging.getLogger("tridal")
 
@@ -26,7 +26,7 @@ registry.on_change(_contexts.clear)
 
 
 class DeviceContext:
-    """A device under some settings: the backend that serves its tensors, if any, and the calls prepared for them."""
+    """The backend of a device under given settings, or None, and the calls prepared for the device's tensors."""
 
     __slots__ = ("backend", "backwards", "device", "forwards", "has_autocast", "index", "settings", "torch_computes")
 
@@ -43,7 +43,7 @@ class DeviceContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedCall:
-    """A prepared forward, and the call of its gradient."""
+    """The function that computes an op's forward, its device context, and the arguments of the op's gradient."""
 
     run: Run
     context: DeviceContext
@@ -51,17 +51,17 @@ class PreparedCall:
 
 
 def is_served(device_type: str) -> bool:
-    """Whether a backend serves tensors of that type under the current settings."""
+    """Returns whether a backend serves tensors of this device type under the current settings."""
     return registry.serving(device_type, current(), TORCH_TYPES) is not None
 
 
 def has_autocast(device_type: str) -> bool:
-    """Whether autocast computes softmax in float32 on a device type: on all accelerators, but not on the CPU."""
+    """Returns whether autocast computes softmax in float32 on a device type. The CPU's autocast does not."""
     return device_type != "cpu" and torch.amp.is_autocast_available(device_type)
 
 
 def device_context(device: torch.device) -> DeviceContext:
-    """The context of a device under the current settings."""
+    """Returns the context of a device under the current settings. Creates it if there is none."""
     key = (device, current())
     try:
         return _contexts[key]

@@ -15,13 +15,13 @@ class BackendStatus:
 
     name: str
     origin: str
-    """Distribution and version that registered it."""
+    """Distribution and version that registered the backend."""
     device_type: str | None
     available: bool
     reason: str | None
-    """Why it is not available; None if it is."""
+    """The reason why the backend is not available; None if it is available."""
     install: str | None
-    """How to install it, in one line."""
+    """One line that says how to install the backend."""
 
 
 def backends() -> tuple[BackendStatus, ...]:
@@ -53,7 +53,7 @@ def device(name: str | None = None) -> torch.device:
 
 
 class _TorchTypes:
-    """The device types on which torch can allocate without a backend. It supports the operator `in` only."""
+    """The device types that torch supports on this machine. Only the operator `in` is defined."""
 
     def __contains__(self, name: object) -> bool:
         try:

@@ -1,8 +1,8 @@
-"""The rules of ops for DTensor.
+"""DTensor rules of the ops.
 
-Where rows are whole on each rank, each rank computes its own. Where rows are sharded over ranks, the op's reference
-computes the local part, and only row statistics are exchanged: a number per row for each reduction, in the
-accumulator's dtype. This module is imported when the first DTensor is met.
+If the normalised dim is not sharded, each rank computes its complete rows. If the dim is sharded, each rank computes
+the op's reference on its shard. The ranks then exchange only row statistics: one number per row and reduction, in the
+accumulator's dtype. The first call with a DTensor imports this module.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _all_reduce = mesh_all_reduce()
 
 
 class _ShardedReduce:
-    """`RowReduce` for rows that are sharded over the mesh dims `axes`."""
+    """`RowReduce` for rows whose elements are sharded over the mesh dims `axes`."""
 
     def __init__(self, tensor: DTensor, dim: int, axes: Sequence[int]) -> None:
         self.count = tensor.shape[dim]
         self._mesh, self._dim, self._axes = tensor.device_mesh, dim, axes
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """The maximum or the sum of each row, over all ranks. A shard may have no elements."""
+        """Returns the maximum or the sum of each row over all ranks. A shard may have no elements."""
         if how == "sum":
             reduced = x.sum(self._dim, keepdim=True)
         elif x.shape[self._dim]:
@@ -46,20 +46,20 @@ class _ShardedReduce:
 
 
 def _register(op: RowOp) -> None:
-    """Registers the rules of an op."""
+    """Registers the DTensor rules of an op and of its gradient."""
     on_dispatch(op.name, DTensor, _rule(op, OpCall, 1))
     on_dispatch(op.backward.name, DTensor, _rule(op, GradientCall, 2))
 
 
 def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
-    """The rule of a registered op with `count` tensors. The placements are those of the last one."""
+    """Returns the rule of a registered op with `count` tensors. The result gets the placements of the last tensor."""
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor:
         call, last = kind.of(op, *args[count:]), args[count - 1]
         check_call(call, *args[:count])
         if call.modification is not None:
             return compute_call(call, args[0], dispatch=True)
-        # The op of a pending sum over ranks is not the sum of the ops.
+        # The op is not linear, so a partial placement is reduced before the op.
         placements = [Replicate() if placement.is_partial() else placement for placement in last.placements]
         tensors = [_redistributed(tensor, last.device_mesh, placements).to_local() for tensor in args[:count]]
         dim = call.dim % max(last.dim(), 1)
@@ -83,7 +83,7 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
 
 
 def _redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """The tensor with these placements. Before torch 2.12, redistribute fails below autograd even if nothing moves."""
+    """Returns the tensor with these placements. Before torch 2.12, an unneeded redistribute fails below autograd."""
     same = tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements)
     return tensor if same else tensor.redistribute(mesh, placements)
 

@@ -1,4 +1,4 @@
-"""What torch.compile treats as constant when it traces an op. It imports dynamo, so traced calls only import it."""
+"""Functions whose results torch.compile treats as constants. Only traced calls import this module and dynamo."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tridal.pytorch import device_context
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_served(device_type: str) -> bool:
-    """Whether a backend serves the type. The compiled op selects the backend again at each call."""
+    """Returns whether a backend serves the device type. The compiled op selects the backend again at each call."""
     return device_context.is_served(device_type)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def distributed_loaded() -> bool:
-    """Whether this process can have DTensors."""
+    """Returns whether torch's DTensor module is imported. Otherwise, no tensor is a DTensor."""
     return "torch.distributed.tensor" in sys.modules

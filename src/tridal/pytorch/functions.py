@@ -1,8 +1,8 @@
-"""The public functions of ops: torch's meaning, on the device of the tensor. One path for all ops and arguments.
+"""The public functions of the ops. They follow torch's definitions. `apply` computes every op in one of three ways:
 
-call -> guard of a repeated call -> prepared call -> kernel           a plain tensor
-     -> the registered op                                             subclasses, transforms, modes, tracers
-     -> torch                                                         no backend computes it
+call -> call guard -> prepared call -> kernel     plain tensors
+     -> registered op                             tensor subclasses, transforms, modes, tracers
+     -> torch                                     devices and dtypes that no backend computes
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def softmax(
     if type(input) is not torch.Tensor and not getattr(input, "is_nested", False):
         check(input, dim, dtype)
     check_scale_mask(input, dim, scale, mask, causal, masked_rows)
-    scale = scale if scale == scale else math.nan  # one NaN, because it is part of cache keys
+    scale = scale if scale == scale else math.nan  # cache keys compare NaN by identity
     return apply(SOFTMAX, input, dim, dtype, stream, (), ScoreModification(scale, mask, causal, masked_rows == "zero"))
 
 
@@ -88,12 +88,12 @@ def log_softmax(
 
 
 def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
-    """The function of an op: f(input, dim=-1, dtype=None, *, stream=None, **parameters).
+    """Returns the function of an op: f(input, dim=-1, dtype=None, *, stream=None, **parameters).
 
     `input`, `dim`, `dtype` and `stream` are those of `softmax`. Registers `torch.ops.tridal.<name>` and its gradient.
 
     Raises:
-        PluginError: the op's declaration has a fault, or its name is taken.
+        PluginError: the declaration of the op is invalid, or another op has its name.
     """
     register(op)
 
@@ -108,7 +108,7 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
         if unknown := parameters.keys() - op.parameters.keys():
             raise TypeError(f"{op.name}() got an unexpected keyword argument {min(unknown)!r}")
         values = tuple(float(parameters.get(name, default)) for name, default in op.parameters.items())
-        values = tuple(value if value == value else math.nan for value in values)  # one NaN: it is part of cache keys
+        values = tuple(value if value == value else math.nan for value in values)  # as in softmax
         return apply(op, input, dim, dtype, stream, values)
 
     function.__name__ = function.__qualname__ = op.name
@@ -118,7 +118,7 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
 
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"softmax": softmax, "log_softmax": log_softmax}
-"""The public function of each op that was used or registered, by name."""
+"""The public functions by op name. `row_function` adds to them."""
 
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -138,7 +138,7 @@ def apply(
     parameters: tuple[float, ...] = (),
     modification: ScoreModification | None = None,
 ) -> torch.Tensor:
-    """Computes an op. `OpCall` is not used before the call is known to be a rare one, because making one takes time."""
+    """Computes an op. The most frequent calls do not construct an `OpCall`, because its construction takes time."""
     if _compiling():
         return _compiled(OpCall(op, dim, dtype, parameters, modification), input, stream)
     if modification is None and stream is None:
@@ -163,7 +163,7 @@ def apply(
         recorded = input.requires_grad and _grad_enabled() and not torch.is_inference_mode_enabled()
         run = prepared_node(prepared_call) if recorded else prepared_call.run
         if modification is None:
-            if _latest.get(op) is prepared_call:  # the second call in a row, so further ones are likely
+            if _latest.get(op) is prepared_call:  # two equal calls in succession: a third is likely
                 guard = make_call_guard(input, dim, dtype)
                 if guard is not None and device_context(input.device) is prepared_call.context:
                     _guarded[op] = guard, parameters, run
@@ -172,12 +172,12 @@ def apply(
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
             return compute_call(OpCall(op, dim, dtype, parameters, modification), input)
-        check(input, dim, dtype, op.name)  # raises a clearer error than torch, where there is one
+        check(input, dim, dtype, op.name)  # if an argument is invalid, this error is clearer than torch's
         raise
 
 
 def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
-    """All calls but those on plain tensors: subclasses, transforms, modes, tracers, streams, and wrong arguments."""
+    """Computes the less frequent calls: subclasses, transforms, modes, tracers, streams and invalid arguments."""
     op, dim, dtype, parameters, modification = call
     if has_torch_function_unary(input):
         given = dict(zip(op.parameters, parameters, strict=True))
@@ -197,7 +197,7 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         if context.torch_computes:
             return compute_call(call, input)
         if context.backend is None:
-            prepared.backend_computes(context, set())  # raises
+            prepared.backend_computes(context, set())  # raises NoBackendError
     if dtype is None and not context.torch_computes and _autocast_active(op, context):
         call = call._replace(dtype=autocast_dtype(input))
     try:
@@ -205,11 +205,11 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     except TypeError:
         if type(input) is torch.Tensor or not hasattr(type(input), "__torch_dispatch__"):
             raise
-        return compute_call(call, input)  # a subclass that does not know the registered op, such as MaskedTensor
+        return compute_call(call, input)  # a subclass such as MaskedTensor, which rejects the registered op
 
 
 def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
-    """For torch.compile and torch.export: one registered op, or torch's where no backend serves the device."""
+    """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it."""
     from tridal.pytorch import dynamo
 
     if stream is not None:
@@ -233,12 +233,12 @@ def _autocast_active(op: RowOp, context: DeviceContext) -> bool:
 
 
 def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
-    """The dtype that autocast gives `dtype=None`: float32 for all floating-point dtypes but float64."""
+    """Returns the dtype to which autocast casts the input: None for float64 and for integers, else float32."""
     return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
 
 
 def _is_distributed(*tensors: torch.Tensor | None) -> bool:
-    """Whether one of them is a DTensor. Imports the rules for DTensors then."""
+    """Returns whether one of the tensors is a DTensor. If so, imports the DTensor rules."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not any(isinstance(tensor, module.DTensor) for tensor in tensors):
         return False
@@ -248,7 +248,7 @@ def _is_distributed(*tensors: torch.Tensor | None) -> bool:
 
 
 def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:
-    """Makes a stream current for the tensor's device. Outputs, kernels and gradients then belong to it."""
+    """Returns a context in which a stream is current on the input's device. Outputs, kernels and gradients use it."""
     device = input.device
     module = torch.get_device_module(device.type)
     if isinstance(stream, int) and not isinstance(stream, bool):

@@ -1,4 +1,4 @@
-"""Softmax modules with the signatures of those in torch.nn, for models that are written with tridal."""
+"""Softmax modules with the signatures of torch.nn.Softmax and torch.nn.LogSoftmax."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tridal.pytorch.functions import log_softmax, softmax
 
 
 def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) -> int:
-    """The module's dim. If it is None, warns and returns the dim that torch's modules choose."""
+    """Returns the module's dim. If the dim is None, warns and returns the dim that torch's modules choose."""
     if module.dim is not None:
         return module.dim
     dim = 0 if input.dim() in (0, 1, 3) else 1
@@ -23,7 +23,7 @@ class Softmax(torch.nn.Softmax):
     """torch.nn.Softmax, computed by `tridal.softmax`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """softmax(input) along `dim`, of the input's shape. TorchScript uses torch's function."""
+        """Returns softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.nn.functional.softmax(input, self.dim, 5)
         else:  # noqa: RET505  TorchScript does not compile this branch
@@ -34,7 +34,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
     """torch.nn.LogSoftmax, computed by `tridal.log_softmax`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """log_softmax(input) along `dim`, of the input's shape. TorchScript uses torch's function."""
+        """Returns log_softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.nn.functional.log_softmax(input, self.dim, 5)
         else:  # noqa: RET505  TorchScript does not compile this branch

@@ -1,4 +1,4 @@
-"""The call of an op without its tensors, as one immutable value, and its form as a call of the registered op."""
+"""`OpCall` and `GradientCall`: the arguments of an op or of its gradient, and the call of the registered op."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class OpCall(NamedTuple):
     dtype: torch.dtype | None
     """dtype of the result; None stands for the input's dtype."""
     parameters: tuple[Any, ...] = ()
-    """Values of the kernel's parameters. A gradient's scale of 1 may be None."""
+    """Values of the kernel's parameters. In a `GradientCall`, the scale None means 1."""
     modification: ScoreModification | None = None
 
     @classmethod
     def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> OpCall:
-        """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
+        """Creates a call from the registered op's arguments. The dispatcher omits trailing default arguments."""
         number = len(op.parameters)
         if len(arguments) <= number:
             return cls(op, dim, dtype, (*arguments, *defaults(op, False)[len(arguments) :]))
@@ -42,11 +42,11 @@ class OpCall(NamedTuple):
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """The mask of the scores."""
+        """The mask of the score modification; None if there is no mask."""
         return None if self.modification is None else self.modification.mask
 
     def dispatch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Calls the registered op, which accepts all kinds of tensors."""
+        """Calls the registered op, which accepts plain tensors and tensor subclasses."""
         arguments: list[Any] = [1.0 if value is None else value for value in self.parameters]
         if self.modification is not None:
             scale, mask, causal, zero_masked_rows = self.modification
@@ -55,19 +55,19 @@ class OpCall(NamedTuple):
         return overload(self.kernel.name)(*tensors, self.dim, dtype, *arguments)  # type: ignore[no-any-return]
 
     def gradient(self, dtype: torch.dtype) -> GradientCall:
-        """The call of the op's gradient, for an input of that dtype."""
+        """Returns the arguments of the op's gradient, for an input of this dtype."""
         scale = 1.0 if self.modification is None else self.modification.scale
         return GradientCall(self.op, self.dim, dtype, self.op.backward_parameters(self.parameters, scale))
 
 
 class GradientCall(OpCall):
-    """The arguments of an op's gradient, except for the gradient of the output and the saved tensor."""
+    """The arguments of an op's gradient, except for dY and the saved tensor."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, op: RowOp, dim: int, dtype: torch.dtype, *arguments: Any) -> GradientCall:
-        """From the arguments of the registered op. The dispatcher omits trailing arguments that equal their default."""
+        """Creates a call from the registered op's arguments. The dispatcher omits trailing default arguments."""
         return cls(op, dim, dtype, (*arguments, *defaults(op, True)[len(arguments) :]))
 
     @property
@@ -78,12 +78,12 @@ class GradientCall(OpCall):
 
 @functools.cache
 def defaults(op: RowOp, gradient: bool) -> tuple[float, ...]:
-    """The defaults of the parameters of an op's kernel, or of its gradient's."""
+    """Returns the default values of the parameters of an op's forward kernel, or of its gradient kernel."""
     kernel = op.backward if gradient else op.forward
     values = {"scale": 1.0, **op.parameters}
     return tuple(float(values[name]) for name in kernel.parameters)
 
 
 def overload(name: str) -> Any:
-    """The registered op with this name."""
+    """Returns the registered op with this name, as an `OpOverload`."""
     return getattr(torch.ops.tridal, name).default

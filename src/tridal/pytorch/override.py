@@ -1,7 +1,7 @@
-"""Replaces torch's kernels of ops by tridal's, for models that are not written with tridal.
+"""Replaces torch's softmax kernels with tridal's kernels, for models that call torch's functions.
 
 The kernels of four ATen ops are replaced in torch's dispatcher, below autograd, autocast and all transforms. This
-affects every torch function that calls these ops; `docs/pytorch.md` lists which functions do and which do not.
+affects every torch function that calls one of these ops. `docs/pytorch.md` lists the affected functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
 _active: set[override_torch] = set()
 _libraries: WeakValueDictionary[str, Any] = WeakValueDictionary()
-"""Kernels by device type. They are removed with the last override that refers to them, by the library's finalizer."""
+"""Libraries of kernels by device type. When no override refers to a library, its finalizer removes the kernels."""
 
 
 class override_torch:
@@ -41,7 +41,7 @@ class override_torch:
     """
 
     device_types: tuple[str, ...]
-    """Types of the devices whose tensors tridal computes: those that a backend serves when the override starts."""
+    """The overridden device types. These are the types that a backend serves when the override starts."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -76,7 +76,7 @@ def start_from_environment() -> None:
     """Overrides torch for the whole process if the environment variable TRIDAL_OVERRIDE_TORCH is true.
 
     Raises:
-        SettingsError: the variable has a value other than 1, true, yes, on, 0, false, no, off or nothing.
+        SettingsError: the variable is neither empty nor 1, true, yes, on, 0, false, no or off.
     """
     value = os.environ.get(VARIABLE, "").strip().lower()
     if value in ("1", "true", "yes", "on"):
@@ -86,7 +86,7 @@ def start_from_environment() -> None:
 
 
 def _replace(device_type: str) -> Any:
-    """Registers tridal's kernels for a device type. They are active as long as the returned library exists."""
+    """Registers tridal's kernels for a device type. The kernels are active while the returned library exists."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
@@ -98,7 +98,7 @@ def _replace(device_type: str) -> Any:
 
 
 def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
-    torch_out = getattr(torch.ops.aten, str(op.aten)).out  # a different ATen op, which is not replaced
+    torch_out = getattr(torch.ops.aten, str(op.aten)).out  # the override does not replace `.out`
 
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
@@ -114,7 +114,7 @@ def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
 def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
     torch_out = getattr(torch.ops.aten, f"{op.aten}_backward_data").out
     call_of = functools.cache(functools.partial(GradientCall, op, parameters=op.backward_parameters(())))
-    out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen uses both names
+    out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen's two ops use different names
 
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         if grad.shape == output.shape:

@@ -1,7 +1,7 @@
-"""Prepared calls: from plain tensors to kernels, decided once and kept.
+"""Prepared calls: cached functions that launch the kernel of an op for plain tensors.
 
-The decision for a call depends on its device, op, shapes, strides, dtypes and alignment. It is kept as a function, so
-the next call like it is a dictionary lookup, an allocation and a launch. This module knows no autograd and no subclass.
+The cache key contains the op, shapes, strides, dtypes and alignment. If a call is in the cache, it only allocates the
+result and launches the kernel. This module supports neither autograd nor tensor subclasses.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def forward(
     parameters: tuple[float, ...] = (),
     modification: ScoreModification | None = None,
 ) -> PreparedCall | None:
-    """The prepared call for a tensor of the context's device and the fields of an `OpCall`; None if torch computes it.
+    """Returns the prepared call of an op for a tensor on the context's device; None if torch has to compute it.
 
     Raises:
-        TypeError, DTypeError, DimensionError, LayoutError: as `tridal.softmax`.
-        NoBackendError: torch would have to compute it, and the setting `fallback` is "error".
+        TypeError, DTypeError, DimensionError, LayoutError: see `tridal.softmax`.
+        NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
     address = input.data_ptr()
     alignment = address & ADDRESS_BITS if address else None  # a tensor at address 0 is empty or has no memory
@@ -61,20 +61,20 @@ def forward(
 
 
 def _description(mask: torch.Tensor) -> tuple[Any, ...]:
-    """Everything that decides how a mask is read."""
+    """Returns the part of the cache key that describes a mask."""
     address = mask.data_ptr()
     alignment = address & ADDRESS_BITS if address else None
     return mask.shape, mask.stride(), mask.dtype, alignment, mask.is_neg(), mask.device
 
 
 def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> Run | None:
-    """run(dY, saved) for tensors like these, of the context's device; None if torch has to compute the gradient.
+    """Returns run(dY, saved) for such tensors on the context's device; None if torch has to compute the gradient.
 
-    Both tensors have the same shape and device. Only the first call with such tensors checks that.
+    Both tensors must have the same shape and device. This is checked only if the call is not in the cache.
 
     Raises:
         DTypeError, DimensionError, LayoutError: the gradient is not defined for these tensors.
-        NoBackendError: as `forward`.
+        NoBackendError: see `forward`.
     """
     address, saved_address = grad.data_ptr(), saved.data_ptr()
     alignment = (address & ADDRESS_BITS, saved_address & ADDRESS_BITS) if address and saved_address else None
@@ -99,7 +99,7 @@ def _keep(prepared: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any
 def _prepare(
     context: DeviceContext, call: OpCall, first: torch.Tensor, saved: torch.Tensor | None = None
 ) -> Run | None:
-    """run(input[, mask]) of an op, or run(dY, saved) of a gradient; None if torch has to compute it."""
+    """Returns run(input[, mask]) of an op, or run(dY, saved) of a gradient; None if torch has to compute it."""
     tensors = (first,) if saved is None else (first, saved)
     check_call(call, *tensors)
     dtype, second = call.dtype or first.dtype, call.mask if saved is None else saved
@@ -112,14 +112,14 @@ def _prepare(
     convert: Callable[[torch.Tensor], torch.Tensor] | None = None
     readable = first.is_floating_point() and not first.is_neg()
     if saved is None:
-        # To compute in the accumulator of `dtype` is the same as to cast to `dtype` first, if the cast loses nothing.
+        # The kernel reads the input directly if the cast to `dtype` is exact. Otherwise, torch casts the input first.
         readable = readable and torch.promote_types(first.dtype, dtype) == dtype
         if second is not None and second.dtype is torch.bool:
             convert = _as_bytes
     else:
-        # torch narrows float64 results: Triton's interpreter stores wrong values when it casts them to bfloat16.
+        # torch casts float64 results, because Triton's interpreter stores wrong values when it casts them to bfloat16.
         written, copy_dtype = torch.float64 if saved.dtype is torch.float64 else dtype, first.dtype
-        named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None compiles no multiplication
+        named = zip(call.kernel.parameters, call.parameters, strict=True)  # the kernel does not multiply by None
         call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
         if saved.is_neg() or not saved.is_contiguous():
             saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous
@@ -133,7 +133,7 @@ def _prepare(
     def unary(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
         if copied:
-            input = _copy(out, input)  # the kernel then works in place, so only the result is allocated
+            input = _copy(out, input)  # the kernel then works in place, without another allocation
         launch_on(stream(index), out, input)
         return out
 
@@ -148,7 +148,7 @@ def _prepare(
 
 
 def _copy(out: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor to `out`. torch's copy_ ignores the sign of a negative view if it also casts to 16 bits."""
+    """Copies a tensor to `out`. torch's copy_ ignores the negative bit of a tensor when it casts to a 16-bit dtype."""
     return out.copy_(tensor.resolve_neg() if tensor.is_neg() and tensor.dtype is not out.dtype else tensor)
 
 
@@ -161,7 +161,7 @@ def _as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> Run:
-    """A function that allocates a contiguous tensor of a tensor's shape, given one like it."""
+    """Returns allocate(tensor) for tensors with the shape and strides of `like`. The new tensor is contiguous."""
     shape, strides = tuple(like.shape), contiguous_strides(like.shape)
     one_device = context.backend is not None and context.backend.device_count() == 1
     make = private.allocator(context.device) if one_device else None
@@ -173,20 +173,20 @@ def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -
 
 
 def _contiguous_like(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without memory that stands for a contiguous one of that shape, fresh from the allocator."""
+    """Returns a contiguous meta tensor with the shape of `like`. It represents a newly allocated tensor."""
     return torch.empty_like(like, dtype=dtype, device="meta", memory_format=torch.contiguous_format)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether there are elements to read. torch computes tensors without dims faster than a launch."""
+    """Returns whether the tensor has elements in memory and is not 0-d. torch computes 0-d tensors faster."""
     return tensor.data_ptr() != 0 and tensor.numel() > 0 and tensor.dim() > 0
 
 
 def backend_computes(context: DeviceContext, dtypes: set[torch.dtype]) -> bool:
-    """Whether kernels compute these dtypes on the context's device. If not, the reason is logged once, or raised.
+    """Returns whether kernels compute these dtypes on the context's device. If not, logs the reason once.
 
     Raises:
-        NoBackendError: they do not, and the setting `fallback` is "error".
+        NoBackendError: no kernel computes them, and the setting `fallback` is "error".
     """
     if context.backend is None:
         reason = f"no available backend serves {context.device.type} tensors"

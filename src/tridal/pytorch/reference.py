@@ -1,4 +1,4 @@
-"""Ops computed by torch: where no kernel computes, and where autograd has to see torch's own ops."""
+"""Ops computed with torch's ops: for calls without a kernel, and for derivatives that autograd computes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tridal.pytorch.op_call import OpCall
 
 
 def accumulator(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype of statistics: float64 if one dtype is float64, else float32."""
+    """Returns the dtype of row statistics: float64 if one of the dtypes is float64, else float32."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def compute(
     op: RowOp, input: torch.Tensor, dim: int, dtype: torch.dtype | None, parameters: tuple[float, ...] = ()
 ) -> torch.Tensor:
-    """The op by torch's ops, in `dtype` or the input's dtype. Differentiable; accepts all subclasses of torch."""
+    """Computes an op with torch's ops, in `dtype` or the input's dtype. Differentiable; accepts torch's subclasses."""
     if op.torch_function is not None:
         return op.torch_function(input, dim, dtype=dtype)
     wanted = dtype or input.dtype
@@ -25,7 +25,7 @@ def compute(
 
 
 def compute_call(call: OpCall, input: torch.Tensor, dispatch: bool = False) -> torch.Tensor:
-    """The same for a call. Scores are modified in float32 or wider; with `dispatch`, the registered op follows."""
+    """Computes a call. Modifies scores in at least float32. With `dispatch`, the registered op reads these scores."""
     op, dim, dtype, parameters, modification = call
     if modification is None:
         return compute(op, input, dim, dtype, parameters)
@@ -40,7 +40,7 @@ def compute_call(call: OpCall, input: torch.Tensor, dispatch: bool = False) -> t
 
 
 def gradient(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    """The op's gradient by torch's ops. Differentiable."""
+    """Computes the op's gradient with torch's ops. The result is differentiable."""
     wide = accumulator(grad.dtype, saved.dtype)
     dx = call.op.compute_gradient(grad.to(wide), saved.to(wide), call.dim, call.parameters)
     return dx.to(call.dtype)

@@ -1,7 +1,7 @@
 """The registered ops, `torch.ops.tridal.*`: opaque to compilers, visible to modes, subclasses and transforms.
 
-`register` derives them from a `RowOp`: the op and its gradient, each with kernels for every device (the backend is
-selected at run time), the shape of its result for fake and meta tensors, an autograd rule and a vmap rule.
+`register` derives two registered ops from a `RowOp`: the op and its gradient. Each has one kernel for all devices, a
+fake kernel, an autograd rule and a vmap rule. The kernel selects the backend at run time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 _LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
 REGISTERED: dict[str, RowOp] = {}
 ON_REGISTER: list[Callable[[RowOp], None]] = []
-"""Functions that are called with each op that is registered from now on."""
+"""Functions that `register` calls with each new op."""
 
 
 def register(op: RowOp) -> None:
-    """Registers an op and its gradient, unless that was done before.
+    """Registers an op and its gradient. Does nothing if the op is registered.
 
     Raises:
-        PluginError: the op cannot be used, see `tridal.ops.table.check`.
+        PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
     """
     if REGISTERED.get(op.name) is op:
         return
@@ -49,7 +49,7 @@ def register(op: RowOp) -> None:
 
 
 def _forward(call: OpCall, input: torch.Tensor) -> torch.Tensor:
-    """The op by a kernel, or by torch."""
+    """Computes an op with a kernel, or with torch if no kernel supports the call."""
     found = prepared.forward(device_context(input.device), input, *call)
     if found is None:
         return reference.compute_call(call, input, dispatch=True).contiguous()
@@ -57,9 +57,9 @@ def _forward(call: OpCall, input: torch.Tensor) -> torch.Tensor:
 
 
 def _backward(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    """The gradient by a kernel, or by torch."""
+    """Computes the gradient with a kernel, or with torch if no kernel supports the call."""
     if grad.shape != saved.shape or grad.device != saved.device:
-        check_call(call, grad, saved)  # raises
+        check_call(call, grad, saved)  # raises an error
     run = prepared.backward(device_context(grad.device), call, grad, saved)
     return reference.gradient(call, grad, saved).contiguous() if run is None else run(grad, saved)
 
@@ -71,7 +71,7 @@ def _define(
     run: Callable[..., torch.Tensor],
     by_torch: Callable[..., torch.Tensor],
 ) -> None:
-    """Registers an op or its gradient. `run` and the differentiable `by_torch` get the call and the tensors."""
+    """Registers an op or its gradient. `run` and `by_torch` compute (call, *tensors). `by_torch` is differentiable."""
     kernel = op.forward if kind is OpCall else op.backward
     name, count = kernel.name, len(tensor_names)
     values = zip(kernel.parameters, defaults(op, kind is GradientCall), strict=True)
@@ -95,10 +95,10 @@ def _define(
         call, tensors = split(arguments)
         read = tensors if call.modification is None or call.mask is None else (*tensors, call.mask)
         differentiated = [tensor for tensor in read if tensor.requires_grad] if torch.is_grad_enabled() else []
-        # An op reads one or two tensors.
+        # `read` has one or two tensors, so this checks the types of all.
         if not differentiated and type(read[0]) is type(read[-1]) is torch.Tensor and not private.needs_dispatcher():
             return run(call, *tensors)
-        # The node differentiates the input only. torch differentiates gradients and masks.
+        # `ForwardNode` differentiates only the input. For a gradient or a mask, autograd differentiates `by_torch`.
         has_node = not differentiated or (kind is OpCall and differentiated[-1] is tensors[0])
         if not has_node or not private.HAS_NODES or has_tangent(*read):
             check_call(call, *tensors)
@@ -128,15 +128,15 @@ def _define(
 
 
 def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: int) -> torch.Tensor:
-    """The tensor with its batch dim first, or with a new one, before `rank` dims."""
+    """Returns the tensor with `rank` dims after its batch dim. Adds a batch dim if `axis` is None."""
     tensor = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
     return tensor.reshape(batch_size, *[1] * (rank + 1 - tensor.dim()), *tensor.shape[1:])
 
 
 def has_tangent(*tensors: torch.Tensor) -> bool:
-    """Whether forward-mode AD differentiates with respect to one of the tensors.
+    """Returns whether one of the tensors has a tangent of forward-mode AD.
 
-    The level of forward-mode AD does not tell: compiled transforms of torch.func do not set it.
+    The level of forward-mode AD is not sufficient, because compiled transforms of torch.func do not set it.
     """
     if private.forward_ad_level() < 0 and not private.transforms_active():
         return False
@@ -145,7 +145,7 @@ def has_tangent(*tensors: torch.Tensor) -> bool:
 
 
 def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
-    """Registers rule(kind, op, types, args, kwargs) for tensors of a subclass with `__torch_dispatch__`."""
+    """Registers rule(kind, op, types, args, kwargs) for the tensor subclass `kind`, which has `__torch_dispatch__`."""
     torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=_LIBRARY)
 
 
@@ -153,7 +153,7 @@ def _masked_softmax(
     input: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool, zero_rows: bool, dim: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """The op of version 0.1 that exported programs may hold."""
+    """Computes `masked_softmax`, an op of tridal 0.1. Programs that were exported with tridal 0.1 may contain it."""
     return overload("softmax")(input, dim, dtype, mask, scale, causal, zero_rows)  # type: ignore[no-any-return]
 
 

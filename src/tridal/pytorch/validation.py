@@ -15,8 +15,8 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "s
     """Checks input, dim and dtype of an op.
 
     Raises:
-        TypeError: an argument is not of its kind.
-        DTypeError, DimensionError, LayoutError: the op is not defined for it.
+        TypeError: an argument has the wrong type.
+        DTypeError, DimensionError, LayoutError: the op is not defined for the argument.
     """
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input must be a torch.Tensor, got {type(input).__name__}")
@@ -43,10 +43,10 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "s
 
 
 def check_call(call: OpCall, *tensors: torch.Tensor) -> None:
-    """Checks a call of an op with its input, or of its gradient with the gradient of the output and the saved tensor.
+    """Checks a call of an op with its input, or a call of its gradient with dY and the saved tensor.
 
     Raises:
-        TypeError, DTypeError, DimensionError, LayoutError: as `check` and `check_scale_mask`.
+        TypeError, DTypeError, DimensionError, LayoutError: see `check` and `check_scale_mask`.
     """
     name = call.kernel.name
     for tensor in tensors:
