@@ -1,1 +1,1 @@
-"""Benchmarks behind `tridal bench`. Every rate is compared with that of `copy_` on the same shape in the same run."""
+"""Benchmarks of `tridal bench`. Each rate is compared with the rate of `copy_` on the same shape in the same run."""

@@ -20,17 +20,17 @@ from tridal.ops import table
 from tridal.testing import checking
 
 _FILLER_BYTES, _HOST_TIME_CALLS = 256 << 20, 5
-_HOST_LEAD = 2  # the accelerator stays busy for this multiple of the host time of a call
+_HOST_LEAD = 2  # ratio of the accelerator's work before a call to the host time of the call
 _CPU_SECONDS, _CPU_CALLS = 0.05, 7  # minimum duration and number of calls of a measurement on a CPU
 _HOST_SHAPE, _HOST_CALLS, _HOST_ROUNDS = (8, 128), 200, 15
 _MAX_ROUNDINGS = 16  # a result is wrong if it is off by more than this many roundings of the largest value
-_MIN_UNIT = 2.0**-20  # float32 and float64 results are compared with this precision
+_MIN_UNIT = 2.0**-20  # lower bound of the unit roundoff, for float32 and float64 results
 
 Timer: TypeAlias = Callable[[Callable[[], Any]], "Timing"]
 
 
 class Timing(NamedTuple):
-    """Median, 20% quantile and 80% quantile of the time per call, in milliseconds unless documented otherwise."""
+    """Median, 20% and 80% quantile of the time per call, in milliseconds. Host times are in microseconds."""
 
     median: float
     low: float
@@ -38,15 +38,15 @@ class Timing(NamedTuple):
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Returns whether the device has the type of torch's current accelerator, so that its events can be timed."""
+    """Returns whether the device has the type of torch's current accelerator."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found is not None and found.type == device.type
 
 
 def timer(device: torch.device) -> Timer:
-    """Returns a function that times calls of a function without arguments on the device.
+    """Returns a function that measures the time of calls on the device. The called function takes no arguments.
 
-    On an accelerator, it flushes the L2 cache before each call, and the time excludes waiting for the host.
+    On an accelerator, it flushes the L2 cache before each call. The time does not include waiting for the host.
     """
     return partial(_time_on_accelerator, device) if is_accelerator(device) else _time_on_cpu
 
@@ -75,10 +75,10 @@ def _host_and_device_seconds(function: Callable[[], Any]) -> tuple[float, float]
 
 
 class _BeforeCall:
-    """Passes for a tensor in do_bench's `grad_to_none`, and enqueues work when do_bench resets its gradient.
+    """Replaces a tensor in do_bench's `grad_to_none`. When do_bench resets its gradient, it enqueues work.
 
-    do_bench does that before each call. Without this work, a fast device finishes the cache flush before the host has
-    enqueued the call, and the measured time includes the device's wait for the host.
+    do_bench resets the gradient before each call. Without this work, a fast device finishes the cache flush before the
+    host has enqueued the call. The measured time would then include waiting for the host.
     """
 
     def __init__(self, enqueue: Callable[[], Any]) -> None:
@@ -104,7 +104,7 @@ def _quantiles(times: Sequence[float]) -> Timing:
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Returns a context in which an accelerator is the current device; a context without effect for other devices."""
+    """Returns a context in which an accelerator is the current device. For other devices, the context does nothing."""
     if device.index is None or not is_accelerator(device):
         return nullcontext()
     return torch.get_device_module(device.type).device(device.index)  # type: ignore[no-any-return]
@@ -152,7 +152,7 @@ def _columns(unit: str, timing: Timing | None) -> Row:
 
 
 def _attempt(measure: Callable[..., Timing], *arguments: Any) -> tuple[Timing | None, str | None]:
-    """Returns the timing of measure(*arguments) and None, or None and one line about the exception."""
+    """Returns (timing, None), or (None, message) if measure(*arguments) raises an exception."""
     try:
         return measure(*arguments), None
     except Exception as error:
@@ -161,7 +161,7 @@ def _attempt(measure: Callable[..., Timing], *arguments: Any) -> tuple[Timing | 
 
 
 def make_inputs(workload: Workload, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns a random input and a contiguous random gradient of its shape."""
+    """Returns a random input, and a random contiguous gradient with the input's shape."""
     dtype, shape = getattr(torch, workload.dtype), workload.shape
     allocated = (*shape[:-1], workload.cols + 4) if workload.is_slice else shape
     x = torch.randn(allocated, device=device, dtype=dtype)
@@ -191,9 +191,9 @@ def _make_call(workload: Workload, function: Function, x: Tensor, grad: Tensor) 
 
 
 def _excessive_error(workload: Workload, result: Tensor, x: Tensor, grad: Tensor) -> float | None:
-    """Returns the largest error relative to the largest value, or None if rounding explains it.
+    """Returns the largest error relative to the largest value, or None if the error is within rounding errors.
 
-    torch's own function, or the op's reference without one, computes the exact result in at least float32.
+    The exact result is computed in at least float32, by torch's function or, if torch has none, by the op's reference.
     """
     wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     reference = partial(checking.reference, table.op_named(workload.op), dim=workload.dim)
@@ -218,7 +218,7 @@ def _measure_host_time(provider: Provider, device: torch.device, op: str, grad: 
         x = torch.randn(_HOST_SHAPE, device=device, requires_grad=grad)
         for _ in range(_HOST_ROUNDS + 1):
             if is_accelerator(device):
-                torch.accelerator.synchronize()  # an empty queue: a full one would block the host
+                torch.accelerator.synchronize()  # empties the queue, because a full queue blocks the host
             start = time.perf_counter()
             for _ in range(_HOST_CALLS):
                 function(x)

@@ -1,4 +1,4 @@
-"""Result pictures. Needs matplotlib, which `pip install 'tridal[bench]'` installs."""
+"""Plots of the results. This module needs matplotlib, which `pip install 'tridal[bench]'` installs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_plots(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def make_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Yields the name and the figure of every picture that the run has data for."""
+    """Yields the name and the figure of each picture for which the run has data."""
     rows, machine = document["measurements"], document["machine"]
     device = f"{machine['name']}, torch {machine['torch']}"
     caption = f"{device}: {describe_conditions(machine)}"
@@ -116,7 +116,7 @@ def _plot_classes(rows: Rows, caption: str) -> Figure:
 
 
 def _tick_labels(shapes: Sequence[str]) -> list[str]:
-    """Returns the widths if all shapes are matrices of different widths, else the shapes without their dim."""
+    """Returns the widths if all shapes are matrices of different widths, else the shapes without "dim"."""
     widths = [shape.partition("x")[2] for shape in shapes]
     if len(set(widths)) == len(shapes) and all(shape.count("x") == 1 and " dim" not in shape for shape in shapes):
         return widths
@@ -148,7 +148,7 @@ def _plot_overview(rows: Rows, caption: str) -> Figure:
 
 
 def _add_cell(axis: Any, x: int, y: int, rows: Rows) -> None:
-    """Shows the mean share, the smallest share, and how many workloads were measured if not all."""
+    """Shows the mean share and the smallest share. Also shows the number of measured workloads if some were skipped."""
     from matplotlib import colormaps
 
     found = shares(rows)
@@ -183,7 +183,7 @@ def _plot_host_times(rows: Rows, caption: str) -> Figure:
 def _make_figure(
     title: str, caption: str, down: int, across: int, height: float = 3.6, width: float = 5.2
 ) -> tuple[Figure, list[Any]]:
-    """Returns a figure with down x across panels, and their axes. Width and height are those of a panel, in inches."""
+    """Returns a figure with down x across panels, and their axes. `width` and `height` of a panel are in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * across, height * down), layout="constrained")

@@ -1,6 +1,6 @@
 """The providers that `tridal bench` compares: implementations of an op. Packages are imported only when used.
 
-The interfaces are those of Liger-Kernel 0.8, FlagGems 5 and quack 0.6.
+The providers call the interfaces of Liger-Kernel 0.8, FlagGems 5 and quack 0.6.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tridal.pytorch.private import repeatable_backward
 from tridal.testing.implementation import public_function
 
 COPY, OURS = "copy", "tridal"
-"""Names in the results: of `y.copy_(x)`, whose time is the floor for every provider, and of tridal."""
+"""Provider names in the results. "copy" is `y.copy_(x)`, whose time is a lower bound for every provider."""
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -33,22 +33,22 @@ class Provider:
     """An implementation of one or more ops."""
 
     name: str
-    function: Callable[[RowOp, int], Function]  # from op and dim; raises an error if it supports only others
-    package: str | None = None  # import name of a package that it needs beyond tridal's own dependencies
-    distribution: str | None = None  # name of the distribution with the version to report; None for torch
+    function: Callable[[RowOp, int], Function]  # function(op, dim); raises an error if either is not supported
+    package: str | None = None  # import name of the package; None if tridal's dependencies suffice
+    distribution: str | None = None  # distribution whose version is reported; None for torch
     on_cpu: bool = True  # whether a run on a CPU includes it by default
     includes: Callable[[RowOp], bool] = lambda op: True  # whether a run with this op includes it by default
     context: Callable[[RowOp], AbstractContextManager[object]] = lambda op: nullcontext()  # active during calls
 
     @property
     def missing(self) -> str | None:
-        """The reason why the provider cannot be measured; None if its package is installed."""
+        """The reason why the provider cannot be measured, or None if its package is installed."""
         absent = self.package is not None and importlib.util.find_spec(self.package) is None
         return f"{self.package} is not installed" if absent else None
 
     @contextmanager
     def using(self, op: str, dim: int) -> Iterator[Function]:
-        """Yields the function for the op with this name. Raises ModuleNotFoundError without the package."""
+        """Yields the provider's function for an op. Raises ModuleNotFoundError if the package is not installed."""
         if self.missing:
             raise ModuleNotFoundError(self.missing)
         row_op = table.op_named(op)

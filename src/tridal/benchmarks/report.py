@@ -13,26 +13,26 @@ from tridal.benchmarks.results import Row, Rows, distinct, select
 from tridal.benchmarks.workloads import SHAPE_CLASSES
 from tridal.devices.registry import HOST
 
-_NOISE = 0.02  # two medians that differ by less count as equal
+_NOISE = 0.02  # medians with a smaller relative difference count as equal
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]
-"""Headings and lines."""
+"""The headings and the lines of a table."""
 
 
 def providers(rows: Rows, skipped: bool = True) -> list[str]:
-    """Returns the names of the providers except `copy_`. Those that were always skipped come last or not at all."""
+    """Returns the provider names except "copy". `skipped` appends the providers that have no measurement."""
     measured = {row["provider"] for row in rows if row["ms"]}
     names = [name for name in distinct(rows, "provider") if name != COPY and (skipped or name in measured)]
     return sorted(names, key=lambda name: name not in measured)
 
 
 def shares(rows: Rows, **wanted: Any) -> list[float]:
-    """Returns the shares of copy of the rows with the wanted values, except those that were skipped."""
+    """Returns the shares of copy of the rows with the wanted values. Skipped measurements have no share."""
     return [row["share_of_copy"] for row in select(rows, **wanted) if row["share_of_copy"]]
 
 
 def shortfalls(rows: Rows) -> Iterator[str]:
-    """Describes where tridal misses an aim of the suite: a share of copy, or the speed of the fastest peer."""
+    """Yields a line for each aim of the suite that tridal misses: a share of copy, or the speed of the fastest peer."""
     for row in select(rows, provider=OURS):
         shape_class, share = SHAPE_CLASSES.get(row["group"]), row["share_of_copy"]
         if shape_class is None or share is None:
@@ -96,13 +96,13 @@ def number(value: float | None, column: str) -> str:
 
 
 def skip_reasons(rows: Rows) -> list[tuple[str, str, int]]:
-    """Returns (provider, reason, number of workloads) for everything that was skipped."""
+    """Returns (provider, reason, number of workloads) for the skipped measurements."""
     reasons = Counter((row["provider"], row["skipped"]) for row in rows if row["skipped"])
     return [(name, why, count) for (name, why), count in reasons.items()]
 
 
 def describe_conditions(machine: Mapping[str, Any]) -> str:
-    """Returns in words how a run measured, for its `machine` (see `results.document`)."""
+    """Describes the measurement conditions of a run. `machine` is an entry of `results.document`."""
     if machine["device"].partition(":")[0] != HOST:
         return "useful traffic, L2 flushed between calls"
     computes = f"backend {machine['backend']!r}" if machine["backend"] else "torch"

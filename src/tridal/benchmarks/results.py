@@ -29,13 +29,13 @@ _PARTIAL = "results.partial.json"
 
 
 class ResultsError(TridalError, ValueError):
-    """A file that was expected to contain results does not."""
+    """The error for a file that does not contain benchmark results."""
 
 
 def document(
     device: torch.device, backend: Backend | None, providers: Sequence[Provider], host: Rows, measurements: Rows
 ) -> dict[str, Any]:
-    """Returns everything about a run as plain data: the content of results.json."""
+    """Returns the content of results.json: the measurements of a run, its machine and its providers."""
     machine = {
         "device": str(device),
         "name": backend.properties(device.index or 0).name if backend else f"{platform.machine()} processor",

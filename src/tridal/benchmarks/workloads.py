@@ -17,7 +17,7 @@ _MI = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One op, direction, dtype and shape to measure. `dim` is normalised."""
+    """One op, direction, dtype and shape to measure. The op normalises along `dim`."""
 
     group: str  # name of the shape class, or "grid"
     op: str
@@ -25,7 +25,7 @@ class Workload:
     dtype: str
     shape: tuple[int, ...]
     dim: int = -1
-    is_slice: bool = False  # of a wider tensor, so that the address is not a multiple of 16 bytes
+    is_slice: bool = False  # whether the input is an unaligned slice of a wider tensor
 
     @property
     def cols(self) -> int:
@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def useful_bytes(self) -> int:
-        """Least memory traffic of the op: one read and one write forward, two reads and one write backward."""
+        """Minimum memory traffic of the op: one read and one write in forward, two reads and one write in backward."""
         return self.copy_bytes if self.direction == "forward" else self.copy_bytes // 2 * 3
 
     @property
@@ -51,12 +51,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ShapeClass:
-    """Shapes with the same bottleneck. `dim` is normalised."""
+    """Shapes with the same bottleneck. The op normalises along `dim`."""
 
     name: str
     title: str
     shapes: Shapes
-    aims: Mapping[str, float] = field(default_factory=dict)  # shares of `copy_`'s rate, by direction
+    aims: Mapping[str, float] = field(default_factory=dict)  # target share of `copy_`'s rate, by direction
     dim: int = -1
     slices: Shapes = ()  # shapes whose input is an unaligned slice of a wider tensor
     beats_peers: bool = False  # whether tridal also aims to be at least as fast as every other provider
@@ -107,7 +107,7 @@ _SUITE = (
     ),
 )  # fmt: skip
 SHAPE_CLASSES: Mapping[str, ShapeClass] = {shape_class.name: shape_class for shape_class in _SUITE}
-"""The suite, by name. This is the only place that defines its shapes and aims."""
+"""The shape classes of the suite, by name. The shapes and aims of the suite are defined only here."""
 
 GRID, CPU_GRID = (4096, range(256, 12_672 + 1, 128)), (256, (256, 781, 1024))
 """Rows and columns of the default grid on an accelerator (the shapes of Triton's softmax tutorial) and on a CPU."""
@@ -118,10 +118,10 @@ CPU_SHRINK = 4096
 def make_workloads(
     classes: Sequence[ShapeClass], op: str, directions: Sequence[str], dtypes: Sequence[str], shrink: int = 1
 ) -> list[Workload]:
-    """Returns one workload per dtype, direction and shape. `shrink` divides the number of rows; columns stay."""
+    """Returns one workload per dtype, direction and shape. `shrink` divides the number of rows."""
     workloads = []
     for dtype, direction, group in product(dtypes, directions, classes):
-        axis = 0 if group.dim else -1  # a dimension that is not normalised
+        axis = 0 if group.dim else -1  # any dimension except the normalised one
         for shape in (*group.shapes, *group.slices):
             sizes = list(shape)
             sizes[axis] = max(1, sizes[axis] // shrink)

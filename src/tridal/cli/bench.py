@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from tridal.benchmarks.results import Rows
     from tridal.benchmarks.workloads import Workload
 
-_MAX_LINES = 16  # of one table in the terminal
+_MAX_LINES = 16  # maximum number of lines of a table in the terminal
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """One field for each option, as the user gave it."""
+    """The command-line options as the user gave them, with one field for each option."""
 
     rows: Annotated[int | None, Option(min=1, help="Rows of the grid's shapes. Default: 4096, or 256 on a CPU.")] = None
     cols: Annotated[
@@ -66,7 +66,7 @@ class BenchOptions:
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
 
     def make_workloads(self, accelerated: bool) -> list[Workload]:
-        """Returns what to measure: the suite, the grid, or nothing with --host alone. A CPU gets less."""
+        """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
         from tridal.benchmarks.workloads import SHAPE_CLASSES
 
@@ -87,7 +87,7 @@ class BenchOptions:
         return workloads.make_workloads([grid], op, directions, dtypes)
 
     def select_providers(self, accelerated: bool) -> list[Provider]:
-        """Returns what to compare: by default, all providers that are installed and suit the op and the device."""
+        """Returns the providers to compare: by default, all that are installed and suit the op and the device."""
         from tridal.benchmarks.providers import PROVIDERS
         from tridal.ops import table
 
@@ -177,7 +177,7 @@ def _measure(
 def _sigterm_as_interrupt() -> Iterator[None]:
     """Turns the first SIGTERM into a KeyboardInterrupt, and ignores further ones.
 
-    `timeout` sends two. The second must not interrupt the writing of the results.
+    The command `timeout` sends two SIGTERMs. The second must not interrupt the writing of the results.
     """
 
     def interrupt(number: int, _: object) -> None:
