@@ -23,7 +23,7 @@ Values: TypeAlias = Literal[
 Mask: TypeAlias = Literal[
     "boolean", "boolean sliced", "boolean keys", "boolean batches", "added", "added halves", "added keys"
 ]
-"""A boolean mask or one that is added. "keys" and "batches" have fewer dims and are broadcast, "halves" is float16."""
+"""The kind of a mask: boolean, or added to the scores. "keys" and "batches" are broadcast. "halves" is float16."""
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
@@ -50,11 +50,11 @@ class Case:
     causal: bool = False
     masked_rows: Literal["nan", "zero"] = "nan"
     plan: str = "planned"
-    """A name of `tridal.testing.PLAN_OVERRIDES`."""
+    """A key of `tridal.testing.PLAN_OVERRIDES`."""
     stream: bool = False
     """Whether the device's current stream is passed as an argument."""
     last_device: bool = False
-    """Whether the tensor lies on the last device, while another is current."""
+    """Whether the tensors are on the last device while another device is current."""
 
     @property
     def out_dtype(self) -> str:
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def modified(self) -> bool:
-        """Whether the input is scaled or masked first."""
+        """Whether the input is scaled or masked before the op."""
         return self.scale is not None or self.mask is not None or self.causal or self.masked_rows != "nan"
 
     @property
@@ -116,8 +116,8 @@ _CASTS = (
 def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...]:
     """Returns all cases for a backend that is available here. `ops` are names; None stands for all ops.
 
-    Cases with a dtype that the backend does not compute are left out. Cases with a stream, or with a second device, are
-    included only if the backend's device type has streams, or the backend has two devices.
+    Cases with a dtype that the backend does not compute are left out. Cases with a stream are included only if the
+    backend's device type is an accelerator. Cases with `last_device` are included only if the backend has two devices.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
@@ -127,7 +127,7 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...
 
 
 def _is_defined(case: Case, backend: Backend) -> bool:
-    """Whether the backend computes the floating-point dtypes of the case, and an input with a gradient has one."""
+    """Returns whether the backend computes the case's dtypes. A gradient also requires a floating-point input."""
     floating = {dtype for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
     return floating <= backend.dtypes and (case.direction == "forward" or "float" in case.dtype)
 

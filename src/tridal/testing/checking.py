@@ -26,7 +26,7 @@ class Result:
     name: str
     passed: bool
     error: float
-    """Absolute error, compared with float64, of the element with the largest ratio of error to tolerance."""
+    """Absolute error of the element with the largest ratio of error to tolerance. The exact value is in float64."""
     tolerance: float
     """The error bound of the same element."""
     message: str | None
@@ -52,15 +52,15 @@ def check(case: Case, implementation: Implementation) -> Result:
 
 
 def reference(op: RowOp, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Computes an op with its default parameters: by torch's own function if there is one, else by its reference.
+    """Computes an op with default parameters. Uses torch's function if there is one, else the op's reference.
 
-    torch's function does not depend on tridal, so that it also finds faults of the op's reference.
+    torch's function does not depend on tridal, so a comparison with it also finds faults of the op's reference.
     """
     return compute(op, x, dim, None, tuple(op.parameters.values()))
 
 
 def _compare(case: Case, implementation: Implementation) -> tuple[float, float, str | None]:
-    """Returns the error, its bound and the failure, as in `Result`."""
+    """Returns the error, its bound and the message of a `Result`."""
     device, forward = implementation.device, case.direction == "forward"
     kwargs: dict[str, Any] = {} if case.cast is None else {"dtype": getattr(torch, case.cast)}
     if case.stream:
@@ -98,7 +98,7 @@ def _exact_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
-    """Returns the error, its bound and the failure, as in `Result`. Equal values and pairs of NaN have no error."""
+    """Returns error, bound and message as in `Result`. The error of two equal values or two NaN values is zero."""
     if result.numel() == 0:
         return 0.0, 0.0, None
     same = (result == exact) | (result.isnan() & exact.isnan())
@@ -117,7 +117,7 @@ def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) 
 
 
 def _exact(case: Case, arithmetic: Arithmetic, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the exact Y, and the bound of each element's error."""
+    """Returns the exact Y and the error bound of each element."""
     op = table.op_named(case.op)
     scaled = x * (1.0 if case.scale is None else case.scale)
     mask = None if case.mask is None else make_mask(case.mask, case.shape, x.device)
@@ -131,7 +131,7 @@ def _exact(case: Case, arithmetic: Arithmetic, x: torch.Tensor) -> tuple[torch.T
 def _exact_gradient(
     case: Case, arithmetic: Arithmetic, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the exact dX for the saved tensor, or the exact second derivative, and the bound of each error."""
+    """Returns the exact dX, or the exact second derivative, and the error bound of each element."""
     op = table.op_named(case.op)
     if case.direction == "double":
         exact = second_gradient(x.requires_grad_(), reference(op, x, case.dim), dy)

@@ -16,7 +16,7 @@ Y = ((0.0900, 0.2447, 0.6652), (0.0159, 0.1173, 0.8668))  # softmax(X), to four 
 DX = ((-0.0381, -0.0792, 0.1173), (-0.0043, -0.0202, 0.0245))  # Y * (DY - sum(Y * DY)), to four decimals
 
 _NAME = "worked 2x3 example"
-_ALLOWED = 0.501e-4  # half a unit of the fourth decimal, and the rounding of Y and DX to float32
+_ALLOWED = 0.501e-4  # half a unit of the fourth decimal, plus the rounding error of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def worked_example(implementation: Implementation) -> Worked:
         y = implementation.function("softmax")(x, -1)
         (dx,) = torch.autograd.grad(y, x, torch.tensor(DY, device=implementation.device))
         numbers, gradient = y.detach().cpu(), dx.cpu()
-    except Exception as raised:  # an exception is the example's failure
+    except Exception as raised:  # an exception is a failure of the example
         message = f"raised {type(raised).__name__}: {raised}"
         return Worked([], [], Result(_NAME, False, float("nan"), _ALLOWED, message, time.perf_counter() - start))
     error = max(float((numbers - torch.tensor(Y)).abs().max()), float((gradient - torch.tensor(DX)).abs().max()))

@@ -24,7 +24,7 @@ class Implementation:
     function: Callable[[str], Callable[..., torch.Tensor]]
     """function(name) returns the function of the op with this name."""
     interpreted: bool = False
-    """Whether Triton's interpreter computes. It is less exact than a device, see `tolerance.Arithmetic.of`."""
+    """Whether Triton's interpreter runs the kernels. It is less precise than a device, see `Arithmetic.of`."""
 
 
 def public_function(op: str) -> Callable[..., torch.Tensor]:
@@ -37,7 +37,7 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
 
 
 class _Overridden:
-    """A backend with a name of its own and overridden plans. All other members are those of the given backend."""
+    """A wrapper of a backend with another name and overridden plans. It forwards all other attributes."""
 
     def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
         self.name = f"{backend.name}{suffix}"
@@ -50,7 +50,7 @@ class _Overridden:
 
 @contextmanager
 def overridden(backend: Backend, suffix: str, override: PlanOverride) -> Iterator[str]:
-    """Registers a backend with overridden plans inside the context. Yields its name, which ends with the suffix."""
+    """Registers a backend with overridden plans until the context ends. Yields the backend's name."""
     registered: Any = _Overridden(backend, suffix, override)
     registry.register(registered)
     try:
@@ -61,9 +61,9 @@ def overridden(backend: Backend, suffix: str, override: PlanOverride) -> Iterato
 
 @contextmanager
 def implementation(backend: Backend, plan: str = "planned", index: int | None = None) -> Iterator[Implementation]:
-    """Yields tridal's functions and a device of a registered backend, which serves all tensors of its type inside.
+    """Yields tridal's functions and a device of the backend. In the context, the backend computes all calls.
 
-    `plan` is a name of `PLAN_OVERRIDES`. `index` is the device's; None is the current device.
+    `plan` is a key of `PLAN_OVERRIDES`. `index` is the device index; None is the current device.
 
     Raises:
         DeviceUnavailableError: the backend is not available here.

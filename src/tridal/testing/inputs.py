@@ -12,7 +12,7 @@ from tridal.testing.cases import Layout, Mask, Values
 def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -> torch.Tensor:
     """Returns float64 values on the CPU. They are the same in every run.
 
-    Special values of one row are put into the first row along `dim`. The standard deviation is 3 for seed 0, else 1.
+    If only one row has special values, it is the first row along `dim`. The standard deviation is 3 for seed 0, else 1.
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64) * (1 if seed else 3)
@@ -20,7 +20,7 @@ def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -
         return x
     chosen = torch.rand(shape, generator=generator) < 0.1
     other_dim = (dim + 1) % x.dim()
-    row = x.select(other_dim, 0)  # a row along `dim`; in a 1-d tensor, its first element
+    row = x.select(other_dim, 0)  # a row along `dim`; for a 1-d tensor, the first element
     if kind == "shifted":
         x += 10_000
     elif kind == "constant":
@@ -53,7 +53,7 @@ def make_mask(kind: Mask, shape: tuple[int, ...], device: torch.device) -> torch
 
 
 def with_layout(source: torch.Tensor, layout: Layout, dtype: str, device: torch.device) -> torch.Tensor:
-    """Returns a tensor with these values, this memory layout and this dtype. "expanded" repeats the first index."""
+    """Returns a tensor with these values, this memory layout and this dtype. "expanded" repeats `source[0]`."""
     source = source.to(getattr(torch, dtype))
     shape, rank = source.shape, source.dim()
     if layout == "contiguous":
@@ -65,7 +65,7 @@ def with_layout(source: torch.Tensor, layout: Layout, dtype: str, device: torch.
     empty = functools.partial(torch.empty, dtype=source.dtype, device=device)
     if layout == "transposed":
         result: torch.Tensor = empty((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
-    elif layout == "sliced":  # its address is not a multiple of 16 bytes
+    elif layout == "sliced":  # the address of the slice is not a multiple of 16 bytes
         result = empty((*shape[:-1], shape[-1] + 4))[..., 1 : 1 + shape[-1]]
     elif layout == "stepped":
         result = empty((*shape[:-1], 2 * shape[-1]))[..., ::2]

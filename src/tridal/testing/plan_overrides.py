@@ -1,4 +1,4 @@
-"""Overrides of a backend's plans. With them the suite runs every schedule and flag that the backend supports."""
+"""Overrides of a backend's plans. They make the suite run every schedule and flag that the backend supports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tridal.devices.types import Backend, LaunchPlan, Problem
 PlanOverride: TypeAlias = Callable[[LaunchPlan, Problem], LaunchPlan]
 """override(plan, problem) returns the plan to launch instead of the backend's plan for this problem."""
 
-_WIDEST_TILE = 16_384  # columns that every device holds on chip
-_RESIDENT = 256  # small programs that every device runs at the same time, if it supports cooperative plans
+_WIDEST_TILE = 16_384  # number of columns that fit on chip on every device
+_RESIDENT = 256  # number of small programs that run concurrently on every device with cooperative plans
 
 
 def _configured(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
-    """Returns the plan with these fields of its configuration, for any number of programs and of registers."""
+    """Returns the plan with these config fields. The kernel is persistent and has no register limit by default."""
     return replace(plan, config=replace(plan.config, **{"persistent": True, "max_registers": None, **fields}))
 
 
@@ -31,7 +31,7 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
 
 
 def _block_cols(problem: Problem) -> int:
-    """Returns a number of columns that makes three full blocks and a partial one of a row."""
+    """Returns a block width that divides a row into three or four blocks, if the row has more than 32 columns."""
     return max(16, (1 << (problem.cols - 1).bit_length()) // 4)
 
 
@@ -50,7 +50,7 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
 
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    """A cooperative plan in which each program computes one part of one row, and does not loop."""
+    """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
     rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
     programs = problem.rows * programs_per_row

@@ -15,8 +15,8 @@ to first order:
 times smaller than the error of a sum in bfloat16. `tests/test_tolerance.py` shows which faults the bounds find.
 
 An op can define its own bounds (`RowOp.bounds`). `DerivedBounds` are the bounds of all other ops. They measure how
-sensitive a row is to rounding errors: they change the inputs and the statistics of the op's reference a little, in
-float64 and in float32, and take the largest change of the row's results.
+sensitive a row is to rounding errors: they slightly change the inputs and the statistics of the op's reference, in
+float64 and in float32. The largest change of the row's results determines the bound.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float
 
 Tensor = torch.Tensor
 
-_CHANGES = ((2.0**-20, torch.float64), (2.0**-23, torch.float32))  # largest relative change, and dtype of the reference
+_CHANGES = ((2.0**-20, torch.float64), (2.0**-23, torch.float32))  # (step, dtype) of a trial, see _bound
 _TRIALS = 6
 
 
@@ -74,13 +74,13 @@ class Arithmetic:
         )
 
     def noise(self, distance: Tensor) -> Tensor:
-        """Returns the relative error of exp(x - m) / sum, where `distance` is m - x. The module explains the terms."""
+        """Returns the relative error of exp(x - m) / sum, where `distance` is m - x. See the module docstring."""
         return self.accumulator * (4 * distance + self.sum_roundings + 3 * math.log2(max(self.cols, 1)) + 16)
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedBounds:
-    """Bounds for any op, from the effect of small changes of the inputs and of the statistics on its reference."""
+    """Error bounds for any op. They measure how small changes of inputs and statistics affect the op's reference."""
 
     op: RowOp
 
@@ -115,7 +115,7 @@ def bounds_of(op: RowOp) -> Any:
 
 
 def second_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    """Returns the gradient of sum(dX^2), where dX is that of sum(Y dY). It is zero for an op that is linear."""
+    """Returns the gradient of sum(dX^2), where dX is the gradient of sum(Y dY). The result of a linear op is zero."""
     (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
     if not dx.requires_grad:
         return torch.zeros_like(x)
@@ -128,9 +128,9 @@ def _bound(
 ) -> Tensor:
     """Returns the bound of each element's error in function(reduce, *inputs), whose exact value is `exact`.
 
-    The inputs and the results of `reduce` are changed at random, and float32 adds its rounding errors. The bound takes
-    twice the largest change of a row's results, relative to its cause. Changes of the inputs alone would not show
-    errors of intermediate results that cancel in exact arithmetic.
+    Each trial changes the inputs and the results of `reduce` by random relative amounts up to a step. Half of the
+    trials run in float32. The bound uses the largest change of a row's results, divided by the step. Changes of the
+    inputs alone would not show errors of intermediate results that cancel in exact arithmetic.
     """
     generator, largest = torch.Generator().manual_seed(0), torch.zeros_like(exact)
     for step, dtype in _CHANGES * _TRIALS:
@@ -144,7 +144,7 @@ def _bound(
 
 
 class _ChangedReduce(RowReduce):
-    """Reduces rows, and changes the results a little."""
+    """A `RowReduce` that applies `change` to its results."""
 
     def __init__(self, x: Tensor, dim: int, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__(x, dim)
