@@ -46,7 +46,7 @@ def is_accelerator(device: torch.device) -> bool:
 def timer(device: torch.device) -> Timer:
     """Returns a function that measures the time of calls on the device. The called function takes no arguments.
 
-    On an accelerator, it flushes the L2 cache before each call. The time does not include waiting for the host.
+    On an accelerator, the function flushes the L2 cache before each call. The time excludes waiting for the host.
     """
     return partial(_time_on_accelerator, device) if is_accelerator(device) else _time_on_cpu
 
@@ -75,7 +75,7 @@ def _host_and_device_seconds(function: Callable[[], Any]) -> tuple[float, float]
 
 
 class _BeforeCall:
-    """Replaces a tensor in do_bench's `grad_to_none`. When do_bench resets its gradient, it enqueues work.
+    """Replaces a tensor in do_bench's `grad_to_none`. Enqueues work when do_bench resets the gradient.
 
     do_bench resets the gradient before each call. Without this work, a fast device finishes the cache flush before the
     host has enqueued the call. The measured time would then include waiting for the host.

@@ -70,7 +70,7 @@ def make_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
 
 
 def _plot_grid(rows: Rows, caption: str) -> Figure:
-    """Plots rates against N: a panel per direction, with the rate of `copy_` as reference."""
+    """Plots rates against N in one panel per direction, with the rate of `copy_` as reference."""
     directions, names = distinct(rows, "direction"), [COPY, *providers(rows, skipped=False)]
     title = f"{rows[0]['op']} of {rows[0]['rows']:,} rows, {rows[0]['dtype']}"
     figure, axes = _make_figure(title, caption, 1, len(directions))
@@ -90,7 +90,7 @@ def _plot_grid(rows: Rows, caption: str) -> Figure:
 
 
 def _plot_classes(rows: Rows, caption: str) -> Figure:
-    """Plots the share of `copy_`'s rate at every shape: a panel per shape class."""
+    """Plots the share of `copy_`'s rate at every shape in one panel per shape class."""
     classes = [shape_class for name, shape_class in SHAPE_CLASSES.items() if select(rows, group=name)]
     names = providers(rows, skipped=False)
     across = min(2, len(classes))
@@ -116,7 +116,7 @@ def _plot_classes(rows: Rows, caption: str) -> Figure:
 
 
 def _tick_labels(shapes: Sequence[str]) -> list[str]:
-    """Returns the widths if all shapes are matrices of different widths, else the shapes without "dim"."""
+    """Returns the widths if all shapes are matrices of different widths, else the shapes without the " dim" suffix."""
     widths = [shape.partition("x")[2] for shape in shapes]
     if len(set(widths)) == len(shapes) and all(shape.count("x") == 1 and " dim" not in shape for shape in shapes):
         return widths
@@ -124,7 +124,7 @@ def _tick_labels(shapes: Sequence[str]) -> list[str]:
 
 
 def _plot_overview(rows: Rows, caption: str) -> Figure:
-    """Shows a table of mean shares per provider and shape class: a panel per direction and dtype."""
+    """Shows the mean share per provider and shape class, in one panel per direction and dtype."""
     names, groups = providers(rows), [name for name in SHAPE_CLASSES if select(rows, group=name)]
     dtypes, directions = distinct(rows, "dtype"), distinct(rows, "direction")
     legend = "; ".join(f"{group}: {SHAPE_CLASSES[group].title}" for group in groups)

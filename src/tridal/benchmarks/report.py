@@ -77,7 +77,7 @@ def class_table(rows: Rows, names: Sequence[str]) -> Table:
 
 
 def mean_share(shares: Sequence[float]) -> float | None:
-    """Returns the geometric mean; None for no shares."""
+    """Returns the geometric mean of the shares, or None if there are no shares."""
     return statistics.geometric_mean(shares) if shares else None
 
 
@@ -102,7 +102,7 @@ def skip_reasons(rows: Rows) -> list[tuple[str, str, int]]:
 
 
 def describe_conditions(machine: Mapping[str, Any]) -> str:
-    """Describes the measurement conditions of a run. `machine` is an entry of `results.document`."""
+    """Describes the measurement conditions of a run. `machine` is the entry "machine" of `results.document`."""
     if machine["device"].partition(":")[0] != HOST:
         return "useful traffic, L2 flushed between calls"
     computes = f"backend {machine['backend']!r}" if machine["backend"] else "torch"

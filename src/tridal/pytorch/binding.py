@@ -22,7 +22,7 @@ from tridal.runtime.workspace import with_workspace
 def bind(
     context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
 ) -> Callable[..., None] | None:
-    """Returns launch(stream, out, source[, saved or mask]). Returns None if no kernel can read `source` or the mask.
+    """Returns launch(stream, out, source[, saved or mask]). None if no kernel can read `source` or apply the mask.
 
     `launch` accepts all tensors with the shapes, strides, dtypes and alignment of the given ones. `out` is aligned, has
     the dtype `dtype`, and may be `source`. `out` and `saved` are contiguous and have the shape of `source`. No dim of
@@ -60,7 +60,7 @@ def bind(
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
-    if backend.interpreted:  # dynamo would trace it in the backward of a compiled function
+    if backend.interpreted:  # otherwise, dynamo traces `launch_on` in the backward of a compiled function
         launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
         return launch_on

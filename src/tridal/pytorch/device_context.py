@@ -16,7 +16,7 @@ from tridal.pytorch.devices import TORCH_TYPES
 from tridal.pytorch.op_call import OpCall
 
 Run: TypeAlias = Callable[..., torch.Tensor]
-"""run(input[, mask]) computes an op. run(dY, saved) computes its gradient. Each is prepared for one kind of tensors."""
+"""A prepared run(input[, mask]) of an op, or run(dY, saved) of its gradient, for one shape, layout and dtype."""
 
 log = logging.getLogger("tridal")
 

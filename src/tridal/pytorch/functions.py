@@ -108,7 +108,7 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
         if unknown := parameters.keys() - op.parameters.keys():
             raise TypeError(f"{op.name}() got an unexpected keyword argument {min(unknown)!r}")
         values = tuple(float(parameters.get(name, default)) for name, default in op.parameters.items())
-        values = tuple(value if value == value else math.nan for value in values)  # as in softmax
+        values = tuple(value if value == value else math.nan for value in values)  # cache keys compare NaN by identity
         return apply(op, input, dim, dtype, stream, values)
 
     function.__name__ = function.__qualname__ = op.name
@@ -233,7 +233,7 @@ def _autocast_active(op: RowOp, context: DeviceContext) -> bool:
 
 
 def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
-    """Returns the dtype to which autocast casts the input: None for float64 and for integers, else float32."""
+    """Returns the dtype to which autocast casts the input: float32, or None for float64, integer and bool input."""
     return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
 
 

@@ -1,4 +1,4 @@
-"""Softmax modules with the signatures of torch.nn.Softmax and torch.nn.LogSoftmax."""
+"""Softmax modules that call tridal, with the signatures of torch.nn.Softmax and torch.nn.LogSoftmax."""
 
 from __future__ import annotations
 

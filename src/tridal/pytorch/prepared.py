@@ -68,7 +68,7 @@ def _description(mask: torch.Tensor) -> tuple[Any, ...]:
 
 
 def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> Run | None:
-    """Returns run(dY, saved) for such tensors on the context's device; None if torch has to compute the gradient.
+    """Returns run(dY, saved) for tensors like `grad` and `saved`; None if torch has to compute the gradient.
 
     Both tensors must have the same shape and device. This is checked only if the call is not in the cache.
 
@@ -119,7 +119,7 @@ def _prepare(
     else:
         # torch casts float64 results, because Triton's interpreter stores wrong values when it casts them to bfloat16.
         written, copy_dtype = torch.float64 if saved.dtype is torch.float64 else dtype, first.dtype
-        named = zip(call.kernel.parameters, call.parameters, strict=True)  # the kernel does not multiply by None
+        named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None skips the multiplication
         call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
         if saved.is_neg() or not saved.is_contiguous():
             saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous

@@ -69,7 +69,7 @@ _TensorGuards = _item("torch._C._dynamo.guards.TensorGuards")
 
 @functools.cache
 def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
-    """Returns make(shape, strides, dtype), twice as fast as torch.empty_strided; None if the device has none."""
+    """Returns make(shape, strides, dtype) for the current device, or None. It takes half the time of torch's API."""
     make: Any = getattr(GUARDS, f"_empty_strided_{device.type}", None)
     try:
         made = make((2, 3), (3, 1), torch.float32)
@@ -82,7 +82,7 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
 def tensor_guards(input: torch.Tensor) -> Callable[[Any], bool] | None:
     """Returns check(tensor), which compares shape, strides, dtype, device, requires_grad and dispatch keys to `input`.
 
-    Returns None if this torch has no `TensorGuards`. It crashes on nested or non-strided tensors and in transforms.
+    Returns None if `TensorGuards` is missing. `check` crashes on nested and non-strided tensors, and in transforms.
     """
     try:
         guards = _TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None)

@@ -17,7 +17,7 @@ def accumulator(*dtypes: torch.dtype) -> torch.dtype:
 def compute(
     op: RowOp, input: torch.Tensor, dim: int, dtype: torch.dtype | None, parameters: tuple[float, ...] = ()
 ) -> torch.Tensor:
-    """Computes an op with torch's ops, in `dtype` or the input's dtype. Differentiable; accepts torch's subclasses."""
+    """Computes an op in `dtype` or the input's dtype with torch's ops. Supports autograd and torch's subclasses."""
     if op.torch_function is not None:
         return op.torch_function(input, dim, dtype=dtype)
     wanted = dtype or input.dtype
@@ -25,7 +25,7 @@ def compute(
 
 
 def compute_call(call: OpCall, input: torch.Tensor, dispatch: bool = False) -> torch.Tensor:
-    """Computes a call. Modifies scores in at least float32. With `dispatch`, the registered op reads these scores."""
+    """Computes a call. Modifies scores in at least float32. With `dispatch`, calls the registered op with them."""
     op, dim, dtype, parameters, modification = call
     if modification is None:
         return compute(op, input, dim, dtype, parameters)

@@ -30,7 +30,7 @@ ON_REGISTER: list[Callable[[RowOp], None]] = []
 
 
 def register(op: RowOp) -> None:
-    """Registers an op and its gradient. Does nothing if the op is registered.
+    """Registers an op and its gradient. Does nothing if the op is already registered.
 
     Raises:
         PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
@@ -71,7 +71,7 @@ def _define(
     run: Callable[..., torch.Tensor],
     by_torch: Callable[..., torch.Tensor],
 ) -> None:
-    """Registers an op or its gradient. `run` and `by_torch` compute (call, *tensors). `by_torch` is differentiable."""
+    """Registers an op or its gradient. run(call, *tensors) computes it. by_torch(call, *tensors) is differentiable."""
     kernel = op.forward if kind is OpCall else op.backward
     name, count = kernel.name, len(tensor_names)
     values = zip(kernel.parameters, defaults(op, kind is GradientCall), strict=True)
@@ -128,7 +128,7 @@ def _define(
 
 
 def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: int) -> torch.Tensor:
-    """Returns the tensor with `rank` dims after its batch dim. Adds a batch dim if `axis` is None."""
+    """Returns the tensor with the batch dim first, followed by `rank` dims. Adds the batch dim if `axis` is None."""
     tensor = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
     return tensor.reshape(batch_size, *[1] * (rank + 1 - tensor.dim()), *tensor.shape[1:])
 
@@ -136,7 +136,7 @@ def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: 
 def has_tangent(*tensors: torch.Tensor) -> bool:
     """Returns whether one of the tensors has a tangent of forward-mode AD.
 
-    The level of forward-mode AD is not sufficient, because compiled transforms of torch.func do not set it.
+    A check of the forward-mode AD level is not sufficient, because compiled torch.func transforms do not set the level.
     """
     if private.forward_ad_level() < 0 and not private.transforms_active():
         return False

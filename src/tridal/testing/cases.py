@@ -117,7 +117,7 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...
     """Returns all cases for a backend that is available here. `ops` are names; None stands for all ops.
 
     Cases with a dtype that the backend does not compute are left out. Cases with a stream are included only if the
-    backend's device type is an accelerator. Cases with `last_device` are included only if the backend has two devices.
+    backend serves torch's accelerator. Cases with `last_device` are included only if the backend has several devices.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.

@@ -18,7 +18,7 @@ from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """Functions with the arguments of tridal's functions, and the device of their tensors."""
+    """The functions to check, and the device of their tensors. The functions have the arguments of tridal's."""
 
     device: torch.device
     function: Callable[[str], Callable[..., torch.Tensor]]

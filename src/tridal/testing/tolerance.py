@@ -11,7 +11,7 @@ to first order:
                    ln N
     division, log  a few a
 
-`Arithmetic.noise` is the sum of these. Each of its terms is about twice as large as necessary. It is still a thousand
+`Arithmetic.noise` is the sum of these. Each of its terms is about twice as large as necessary. The sum is a thousand
 times smaller than the error of a sum in bfloat16. `tests/test_tolerance.py` shows which faults the bounds find.
 
 An op can define its own bounds (`RowOp.bounds`). `DerivedBounds` are the bounds of all other ops. They measure how
@@ -52,10 +52,10 @@ class Arithmetic:
     tiny: float
     """Error of storing a subnormal in the written dtypes."""
     accumulator: float
-    """Unit roundoff of the statistics; twice that of float64, because the reference is not more precise."""
+    """Unit roundoff of the statistics. It is doubled for float64, because the exact values are in float64 too."""
     cols: int
     sum_roundings: float
-    """Roundings of one term of a sum over a row."""
+    """Number of roundings of one term in a sum over a row."""
 
     @classmethod
     def of(cls, writes: tuple[str, ...], dtype: str, cols: int, interpreted: bool, last_dim: bool) -> Arithmetic:
