@@ -1,6 +1,7 @@
 """Prepared calls: cached functions that launch the kernel of an op for plain tensors.
 
-The cache key contains the op, shapes, strides, dtypes and alignment. If a call is in the cache, it only allocates the
+The cache key contains the arguments of the op, and what decides how memory is read: shapes, strides, dtypes, alignment
+and negative bits. If a call is in the cache, it only allocates the
 result and launches the kernel. This module supports neither autograd nor tensor subclasses.
 """
 
