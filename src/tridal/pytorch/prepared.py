@@ -1,8 +1,8 @@
 """Prepared calls: cached functions that launch the kernel of an op for plain tensors.
 
 The cache key contains the arguments of the op, and what decides how memory is read: shapes, strides, dtypes, alignment
-and negative bits. If a call is in the cache, it only allocates the
-result and launches the kernel. This module supports neither autograd nor tensor subclasses.
+and negative bits. If a call is in the cache, it only allocates the result and launches the kernel. This module supports
+neither autograd nor tensor subclasses.
 """
 
 from __future__ import annotations
