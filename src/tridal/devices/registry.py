@@ -6,6 +6,7 @@ Backends come from installed plugins or from `register`. Importing this module l
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from tridal.devices import plugins
@@ -107,6 +108,8 @@ def serving(device_type: str, settings: Settings | None = None, known_types: Con
         SettingsError: as in `check_backends`.
     """
     key = device_type, settings or current()
+    with suppress(KeyError):
+        return _serving_cache[key]  # without the lock, which a thread holds while it compiles or interprets
     with LOCK:
         if key not in _serving_cache:
             if len(_serving_cache) >= 256:

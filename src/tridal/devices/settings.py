@@ -169,12 +169,12 @@ def use(
 def _overlaid(layer: _Layer) -> Iterator[Settings]:
     # Equal `use` blocks share one object. Caches with settings as keys then hit, and do not grow in a loop.
     key = (current(), repr(sorted(layer.items())))
-    with LOCK:
-        if key not in _overlays:
+    settings = _overlays.get(key)  # without the lock, which a thread holds while it compiles or interprets
+    if settings is None:
+        with LOCK:
             if len(_overlays) >= 64:
                 _overlays.clear()
-            _overlays[key] = _changed(current(), layer)
-        settings = _overlays[key]
+            settings = _overlays.setdefault(key, _changed(current(), layer))
     with restored(settings):
         yield settings
 
