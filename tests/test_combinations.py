@@ -19,6 +19,7 @@ from tridal.devices.settings import current, restored
 from tridal.devices.types import Backend
 from tridal.errors import LayoutError
 from tridal.pytorch.device_context import device_context
+from tridal.pytorch.op_call import OpCall
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 SHAPE = (3, 4, 6)
@@ -38,7 +39,7 @@ INPUTS: dict[str, Function] = {
     "subclass": lambda x: x.clone().as_subclass(Subclass),
     "parameter": lambda x: torch.nn.Parameter(x.clone()),
 }
-MASK = (torch.arange(math.prod(SHAPE)).view(SHAPE) % 5 > 0).repeat(1, 1, 1)
+MASK = torch.arange(math.prod(SHAPE)).view(SHAPE) % 5 > 0
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "scale": {"scale": 0.5},
@@ -199,6 +200,17 @@ def test_a_subclass_that_does_not_know_the_registered_op_is_computed_by_torch(de
     x = torch.randn(4, 6, device=device)
     found, wanted = (f(masked_tensor(x, x > 0), -1) for f in (tridal.softmax, torch.softmax))
     torch.testing.assert_close(found.get_data(), wanted.get_data())
+
+
+def test_an_error_of_the_registered_op_is_not_hidden_for_other_subclasses(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(call: OpCall, *tensors: torch.Tensor) -> torch.Tensor:
+        raise TypeError("a fault of the op")
+
+    monkeypatch.setattr(OpCall, "dispatch", fail)
+    with pytest.raises(TypeError, match="a fault of the op"):
+        tridal.softmax(torch.ones(2, 3, device=device).as_subclass(Subclass))
 
 
 @pytest.mark.parametrize("module", [tridal.nn.Softmax, tridal.nn.LogSoftmax])

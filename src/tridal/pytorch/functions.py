@@ -203,7 +203,7 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     try:
         return call.dispatch(input)
     except TypeError:
-        if type(input) is torch.Tensor or not hasattr(type(input), "__torch_dispatch__"):
+        if type(input).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_distributed(input):
             raise
         return compute_call(call, input)  # a subclass such as MaskedTensor, which rejects the registered op
 
