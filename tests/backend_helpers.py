@@ -87,3 +87,15 @@ def run_python(code: str, *folders: Path, **variables: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def install_wheel(package: Path, folder: Path, name: str) -> Path:
+    """Builds the wheel of a package, whose name and version are given, and installs it. Returns its modules' folder."""
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(package)]
+    subprocess.run(build, check=True, timeout=240)
+    (wheel,) = folder.glob(f"{name}-*.whl")
+    site = folder / "site"
+    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, timeout=240)
+    return site

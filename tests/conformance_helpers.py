@@ -12,7 +12,7 @@ from tridal.devices import registry
 from tridal.testing import Case, Implementation, cases, check
 
 CPU = torch.device("cpu")
-INTERPRETER = next(e.backend for e in registry.registered() if e.backend is not None and e.backend.interpreted)
+INTERPRETER = next(backend for backend in registry.loaded() if backend.interpreted)
 MAX_ELEMENTS = 100_000
 
 Function = Callable[..., torch.Tensor]

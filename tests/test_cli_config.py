@@ -71,7 +71,7 @@ def test_json_without_a_file_has_the_defaults_of_every_backend():
     report = json.loads(printed("--json"))
     assert report["file"] is None
     assert {row["source"] for row in report["settings"].values()} == {"default"}
-    backends = [entry.backend for entry in registry.registered() if entry.backend is not None]
+    backends = registry.loaded()
     options = {f"backends.{backend.name}.{option}" for backend in backends for option in backend.options}
     assert report["settings"].keys() == set(settings.FIELDS) | options
 

@@ -148,5 +148,5 @@ def test_any_argument_of_any_type_gives_a_plan_or_an_error_of_tridal(name: str, 
 
 
 def test_architectures_are_those_of_all_registered_backends() -> None:
-    named = {name for e in registry.registered() if e.backend is not None for name in e.backend.architectures()}
+    named = {name for backend in registry.loaded() for name in backend.architectures()}
     assert named == set(ARCHITECTURES)

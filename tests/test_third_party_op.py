@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from backend_helpers import run_python
+from backend_helpers import install_wheel, run_python
 
 PACKAGE = Path(__file__).with_name("row_op_package")
 
@@ -17,15 +15,7 @@ PACKAGE = Path(__file__).with_name("row_op_package")
 @pytest.fixture(scope="module")
 def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed wheel of tests/row_op_package."""
-    folder = tmp_path_factory.mktemp("third-party-op")
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(PACKAGE)]
-    subprocess.run(build, check=True, timeout=240)
-    (wheel,) = folder.glob("tridal_l2norm-1.0.0-*.whl")
-    site = folder / "site"
-    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, timeout=240)
-    return site
+    return install_wheel(PACKAGE, tmp_path_factory.mktemp("third-party-op"), "tridal_l2norm-1.0.0")
 
 
 def test_the_package_has_fewer_than_60_lines_of_code():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from backend_helpers import PLUGIN, run_python
+from backend_helpers import PLUGIN, install_wheel, run_python
 from tridal.devices import registry
 from tridal.errors import UnknownDeviceError
 
@@ -19,15 +17,7 @@ pytestmark = pytest.mark.usefixtures("fresh_registry")
 @pytest.fixture(scope="module")
 def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed wheel of tests/plugin."""
-    folder = tmp_path_factory.mktemp("third-party")
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(PLUGIN)]
-    subprocess.run(build, check=True, timeout=240)
-    (wheel,) = folder.glob("tridal_toy-1.2.3-*.whl")
-    site = folder / "site"
-    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
-    subprocess.run(install, check=True, timeout=240)
-    return site
+    return install_wheel(PLUGIN, tmp_path_factory.mktemp("third-party"), "tridal_toy-1.2.3")
 
 
 USE_TOY = """

@@ -169,7 +169,7 @@ def exchange(
 ):  # fmt: skip
     """Publishes the statistics of this part of a tile, waits for those of the other parts, and combines them.
 
-    Returns the statistics of whole rows, and the factor by which `rebase` scales the terms of this part. `body` is the
+    Returns the statistics of whole rows, and the factor of this part's terms (see `rebase`). `body` is the
     number of elements of a row between its head and tail.
     """
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS

@@ -92,7 +92,7 @@ def anti_hoist_pointers(
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     PROGRAMS_PER_ROW: tl.constexpr, ALIGNED: tl.constexpr, PASS: tl.constexpr,
 ):  # fmt: skip
-    """Returns `tile_pointers` for one pass over a tile. Triton computes them anew in each pass.
+    """Returns `tile_pointers` for one pass over a tile. Triton computes them again in each pass.
 
     In a cooperative schedule over inner rows, Triton would hoist the offsets of all elements out of the loop and keep
     them in registers. To prevent that, the stride depends on a condition on tile and pass that is never true.
@@ -135,6 +135,6 @@ def load_rows(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr, AC
 
 @triton.jit
 def store_rows(pointer, number, tile, rank, inner, row_outer, row_inner, ROWS: tl.constexpr):
-    """Stores a number for each row of a tile. Of the programs that compute a row, only rank 0 stores it."""
+    """Stores a number for each row of a tile. Rank 0 of the programs of a row stores it."""
     pointers, in_bounds = _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS)
     tl.store(pointers, number.to(pointer.dtype.element_ty), mask=in_bounds & (rank == 0))

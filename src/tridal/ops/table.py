@@ -35,6 +35,7 @@ class RegisteredOp:
     name: str
     origin: str
     op: RowOp | None
+    """None if it cannot be used."""
     problem: str | None = None
 
 
@@ -54,7 +55,7 @@ def clear() -> None:
 
 def ops() -> dict[str, RowOp]:
     """Returns the ops that can be used, by name."""
-    return {entry.name: entry.op for entry in registered() if entry.op is not None and entry.problem is None}
+    return {entry.name: entry.op for entry in registered() if entry.op is not None}
 
 
 def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
@@ -90,8 +91,7 @@ def check(op: RowOp) -> None:
     problem = op.problem()
     if problem is None:
         known = _entries or [RegisteredOp(built_in.name, BUNDLED, built_in) for built_in in BUILT_IN]
-        usable = (entry for entry in known if entry.op is not None and entry.problem is None)
-        taken = next((entry for entry in usable if entry.name == op.name and entry.op is not op), None)
+        taken = next((entry for entry in known if entry.op not in (None, op) and entry.name == op.name), None)
         problem = None if taken is None else f"{taken.origin} has an op of that name"
     if problem is not None:
         raise PluginError(f"op {op.name!r} cannot be used: {problem}")

@@ -45,7 +45,7 @@ class override_torch:
 
     def __init__(self) -> None:
         self._depth = 0
-        kinds = {entry.backend.device_type for entry in registry.registered() if entry.backend is not None}
+        kinds = {backend.device_type for backend in registry.loaded()}
         self.device_types = tuple(sorted(kind for kind in kinds if is_served(kind)))
         with LOCK:
             self._kept = {kind: _libraries.get(kind) or _replace(kind) for kind in self.device_types}

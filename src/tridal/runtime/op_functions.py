@@ -7,7 +7,7 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 - the tensors that the kernel reads, in terms and `writes`; in `row_value` and `row_writes`, only those of `row_reads`;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
 - `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
-- `part_scale`, in `row_value` and `writes`: the factor by which `rebase` scales the terms of the part;
+- `part_scale`, in `row_value` and `writes`: the factor that `rebase` applies to the terms of the part;
 - the name of the function `row_value`, in `writes` and `row_writes`: its result;
 - `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
 - `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;

@@ -10,6 +10,8 @@ Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 MAX_PER_ELEMENT = MAX_PER_ROW = MAX_PER_COLUMN = 2
 MAX_STATISTICS = 2
 MAX_PARAMETERS = 2
+POINTERS = tuple((f"{kind}_ptr", f"{kind}2_ptr") for kind in ("out", "row_out", "in", "per_row", "per_column"))
+"""The schedules' pointer arguments, by kind of tensor in the order of `RowKernel.tensors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,7 @@ class RowKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """The schedules' pointer argument for each tensor."""
-        kinds = zip(("out", "row_out", "in", "per_row", "per_column"), self.tensors, strict=True)
-        return tuple(f"{kind}{'2' * index}_ptr" for kind, given in kinds for index in range(len(given)))
+        return tuple(name for names, given in zip(POINTERS, self.tensors, strict=True) for name in names[: len(given)])
 
     @property
     def arguments(self) -> dict[str, str]:

@@ -67,7 +67,7 @@ class ScaleMask:
 def locate_mask(
     scale_mask: ScaleMask, shape: Sequence[int], strides: Sequence[int], mask_strides: Sequence[int], dim: int
 ) -> ScaleMask | None:
-    """Sets the fields from which a kernel computes the position of a row in the mask.
+    """Sets the fields that a kernel needs to compute the position of a row in the mask.
 
     `shape` and `strides` are those of the scores, `mask_strides` those of the mask expanded to that shape. Returns None
     if the dims other than `dim` need more than three strides, or if there are `ROW_LIMIT` rows or more.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tridal.devices.types import ITEMSIZE, KernelConfig, LaunchPlan, Problem
-from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_kernel import POINTERS, RowKernel
 from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 
@@ -19,11 +19,6 @@ _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
 _ROW_STRIDES = ("row_outer", "row_inner")
 _PARAMETERS = ("param0", "param1")
-_OPTIONAL = (
-    "out2_ptr", "row_out_ptr", "row_out2_ptr", "in2_ptr", "per_row_ptr", "per_row2_ptr", "per_column_ptr",
-    "per_column2_ptr", "mask_ptr",
-)  # fmt: skip
-"""The tensors that not every kernel has."""
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
 ALIGNMENT = 16
 """Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
@@ -138,7 +133,8 @@ class KernelCall:
         constants: dict[str, Any] = dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
         if s.mask is not None:
             pointers["mask_ptr"] = s.mask
-        constants |= {name: None for name in _OPTIONAL if name not in pointers}
+        names = (*itertools.chain(*POINTERS), "mask_ptr")
+        constants |= {name: None for name in names if name not in pointers}
         mask_extent = (config.cols - 1) * s.strides[-1]
         accumulator = "fp64" if p.accumulator == 8 else "fp32"
         constants |= {

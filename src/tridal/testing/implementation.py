@@ -36,7 +36,7 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
     return FUNCTIONS.get(op) or row_function(table.op_named(op))
 
 
-class _Overridden:
+class Overridden:
     """A wrapper of a backend with another name and overridden plans. It forwards all other attributes."""
 
     def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
@@ -51,7 +51,7 @@ class _Overridden:
 @contextmanager
 def overridden(backend: Backend, suffix: str, override: PlanOverride) -> Iterator[str]:
     """Registers a backend with overridden plans until the context ends. Yields the backend's name."""
-    registered: Any = _Overridden(backend, suffix, override)
+    registered: Any = Overridden(backend, suffix, override)
     registry.register(registered)
     try:
         yield registered.name
