@@ -87,8 +87,47 @@ def rms_norm_gradient(dy, x, weight, root, dot, count, AXIS: tl.constexpr):
     return (dy * weight - projection) * tl.expand_dims(root, AXIS)
 
 
+@triton.jit
+def normalised_product(dy, x, root, AXIS: tl.constexpr):
+    return dy * x * tl.expand_dims(root, AXIS)
+
+
 RMS_NORM_BACKWARD = RowKernel(
     name="rms_norm_backward", module=__name__, reads=("dy", "x"), row_reads=("root",), column_reads=("weight",),
     statistics=(Statistic("dot", "sum", term="weighted_product"),), writes=("rms_norm_gradient",),
-    neutral_padding=True,
+    column_writes=("normalised_product",), neutral_padding=True,
+)  # fmt: skip
+
+
+@triton.jit
+def weighted(dy, weight):
+    return dy * weight
+
+
+@triton.jit
+def weighted_deviation(dy, x, weight, mean, AXIS: tl.constexpr):
+    return dy * weight * (x - tl.expand_dims(mean, AXIS))
+
+
+@triton.jit
+def layer_norm_gradient(dy, x, weight, mean, inverse, total, dot, count, AXIS: tl.constexpr):
+    centred = (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse * inverse * dot / count, AXIS)
+    return (dy * weight - tl.expand_dims(total / count, AXIS) - centred) * tl.expand_dims(inverse, AXIS)
+
+
+@triton.jit
+def weight_gradient(dy, x, mean, inverse, AXIS: tl.constexpr):
+    return dy * (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse, AXIS)
+
+
+@triton.jit
+def bias_gradient(dy):
+    return dy
+
+
+LAYER_NORM_BACKWARD = RowKernel(
+    name="layer_norm_backward", module=__name__, reads=("dy", "x"), row_reads=("mean", "inverse"),
+    column_reads=("weight",), writes=("layer_norm_gradient",), column_writes=("weight_gradient", "bias_gradient"),
+    statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_deviation")),
+    live_tiles=4,
 )  # fmt: skip

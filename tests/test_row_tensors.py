@@ -39,8 +39,16 @@ def expected(kernel: RowKernel, tensors: dict[str, torch.Tensor], dim: int) -> l
         total = wide["x"] + wide["residual"]
         inverse = 1 / (total.square().mean(dim, keepdim=True) + EPS).sqrt()
         return [total * inverse * wide["weight"], total, inverse]
-    dy, x, root = wide["dy"] * wide["weight"], wide["x"], wide["root"]
-    return [(dy - x * root.square() * (dy * x).mean(dim, keepdim=True)) * root]
+    rows = [axis for axis in range(len(wide["x"].shape)) if axis != dim]
+    dy, x = wide["dy"] * wide["weight"], wide["x"]
+    if kernel is row_tensors.LAYER_NORM_BACKWARD:
+        inverse, deviation = wide["inverse"], x - wide["mean"]
+        projection = deviation * inverse.square() * (dy * deviation).mean(dim, keepdim=True)
+        gradient = (dy - dy.mean(dim, keepdim=True) - projection) * inverse
+        return [gradient, (wide["dy"] * deviation * inverse).sum(rows), wide["dy"].sum(rows)]
+    root = wide["root"]
+    gradient = (dy - x * root.square() * (dy * x).mean(dim, keepdim=True)) * root
+    return [gradient, (wide["dy"] * x * root).sum(rows)]
 
 
 def make(kernel: RowKernel, shape: tuple[int, ...], dim: int, offset: int, device: torch.device) -> dict[str, Any]:
@@ -56,7 +64,7 @@ def make(kernel: RowKernel, shape: tuple[int, ...], dim: int, offset: int, devic
 
 
 @pytest.mark.parametrize(("shape", "dim", "offset"), SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD"])
+@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD"])
 def test_written_tensors_agree_with_float64(
     backend: Backend, device: torch.device, name: str, shape: tuple[int, ...], dim: int, offset: int
 ) -> None:
@@ -68,16 +76,21 @@ def test_written_tensors_agree_with_float64(
     for override in ("planned", *overrides(backend)):
         written = [torch.full(shape, torch.nan, device=device) for _ in kernel.writes]
         written += [torch.full(row, torch.nan, device=device) for _ in kernel.row_writes]
-        arguments = (*written, *tensors.values())
-        addresses = tuple(tensor.data_ptr() & 63 for tensor in arguments)
-        dtypes = ("float32",) * len(arguments)
-        call = KernelCall(kernel, layout, dtypes, addresses, (EPS,) * len(kernel.parameters))
+        addresses = [t.data_ptr() & 63 for t in written] + [0] * len(kernel.column_writes)
+        addresses += [t.data_ptr() & 63 for t in tensors.values()]
+        call = KernelCall(
+            kernel, layout, ("float32",) * len(addresses), tuple(addresses), (EPS,) * len(kernel.parameters)
+        )
         overridden: Any = Overridden(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
         options = {name: option.default for name, option in backend.options.items()}
         plan, run, slots = launch.prepare(call, overridden, backend.properties(0), options)
+        written += [torch.full((plan.groups, shape[dim]), torch.nan, device=device) for _ in kernel.column_writes]
+        arguments = (*written, *tensors.values())
         workspace = [torch.zeros(slots, dtype=torch.int64, device=device)] if slots else []
         with backend.guard(0):
             run(backend.stream(0), *arguments, *workspace)
+        for index in range(-len(kernel.column_writes), 0):
+            written[index] = written[index].double().sum(0)
         for index, (found, wanted) in enumerate(zip(written, expected(kernel, tensors, dim), strict=True)):
             message = f"{override} ({plan.config}), tensor {index}"
             torch.testing.assert_close(
@@ -97,7 +110,7 @@ def test_written_tensors_agree_with_float64(
     ],
     ids=lambda config: f"{config.schedule}{' peel' * config.peel}{' reload' * config.reload}",
 )
-@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD"])
+@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD"])
 def test_kernels_compile_with_mixed_dtypes(name: str, config: KernelConfig) -> None:
     kernel: RowKernel = getattr(row_tensors, name)
     dtypes = tuple("float32" if "row" in pointer or "col" in pointer else "bfloat16" for pointer in kernel.pointers)

@@ -95,6 +95,9 @@ class Problem(_Renamed):
     """dtype of each input with a number per column."""
     row_writes: tuple[str, ...] = ()
     """dtype of each output with a number per row."""
+    column_writes: tuple[str, ...] = ()
+    """dtype of each output with a number per column: the sums of a term over the rows of a group of programs. Programs
+    keep these sums in registers or in fast memory, as many as a tile has elements."""
     passes: int = 3
     """Passes over a row: one for each statistic that depends on the one before it, and one that writes the results."""
     live_tiles: int = 1
@@ -116,6 +119,11 @@ class Problem(_Renamed):
     def tiles(self, rows: int) -> int:
         """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
         return self.outer * -(-self.inner // rows)
+
+    @property
+    def vector(self) -> int:
+        """Number of elements of the narrowest dtype in a vector of 16 bytes."""
+        return 16 // min(ITEMSIZE[dtype] for dtype in (*self.writes, *self.reads))
 
     @property
     def dtype(self) -> str:
@@ -195,6 +203,11 @@ class LaunchPlan(_Renamed):
     def schedule(self) -> Schedule:
         """The schedule of the configuration."""
         return self.config.schedule
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of programs that compute the same rows."""
+        return self.programs // self.config.programs_per_row
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""

@@ -6,6 +6,7 @@ The first loop computes the statistics of the rows, the second loop the output. 
 import triton
 import triton.language as tl
 
+from tridal.kernels.column_sums import add_to_sums
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tiles import load_columns, load_rows, store_rows, tile_bounds, tile_pointers
@@ -15,12 +16,13 @@ _INF = tl.constexpr(float("inf"))
 
 @triton.jit
 def column_loop(
-    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, in_ptr, in2_ptr, per_row_ptr, per_row2_ptr, per_column_ptr,
-    per_column2_ptr, mask_ptr, outer, inner, cols,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, per_row_ptr,
+    per_row2_ptr, per_column_ptr, per_column2_ptr, mask_ptr, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner,
     param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
     NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr,
@@ -28,13 +30,13 @@ def column_loop(
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
-        per_row = load_rows(per_row_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
-        per_row2 = load_rows(per_row2_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
+        per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
+        per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
         first = tl.full([ROWS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
         second = tl.full([ROWS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)
         for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
+                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
             )
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -74,13 +76,13 @@ def column_loop(
             )  # fmt: skip
         if row_out_ptr is not None:
             number = row_write(per_row, per_row2, param0, param1, first, second, value, count)
-            store_rows(row_out_ptr, number, tile, 0, inner, row_outer, row_inner, ROWS)
+            store_rows(row_out_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
         if row_out2_ptr is not None:
             number = row_write2(per_row, per_row2, param0, param1, first, second, value, count)
-            store_rows(row_out2_ptr, number, tile, 0, inner, row_outer, row_inner, ROWS)
+            store_rows(row_out2_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
         for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
+                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
             )
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -116,3 +118,21 @@ def column_loop(
                     out2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
                 )  # fmt: skip
                 tl.store(pointers2, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
+            if column_out_ptr is not None:
+                term = column_term(
+                    x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, 1.0, first, second, value,
+                    count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
+                )  # fmt: skip
+                add_to_sums(
+                    column_out_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    ROWS, COLS,
+                )  # fmt: skip
+            if column_out2_ptr is not None:
+                term = column_term2(
+                    x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, 1.0, first, second, value,
+                    count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
+                )  # fmt: skip
+                add_to_sums(
+                    column_out2_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    ROWS, COLS,
+                )  # fmt: skip

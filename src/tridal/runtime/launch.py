@@ -49,7 +49,12 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
     config, programs = launch_plan.config, launch_plan.programs
     if programs < 1:
         raise PlanError(f"backend {backend.name!r} planned {programs} programs for {call.problem}")
-    tiles = call.problem.tiles(config.rows)
+    tiles, vector = call.tiles(config), call.problem.vector
+    if config.peel and call.problem.column_writes and (call.problem.outer > 1 or launch_plan.groups % vector):
+        raise PlanError(
+            f"backend {backend.name!r} planned {launch_plan.groups} groups of programs for peeled rows of "
+            f"{call.problem.outer} blocks with sums over rows: one block and a multiple of {vector} groups are needed"
+        )
     if not config.persistent and programs != tiles * config.programs_per_row:
         raise PlanError(
             f"backend {backend.name!r} planned {programs} programs that are not persistent for {tiles} tiles: "

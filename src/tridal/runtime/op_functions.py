@@ -51,6 +51,8 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "finish2": _FINISH,
     "row_write": _ROW_WRITE,
     "row_write2": _ROW_WRITE,
+    "column_term": _FINISH,
+    "column_term2": _FINISH,
 }  # fmt: skip
 """The arguments that the schedules pass, in order, for each role of an op's function."""
 
@@ -63,7 +65,8 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     first, second = [*kernel.statistics, None][:2]
     assert first is not None
     names: list[Any] = [first.term, second and second.term, second and second.rebase, kernel.row_value]
-    names += [*(*kernel.writes, None)[:2], *(*kernel.row_writes, None, None)[:2]]
+    for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
+        names += (*written, None, None)[:2]
     functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
     return {
         **{role: function and _adapter(kernel, role, function, wrap) for role, function in functions.items()},

@@ -10,7 +10,9 @@ Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 MAX_PER_ELEMENT = MAX_PER_ROW = MAX_PER_COLUMN = 2
 MAX_STATISTICS = 2
 MAX_PARAMETERS = 2
-POINTERS = tuple((f"{kind}_ptr", f"{kind}2_ptr") for kind in ("out", "row_out", "in", "per_row", "per_column"))
+POINTERS = tuple(
+    (f"{kind}_ptr", f"{kind}2_ptr") for kind in ("out", "row_out", "column_out", "in", "per_row", "per_column")
+)
 """The schedules' pointer arguments, by kind of tensor in the order of `RowKernel.tensors`."""
 
 
@@ -48,6 +50,10 @@ class RowKernel:
     """Names of the inputs with a number per column, for example a weight. They are contiguous."""
     row_writes: tuple[str, ...] = ()
     """For each output with a number per row: the name of its Triton function. The outputs are contiguous."""
+    column_writes: tuple[str, ...] = ()
+    """For each output with a number per column: the name of the Triton function of its term. The output is the sum of
+    the term over all rows, in the accumulator's dtype. Each group of programs that compute the same rows writes one row
+    of partial sums, so the tensor has `LaunchPlan.groups` rows; it is contiguous."""
     parameters: tuple[str, ...] = ()
     """Names of numbers that are the same for all elements. They are run-time arguments. A None is a constant."""
     padding: float = 0.0
@@ -70,7 +76,7 @@ class RowKernel:
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
         """The names of all tensors, grouped by kind in the order of `pointers`."""
-        return self.writes, self.row_writes, self.reads, self.row_reads, self.column_reads
+        return self.writes, self.row_writes, self.column_writes, self.reads, self.row_reads, self.column_reads
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -95,6 +101,7 @@ class RowKernel:
             ("tensors with a number per row", self.row_reads, MAX_PER_ROW),
             ("tensors with a number per column", self.column_reads, MAX_PER_COLUMN),
             ("written tensors with a number per row", self.row_writes, MAX_PER_ROW),
+            ("written tensors with a number per column", self.column_writes, MAX_PER_COLUMN),
             ("statistics", statistics, MAX_STATISTICS),
             ("parameters", self.parameters, MAX_PARAMETERS),
         ):

@@ -73,7 +73,7 @@ class KernelCall:
     def problem(self) -> Problem:
         """The problem that a backend plans for."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
-        writes, row_writes, reads, row_reads, column_reads = (
+        writes, row_writes, column_writes, reads, row_reads, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
         )
         units = _UNIT_STRIDES[layout.layout]
@@ -88,6 +88,7 @@ class KernelCall:
             row_reads=row_reads,
             column_reads=column_reads,
             row_writes=row_writes,
+            column_writes=column_writes,
             passes=kernel.passes,
             live_tiles=kernel.live_tiles,
             statistics=len(kernel.statistics),
@@ -96,28 +97,34 @@ class KernelCall:
             scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
 
-    @property
-    def vector(self) -> int:
-        """Number of elements of the narrowest dtype in a vector of 16 bytes."""
-        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.problem.writes, *self.problem.reads))
+    def launched_layout(self, config: KernelConfig) -> RowLayout:
+        """Returns the layout that the kernel gets: with peeled rows and sums over rows, its blocks are interleaved."""
+        interleaved = config.peel and self.problem.column_writes
+        return self.layout.interleaved(self.problem.vector) if interleaved else self.layout
+
+    def tiles(self, config: KernelConfig) -> int:
+        """Returns the number of tiles. A tile does not extend over two blocks."""
+        layout = self.launched_layout(config)
+        return layout.outer * -(-layout.inner // config.rows)
 
     def _misalignments(self) -> dict[str, int]:
         """Returns, for each tensor, the number of elements from the last vector boundary to its first row."""
         tensors = zip(self.kernel.pointers, self.dtypes, self.addresses, strict=True)
         return {
-            name: address // ITEMSIZE[dtype] % self.vector
+            name: address // ITEMSIZE[dtype] % self.problem.vector
             for name, dtype, address in tensors
             if name.startswith(("out", "in"))
         }
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
         """Returns the scalar arguments of the kernel by name."""
-        layout, p = self.layout, self.problem
+        layout, p = self.launched_layout(config), self.problem
         row_strides = layout.row_strides if p.row_reads or p.row_writes else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
         if config.schedule != "column_loop":
             values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
+            values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer
         values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
         return values | self.scale_mask.numbers
 
@@ -140,7 +147,8 @@ class KernelCall:
         constants |= {
             "ACC_DTYPE": accumulator,
             "EXP2_BIAS": config.exp2_bias,
-            "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.cols), mask_extent) >= 2**31,
+            "INT64_OFFSETS": max(self.launched_layout(config).max_offset(config.rows, config.cols), mask_extent)
+            >= 2**31,
             "AXIS": 0 if p.layout == "inner" else 1,
             "ROWS": config.rows,
             "COLS": config.cols,
@@ -158,7 +166,7 @@ class KernelCall:
         constants |= {name: None for name in _PARAMETERS if scalars[name] is None}
         constants |= {n: v for n, v in s.numbers.items() if v is None or (n != "scale" and v in (0, 1))}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "misalignment", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
+        unspecialised = {"outer", "misalignment", "long_blocks", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
         unspecialised |= {"inner"} if p.layout != "inner" else set()
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
@@ -181,12 +189,14 @@ class KernelCall:
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
         """Returns the constants that only `whole_row` has: how programs share a row, and its head and tail."""
-        vector, misalignments = self.vector, set(self._misalignments().values())
+        vector, misalignments = self.problem.vector, set(self._misalignments().values())
         strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
         same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
         unused: dict[str, Any] = {} if config.programs_per_row > 1 else {"workspace": None}
         if not config.peel:
             unused["misalignment"] = 0
+        if not config.peel or not self.problem.column_writes:
+            unused["long_blocks"] = None
         return unused | {
             "PERSISTENT": config.persistent,
             "PROGRAMS_PER_ROW": config.programs_per_row,
@@ -203,7 +213,7 @@ class KernelCall:
         if self.problem.layout == "inner":  # vectors contain elements of several rows
             return 1
         misalignment = self._misalignments()["in_ptr"] if config.peel else None
-        return self.scale_mask.alignment(self.vector, config.cols, misalignment)
+        return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
 
     def workspace_slots(self, plan: LaunchPlan) -> int:
         """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it."""
@@ -211,7 +221,7 @@ class KernelCall:
         if config.programs_per_row == 1:
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.problem.tiles(config.rows) * slots_per_tile(config) + counter
+        return self.tiles(config) * slots_per_tile(config) + counter
 
 
 def slots_per_tile(config: KernelConfig) -> int:
