@@ -131,3 +131,51 @@ LAYER_NORM_BACKWARD = RowKernel(
     statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_deviation")),
     live_tiles=4,
 )  # fmt: skip
+
+
+@triton.jit
+def exp_term(x, row_max, AXIS: tl.constexpr):
+    return tl.exp(x - tl.expand_dims(row_max, AXIS))
+
+
+@triton.jit
+def shift_sum(total, part_row_max, row_max):
+    return total * tl.exp(part_row_max - row_max)
+
+
+@triton.jit
+def log_sum_exp(row_max, total):
+    return row_max + tl.log(total)
+
+
+@triton.jit
+def loss(picked, log_sum_exp):
+    return log_sum_exp - picked
+
+
+@triton.jit
+def lse(log_sum_exp):
+    return log_sum_exp
+
+
+CROSS_ENTROPY = RowKernel(
+    name="cross_entropy", module=__name__, reads=("x",), row_index="target", row_writes=("loss", "lse"), writes=(),
+    statistics=(
+        Statistic("row_max", "max", term="element"),
+        Statistic("total", "sum", term="exp_term", rebase="shift_sum"),
+    ),
+    row_value="log_sum_exp", padding=float("-inf"), neutral_padding=True, live_tiles=1,
+)  # fmt: skip
+
+
+@triton.jit
+def cross_entropy_gradient(x, lse, dy, target, column, AXIS: tl.constexpr):
+    probability = tl.exp(x - tl.expand_dims(lse, AXIS))
+    one_hot = tl.where(column == tl.expand_dims(target, AXIS), 1.0, 0.0)
+    return (probability - one_hot) * tl.expand_dims(dy, AXIS)
+
+
+CROSS_ENTROPY_BACKWARD = RowKernel(
+    name="cross_entropy_backward", module=__name__, reads=("x",), row_reads=("lse", "dy"), row_index="target",
+    statistics=(), writes=("cross_entropy_gradient",), live_tiles=1,
+)  # fmt: skip

@@ -13,7 +13,7 @@ from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
-from tridal.runtime.specialization import KernelCall, Specialization
+from tridal.runtime.specialization import KernelCall, Specialization, exchanges
 
 
 class PreparedLaunch(NamedTuple):
@@ -102,7 +102,7 @@ def _load(specialization: Specialization, target: tuple[str, int | str, int], in
 
 
 def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
-    if launch_plan.config.programs_per_row > 1:
+    if exchanges(launch_plan.config, call.kernel):
         raise PlanError("the interpreter runs programs one after another, so it cannot run a cooperative plan")
     specialization = call.specialize(launch_plan.config)
     with LOCK:
