@@ -52,6 +52,10 @@ FAULTS = (
     SeededFault("early clear by groups that claim", _DYNAMIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
     SeededFault("missing barrier before a mailbox is cleared", _ONE_SHOT, _without_barrier("exchange", _MAILBOX), "deadlock"),
     SeededFault("missing barrier at the end", _STATIC, _without_barrier("tile_counter", _COUNTER), "deadlock"),
+    SeededFault(
+        "missing barrier between small tiles", Launch(2, 2, tile_in_one_warp=True),
+        (Edit("exchange", "        tl.debug_barrier()\n    if ROWS == 1:", "        pass\n    if ROWS == 1:"),), "deadlock",
+    ),
     SeededFault("one program too few, one-shot", Launch(2, 1, persistent=False, warps=(1,), resident=1), (), "deadlock"),
     SeededFault("one program too few", Launch(3, 2, warps=(1,), ordered=True, resident=2), (), "deadlock"),
     SeededFault("torn read", _STATIC, (Edit("exchange", _LOAD, _LOAD_HALVES),), "stale or torn word"),

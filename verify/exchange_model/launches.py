@@ -29,6 +29,8 @@ class Launch:
     """Warps of each program. The last number is that of all further programs."""
     layout: str = "replicated"
     """Which warps hold an element of a vector of slots, see `language.Language`."""
+    tile_in_one_warp: bool = False
+    """Whether a tile is so small that each warp holds all of it. Its reduction is then no meeting of the warps."""
     block: int = 32
     """Number of slots that a program reads at once."""
     blocks: bool = False
@@ -54,6 +56,7 @@ class Launch:
         schedule = "one-shot" if not self.persistent else "dynamic" if self.dynamic else "static"
         words = [f"{schedule}, {self.tiles} tiles of {self.rows} rows, {self.programs} programs, {self.programs_per_row} a row"]
         words += [f"warps {'+'.join(map(str, self.warps))} {self.layout}"]
+        words += ["tile in one warp"] * self.tile_in_one_warp
         words += ["blocks of programs"] if self.blocks or self.programs_per_row > 2 * self.block else []
         words += ["delayed writes"] * self.delayed + ["elements in order"] * self.ordered
         return ", ".join(words + [f"{self.resident} programs resident"] * (self.resident > 0))
@@ -136,6 +139,8 @@ ALL = (
     Launch(2, 2),
     Launch(2, 2, warps=(2, 1), delayed=True),
     Launch(2, 4, warps=(1, 2)),
+    Launch(2, 2, tile_in_one_warp=True),
+    Launch(2, 3, dynamic=False, warps=(2, 1), tile_in_one_warp=True),
     Launch(2, 3, groups=2, warps=(1,)),
     Launch(2, 2, rows=2, warps=(1,)),
     Launch(2, 2, rows=2, layout="distributed"),

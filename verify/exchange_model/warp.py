@@ -98,6 +98,7 @@ def start(
     """Returns a function that returns a warp before its first step. `slots` is the number of slots of a tile."""
 
     def language(spread: bool) -> Language:
+        spread = spread and not launch.tile_in_one_warp
         return Language(program, launch.programs, warp, launch.warps_of(program), launch.layout, spread)
 
     whole_row = kernel(language, edits, launch.block)
