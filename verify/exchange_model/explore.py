@@ -85,7 +85,8 @@ def explore(launch: Launch, edits: tuple[Edit, ...] = ()) -> Result:
 
 def _at_rest(state: State) -> bool:
     return not any(
-        warp.trying or (found is not None and warp.waiting) for warp, found in zip(state.warps, state.found, strict=True)
+        warp.trying or (found is not None and warp.waiting)
+        for warp, found in zip(state.warps, state.found, strict=True)
     )
 
 
@@ -100,15 +101,13 @@ def run(launch: Launch, seed: int, edits: tuple[Edit, ...] = ()) -> Result:
             running = [t for p in range(machine.running(state)) for t in machine.members[p]]
             speeds = [10 ** rng.uniform(-3, 0) for _ in running]
             flight = 10 ** rng.uniform(-3, 0) * len(running)  # the speed of writes in flight
-            moved = False
             for t in rng.choices([*running, -1], [*speeds, flight], k=20 * len(running)):
                 choices = list(machine.writes(state) if t < 0 else machine.elements(state, t))
                 if choices:
                     events.append(machine.apply(state, (t, rng.choice(choices))))
                     machine.settle(state, events[-1].program)
                     steps += 1
-                    moved = True
-            if not moved and not any(machine.actions(state)):
+            if machine.stuck(state) and not machine.ended(state):
                 raise Fault("deadlock: " + waits(machine, state))
         machine.check_end(state)
     except Fault as fault:
@@ -120,8 +119,10 @@ def waits(machine: Machine, state: State) -> str:
     """Describes where each warp that has not ended waits."""
     waiting = []
     for (program, warp), at in zip(machine.owners, state.warps, strict=True):
-        if at.request is not None:
-            what = at.request[1] if at.request[0] == "meet" else ", ".join(map(machine.name, at.request[1]))
+        if program >= machine.running(state):
+            waiting.append(f"program {program} has not started")
+        elif at.request is not None:
+            what = ", ".join(map(machine.name, at.request[1])) if at.request[0] == "load" else at.request[1]
             waiting.append(f"program {program} warp {warp} waits in {at.place} for {what}")
     return "; ".join(waiting)
 
@@ -129,5 +130,6 @@ def waits(machine: Machine, state: State) -> str:
 def trace(machine: Machine, events: list[Event]) -> tuple[str, ...]:
     """Returns a line for each step."""
     return tuple(
-        f"program {e.program} warp {e.warp} {e.place}: {e.what} {machine.name(e.slot)}: {e.word & 2**64 - 1:#x}" for e in events
+        f"program {e.program} warp {e.warp} {e.place}: {e.what} {machine.name(e.slot)}: {e.word & 2**64 - 1:#x}"
+        for e in events
     )

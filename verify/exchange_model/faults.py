@@ -36,6 +36,7 @@ _PUBLISH_HALVES = """halves = tl.cast(slots + rank, tl.pointer_type(tl.int32))
     tl.store(halves + 1, tl.cast(_pack(first, second) >> 32, tl.int32))"""
 _BARRIER, _NO_BARRIER = "    tl.debug_barrier()\n    {}", "    {}"
 _MAILBOX, _COUNTER = "tl.store(mailbox,", "counter, slots = _counter("
+_ROWS = "if ROWS == 1:\n        part_first"
 _CLEAR = "last if DYNAMIC else tile - groups, rank"
 _CLAIM, _READ = "+ iteration % 2, claimed", "+ iteration % 2, volatile"
 _PACK = """return ~(
@@ -50,17 +51,23 @@ def _without_barrier(module: str, following: str) -> tuple[Edit, ...]:
 FAULTS = (
     SeededFault("early clear", _STATIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
     SeededFault("early clear by groups that claim", _DYNAMIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
-    SeededFault("missing barrier before a mailbox is cleared", _ONE_SHOT, _without_barrier("exchange", _MAILBOX), "deadlock"),
+    SeededFault(
+        "missing barrier before a mailbox is cleared", _ONE_SHOT, _without_barrier("exchange", _MAILBOX), "deadlock",
+    ),
     SeededFault("missing barrier at the end", _STATIC, _without_barrier("tile_counter", _COUNTER), "deadlock"),
     SeededFault(
         "missing barrier between small tiles", Launch(2, 2, tile_in_one_warp=True),
-        (Edit("exchange", "        tl.debug_barrier()\n    if ROWS == 1:", "        pass\n    if ROWS == 1:"),), "deadlock",
+        (Edit("exchange", _BARRIER.format(_ROWS), "    pass\n    " + _ROWS),), "deadlock",
     ),
-    SeededFault("one program too few, one-shot", Launch(2, 1, persistent=False, warps=(1,), resident=1), (), "deadlock"),
+    SeededFault(
+        "one program too few, one-shot", Launch(2, 1, persistent=False, warps=(1,), resident=1), (), "deadlock",
+    ),
     SeededFault("one program too few", Launch(3, 2, warps=(1,), ordered=True, resident=2), (), "deadlock"),
     SeededFault("torn read", _STATIC, (Edit("exchange", _LOAD, _LOAD_HALVES),), "stale or torn word"),
     SeededFault("torn write", _STATIC, (Edit("exchange", _PUBLISH, _PUBLISH_HALVES),), "stale or torn word"),
-    SeededFault("clear of the wrong tile", _STATIC, (Edit("whole_row", _CLEAR, "tile - 2 * groups, rank"),), "not zero"),
+    SeededFault(
+        "clear of the wrong tile", _STATIC, (Edit("whole_row", _CLEAR, "tile - 2 * groups, rank"),), "not zero",
+    ),
     SeededFault(
         "one slot for claims", _DYNAMIC,
         (Edit("tile_counter", _CLAIM, ", claimed"), Edit("tile_counter", _READ, ", volatile")), "deadlock",
@@ -83,7 +90,8 @@ FAULTS = (
         (Edit("tile_counter", "== PROGRAMS_PER_ROW - 1", "== 0"),), "deadlock",
     ),
     SeededFault(
-        "counter cleared by the first group", _TWO_GROUPS, (Edit("tile_counter", "== groups - 1", "== 0"),), "computed twice",
+        "counter cleared by the first group", _TWO_GROUPS,
+        (Edit("tile_counter", "== groups - 1", "== 0"),), "computed twice",
     ),
     SeededFault(
         "words that can be zero", _STATIC,

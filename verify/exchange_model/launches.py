@@ -54,8 +54,11 @@ class Launch:
     def __str__(self) -> str:
         """Describes the launch."""
         schedule = "one-shot" if not self.persistent else "dynamic" if self.dynamic else "static"
-        words = [f"{schedule}, {self.tiles} tiles of {self.rows} rows, {self.programs} programs, {self.programs_per_row} a row"]
-        words += [f"warps {'+'.join(map(str, self.warps))} {self.layout}"]
+        words = [f"{schedule}, {self.tiles} tiles of {self.rows} rows"]
+        words += [
+            f"{self.programs} programs, {self.programs_per_row} a row",
+            f"warps {'+'.join(map(str, self.warps))} {self.layout}",
+        ]
         words += ["tile in one warp"] * self.tile_in_one_warp
         words += ["blocks of programs"] if self.blocks or self.programs_per_row > 2 * self.block else []
         words += ["delayed writes"] * self.delayed + ["elements in order"] * self.ordered
@@ -126,46 +129,52 @@ def _second(x: Any, *arguments: Any) -> Steps:
     yield
 
 
-ALL = (
+SHORT = (
     Launch(2, 1, persistent=False),
     Launch(2, 1, persistent=False, delayed=True),
     Launch(2, 1, persistent=False, layout="distributed", delayed=True),
     Launch(2, 1, persistent=False, warps=(3, 1), layout="mixed"),
-    Launch(3, 1, persistent=False, warps=(1,)),
-    Launch(2, 2, persistent=False, warps=(1,)),
+    Launch(3, 1, persistent=False, warps=(1,), ordered=True),
     Launch(2, 2, dynamic=False),
-    Launch(2, 3, dynamic=False, warps=(2, 1), delayed=True),
-    Launch(2, 3, groups=2, dynamic=False, warps=(1,)),
+    Launch(2, 2, dynamic=False, warps=(2, 1), delayed=True),
+    Launch(2, 3, groups=2, dynamic=False, warps=(1,), ordered=True),
     Launch(2, 2),
-    Launch(2, 2, warps=(2, 1), delayed=True),
+    Launch(2, 2, warps=(2, 1), delayed=True, ordered=True),
     Launch(2, 4, warps=(1, 2)),
-    Launch(2, 2, tile_in_one_warp=True),
+    Launch(2, 2, groups=2, warps=(1,), ordered=True),
+    Launch(2, 3, warps=(2, 1), tile_in_one_warp=True),
     Launch(2, 3, dynamic=False, warps=(2, 1), tile_in_one_warp=True),
-    Launch(2, 3, groups=2, warps=(1,)),
     Launch(2, 2, rows=2, warps=(1,)),
     Launch(2, 2, rows=2, layout="distributed"),
-    Launch(3, 1, block=2, blocks=True, warps=(1,), delayed=True),
     Launch(3, 2, block=2, blocks=True, warps=(1,)),
 )
-"""Launches that are explored completely in a few seconds each."""
+"""Launches that are explored completely, each in a second or two."""
 
 LONG = (
+    Launch(2, 2, persistent=False, warps=(1,)),
+    Launch(3, 1, persistent=False, warps=(1,)),
     Launch(3, 1, persistent=False, warps=(2, 1)),
+    Launch(2, 3, dynamic=False, warps=(2, 1), delayed=True),
     Launch(3, 2, warps=(2, 1), ordered=True),
     Launch(2, 3, warps=(1,), delayed=True),
+    Launch(2, 2, warps=(2, 1), delayed=True),
+    Launch(2, 3, tile_in_one_warp=True),
     Launch(2, 2, rows=2, warps=(2, 1)),
+    Launch(2, 3, groups=2, warps=(1,)),
     Launch(2, 4, groups=2, warps=(1,), ordered=True),
+    Launch(3, 1, block=2, blocks=True, warps=(1,), delayed=True),
     Launch(3, 1, block=2, blocks=True, warps=(2, 1)),
 )
-"""Launches that are explored completely in minutes."""
+"""Launches that are explored completely, each in up to a minute."""
 
 MANY = (
-    Launch(37, 3, persistent=False),
-    Launch(16, 20, groups=5, delayed=True),
-    Launch(16, 20, groups=5, dynamic=False, layout="distributed"),
-    Launch(97, 4, delayed=True),
-    Launch(70, 5, groups=2),
+    Launch(97, 2, warps=(1,), delayed=True),
     Launch(12, 9, groups=2, rows=4, delayed=True, layout="distributed"),
     Launch(5, 12, groups=3, rows=4),
+    Launch(37, 3, persistent=False, delayed=True),
+    Launch(16, 20, groups=5),
+    Launch(16, 20, groups=5, dynamic=False, layout="distributed"),
+    Launch(9, 30, groups=4, tile_in_one_warp=True, delayed=True),
+    Launch(70, 5, groups=2),
 )
 """Launches that run in random orders."""

@@ -5,8 +5,8 @@ The model assumes this of a device, and nothing else:
 - Accesses of one 64-bit slot are atomic, and all warps see them in one order. An atomic is performed at once.
 - The accesses of one vector are performed in any order, and the warps of a program at any speed between their meetings.
 - A warp waits for what it loads or adds before it goes on: its next step needs the result, and warps do not speculate.
-- If the launch is `delayed`, a write whose result is not used is performed at any later time, also after a meeting. Only
-  accesses of the same slot wait for it: those of the same warp, and after a meeting those of the whole program.
+- If the launch is `delayed`, a write whose result is not used is performed at any later time, also after a meeting.
+  Only accesses of the same slot wait for it: those of the same warp, and after a meeting those of the whole program.
 - Programs start in the order of their numbers, `resident` of them at first, and one more for each one that has ended.
 - A launch starts when the one before has ended, so its workspace is what that one left.
 """
@@ -65,12 +65,14 @@ class State:
         self.in_flight: list[Write] = []
         self.written: frozenset[tuple[int, int]] = frozenset()
         """The cells of the output that are written, and by which of the warps."""
+        self.retries = [0] * len(warps)
+        """For each warp: how often a loop of it began another iteration since the last write. Not part of `key`."""
 
     def copy(self) -> State:
         """Returns a copy. Warps are immutable, if the launch is explored."""
         other = State.__new__(State)
         other.memory, other.warps, other.found = self.memory[:], self.warps[:], self.found[:]
-        other.in_flight, other.written = self.in_flight[:], self.written
+        other.in_flight, other.written, other.retries = self.in_flight[:], self.written, self.retries[:]
         return other
 
     def key(self) -> Any:
@@ -93,8 +95,7 @@ class Machine:
 
     def initial(self) -> State:
         """Returns the state before the first step."""
-        state = State([0] * self.length, [begin() for begin in self.starts])
-        return state
+        return State([0] * self.length, [begin() for begin in self.starts])
 
     def running(self, state: State) -> int:
         """Returns the number of programs that have started."""
@@ -122,7 +123,9 @@ class Machine:
                         continue
                     if request[0] in ("store", "swap") and not self.launch.delayed:
                         continue
-                    retried |= request[0] == "retry"
+                    if request[0] == "retry":
+                        retried = True
+                        state.retries[t] += 1
                     self._step(state, t, request)
                     moved = True
                 requests = [state.warps[t].request for t in members]
@@ -144,7 +147,9 @@ class Machine:
         state.warps[t] = state.warps[t].advance(None)
 
     def _meet(self, state: State, members: list[int], requests: list[Any]) -> None:
-        places = sorted({f"{request[1]} in {state.warps[t].place}" for t, request in zip(members, requests, strict=True)})
+        places = sorted(
+            {f"{request[1]} in {state.warps[t].place}" for t, request in zip(members, requests, strict=True)}
+        )
         program = self.owners[members[0]][0]
         if len(places) > 1:
             raise Fault(f"warps of program {program} wait at different barriers: {', '.join(places)}")
@@ -186,10 +191,14 @@ class Machine:
     def apply(self, state: State, action: tuple[int, int]) -> Event:
         """Takes a step."""
         t, i = action
+        if t < 0 or (state.warps[t].request or ("",))[0] != "load":
+            state.retries = [0] * len(state.warps)
         if t < 0:
             write = state.in_flight.pop(i)
             self._store(state, write.slot, write.word, write.kind, write.program)
-            return Event(write.program, min(write.seen_by), write.place, f"delayed {write.kind}", write.slot, write.word)
+            return Event(
+                write.program, min(write.seen_by), write.place, f"delayed {write.kind}", write.slot, write.word
+            )
         program, warp = self.owners[t]
         kind, slots, *rest = state.warps[t].request or ()
         place = state.warps[t].place
@@ -238,6 +247,14 @@ class Machine:
                 if (cell, warp) in state.written:
                     raise Fault(f"element {cell} is computed twice")
                 state.written |= {(cell, warp)}
+
+    def stuck(self, state: State) -> bool:
+        """Returns whether all warps wait: those in loops have read all that is written."""
+        waiting = (
+            warp.request is None or warp.request[0] == "meet" or state.retries[t] > 1 or p >= self.running(state)
+            for t, ((p, _), warp) in enumerate(zip(self.owners, state.warps, strict=True))
+        )  # fmt: skip
+        return not state.in_flight and all(waiting)
 
     def ended(self, state: State) -> bool:
         """Returns whether the launch has ended."""
