@@ -51,6 +51,8 @@ class Language:
         "replicated"   each warp holds, and loads, all elements, so it reduces them alone
         "distributed"  each element has one warp, and warps meet in a reduction
         "mixed"        like "distributed" for all warps but the last one, which holds a copy of the first one's elements
+        "mixed"        like "distributed" for all warps but the last one, which holds copies of those of the first one
+    A scalar is loaded by each warp, and written by the first one.
     """
 
     int32, int64, float32, uint8 = np.int32, np.int64, np.float32, np.uint8

@@ -2,7 +2,8 @@
 
 The model assumes this of a device, and nothing else:
 
-- Accesses of one 64-bit slot are atomic, and all warps see them in one order. An atomic is performed at once.
+- Accesses of one 64-bit slot are atomic, and all warps see them in one order. Nothing comes between the load and the
+  store of an atomic.
 - The accesses of one vector are performed in any order, and the warps of a program at any speed between their meetings.
 - A warp waits for what it loads or adds before it goes on: its next step needs the result, and warps do not speculate.
 - If the launch is `delayed`, a write whose result is not used is performed at any later time, also after a meeting.

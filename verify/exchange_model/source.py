@@ -127,14 +127,14 @@ def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, 
     """Returns the number of slots of a tile and of the workspace, as `tridal.runtime.specialization` counts them."""
     text, file = _read("runtime.specialization")
     wanted = {"slots_per_tile", "workspace_slots"}
-    functions: list[ast.stmt] = [n for n in ast.walk(ast.parse(text)) if getattr(n, "name", "") in wanted]
+    nodes = ast.walk(ast.parse(text))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in wanted]
     for function in functions:
-        assert isinstance(function, ast.FunctionDef)
         function.returns = None
         for argument in function.args.args:
             argument.annotation = None
     names: dict[str, Any] = {"BLOCK": block}
-    exec(compile(ast.Module(functions, []), str(file), "exec"), names)
+    exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
     call = SimpleNamespace(problem=SimpleNamespace(tiles=lambda rows: tiles))
     plan = SimpleNamespace(config=config, programs=programs)
     return names["slots_per_tile"](config), names["workspace_slots"](call, plan)

@@ -82,13 +82,13 @@ class Known:
         return node
 
 
-def _place(steps: Steps) -> str:
-    """Returns the innermost function of a kernel and its line."""
-    place, inner = "", steps
-    while inner is not None and inner.gi_frame is not None:
-        if "/kernels/" in inner.gi_code.co_filename:
-            place = f"{inner.gi_code.co_name}:{inner.gi_frame.f_lineno}"
-        inner = inner.gi_yieldfrom  # type: ignore[assignment]
+def _place(steps: Any) -> str:
+    """Returns the innermost function of a kernel that a generator runs, and its line."""
+    place = ""
+    while steps is not None and steps.gi_frame is not None:
+        if "/kernels/" in steps.gi_code.co_filename:
+            place = f"{steps.gi_code.co_name}:{steps.gi_frame.f_lineno}"
+        steps = steps.gi_yieldfrom
     return place
 
 
