@@ -51,7 +51,7 @@ class Language:
         "replicated"   each warp holds, and loads, all elements, so it reduces them alone
         "distributed"  each element has one warp, and warps meet in a reduction
         "mixed"        like "distributed" for all warps but the last one, which holds a copy of the first one's elements
-    The threads of a warp take their steps together. If several warps hold an element, a meeting takes it from the first.
+    The threads of a warp take their steps together. If several warps hold an element, meetings take the first one.
     A scalar is loaded by each warp, and written by the first one.
     """
 
