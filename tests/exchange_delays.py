@@ -102,12 +102,12 @@ def delayed_kernels(folder: Path, seed: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         entry = importlib.import_module(f"{package}.whole_row").whole_row
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
+            del sys.modules[name]
         patch.setattr(compiler, "entry", lambda name: entry)
         patch.setattr(compiler, "compile_kernel", compiler.compile_kernel.__wrapped__)  # the cache has the others
         patch.setattr(launch, "_load", _load)
         yield
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
-        del sys.modules[name]
 
 
 _loaded = []

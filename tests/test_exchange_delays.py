@@ -46,6 +46,7 @@ CASES = {
     "static_blocks_of_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
     "several_rows": (kernel_call((9, 2500, 64), 1), config(20, rows=32, cols=128), 100),
     "few_rows": (BACKWARD, config(5, rows=4, cols=512), 60),
+    "more_groups_than_tiles": (kernel_call((3, 9 * 1024)), config(9), 45),
     "small_tiles": (kernel_call((60, 100)), config(4, cols=32), 24),
 }  # fmt: skip
 """A call, a configuration and a number of programs, all of which are resident on a GPU with 132 multiprocessors."""

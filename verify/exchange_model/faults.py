@@ -94,6 +94,10 @@ FAULTS = (
         (Edit("tile_counter", "== groups - 1", "== 0"),), "computed twice",
     ),
     SeededFault(
+        "clear by a group without tiles", Launch(2, 1, groups=2, warps=(1,)),
+        (Edit("tile_counter", "(index < SLOTS) & computed", "index < SLOTS"),), "outside of the workspace",
+    ),
+    SeededFault(
         "words that can be zero", _STATIC,
         (Edit("exchange", _PACK, _PACK.replace("~", "")), Edit("exchange", "word = ~word", "word = word")), "deadlock",
     ),

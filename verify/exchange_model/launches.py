@@ -142,6 +142,8 @@ SHORT = (
     Launch(2, 2, warps=(2, 1), delayed=True, ordered=True),
     Launch(2, 4, warps=(1, 2)),
     Launch(2, 2, groups=2, warps=(1,), ordered=True),
+    Launch(2, 1, groups=2, warps=(1,)),
+    Launch(2, 1, groups=2, dynamic=False, warps=(1,)),
     Launch(2, 3, warps=(2, 1), tile_in_one_warp=True),
     Launch(2, 3, dynamic=False, warps=(2, 1), tile_in_one_warp=True),
     Launch(2, 2, rows=2, warps=(1,)),
