@@ -6,6 +6,7 @@ The model assumes this of a device, and nothing else:
   store of an atomic.
 - The accesses of one vector are performed in any order, and the warps of a program at any speed between their meetings.
 - A warp waits for what it loads or adds before it goes on: its next step needs the result, and warps do not speculate.
+  (Only a claim is loaded before it is needed. No word is published in between.)
 - If the launch is `delayed`, a write whose result is not used is performed at any later time, also after a meeting.
   Only accesses of the same slot wait for it: those of the same warp, and after a meeting those of the whole program.
 - Programs start in the order of their numbers, `resident` of them at first, and one more for each one that has ended.
@@ -109,9 +110,8 @@ class Machine:
     def settle(self, state: State, changed: int | None = None) -> bool:
         """Takes all steps of the program `changed`, or of all, that no other program can see.
 
-        Returns False if a loop that waits begins another iteration.
-
-        Such an iteration changed nothing, so an exploration drops the state: the one before the iteration is explored.
+        Returns False if a loop that waits begins another iteration. The last iteration changed nothing, so an
+        exploration drops the state: the one before the iteration is explored.
         """
         retried, running = False, self.running(state)
         for program in range(running) if changed is None else (changed,):
