@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -103,7 +104,8 @@ def test_command_lists_launches_and_faults_without_torch_or_triton() -> None:
         "sys.argv = ['exchange_model', '--json']\n"
         "command.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('"kind": "all interleavings"') == 2
     assert done.stdout.count('"kind": "seeded fault"') == 3
