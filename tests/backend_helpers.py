@@ -39,6 +39,7 @@ class FakeBackend:
     count: int = 2
     """Number of devices."""
     unavailable_calls: int = 0
+    protocol: int = 1
 
     def unavailable(self) -> str | None:
         self.unavailable_calls += 1
@@ -66,11 +67,11 @@ class FakeBackend:
         return nullcontext()
 
 
-def toy_source(name: str, extra: str = "") -> str:
+def toy_source(name: str, extra: str = "", device_type: str = "faketype") -> str:
     """Returns the source of the toy plugin with another name and device type, and with `extra` code at the end."""
     source = (PLUGIN / "tridal_toy.py").read_text()
     source = source.replace('name = "toy"', f'name = "{name}"').replace(
-        'device_type = "cpu"', 'device_type = "faketype"'
+        'device_type = "cpu"', f'device_type = "{device_type}"'
     )
     return f"{source}\n{extra}\n"
 

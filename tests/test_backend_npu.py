@@ -40,7 +40,7 @@ def test_the_registry_has_the_backend_and_its_default_architecture():
 
 
 def test_resources_of_compiled_kernels_are_not_supported():
-    with pytest.raises(NotImplementedError, match="need no resources"):
+    with pytest.raises(NotImplementedError, match="does not define resources"):
         backend.resources({}, 1)
 
 

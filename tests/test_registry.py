@@ -99,7 +99,7 @@ def test_register_and_unregister_refuse_wrong_backends_and_names():
         registry.register(FakeBackend(name="npu"))
     with pytest.raises(PluginError, match=r"'fake' cannot be registered: dtypes: expected a Set, found 'float32'"):
         registry.register(FakeBackend(dtypes="float32"))  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match=r"'None' cannot be registered: it lacks name"):
+    with pytest.raises(PluginError, match=r"'None' cannot be registered: it lacks protocol, name"):
         registry.register(object())  # type: ignore[arg-type]
     with pytest.raises(PluginError, match=r"'auto' cannot be registered"):
         registry.register(FakeBackend(name="auto"))

@@ -15,7 +15,7 @@ from typing import Any, get_origin, get_type_hints
 
 from tridal.devices.entry_points import entry_points, load
 from tridal.devices.settings import describe_value
-from tridal.devices.types import FEATURES, RENAMED, SCHEDULES, Backend, Option, new_name
+from tridal.devices.types import FEATURES, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
 from tridal.errors import nearest
 
 GROUP = "tridal.backends"
@@ -85,6 +85,7 @@ def _problems(backend: Any, name: str) -> Iterator[str]:
         yield f"expected an instance or a module, found the class {backend.__name__!r}"
     if backend.__hash__ is None:
         yield "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
+    yield from _wrong_protocol(getattr(backend, "protocol", None))
     missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(backend, member)]
     if missing:
         hints = "".join(new_name(old) for old in RENAMED if RENAMED[old] in missing and hasattr(backend, old))
@@ -110,6 +111,18 @@ def _problems(backend: Any, name: str) -> Iterator[str]:
             yield f"options: {key}: expected an Option, found {describe_value(option)}"
         if not accepts(option, option.default):
             yield f"options: {key}: expected {option.expected}, found its default {describe_value(option.default)}"
+
+
+def _wrong_protocol(version: object) -> Iterator[str]:
+    if version is None:
+        return  # it is reported with the other missing members
+    oldest, newest = PROTOCOLS
+    if type(version) is not int:
+        yield f"protocol: expected an integer, found {describe_value(version)}"
+    elif not oldest <= version <= newest:
+        supported = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+        upgrade = "the plugin" if version < oldest else "tridal"
+        yield f"protocol: it uses version {version} of the protocol, and this tridal {supported}: upgrade {upgrade}"
 
 
 def accepts(option: Option, value: object) -> bool:
