@@ -13,6 +13,7 @@ from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
+from tridal.runtime.plan_check import check_plan
 from tridal.runtime.specialization import KernelCall, Specialization
 
 
@@ -37,7 +38,7 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
     """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
 
     Raises:
-        PlanError: the plan cannot be launched.
+        PlanError: the plan is wrong, see `check_plan`.
     """
 
     def probe(config: KernelConfig) -> Resources:
@@ -46,15 +47,7 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
         return compiler.resources(backend, call.specialize(config), device.target)
 
     launch_plan = backend.plan(call.problem, device, probe, options)
-    config, programs = launch_plan.config, launch_plan.programs
-    if programs < 1:
-        raise PlanError(f"backend {backend.name!r} planned {programs} programs for {call.problem}")
-    tiles = call.problem.tiles(config.rows)
-    if not config.persistent and programs != tiles * config.programs_per_row:
-        raise PlanError(
-            f"backend {backend.name!r} planned {programs} programs that are not persistent for {tiles} tiles: "
-            f"{tiles * config.programs_per_row} programs are needed"
-        )
+    check_plan(backend, call.problem, device, launch_plan, probe)
     return launch_plan
 
 
@@ -97,8 +90,6 @@ def _load(specialization: Specialization, target: tuple[str, int | str, int], in
 
 
 def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
-    if launch_plan.config.programs_per_row > 1:
-        raise PlanError("the interpreter runs programs one after another, so it cannot run a cooperative plan")
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()
