@@ -12,8 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tridal.devices import plugins
+import torch
+
+import tridal
+from tridal.devices import plugins, registry
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
+from tridal.ops import planning
 
 PLUGIN = Path(__file__).with_name("plugin")
 BUNDLED = {point.name for point in metadata.distribution("tridal").entry_points.select(group=plugins.GROUP)}
@@ -74,6 +78,21 @@ def toy_source(name: str, extra: str = "", device_type: str = "faketype") -> str
         'device_type = "cpu"', f'device_type = "{device_type}"'
     )
     return f"{source}\n{extra}\n"
+
+
+def assert_others_work() -> None:
+    """Asserts that the bundled backends load, plan and compute, and that torch computes CPU tensors."""
+    assert {backend.name for backend in registry.loaded()} >= BUNDLED
+    assert tridal.softmax(torch.zeros(4)).tolist() == [0.25] * 4
+    assert {"interpreter", "ascend910b"} <= planning.architectures().keys()
+    if registry.get("interpreter").unavailable() is None:
+        with tridal.use(device="interpreter"):
+            assert tridal.softmax(torch.zeros(4)).tolist() == [0.25] * 4
+
+
+def faulty(fault: str) -> str:
+    """Returns the source of a plugin with the backend "bad" for CPU tensors. `fault` is code that breaks it."""
+    return toy_source("bad", fault, device_type="cpu")
 
 
 def run_python(code: str, *folders: Path, **variables: str) -> str:
