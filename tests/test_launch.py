@@ -67,7 +67,10 @@ def test_each_kernel_argument_gets_its_own_value(
         run=lambda *a: passed.extend(a[9:]), function=0, packed_metadata=None, src=source, metadata=None
     )
     monkeypatch.setattr(launch, "_load", lambda *_: loaded)
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0, launcher_cls=launcher))
+    here = SimpleNamespace(
+        get_current_device=lambda: 0, get_current_target=lambda: SimpleNamespace(backend="cuda"), launcher_cls=launcher
+    )
+    driver = SimpleNamespace(active=here)
     monkeypatch.setattr(triton.runtime, "driver", driver)
     call = kernel_call(kernel=kernel, parameters=parameters, scale_mask=scale_mask)
     pointers = ["out_ptr", "in_ptr"] + ["in2_ptr"] * (len(kernel.reads) > 1)
@@ -89,6 +92,31 @@ def test_each_kernel_argument_gets_its_own_value(
     numbers["ACC_DTYPE"] = triton.language.float32
     others = [name for name in names if name not in pointers]
     assert {name: arguments[name] for name in others} == {name: numbers[name] for name in others}
+
+
+def test_a_device_that_needs_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    active = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="hip"))
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+    device = DeviceProperties("here", "sm_90", 132, target=SM_90)
+    with pytest.raises(
+        PlanError, match="here needs Triton's driver 'cuda', but 'hip' is active, and a process has one"
+    ):
+        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
+
+
+def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+
+    class NoDriver:
+        @property
+        def active(self) -> None:
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    monkeypatch.setattr(triton.runtime, "driver", NoDriver())
+    device = DeviceProperties("here", "sm_90", 132, target=SM_90)
+    with pytest.raises(PlanError, match=r"here needs Triton's driver 'cuda', but Triton has none: 0 active drivers"):
+        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
 
 
 def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from backend_helpers import BUNDLED, run_python, toy_source
-from tridal.devices import plugins, registry
+from tridal.devices import plugins, registry, settings
 from tridal.devices.types import Backend
-from tridal.errors import PluginError
+from tridal.errors import PluginError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
@@ -138,3 +138,47 @@ def test_distribution_that_is_on_the_path_twice_is_loaded_once(install_plugin, t
     install_plugin("twice", {"twice": "twice:backend"}, toy_source("twice"))
     monkeypatch.syspath_prepend(second_folder)
     assert [entry.name for entry in registry.registered()].count("twice") == 1
+
+
+# -- the setting `plugins`
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("all", BUNDLED | {"toya", "toyb"}),
+        ("interpreter", {"interpreter"}),
+        ("interpreter, toya", {"interpreter", "toya"}),
+        ("-toya", BUNDLED | {"toyb"}),
+        ("-toya,-toyb,-npu", BUNDLED - {"npu"}),
+    ],
+)
+def test_setting_plugins_allows_or_blocks_backends_by_name(install_plugin, monkeypatch, caplog, rule, expected):
+    install_plugin("first", {"toya": "first:backend"}, toy_source("toya"))
+    install_plugin("second", {"toyb": "second:backend"}, toy_source("toyb"))
+    monkeypatch.setenv("TRIDAL_PLUGINS", rule)
+    settings.reload()
+    entries = {entry.name: entry for entry in registry.registered()}
+    assert {name for name, entry in entries.items() if entry.backend is not None} == expected
+    for name in entries.keys() - expected:
+        assert entries[name].problem == f"it is blocked by environment TRIDAL_PLUGINS: plugins: {rule}"
+        with pytest.raises(PluginError, match="cannot be used: it is blocked by environment TRIDAL_PLUGINS"):
+            registry.get(name)
+    assert {"first", "second"} & sys.modules.keys() == {
+        module for module, name in (("first", "toya"), ("second", "toyb")) if name in expected
+    }
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("rule", ["toya,-toyb", "-", "toya,", "true", "[toya]"])
+def test_wrong_value_of_plugins_raises_settings_error_and_loads_bundled_backends_only(
+    install_plugin, monkeypatch, rule
+):
+    install_plugin("first", {"toya": "first:backend"}, toy_source("toya"))
+    monkeypatch.setenv("TRIDAL_PLUGINS", rule)
+    with pytest.raises(SettingsError, match="environment TRIDAL_PLUGINS: plugins: expected 'all', the names of"):
+        settings.reload()
+    assert {backend.name for backend in registry.loaded()} == BUNDLED
+    assert "first" not in sys.modules
+    monkeypatch.setenv("TRIDAL_PLUGINS", "toya")
+    assert {backend.name for backend in registry.loaded()} == {"toya"}

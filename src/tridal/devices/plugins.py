@@ -17,19 +17,21 @@ from typing import Any, get_origin, get_type_hints
 
 from tridal.devices.checked import CheckedBackend, checked
 from tridal.devices.entry_points import entry_points, load
-from tridal.devices.settings import describe_value
+from tridal.devices.settings import Settings, describe_value
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
 from tridal.errors import nearest
 
 GROUP = "tridal.backends"
 BUNDLED = "tridal"
 """The distribution whose backends take precedence."""
+ALL = "all"
+"""The value of the setting `plugins` for all backends."""
 AUTO = "auto"
 """The device name for "the best available device"."""
 HOST = "cpu"
 TORCH_ONLY = (HOST, "meta")
 """Device types that every torch build has. They are valid without a backend."""
-RESERVED = (AUTO, *TORCH_ONLY)
+RESERVED = (ALL, AUTO, *TORCH_ONLY)
 """Names that no backend can have."""
 
 # Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. A backend's name has no underscore, so that the
@@ -70,11 +72,17 @@ def order(name: str, origin: str) -> tuple[bool, str, str]:
     return origin.partition(" ")[0] != BUNDLED, name, origin
 
 
-def discover() -> list[Registered]:
-    """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used."""
+def discover(settings: Settings | None) -> list[Registered]:
+    """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used.
+
+    Does not import those that the setting `plugins` blocks. Without settings, imports bundled backends only.
+    """
     owners: dict[str, str] = {}
     entries = []
     for origin, point in sorted(entry_points(GROUP), key=lambda found: order(found[1].name, found[0])):
+        if reason := _blocked(point.name, origin, settings):
+            entries.append(Registered(point.name, origin, None, reason))
+            continue
         if point.name in owners:
             entry = Registered(point.name, origin, None, f"shadowed: {owners[point.name]} already uses this name")
         else:
@@ -87,6 +95,17 @@ def discover() -> list[Registered]:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.problem)
         entries.append(entry)
     return entries
+
+
+def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
+    """Returns why an entry point must not be imported, or None."""
+    if settings is None:
+        return None if origin.startswith(f"{BUNDLED} ") else "it is not loaded, because the settings cannot be used"
+    names = {part.strip() for part in settings.plugins.split(",")}
+    blocks = settings.plugins.strip().startswith("-")
+    if f"-{name}" not in names if blocks else names & {ALL, name}:
+        return None
+    return f"it is blocked by {settings.sources['plugins']}: plugins: {settings.plugins}"
 
 
 def find_problem(backend: Any, name: str) -> str | None:

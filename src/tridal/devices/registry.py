@@ -38,7 +38,9 @@ def registered() -> tuple[Registered, ...]:
         if _entries is None:
             _discovering = True
             try:
-                _entries = tuple(plugins.discover())
+                _entries = tuple(plugins.discover(current()))
+            except SettingsError:  # the entries are not kept, because the next call may find the settings corrected
+                return tuple(plugins.discover(None))
             finally:
                 _discovering = False
         return _entries

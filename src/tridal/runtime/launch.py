@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tridal.devices.lock import LOCK
@@ -56,7 +57,7 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()
-        driver = triton.runtime.driver.active
+        driver = _active_driver(triton, device.name, device.target[0])
         loaded = _load(specialization, device.target, driver.get_current_device())
         names = compiler.entry(specialization.entry).arg_names
         constants = compiler.constants_of(specialization, triton)
@@ -79,6 +80,21 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
         run(programs, 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in slots])
 
     return launch
+
+
+def _active_driver(triton: ModuleType, device: str, needed: str) -> Any:
+    """Returns Triton's active driver. Raises PlanError if it is not the driver `needed` by a device."""
+    try:
+        driver = triton.runtime.driver.active
+        active = driver.get_current_target().backend
+    except RuntimeError as error:
+        raise PlanError(f"{device} needs Triton's driver {needed!r}, but Triton has none: {error}") from error
+    if active != needed:
+        raise PlanError(
+            f"{device} needs Triton's driver {needed!r}, but {active!r} is active, and a process has one active "
+            "driver. Use one process for each driver"
+        )
+    return driver
 
 
 @functools.lru_cache(maxsize=1024)
