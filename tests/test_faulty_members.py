@@ -177,6 +177,11 @@ def test_fault_in_a_call_names_backend_distribution_and_member(
     [
         ("lambda self: 1 / 0", "architectures() raised ZeroDivisionError: division by zero"),
         ("lambda self: None", "architectures(): expected a mapping from names to DeviceProperties, found nothing"),
+        ("lambda self: self.plan(Problem(cols=1, inner=0).tiles(0))", "architectures(): rows = 0: a tile has at least"),
+        (
+            "lambda self: type('Odd', (__import__('collections').UserDict,), {'__iter__': lambda self: 1 / 0})()",
+            "architectures() raised ZeroDivisionError: division by zero",
+        ),
         ("lambda self: ['toy1']", "architectures(): expected a mapping from names to DeviceProperties, found ['toy1']"),
         ("lambda self: {1: self.properties(0)}", "architectures(): expected a mapping from names"),
         ("lambda self: {'toy1': None}", "architectures()['toy1']: expected DeviceProperties, found nothing"),

@@ -74,7 +74,7 @@ class CheckedBackend:
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """Returns the properties of devices by the names that `tridal plan --arch` takes."""
-        found = self._call("architectures")
+        found = self._call("architectures", convert=lambda found: {**found} if isinstance(found, Mapping) else found)
         if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
             self._refuse("architectures()", "a mapping from names to DeviceProperties", found)
         return {n: self._check_properties(f"architectures()[{n!r}]", properties) for n, properties in found.items()}
@@ -143,8 +143,10 @@ class CheckedBackend:
             self._refuse(f"properties({index}).target", "Triton's target, because kernels are compiled", None)
         return properties
 
-    def _call(self, member: str, *arguments: Any, excluded: Sequence[float] = ()) -> Any:
-        """Calls a member of the plugin and records its time, without the `excluded` seconds.
+    def _call(
+        self, member: str, *arguments: Any, excluded: Sequence[float] = (), convert: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Calls a member of the plugin, converts its result, and records its time without the `excluded` seconds.
 
         Raises:
             PlanError: the member raised a PlanError, for example because no plan fits on the device.
@@ -152,7 +154,8 @@ class CheckedBackend:
         """
         start = time.perf_counter()
         try:
-            return getattr(self.plugin, member)(*arguments)
+            found = getattr(self.plugin, member)(*arguments)
+            return found if convert is None else convert(found)
         except (PluginError, KeyboardInterrupt):
             raise
         except PlanError as error:

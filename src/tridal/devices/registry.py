@@ -17,7 +17,7 @@ from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
 from tridal.devices.settings import Settings, current, describe_value, nearest_variable, parse_device, variable
 from tridal.devices.types import Backend, DeviceProperties
-from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
+from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, TridalError, UnknownDeviceError, nearest
 
 IN_CODE = "registered in code"
 
@@ -241,7 +241,7 @@ def architectures() -> tuple[dict[str, tuple[CheckedBackend, DeviceProperties]],
     for backend in loaded():
         try:
             found = backend.architectures()
-        except PluginError as error:
+        except TridalError as error:
             problems.append(str(error))
             continue
         for name, properties in found.items():
