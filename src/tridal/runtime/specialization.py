@@ -10,7 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from tridal.devices.types import ITEMSIZE, KernelConfig, LaunchPlan, Problem
+from tridal.devices.types import ALIGNMENT, ITEMSIZE, KernelConfig, LaunchPlan, Problem
 from tridal.runtime.row_kernel import POINTERS, RowKernel
 from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
@@ -20,8 +20,6 @@ _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col
 _ROW_STRIDES = ("row_outer", "row_inner")
 _PARAMETERS = ("param0", "param1")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
-ALIGNMENT = 16
-"""Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
 ADDRESS_BITS = 63
 """Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
 BLOCK = 32
@@ -96,16 +94,11 @@ class KernelCall:
             scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
 
-    @property
-    def vector(self) -> int:
-        """Number of elements of the narrowest dtype in a vector of 16 bytes."""
-        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.problem.writes, *self.problem.reads))
-
     def _misalignments(self) -> dict[str, int]:
         """Returns, for each tensor, the number of elements from the last vector boundary to its first row."""
         tensors = zip(self.kernel.pointers, self.dtypes, self.addresses, strict=True)
         return {
-            name: address // ITEMSIZE[dtype] % self.vector
+            name: address // ITEMSIZE[dtype] % self.problem.vector
             for name, dtype, address in tensors
             if name.startswith(("out", "in"))
         }
@@ -181,7 +174,7 @@ class KernelCall:
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
         """Returns the constants that only `whole_row` has: how programs share a row, and its head and tail."""
-        vector, misalignments = self.vector, set(self._misalignments().values())
+        vector, misalignments = self.problem.vector, set(self._misalignments().values())
         strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
         same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
         unused: dict[str, Any] = {} if config.programs_per_row > 1 else {"workspace": None}
@@ -203,7 +196,7 @@ class KernelCall:
         if self.problem.layout == "inner":  # vectors contain elements of several rows
             return 1
         misalignment = self._misalignments()["in_ptr"] if config.peel else None
-        return self.scale_mask.alignment(self.vector, config.cols, misalignment)
+        return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
 
     def workspace_slots(self, plan: LaunchPlan) -> int:
         """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it."""
