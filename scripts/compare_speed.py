@@ -1,8 +1,9 @@
-"""Compares the speed of two checkouts of tridal on one GPU: `compare_speed.py BEFORE AFTER [FILE]`.
+"""Compares the speed of two checkouts of tridal on one GPU: `compare_speed.py BEFORE AFTER [FILE [WORKLOADS]]`.
 
 Each checkout has its own process. The two are measured alternately. Prints the two times of each workload, in
 microseconds, and their ratio. Then prints the host time of small calls. Writes all results to FILE as JSON.
-Most workloads are rows that several programs compute together. A few others are a control.
+WORKLOADS is a JSON list of the calls to measure, with the keys op, direction, dtype, shape and dim. By default, most
+workloads are rows that several programs compute together. A few others are a control.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Worker:
 def main() -> None:
     """Compiles the kernels of all workloads in parallel, then measures them."""
     before, after = sys.argv[1:3]
-    all_workloads = workloads()
+    all_workloads = json.loads(Path(sys.argv[4]).read_text()) if len(sys.argv) > 4 else workloads()
     compilers = [Worker(checkout) for checkout in (before, after) for _ in range(COMPILERS)]
     for number, workload in enumerate(all_workloads):
         for offset in (0, COMPILERS):

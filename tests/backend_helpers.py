@@ -12,8 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tridal.devices import plugins
+import torch
+
+import tridal
+from tridal.devices import plugins, registry
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
+from tridal.ops import planning
 
 PLUGIN = Path(__file__).with_name("plugin")
 BUNDLED = {point.name for point in metadata.distribution("tridal").entry_points.select(group=plugins.GROUP)}
@@ -39,6 +43,7 @@ class FakeBackend:
     count: int = 2
     """Number of devices."""
     unavailable_calls: int = 0
+    protocol: int = 1
 
     def unavailable(self) -> str | None:
         self.unavailable_calls += 1
@@ -66,13 +71,28 @@ class FakeBackend:
         return nullcontext()
 
 
-def toy_source(name: str, extra: str = "") -> str:
+def toy_source(name: str, extra: str = "", device_type: str = "faketype") -> str:
     """Returns the source of the toy plugin with another name and device type, and with `extra` code at the end."""
     source = (PLUGIN / "tridal_toy.py").read_text()
     source = source.replace('name = "toy"', f'name = "{name}"').replace(
-        'device_type = "cpu"', 'device_type = "faketype"'
+        'device_type = "cpu"', f'device_type = "{device_type}"'
     )
     return f"{source}\n{extra}\n"
+
+
+def assert_others_work() -> None:
+    """Asserts that the bundled backends load, plan and compute, and that torch computes CPU tensors."""
+    assert {backend.name for backend in registry.loaded()} >= BUNDLED
+    assert tridal.softmax(torch.zeros(4)).tolist() == [0.25] * 4
+    assert {"interpreter", "ascend910b"} <= planning.architectures().keys()
+    if registry.get("interpreter").unavailable() is None:
+        with tridal.use(device="interpreter"):
+            assert tridal.softmax(torch.zeros(4)).tolist() == [0.25] * 4
+
+
+def faulty(fault: str) -> str:
+    """Returns the source of a plugin with the backend "bad" for CPU tensors. `fault` is code that breaks it."""
+    return toy_source("bad", fault, device_type="cpu")
 
 
 def run_python(code: str, *folders: Path, **variables: str) -> str:

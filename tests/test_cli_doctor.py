@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from backend_helpers import run_python
 from tridal.cli import app, doctor
 from tridal.devices import registry, settings
+from tridal.devices.checked import CheckedBackend
 from tridal.devices.types import Backend
 from tridal.ops import table
 
@@ -191,13 +192,19 @@ def test_exception_of_a_plugin_is_reported_as_a_problem(monkeypatch: pytest.Monk
         def device_count(self) -> int:
             raise RuntimeError("the driver went away")
 
+        def architectures(self) -> dict[str, Any]:
+            return {}
+
     raising: Any = Raising()
-    entries = (*registry.registered(), registry.Registered("raising", "vendor 1.0", raising))
+    raising_entry = registry.Registered("raising", "vendor 1.0", CheckedBackend(raising, "vendor 1.0"), seconds=2.5)
+    entries = (*registry.registered(), raising_entry)
     monkeypatch.setattr(registry, "registered", lambda: entries)
     result = report()
     assert entry.name in {backend["name"] for backend in result["backends"]}
-    problem = "backend 'raising' of vendor 1.0 cannot describe its devices: RuntimeError: the driver went away"
+    problem = "backend 'raising' (vendor 1.0): device_count() raised RuntimeError: the driver went away"
     assert problem in result["problems"]
+    assert result["backends"][-1]["seconds"]["import"] == 2.5
+    assert "slow: import 2.5 s" in CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
 
 
 def test_text_output_shows_why_a_plugin_could_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,10 @@ def test_each_kernel_argument_gets_its_own_value(
         run=lambda *a: passed.extend(a[9:]), function=0, packed_metadata=None, src=source, metadata=None
     )
     monkeypatch.setattr(launch, "_load", lambda *_: loaded)
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0, launcher_cls=launcher))
+    here = SimpleNamespace(
+        get_current_device=lambda: 0, get_current_target=lambda: SimpleNamespace(backend="cuda"), launcher_cls=launcher
+    )
+    driver = SimpleNamespace(active=here)
     monkeypatch.setattr(triton.runtime, "driver", driver)
     call = kernel_call(kernel=kernel, parameters=parameters, scale_mask=scale_mask)
     pointers = ["out_ptr", "in_ptr"] + ["in2_ptr"] * (len(kernel.reads) > 1)
@@ -91,33 +94,44 @@ def test_each_kernel_argument_gets_its_own_value(
     assert {name: arguments[name] for name in others} == {name: numbers[name] for name in others}
 
 
-def backend(planned: LaunchPlan) -> Any:
-    """Returns an interpreted backend that always makes this plan."""
-    return SimpleNamespace(name="fixed", interpreted=True, options={}, plan=lambda *_: planned)
+def test_a_device_that_needs_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    active = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="hip"))
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+    device = DeviceProperties("here", "sm_90", 132, target=SM_90)
+    with pytest.raises(
+        PlanError, match="here needs Triton's driver 'cuda', but 'hip' is active, and a process has one"
+    ):
+        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
 
 
-def test_the_interpreter_refuses_a_cooperative_plan() -> None:
-    pytest.importorskip("triton")
-    planned = LaunchPlan(KernelConfig("cooperative", 1, 512, programs_per_row=2), programs=2, reason="")
-    with pytest.raises(PlanError, match="runs programs one after another, so it cannot run a cooperative plan"):
-        launch.prepare(kernel_call(), backend(planned), HERE, {})
+def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+
+    class NoDriver:
+        @property
+        def active(self) -> None:
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    monkeypatch.setattr(triton.runtime, "driver", NoDriver())
+    device = DeviceProperties("here", "sm_90", 132, target=SM_90)
+    with pytest.raises(PlanError, match=r"here needs Triton's driver 'cuda', but Triton has none: 0 active drivers"):
+        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
 
 
-def test_a_plan_without_programs_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"'fixed' planned 0 programs"):
-        launch.prepare(kernel_call(), backend(LaunchPlan(WHOLE_ROW, programs=0, reason="")), HERE, {})
-
-
-@pytest.mark.parametrize("programs", [1, 63, 65])
-def test_a_plan_without_persistent_programs_needs_one_program_per_tile(programs: int) -> None:
-    planned = LaunchPlan(KernelConfig("whole_row", 1, 1024, persistent=False), programs, reason="")
-    with pytest.raises(PlanError, match=rf"'fixed' planned {programs} programs that are not persistent for 64 tiles"):
-        launch.plan(kernel_call((64, 1024)), backend(planned), HERE, {})
+def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_bind_interpreted", lambda *_: pytest.fail("the plan was used"))
+    planned = LaunchPlan(KernelConfig("whole_row", 1, 512), programs=1, reason="")
+    backend: Any = SimpleNamespace(
+        name="fixed", interpreted=True, schedules=frozenset({"whole_row"}), plan=lambda *_: planned
+    )
+    with pytest.raises(PlanError, match=r"backend 'fixed' made a wrong plan: cols = 512, expected at least 1024"):
+        launch.prepare(kernel_call(), backend, HERE, {})
 
 
 def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
     class Probing:
-        name, interpreted, options = "probing", False, {}  # type: ignore[var-annotated]
+        name, interpreted, schedules = "probing", False, frozenset({"whole_row"})
 
         def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
             return LaunchPlan(WHOLE_ROW, 1, "", resources=probe(WHOLE_ROW))

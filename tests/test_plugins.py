@@ -1,18 +1,17 @@
-"""Plugins: discovery through entry points, isolation of broken plugins, and names that several plugins use."""
+"""Plugins: discovery through entry points, and names that several plugins use."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import threading
 
 import pytest
 
 from backend_helpers import BUNDLED, run_python, toy_source
-from tridal.devices import plugins, registry
+from tridal.devices import plugins, registry, settings
 from tridal.devices.types import Backend
-from tridal.errors import PluginError
+from tridal.errors import PluginError, SettingsError
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
 
@@ -85,56 +84,6 @@ def test_import_of_tridal_loads_no_backend_and_no_vendor_module():
 # -- broken plugins
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("raise RuntimeError('no luck')", ["could not be loaded", "RuntimeError: no luck"]),
-        ("import no_such_module", ["could not be loaded", "No module named 'no_such_module'"]),
-        ("raise SystemExit(3)", ["could not be loaded", "SystemExit: 3"]),
-        ("class Odd(BaseException): pass\nraise Odd", ["could not be loaded: Odd"]),
-        ("def backend(:", ["could not be loaded", "SyntaxError"]),
-        ("", ["could not be loaded", "has no attribute 'backend'"]),
-        ("backend = None", ["it lacks name, device_type", "guard"]),
-        (toy_source("bad", extra="backend = Toy"), ["expected an instance or a module", "class 'Toy'"]),
-        (
-            toy_source("bad", extra="Toy.__hash__ = None"),
-            ["it is not hashable", "expected a hashable object", "cache keys"],
-        ),
-        (toy_source("bad", extra="del Toy.plan, Toy.guard"), ["it lacks plan, guard"]),
-        (toy_source("bad", extra="del Toy.install"), ["it lacks install"]),
-        (toy_source("bad", extra="Toy.dtypes = ['float32']"), ["dtypes: expected a Set, found ['float32']"]),
-        (toy_source("bad", extra="Toy.interpreted = 'no'"), ["interpreted: expected a bool, found 'no'"]),
-        (toy_source("bad", extra="Toy.device_type = None"), ["device_type: expected a str, found nothing"]),
-        (toy_source("bad", extra="Toy.stream = 0"), ["stream: expected a method, found 0"]),
-        (toy_source("bad", extra="Toy.options = {'rows': 4}"), ["options: rows: expected an Option, found 4"]),
-        (toy_source("bad", extra="Toy.options = {'Rows-': 4}"), ["options: expected a name of lower-case", "'Rows-'"]),
-        (
-            toy_source("bad", extra="Toy.options = {'rows': Option(3, 'even', lambda value: value % 2 == 0)}"),
-            ["options: rows: expected even, found its default 3"],
-        ),
-        (toy_source("good"), ["entry point is called 'bad'", "its name is 'good'"]),
-        (
-            toy_source("bad", extra="Toy.name = property(lambda self: 1 / 0)"),
-            ["could not be loaded", "ZeroDivisionError"],
-        ),
-    ],
-)
-def test_broken_plugin_is_recorded_and_logged_once_and_others_work(install_plugin, caplog, source, expected):
-    install_plugin("badly", {"bad": "badly:backend"}, source)
-    with caplog.at_level(logging.WARNING, logger="tridal"):
-        problem = problem_of("bad")
-        registry.registered()
-    for part in expected:
-        assert part in problem
-    assert messages_about(caplog, "badly 1.0") == [f"backend 'bad' of badly 1.0 cannot be used: {problem}"]
-
-
-@pytest.mark.parametrize("name", ["auto", "Bad", "bad_er", "1bad", "b-d"])
-def test_name_that_is_invalid_in_settings_is_refused(install_plugin, name):
-    install_plugin("badly", {name: "badly:backend"}, toy_source(name))
-    assert "expected lower-case letters and digits, and not 'auto'" in problem_of(name)
-
-
 def test_plugin_that_calls_the_registry_during_its_import_is_broken(install_plugin):
     install_plugin("eager", {"eager": "eager:backend"}, "from tridal import registry\nregistry.registered()")
     assert "called the registry while it was being imported" in problem_of("eager")
@@ -176,7 +125,8 @@ def test_first_distribution_in_sort_order_keeps_a_shared_name(install_plugin):
     install_plugin("Ape_Ling", {"same": "Ape_Ling:backend"}, toy_source("same"), version="2.5")
     entries = [entry for entry in registry.registered() if entry.name == "same"]
     assert [entry.origin for entry in entries] == ["ape-ling 2.5", "zebra 1.0"]
-    assert registry.get("same") is entries[0].backend is sys.modules["Ape_Ling"].backend
+    assert registry.get("same") is entries[0].backend
+    assert entries[0].backend.plugin is sys.modules["Ape_Ling"].backend
     assert entries[1].problem == "shadowed: ape-ling 2.5 already uses this name"
 
 
@@ -188,3 +138,47 @@ def test_distribution_that_is_on_the_path_twice_is_loaded_once(install_plugin, t
     install_plugin("twice", {"twice": "twice:backend"}, toy_source("twice"))
     monkeypatch.syspath_prepend(second_folder)
     assert [entry.name for entry in registry.registered()].count("twice") == 1
+
+
+# -- the setting `plugins`
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("all", BUNDLED | {"toya", "toyb"}),
+        ("interpreter", {"interpreter"}),
+        ("interpreter, toya", {"interpreter", "toya"}),
+        ("-toya", BUNDLED | {"toyb"}),
+        ("-toya,-toyb,-npu", BUNDLED - {"npu"}),
+    ],
+)
+def test_setting_plugins_allows_or_blocks_backends_by_name(install_plugin, monkeypatch, caplog, rule, expected):
+    install_plugin("first", {"toya": "first:backend"}, toy_source("toya"))
+    install_plugin("second", {"toyb": "second:backend"}, toy_source("toyb"))
+    monkeypatch.setenv("TRIDAL_PLUGINS", rule)
+    settings.reload()
+    entries = {entry.name: entry for entry in registry.registered()}
+    assert {name for name, entry in entries.items() if entry.backend is not None} == expected
+    for name in entries.keys() - expected:
+        assert entries[name].problem == f"it is blocked by environment TRIDAL_PLUGINS: plugins: {rule}"
+        with pytest.raises(PluginError, match="cannot be used: it is blocked by environment TRIDAL_PLUGINS"):
+            registry.get(name)
+    assert {"first", "second"} & sys.modules.keys() == {
+        module for module, name in (("first", "toya"), ("second", "toyb")) if name in expected
+    }
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("rule", ["toya,-toyb", "-", "toya,", "true", "[toya]"])
+def test_wrong_value_of_plugins_raises_settings_error_and_loads_bundled_backends_only(
+    install_plugin, monkeypatch, rule
+):
+    install_plugin("first", {"toya": "first:backend"}, toy_source("toya"))
+    monkeypatch.setenv("TRIDAL_PLUGINS", rule)
+    with pytest.raises(SettingsError, match="environment TRIDAL_PLUGINS: plugins: expected 'all', the names of"):
+        settings.reload()
+    assert {backend.name for backend in registry.loaded()} == BUNDLED
+    assert "first" not in sys.modules
+    monkeypatch.setenv("TRIDAL_PLUGINS", "toya")
+    assert {backend.name for backend in registry.loaded()} == {"toya"}

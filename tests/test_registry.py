@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from backend_helpers import BUNDLED, FakeBackend
 from tridal.devices import registry, settings
+from tridal.devices.checked import checked
+from tridal.devices.registry import IN_CODE
 from tridal.errors import DeviceUnavailableError, PluginError, TridalError, UnknownDeviceError
 
 pytestmark = pytest.mark.usefixtures("fresh_registry")
@@ -61,7 +63,9 @@ def test_backend_that_raises_in_unavailable_is_unavailable():
             raise OSError("driver is odd")
 
     registry.register(FailingBackend())
-    with pytest.raises(DeviceUnavailableError, match=r"its plugin failed in unavailable\(\): OSError: driver is odd"):
+    with pytest.raises(
+        DeviceUnavailableError, match=r"fault: backend 'fake' .*: unavailable\(\) raised OSError: driver is odd"
+    ):
         registry.available("fake")
     assert registry.serving("faketype") is None
     assert registry.resolve("auto") == (None, "cpu")
@@ -74,8 +78,8 @@ def test_backend_that_raises_in_unavailable_is_unavailable():
 def test_register_adds_and_unregister_removes_a_backend():
     fake = FakeBackend()
     registry.register(fake)
-    assert registry.registered() == (registry.Registered("fake", "registered in code", fake, None),)
-    assert registry.serving("faketype") is fake
+    assert registry.registered() == (registry.Registered("fake", IN_CODE, checked(fake, IN_CODE), None),)
+    assert registry.serving("faketype").plugin is fake
     registry.unregister("fake")
     assert registry.registered() == ()
     assert registry.serving("faketype") is None
@@ -99,7 +103,7 @@ def test_register_and_unregister_refuse_wrong_backends_and_names():
         registry.register(FakeBackend(name="npu"))
     with pytest.raises(PluginError, match=r"'fake' cannot be registered: dtypes: expected a Set, found 'float32'"):
         registry.register(FakeBackend(dtypes="float32"))  # type: ignore[arg-type]
-    with pytest.raises(PluginError, match=r"'None' cannot be registered: it lacks name"):
+    with pytest.raises(PluginError, match=r"'None' cannot be registered: it lacks protocol, name"):
         registry.register(object())  # type: ignore[arg-type]
     with pytest.raises(PluginError, match=r"'auto' cannot be registered"):
         registry.register(FakeBackend(name="auto"))
@@ -116,10 +120,10 @@ def test_first_available_compiled_backend_in_name_order_serves():
     first, second, other = FakeBackend("c"), FakeBackend("d"), FakeBackend("e", device_type="othertype")
     for backend in (other, second, first, interpreted, down):
         registry.register(backend)
-    assert registry.serving("faketype") is first
-    assert registry.serving("othertype") is other
+    assert registry.serving("faketype").plugin is first
+    assert registry.serving("othertype").plugin is other
     assert registry.serving("nobodys") is None
-    assert registry.resolve("auto") == (first, "faketype")
+    assert registry.resolve("auto") == (checked(first, IN_CODE), "faketype")
 
 
 @pytest.mark.usefixtures("no_plugins")
@@ -128,9 +132,9 @@ def test_setting_device_chooses_among_backends_of_one_type():
     down = FakeBackend("down", reason="no driver")
     for backend in (plain, interpreted, down):
         registry.register(backend)
-    assert registry.serving("faketype") is plain
+    assert registry.serving("faketype").plugin is plain
     with settings.use(device="slow:1"):
-        assert registry.serving("faketype") is interpreted
+        assert registry.serving("faketype").plugin is interpreted
         assert registry.serving("cpu") is None
     with settings.use(device="down"):
         assert registry.serving("cpu") is None  # the setting does not affect other types
@@ -138,7 +142,7 @@ def test_setting_device_chooses_among_backends_of_one_type():
             registry.serving("faketype")
     for device in ("cpu", "faketype:3"):
         with settings.use(device=device):
-            assert registry.serving("faketype") is plain
+            assert registry.serving("faketype").plugin is plain
 
 
 def test_serving_uses_the_settings_argument():
@@ -180,7 +184,7 @@ def test_serving_is_cached_by_settings_and_the_cache_is_bounded():
     assert fake.unavailable_calls == 2
     for number in range(1000):
         with settings.use(backends={"fake": {"size": number + 1}}):
-            assert registry.serving("faketype") is fake
+            assert registry.serving("faketype").plugin is fake
     assert len(registry._serving_cache) <= 256
 
 
@@ -190,22 +194,25 @@ def test_resolve_returns_backend_and_torch_device_string():
     registry.register(slow)
     assert registry.resolve("auto") == (None, "cpu")
     registry.register(fake)
-    assert registry.resolve("auto") == (fake, "faketype")
-    assert registry.resolve("fake") == (fake, "faketype")
-    assert registry.resolve("fake:1") == (fake, "faketype:1")
-    assert registry.resolve("faketype:1") == (fake, "faketype:1")
-    assert registry.resolve("slow") == (slow, "cpu")
+    assert registry.resolve("auto") == (checked(fake, IN_CODE), "faketype")
+    assert registry.resolve("fake") == (checked(fake, IN_CODE), "faketype")
+    assert registry.resolve("fake:1") == (checked(fake, IN_CODE), "faketype:1")
+    assert registry.resolve("faketype:1") == (checked(fake, IN_CODE), "faketype:1")
+    assert registry.resolve("slow") == (checked(slow, IN_CODE), "cpu")
     assert registry.resolve("cpu") == (None, "cpu")
     assert registry.resolve("meta") == (None, "meta")
 
 
 @pytest.mark.usefixtures("no_plugins")
-def test_auto_prefers_an_accelerator_to_a_compiled_cpu_backend():
+def test_compiled_cpu_backend_serves_only_if_it_is_named():
     host, accelerator = FakeBackend("a", device_type="cpu"), FakeBackend("b")
     registry.register(host)
-    assert registry.resolve("auto") == (host, "cpu")
+    assert registry.resolve("auto") == registry.resolve("cpu") == (None, "cpu")
+    assert registry.serving("cpu") is None
+    with settings.use(device="a"):
+        assert registry.serving("cpu") is checked(host, IN_CODE)
     registry.register(accelerator)
-    assert registry.resolve("auto") == (accelerator, "faketype")
+    assert registry.resolve("auto") == (checked(accelerator, IN_CODE), "faketype")
 
 
 @pytest.mark.usefixtures("no_plugins")

@@ -18,6 +18,7 @@ _EMPTY_CONTEXT = nullcontext()
 class Cuda:
     """Serves tensors of device type "cuda". Rejects ROCm builds of torch, which use the same device type."""
 
+    protocol = 1
     name = "cuda"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})

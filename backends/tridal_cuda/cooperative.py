@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from tridal.devices.types import KernelConfig, Schedule
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, limit_rows, next_power_of_2, warps_for
+from tridal_cuda.gpu_problem import (
+    Fit,
+    GpuProblem,
+    cdiv,
+    first_with_few_spills,
+    limit_rows,
+    next_power_of_2,
+    warps_for,
+)
 from tridal_cuda.resources import max_registers_for
 
 
@@ -18,7 +26,7 @@ def fit_cooperative(problem: GpuProblem) -> Fit | None:
     """
     if problem.accumulator == 8:
         return None  # float64 statistics do not fit in the 64-bit word that programs exchange
-    return _fit_one_shot(problem) or _fit_row_reload(problem) or _fit_blocks(problem)
+    return first_with_few_spills(fit(problem) for fit in (_fit_one_shot, _fit_row_reload, _fit_blocks))
 
 
 def _fit_one_shot(problem: GpuProblem) -> Fit | None:
@@ -51,9 +59,9 @@ def _fit_resident(config: KernelConfig, elements_per_thread: int, min_programs: 
     if limit <= tuning.FEW_ELEMENTS_PER_THREAD:  # too few registers for the elements of a thread
         return None
     fitted = problem.fit(config)
-    if fitted.occupancy < min_programs:
+    if fitted.occupancy < min_programs and fitted.few_spills:
         fitted = problem.fit(replace(config, max_registers=limit))
-    return fitted if fitted.occupancy >= min_programs and fitted.resources.spills <= tuning.MAX_SPILL_ONE_SHOT else None
+    return fitted if fitted.occupancy >= min_programs and fitted.few_spills else None
 
 
 def _fit_row_reload(problem: GpuProblem) -> Fit | None:
@@ -91,8 +99,11 @@ def _fit_blocks(problem: GpuProblem) -> Fit | None:
         if rows * cols > problem.max_elements:
             return None
         fitted = problem.fit(_block_config(rows, cols, reload, problem))
-    limited = fitted.with_register_limit(tuning.COOPERATIVE_BYTES_IN_FLIGHT, tuning.MAX_SPILL_COOPERATIVE)
-    return _fit_pipelined(fitted.config, limited) or limited
+    limited = fitted.with_few_spills(tuning.COOPERATIVE_BYTES_IN_FLIGHT, tuning.MAX_SPILL_COOPERATIVE)
+    if limited.resident < limited.config.programs_per_row or not limited.few_spills:
+        return None
+    pipelined = _fit_pipelined(replace(limited.config, max_registers=None), limited)
+    return first_with_few_spills((pipelined, limited))
 
 
 def _smallest_tile(problem: GpuProblem) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, Probe, Problem, Resources
@@ -117,6 +118,21 @@ class GpuProblem(Problem):
             raise PlanError(f"{config} does not fit on {self.device.name}: {formula}")
         return Fit(self, config, resources, programs, formula)
 
+    def halve_elements_per_thread(self, config: KernelConfig) -> KernelConfig | None:
+        """Returns `config` with twice the warps if a thread can then still have `MAX_REGISTERS`, else with half a tile.
+
+        Returns None if the tile cannot be halved: it holds one whole row, or its rows would have too many programs.
+        """
+        more_warps = replace(config, num_warps=2 * config.num_warps)
+        if max_registers_for(1, more_warps, self.device) >= tuning.MAX_REGISTERS:
+            return more_warps
+        if config.schedule == "whole_row":
+            return replace(config, rows=config.rows // 2) if config.rows > 1 else None
+        cols = config.cols // 2
+        blocks = cdiv(self.cols, cols) if config.schedule == "cooperative" else 1
+        too_many = blocks > tuning.ROW_PROGRAMS_PER_CORE * self.device.cores
+        return None if too_many else replace(config, cols=cols, programs_per_row=blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -140,10 +156,16 @@ class Fit:
         """Bytes of the tiles that are resident on one multiprocessor."""
         return self.occupancy * self.problem.bytes_per_tile(self.config)
 
+    @property
+    def few_spills(self) -> bool:
+        """Whether at most `MAX_SPILL` bytes per thread are spilled."""
+        return self.resources.spills <= tuning.MAX_SPILL
+
     def with_register_limit(self, wanted_bytes: int, max_spill: int = 0) -> Fit:
         """Lowers the register limit until `wanted_bytes` are in flight. Each step makes room for one more program.
 
-        Stops if a step makes no room for a program, or if it adds more than `max_spill` spilled bytes per thread.
+        Stops if a step makes no room for a program, if it adds more than `max_spill` spilled bytes per thread, or if
+        more than `MAX_SPILL` would be spilled.
         Without a limit, the compiler uses more registers than it needs: it does not know the wanted occupancy.
         """
         fitted, problem = self, self.problem
@@ -154,10 +176,37 @@ class Fit:
             if limit < 1 or possible <= fitted.occupancy:
                 break
             more = problem.fit(limited)
-            if more.resources.spills > fitted.resources.spills:  # the compiler sometimes spills less with a lower limit
+            if fitted.few_spills and more.resources.spills > fitted.resources.spills:
+                # The compiler sometimes spills less with a lower limit.
                 lower = problem.fit(replace(limited, max_registers=limit - REGISTER_UNIT))
                 more = min(more, lower, key=lambda candidate: candidate.resources.spills)
-            if more.occupancy <= fitted.occupancy or more.resources.spills > fitted.resources.spills + max_spill:
+            allowed = min(fitted.resources.spills + max_spill, tuning.MAX_SPILL)
+            if more.occupancy <= fitted.occupancy or more.resources.spills > allowed:
                 break
             fitted = more
         return fitted
+
+    def with_few_spills(self, wanted_bytes: int = 0, max_spill: int = 0) -> Fit:
+        """Sets a register limit as `with_register_limit` does. If this spills too much, halves a thread's elements."""
+        fitted, config = self.with_register_limit(wanted_bytes, max_spill), self.config
+        if fitted.few_spills:
+            return fitted
+        for _ in range(tuning.MAX_HALVINGS):
+            halved = self.problem.halve_elements_per_thread(config)
+            if halved is None:
+                break
+            config, fitted = halved, self.problem.fit(halved)
+            if fitted.few_spills:
+                return fitted.with_register_limit(wanted_bytes, max_spill)
+        return fitted
+
+
+def first_with_few_spills(fits: Iterable[Fit | None]) -> Fit | None:
+    """Returns the first `Fit` with few spills; if there is none, the one with the fewest spills. Ignores None."""
+    best: Fit | None = None
+    for fitted in fits:
+        if fitted is not None and (best is None or fitted.resources.spills < best.resources.spills):
+            best = fitted
+        if best is not None and best.few_spills:
+            break
+    return best

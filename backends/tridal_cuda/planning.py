@@ -7,18 +7,21 @@ from dataclasses import asdict
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
 from tridal_cuda import tuning
 from tridal_cuda.cooperative import fit_cooperative
-from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, first_with_few_spills, next_power_of_2, warps_for
 from tridal_cuda.whole_row import fit_whole_row
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Returns a plan with the first schedule that is suitable: `whole_row`, then `cooperative`, then `column_loop`.
 
+    A configuration that spills more than `MAX_SPILL` bytes per thread is used only if no other one spills less.
+
     Raises:
         PlanError: no program of the chosen configuration fits on a multiprocessor.
     """
     gpu_problem = GpuProblem(**asdict(problem), device=device, probe=probe)
-    fitted = fit_whole_row(gpu_problem) or fit_cooperative(gpu_problem) or _fit_column_loop(gpu_problem)
+    fitted = first_with_few_spills(fit(gpu_problem) for fit in (fit_whole_row, fit_cooperative, _fit_column_loop))
+    assert fitted is not None, "column_loop fits every problem"
     programs, explanation = _count_programs(fitted)
     config = fitted.config
     spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
@@ -46,6 +49,7 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
 def _fit_column_loop(problem: GpuProblem) -> Fit:
     """Returns a `Fit` for `column_loop`: a software pipeline of tiles with a quarter of `max_elements`."""
     inner = problem.layout == "inner"
-    rows, elements = tuning.INNER_ROWS // 2 if inner else 1, problem.max_elements // 4
+    rows = min(next_power_of_2(problem.inner), tuning.INNER_ROWS // 2) if inner else 1
+    elements = problem.max_elements // 4
     warps = warps_for(elements, tuning.FEW_ELEMENTS_PER_THREAD // (2 if inner else 1))
-    return problem.fit(KernelConfig("column_loop", rows, elements // rows, warps, problem.max_stages))
+    return problem.fit(KernelConfig("column_loop", rows, elements // rows, warps, problem.max_stages)).with_few_spills()

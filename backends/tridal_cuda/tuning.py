@@ -1,10 +1,12 @@
 """Constants of the launch plans, measured on an H200. docs/performance-notes.md has the measurements.
 
+If a constant changes, `tests/test_backend_cuda_table.py` shows the plans that change.
+
 Sizes are in bytes unless the name says elements, columns, rows or registers. Spills are in bytes per thread. "Bytes in
 flight" are the bytes of all tiles that are resident on one multiprocessor. `KernelConfig` explains `peel` and `reload`.
 """
 
-KIB = 1 << 10
+_KIB = 1 << 10
 
 # The hardware
 VECTOR = 16  # the widest memory access of a thread
@@ -13,13 +15,15 @@ MAX_REGISTERS = 255  # per thread
 EXP2_BIAS = -5.5e-8  # mean relative error of the instruction ex2.approx on sm_90
 
 # All schedules
-BYTES_IN_FLIGHT = 96 * KIB  # enough for the full bandwidth if programs spend a third of their time on loads
-RELOAD_BYTES_IN_FLIGHT = 112 * KIB  # for `reload`: half of the L1 cache
+BYTES_IN_FLIGHT = 96 * _KIB  # enough for the full bandwidth if programs spend a third of their time on loads
+RELOAD_BYTES_IN_FLIGHT = 112 * _KIB  # for `reload`: half of the L1 cache
 MIN_WAVES = 4  # with fewer waves of programs, the incomplete last wave leaves too much of the GPU idle
 FEW_ELEMENTS_PER_THREAD = 32  # for narrow rows, and where two tensors are read
 MANY_ELEMENTS_PER_THREAD = 64  # for wide rows of one tensor
 RELOAD_ELEMENTS_PER_THREAD = 128  # for `reload`, which keeps no elements in registers between passes
 LARGE_L1 = 200_000  # if the shared memory is larger than this, the L1 cache is large enough for `reload`
+MAX_SPILL = 64  # a plan spills more only if no other plan that was tried spills less
+MAX_HALVINGS = 2  # of the elements per thread, to spill less; each takes a compilation
 MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 
 # Inner-dim rows
@@ -28,17 +32,17 @@ MAX_INNER_ELEMENTS = 16_384  # per tile; a tile with half of INNER_ROWS can have
 
 # Schedule "whole_row"
 WIDE_ROW_COLS = 8192  # with wider tiles, few programs are resident, and the memory is idle between their loads
-MIN_BYTES_IN_FLIGHT = 56 * KIB  # with fewer, "cooperative" is faster; a single resident program needs BYTES_IN_FLIGHT
+MIN_BYTES_IN_FLIGHT = 56 * _KIB  # with fewer, "cooperative" is faster; a single resident program needs BYTES_IN_FLIGHT
 NARROW_TILE_ELEMENTS = 1024  # per tile of several narrow rows and one warp; half as many for one float32 tensor
 MIN_PEELED_ROWS = 8  # per tile of narrow peeled rows, so that the vectors, the heads and the tails each fill a warp
 MAX_PADDING = 1 / 5  # largest share of padding columns in a tile with `reload`
 MAX_PADDING_PEELED = 1 / 4  # the same for peeled rows
-MAX_RELOAD_ROW_BYTES = 64 * KIB  # largest row with `reload`: two of them fit in the L1 cache
+MAX_RELOAD_ROW_BYTES = 64 * _KIB  # largest row with `reload`: two of them fit in the L1 cache
 MIN_RELOAD_INNER_COLS = 64  # shorter inner-dim rows need few registers even without `reload`
 MAX_LIMITS_TRIED = 3  # register limits to try with `reload`; each takes a compilation
 
 # Schedule "cooperative"
-COOPERATIVE_BYTES_IN_FLIGHT = 160 * KIB  # more than BYTES_IN_FLIGHT, because programs also wait for each other
+COOPERATIVE_BYTES_IN_FLIGHT = 160 * _KIB  # more than BYTES_IN_FLIGHT, because programs also wait for each other
 MAX_SPILL_COOPERATIVE = 32  # one more resident program is not worth more spills than this
 ROW_PROGRAMS_PER_CORE = 8  # limit on the programs of one row, per multiprocessor of the GPU
 MIN_BLOCK_COLS, MAX_BLOCK_COLS = 2048, 8192  # per block; more if a row would have too many programs
@@ -54,4 +58,3 @@ ONE_SHOT_BLOCK_COLS = (61_440, 2048), (196_608, 4096), (1 << 20, 8192)
 """Pairs (row, block): a row of up to `row` columns has blocks of `block` columns. A row has at most 128 blocks, because
 each program sends a value to every other program."""
 ONE_SHOT_RELOAD_REGISTERS = 128  # enough for the kernel; the limit makes the compiler load earlier
-MAX_SPILL_ONE_SHOT = 64  # more than MAX_SPILL_COOPERATIVE, because programs wait for each other only once

@@ -21,9 +21,10 @@ def fit_whole_row(problem: GpuProblem) -> Fit | None:
         return None  # `cooperative` is better at any occupancy, so do not compile
     if config.reload:
         fitted = _fit_reload(config, problem)
+        fitted = fitted if can_cooperate else fitted.with_few_spills()
         busy = fitted.bytes_in_flight > tuning.BYTES_IN_FLIGHT and fitted.resources.spills <= tuning.MAX_SPILL_RELOAD
     else:
-        fitted = problem.fit(config).with_register_limit(tuning.BYTES_IN_FLIGHT)
+        fitted = problem.fit(config).with_few_spills(tuning.BYTES_IN_FLIGHT)
         min_bytes = tuning.MIN_BYTES_IN_FLIGHT if fitted.occupancy > 1 else tuning.BYTES_IN_FLIGHT
         busy = fitted.bytes_in_flight > min_bytes and problem.rows >= tuning.MIN_WAVES * fitted.resident
     return fitted if busy or not can_cooperate else None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import importlib.util
 import platform
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.types import BackendBase, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem
 
 _MAX_TILE_ELEMENTS = 1 << 20  # Triton's limit for a tensor in a kernel
 
 
-class Interpreter:
+class Interpreter(BackendBase):
     """Serves CPU tensors if it is requested by name. Large tiles save time, because every operation is slow."""
 
+    protocol = 1
     name = "interpreter"
     device_type = "cpu"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -30,23 +30,17 @@ class Interpreter:
         )
     }
     install = "pip install 'tridal[interpreter]'"
+    devices: Mapping[str, DeviceProperties] = {
+        # There are no limits, because programs run one at a time.
+        "interpreter": DeviceProperties(
+            f"Triton interpreter on {platform.machine()}", "interpreter", 1, core_name="process"
+        )
+    }
 
     def unavailable(self) -> str | None:
         """Returns which packages are missing, or None if none is missing."""
         missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(missing)}" if missing else None
-
-    def device_count(self) -> int:
-        """Returns 1, because the CPU is one device."""
-        return 1
-
-    def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of the CPU. They have no limits, because programs run one at a time."""
-        return DeviceProperties(f"Triton interpreter on {platform.machine()}", "interpreter", 1, core_name="process")
-
-    def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns the only architecture, "interpreter"."""
-        return {"interpreter": self.properties(0)}
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
@@ -60,18 +54,6 @@ class Interpreter:
             f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
         )
         return LaunchPlan(config, programs, reason)
-
-    def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Raises NotImplementedError, because the interpreter compiles nothing."""
-        raise NotImplementedError("the interpreter compiles nothing")
-
-    def stream(self, index: int) -> int:
-        """Returns 0, because there are no streams. A launch has finished when it returns."""
-        return 0
-
-    def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Returns an empty context, because there is only one device."""
-        return nullcontext()
 
 
 def _next_power_of_2(value: int) -> int:

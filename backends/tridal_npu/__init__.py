@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.types import BackendBase, DeviceProperties, LaunchPlan, Option, Probe, Problem
 from tridal_npu.architectures import ARCHITECTURES, npu_properties
 from tridal_npu.planning import plan
 
@@ -16,9 +16,10 @@ _PROGRAM_LIMIT = 65_536  # triton-ascend rejects a grid with this many programs 
 _EMPTY_CONTEXT = nullcontext()
 
 
-class Npu:
+class Npu(BackendBase):
     """Serves tensors of device type "npu". Vector cores do not support float64, so torch computes it."""
 
+    protocol = 1
     name = "npu"
     device_type = "npu"
     dtypes = frozenset({"float16", "bfloat16", "float32"})
@@ -81,10 +82,6 @@ class Npu:
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Does not use `probe`, because it needs no compiled kernel."""
         return plan(problem, device, options["num_programs"])
-
-    def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Raises NotImplementedError, because plans do not use `probe`."""
-        raise NotImplementedError("NPU plans need no resources of compiled kernels")
 
     def stream(self, index: int) -> int:
         """Returns the raw handle of torch_npu's current stream. triton-ascend launches on the same stream."""

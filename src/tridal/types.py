@@ -3,6 +3,7 @@
 from tridal.devices.types import (
     ITEMSIZE,
     Backend,
+    BackendBase,
     DeviceProperties,
     KernelConfig,
     LaunchPlan,
@@ -16,8 +17,8 @@ from tridal.devices.types import (
 )
 
 __all__ = [
-    "ITEMSIZE", "Backend", "DeviceProperties", "LaunchPlan", "Layout", "Option", "Probe", "Problem", "Resources",
-    "KernelConfig", "Schedule",
+    "ITEMSIZE", "Backend", "BackendBase", "DeviceProperties", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
+    "KernelConfig", "Resources", "Schedule",
 ]  # fmt: skip
 
 

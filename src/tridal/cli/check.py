@@ -126,9 +126,9 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
     from tridal.testing.cases import TUTORIAL_SHAPE
 
     plans = []
-    for backend in registry.loaded():
-        arch = next(iter(backend.architectures()), None)
-        if backend.interpreted or arch is None:
+    first_of = {backend: arch for arch, (backend, _) in reversed(planning.architectures().items())}
+    for backend, arch in reversed(first_of.items()):
+        if backend.interpreted:
             continue
         try:
             planned = planning.planned(*TUTORIAL_SHAPE, arch=arch)

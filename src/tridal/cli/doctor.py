@@ -17,8 +17,9 @@ from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_js
 from tridal.devices import registry, settings
 from tridal.devices.entry_points import describe_error
 from tridal.devices.types import ITEMSIZE
-from tridal.errors import SettingsError
+from tridal.errors import SettingsError, TridalError
 
+_SLOW = 1.0  # seconds of one call of a plugin
 _YES_NO = {True: "[green]yes[/]", False: "no"}
 
 
@@ -52,6 +53,8 @@ def examine() -> dict[str, Any]:
             "Unset it: tridal's interpreter backend does not need it"
         )
     effective_settings = _settings(problems)
+    problems += registry.architectures()[1]
+    chosen_device = _chosen_device()  # first, so that the time of its plan is known
     return {
         "versions": {
             "tridal": __version__,
@@ -67,7 +70,7 @@ def examine() -> dict[str, Any]:
         "ops": _ops(problems),
         "devices": [device for entry in registry.registered() for device in _devices(entry, problems)],
         "settings": effective_settings,
-        "device": _chosen_device(),
+        "device": chosen_device,
         "fallbacks": _fallbacks(),
     }
 
@@ -105,6 +108,7 @@ def _backend(entry: registry.Registered) -> dict[str, Any]:
         "available": problem is None,
         "reason": problem,
         "install": None if backend is None or problem is None else backend.install,
+        "seconds": {"import": entry.seconds, **({} if backend is None else backend.seconds)},
     }
 
 
@@ -130,9 +134,8 @@ def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, 
         return []
     try:
         devices = [asdict(backend.properties(index)) for index in range(backend.device_count())]
-    except Exception as error:  # a third party's backend can raise anything
-        reason = f"cannot describe its devices: {describe_error(error)}"
-        problems.append(f"backend {entry.name!r} of {entry.origin} {reason}")
+    except TridalError as error:
+        problems.append(str(error))
         return []
     return [{"backend": backend.name, "index": index, **device} for index, device in enumerate(devices)]
 
@@ -202,6 +205,8 @@ def _show(report: dict[str, Any]) -> None:
         details = escape(devices if backend["available"] else backend["reason"])
         if backend["install"]:
             details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
+        if slow := [f"{member} {seconds:.1f} s" for member, seconds in backend["seconds"].items() if seconds >= _SLOW]:
+            details += f"\n[dim]slow: {', '.join(slow)}[/]"
         backends.add_row(backend["name"], _YES_NO[backend["available"]], backend["origin"], details)
     out.print(backends)
 

@@ -43,5 +43,10 @@ def load(point: metadata.EntryPoint, find_problem: Callable[[Any, str], str | No
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns an exception's type and message, as in "ValueError: bad size"."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Returns an exception's type and message in one line, as in "ValueError: bad size". Never raises."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # the exception of a third party
+        message = ""
+    shortened = message if len(message) <= 500 else f"{message[:250]} ... {message[-245:]}"
+    return f"{type(error).__name__}: {shortened}" if message else type(error).__name__

@@ -8,21 +8,31 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
+import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
 
+from tridal.devices.checked import CheckedBackend, checked
 from tridal.devices.entry_points import entry_points, load
-from tridal.devices.settings import describe_value
-from tridal.devices.types import FEATURES, RENAMED, SCHEDULES, Backend, Option, new_name
+from tridal.devices.settings import Settings, describe_value
+from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
 from tridal.errors import nearest
 
 GROUP = "tridal.backends"
 BUNDLED = "tridal"
 """The distribution whose backends take precedence."""
+ALL = "all"
+"""The value of the setting `plugins` for all backends."""
 AUTO = "auto"
-"""The device name for "the best available device". A backend cannot have this name."""
+"""The device name for "the best available device"."""
+HOST = "cpu"
+TORCH_ONLY = (HOST, "meta")
+"""Device types that every torch build has. They are valid without a backend."""
+RESERVED = (ALL, AUTO, *TORCH_ONLY)
+"""Names that no backend can have."""
 
 # Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. A backend's name has no underscore, so that the
 # first underscore separates the two.
@@ -32,7 +42,12 @@ _ATTRIBUTES: dict[str, type] = {
     member: AbstractSet if get_origin(hint) is frozenset else get_origin(hint) or hint
     for member, hint in get_type_hints(Backend).items()
 }
-_METHODS = tuple(name for name, member in vars(Backend).items() if inspect.isfunction(member) and name[0] != "_")
+_METHODS: dict[str, tuple[str, ...]] = {
+    name: tuple(inspect.signature(member).parameters)[1:]
+    for name, member in vars(Backend).items()
+    if inspect.isfunction(member) and name[0] != "_"
+}
+"""The parameters of each method, without `self`."""
 
 _log = logging.getLogger("tridal")
 
@@ -44,10 +59,12 @@ class Registered:
     name: str
     origin: str
     """Distribution and version, for example "tridal 0.1.0"."""
-    backend: Backend | None
+    backend: CheckedBackend | None
     """None if the plugin is broken or shadowed."""
     problem: str | None = None
     """Why the plugin cannot be used; None if it can."""
+    seconds: float = 0.0
+    """The time of the import."""
 
 
 def order(name: str, origin: str) -> tuple[bool, str, str]:
@@ -55,20 +72,40 @@ def order(name: str, origin: str) -> tuple[bool, str, str]:
     return origin.partition(" ")[0] != BUNDLED, name, origin
 
 
-def discover() -> list[Registered]:
-    """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used."""
+def discover(settings: Settings | None) -> list[Registered]:
+    """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used.
+
+    Does not import those that the setting `plugins` blocks. Without settings, imports bundled backends only.
+    """
     owners: dict[str, str] = {}
     entries = []
     for origin, point in sorted(entry_points(GROUP), key=lambda found: order(found[1].name, found[0])):
+        if reason := _blocked(point.name, origin, settings):
+            entries.append(Registered(point.name, origin, None, reason))
+            continue
         if point.name in owners:
             entry = Registered(point.name, origin, None, f"shadowed: {owners[point.name]} already uses this name")
         else:
             owners[point.name] = origin
-            entry = Registered(point.name, origin, *load(point, find_problem))
+            start = time.perf_counter()
+            backend, problem = load(point, find_problem)
+            backend = None if backend is None else checked(backend, origin)
+            entry = Registered(point.name, origin, backend, problem, time.perf_counter() - start)
         if entry.problem:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.problem)
         entries.append(entry)
     return entries
+
+
+def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
+    """Returns why an entry point must not be imported, or None."""
+    if settings is None:
+        return None if origin.startswith(f"{BUNDLED} ") else "it is not loaded, because the settings cannot be used"
+    names = {part.strip() for part in settings.plugins.split(",")}
+    blocks = settings.plugins.strip().startswith("-")
+    if f"-{name}" not in names if blocks else names & {ALL, name}:
+        return None
+    return f"it is blocked by {settings.sources['plugins']}: plugins: {settings.plugins}"
 
 
 def find_problem(backend: Any, name: str) -> str | None:
@@ -83,8 +120,11 @@ def _problems(backend: Any, name: str) -> Iterator[str]:
     """Yields problems. A check assumes that the earlier ones passed, so the caller must stop at the first problem."""
     if inspect.isclass(backend):
         yield f"expected an instance or a module, found the class {backend.__name__!r}"
-    if backend.__hash__ is None:
+    try:
+        hash(backend)
+    except TypeError:
         yield "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
+    yield from _wrong_protocol(getattr(backend, "protocol", None))
     missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(backend, member)]
     if missing:
         hints = "".join(new_name(old) for old in RENAMED if RENAMED[old] in missing and hasattr(backend, old))
@@ -92,24 +132,70 @@ def _problems(backend: Any, name: str) -> Iterator[str]:
     for member, kind in _ATTRIBUTES.items():
         if not isinstance(getattr(backend, member), kind):
             yield f"{member}: expected a {kind.__name__}, found {describe_value(getattr(backend, member))}"
-    for member in _METHODS:
-        if not callable(getattr(backend, member)):
-            yield f"{member}: expected a method, found {describe_value(getattr(backend, member))}"
-    for schedule in sorted(map(str, backend.schedules)):
-        if schedule not in (*SCHEDULES, *FEATURES):
-            hint = new_name(schedule, value=True) or nearest(schedule, (*SCHEDULES, *FEATURES))
-            yield f"schedules: unknown {schedule!r}{hint} (known: {', '.join((*SCHEDULES, *FEATURES))})"
+    for member, parameters in _METHODS.items():
+        method = getattr(backend, member)
+        if not callable(method):
+            yield f"{member}: expected a method, found {describe_value(method)}"
+        try:
+            signature = inspect.signature(method)
+        except ValueError:  # a function that is written in C
+            continue
+        try:
+            signature.bind(*parameters)
+        except TypeError:
+            yield f"{member}: expected the parameters ({', '.join(parameters)}), found {signature}"
+    yield from _unknown("dtypes", backend.dtypes, tuple(ITEMSIZE))
+    yield from _unknown("schedules", backend.schedules, (*SCHEDULES, *FEATURES))
+    if not backend.schedules & {*SCHEDULES}:
+        yield f"schedules: expected at least one of {', '.join(SCHEDULES)}"
     if backend.name != name:
         yield f"its entry point is called {name!r}, but its name is {backend.name!r}"
-    if name == AUTO or not _NAME.fullmatch(name):
-        yield f"name: expected lower-case letters and digits, and not {AUTO!r}, found {name!r}"
+    if name in RESERVED:
+        yield f"name: {name!r} is reserved"
+    if not _NAME.fullmatch(name):
+        yield f"name: expected lower-case letters and digits, found {name!r}"
+    if name != backend.device_type and _is_torch_type(name):
+        kind = backend.device_type
+        yield f"name: {name!r} is a device type of torch, so a backend with device_type {kind!r} cannot have it"
+    if backend.device_type == TORCH_ONLY[1]:
+        yield f"device_type: {TORCH_ONLY[1]} tensors have no elements to compute"
     for key, option in backend.options.items():
         if not isinstance(key, str) or not _OPTION_NAME.fullmatch(key):
             yield f"options: expected a name of lower-case letters, digits and underscores, found {key!r}"
         if not isinstance(option, Option):
             yield f"options: {key}: expected an Option, found {describe_value(option)}"
+        if not isinstance(option.expected, str) or not isinstance(option.help, str):
+            yield f"options: {key}: expected text in `expected` and `help`"
         if not accepts(option, option.default):
             yield f"options: {key}: expected {option.expected}, found its default {describe_value(option.default)}"
+
+
+def _wrong_protocol(version: object) -> Iterator[str]:
+    if version is None:
+        return  # it is reported with the other missing members
+    oldest, newest = PROTOCOLS
+    if type(version) is not int:
+        yield f"protocol: expected an integer, found {describe_value(version)}"
+    elif not oldest <= version <= newest:
+        supported = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+        upgrade = "the plugin" if version < oldest else "tridal"
+        yield f"protocol: it uses version {version} of the protocol, and this tridal {supported}: upgrade {upgrade}"
+
+
+def _unknown(member: str, values: AbstractSet[Any], known: tuple[str, ...]) -> Iterator[str]:
+    for value in sorted(map(str, values)):
+        if value not in known:
+            hint = new_name(value, value=True) or nearest(value, known)
+            yield f"{member}: unknown {value!r}{hint} (known: {', '.join(known)})"
+
+
+def _is_torch_type(name: str) -> bool:
+    """Returns whether a name is a device type of torch. If torch is not imported, no name is."""
+    torch = sys.modules.get("torch")
+    try:
+        return torch is not None and torch.device(name).type == name
+    except (RuntimeError, AttributeError):  # AttributeError: torch is partly loaded
+        return False
 
 
 def accepts(option: Option, value: object) -> bool:

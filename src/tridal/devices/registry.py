@@ -10,22 +10,20 @@ from contextlib import suppress
 from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.entry_points import describe_error
+from tridal.devices.checked import CheckedBackend, checked
 from tridal.devices.lock import LOCK
-from tridal.devices.plugins import AUTO
+from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
+from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
 from tridal.devices.settings import Settings, current, describe_value, nearest_variable, parse_device, variable
-from tridal.devices.types import Backend
-from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, nearest
+from tridal.devices.types import Backend, DeviceProperties
+from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, TridalError, UnknownDeviceError, nearest
 
 IN_CODE = "registered in code"
-HOST = "cpu"
-TORCH_ONLY = (HOST, "meta")
-"""Device types that every torch build has. They are valid without a backend."""
 
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
-_serving_cache: dict[tuple[str, Settings], Backend | None] = {}
+_serving_cache: dict[tuple[str, Settings], CheckedBackend | None] = {}
 _invalidators: list[Callable[[], object]] = [_serving_cache.clear]
 
 
@@ -40,18 +38,20 @@ def registered() -> tuple[Registered, ...]:
         if _entries is None:
             _discovering = True
             try:
-                _entries = tuple(plugins.discover())
+                _entries = tuple(plugins.discover(current()))
+            except SettingsError:  # the entries are not kept, because the next call may find the settings corrected
+                return tuple(plugins.discover(None))
             finally:
                 _discovering = False
         return _entries
 
 
-def loaded() -> list[Backend]:
+def loaded() -> list[CheckedBackend]:
     """Returns all backends that loaded without a problem. They may be unavailable on this machine."""
     return [entry.backend for entry in registered() if entry.backend is not None]
 
 
-def get(name: str) -> Backend:
+def get(name: str) -> CheckedBackend:
     """Returns the backend with this name, available or not. Raises UnknownDeviceError or PluginError."""
     entry = _find(name)
     if entry is None:
@@ -61,7 +61,7 @@ def get(name: str) -> Backend:
     return entry.backend
 
 
-def available(name: str) -> Backend:
+def available(name: str) -> CheckedBackend:
     """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises."""
     backend = get(name)
     if (reason := unavailable(backend)) is not None:
@@ -70,12 +70,8 @@ def available(name: str) -> Backend:
 
 
 def unavailable(backend: Backend) -> str | None:
-    """Returns why a backend cannot run on this machine, or None if it can. An error in the plugin is also a reason."""
-    try:
-        reason = backend.unavailable()
-    except Exception as error:
-        return f"its plugin failed in unavailable(): {describe_error(error)}"
-    return None if reason is None else str(reason)
+    """Returns why a backend of the registry cannot run on this machine. A fault of its plugin is also a reason."""
+    return backend.unavailable()
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:
@@ -96,11 +92,14 @@ def options(backend: Backend, settings: Settings) -> dict[str, Any]:
     return {key: given.get(key, option.default) for key, option in backend.options.items()}
 
 
-def serving(device_type: str, settings: Settings | None = None, known_types: Container[str] = ()) -> Backend | None:
+def serving(
+    device_type: str, settings: Settings | None = None, known_types: Container[str] = ()
+) -> CheckedBackend | None:
     """Returns the backend that serves tensors of a `torch.device.type`, or None if no backend does.
 
     It is the backend that the settings name (by default the current ones), if that backend has this type. Otherwise it
-    is the first available backend of this type in `registered` that is not interpreted. The result is cached.
+    is the first available backend of this type in `registered` that is not interpreted. torch computes CPU tensors
+    unless the settings name a backend. The result is cached.
 
     Raises:
         UnknownDeviceError: the settings name a device that is neither known to a backend nor in `known_types`.
@@ -118,7 +117,7 @@ def serving(device_type: str, settings: Settings | None = None, known_types: Con
         return _serving_cache[key]
 
 
-def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> Backend | None:
+def _choose(device_type: str, settings: Settings, known_types: Container[str]) -> CheckedBackend | None:
     """Implements `serving` without its cache."""
     check_backends(settings)
     name, _ = parse_device(settings.device)
@@ -128,7 +127,7 @@ def _choose(device_type: str, settings: Settings, known_types: Container[str]) -
     return available(name) if is_named else _first_candidate(device_type)
 
 
-def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None, str]:
+def resolve(name: str, known_types: Container[str] = ()) -> tuple[CheckedBackend | None, str]:
     """Resolves a device name to a backend and a torch device string such as "npu:1".
 
     The name is "auto", a backend's name or a device type; the last two may have an index. "auto" is the first available
@@ -141,7 +140,7 @@ def resolve(name: str, known_types: Container[str] = ()) -> tuple[Backend | None
     """
     kind, index = parse_device(name)
     if kind == AUTO:
-        backend = next((b for b in _candidates() if b.device_type != HOST), None) or _first_candidate(HOST)
+        backend = next(_candidates(), None)
         kind = HOST if backend is None else backend.device_type
     elif _find(kind) is not None:
         backend = available(kind)
@@ -169,7 +168,7 @@ def register(backend: Backend) -> None:
         problem = f"{owner.origin} already uses this name" if owner else plugins.find_problem(backend, name)
         if problem:
             raise PluginError(f"backend {name!r} cannot be registered: {problem}")
-        entries = [*registered(), Registered(name, IN_CODE, backend)]
+        entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]
         _replace_entries(sorted(entries, key=lambda entry: plugins.order(entry.name, entry.origin)))
 
 
@@ -232,20 +231,44 @@ def check_backends(settings: Settings) -> None:
             options(entry.backend, settings)
 
 
+def architectures() -> tuple[dict[str, tuple[CheckedBackend, DeviceProperties]], list[str]]:
+    """Returns all architectures that backends can plan for, by name, and descriptions of the faults of plugins.
+
+    If several backends provide a name, the first one in `registered` keeps it. Another one gets "backend:name".
+    """
+    known: dict[str, tuple[CheckedBackend, DeviceProperties]] = {}
+    problems = []
+    for backend in loaded():
+        try:
+            found = backend.architectures()
+        except TridalError as error:
+            problems.append(str(error))
+            continue
+        for name, properties in found.items():
+            if name in known:
+                own, owner = f"{backend.name}:{name}", known[name][0].label
+                problems.append(f"{backend.label}: architectures(): {owner} has {name!r}, so this one is {own!r}")
+                name = own
+            known[name] = backend, properties
+    return known, problems
+
+
 def _find(name: str) -> Registered | None:
-    return next((entry for entry in registered() if entry.name == name), None)  # the first one is not shadowed
+    """Returns the entry with a name, which may be broken. The first one is not shadowed."""
+    return None if name in RESERVED else next((entry for entry in registered() if entry.name == name), None)
 
 
 def _names() -> list[str]:
     return sorted({entry.name for entry in registered()})
 
 
-def _candidates() -> Iterator[Backend]:
-    """Iterates over the backends that may be chosen automatically: those that are available and not interpreted."""
-    return (backend for backend in loaded() if not backend.interpreted and unavailable(backend) is None)
+def _candidates() -> Iterator[CheckedBackend]:
+    """Iterates over the backends that may be chosen automatically: available accelerators that are not interpreted."""
+    compiled = (backend for backend in loaded() if not backend.interpreted and backend.device_type != HOST)
+    return (backend for backend in compiled if backend.unavailable() is None)
 
 
-def _first_candidate(device_type: str) -> Backend | None:
+def _first_candidate(device_type: str) -> CheckedBackend | None:
     return next((backend for backend in _candidates() if backend.device_type == device_type), None)
 
 

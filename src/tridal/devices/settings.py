@@ -45,6 +45,12 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: isinstance(value, bool),
         help="whether a row's result is bitwise the same in every batch",
     ),
+    "plugins": Option(
+        default="all",
+        expected="'all', the names of backends to load (a,b), or those not to load (-a,-b)",
+        accepts=lambda value: isinstance(value, str) and bool(re.fullmatch(r"(-?)\w+(\s*,\s*\1\w+)*", value.strip())),
+        help="the backends that are loaded; read when a process loads the first backend",
+    ),
 }
 """All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
 
@@ -65,6 +71,7 @@ class Settings:
     device: str
     fallback: str
     batch_invariant: bool
+    plugins: str
     backends: Mapping[str, Mapping[str, object]]
     """Options by backend and name. Only options that were set are present. `registry.options` checks them."""
     sources: Mapping[str, str]
@@ -77,12 +84,12 @@ class Settings:
     def __reduce__(self) -> tuple[Any, ...]:
         """Supports pickle, which cannot store read-only mappings."""
         backends = {name: dict(options) for name, options in self.backends.items()}
-        return _unpickle, (self.device, self.fallback, self.batch_invariant, backends, dict(self.sources))
+        return _unpickle, ({key: getattr(self, key) for key in FIELDS}, backends, dict(self.sources))
 
 
-def _unpickle(device: str, fallback: str, batch_invariant: bool, backends: Any, sources: Any) -> Settings:
-    options = {name: MappingProxyType(values) for name, values in backends.items()}
-    return Settings(device, fallback, batch_invariant, MappingProxyType(options), MappingProxyType(sources))
+def _unpickle(values: dict[str, Any], backends: Any, sources: Any) -> Settings:
+    options = {name: MappingProxyType(section) for name, section in backends.items()}
+    return Settings(**values, backends=MappingProxyType(options), sources=MappingProxyType(sources))
 
 
 _DEFAULTS = Settings(

@@ -12,6 +12,7 @@ from tridal.kernels.reductions import merge
 
 _INF = tl.constexpr(float("inf"))
 _BLOCK = tl.constexpr(32)  # number of slots that a program reads at once
+_WARP = tl.constexpr(64)  # threads of a warp, at most
 
 
 @triton.jit
@@ -173,6 +174,10 @@ def exchange(
     number of elements of a row between its head and tail.
     """
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
+    if PERSISTENT and ROWS * COLS <= _WARP:
+        # No thread may publish while another one still reads the slots of the previous tile. Larger tiles are reduced
+        # across warps, which is a barrier. If a tile fits in one warp, each warp reduces its own copy.
+        tl.debug_barrier()
     if ROWS == 1:
         part_first, part_second = tl.max(first, 0), tl.max(second, 0)
         if PERSISTENT:

@@ -78,7 +78,8 @@ def release_group(
     if tl.atomic_add(slots + 2, 1, sem="relaxed") == PROGRAMS_PER_ROW - 1:
         index = tl.arange(0, 2 * SPLIT_POW2 * ROWS)
         last = workspace + tl.cast(tile, tl.int64) * SLOTS + index
-        tl.store(last, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=index < SLOTS)
+        computed = group < tiles  # if there are more groups than tiles, some groups have no last tile
+        tl.store(last, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=(index < SLOTS) & computed)
         slot = tl.arange(0, 4)
         tl.store(slots + slot, tl.zeros([4], tl.int64), mask=slot < 3)
         if tl.atomic_add(counter + 1, 1, sem="relaxed") == groups - 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from tridal.ops import table
 from tridal.runtime import launch
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
+
+_log = logging.getLogger("tridal")
 
 
 def plan(
@@ -87,8 +91,16 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
-    """Returns all architectures that registered backends can plan for, by name."""
-    return {name: (backend, found) for backend in registry.loaded() for name, found in backend.architectures().items()}
+    """Returns all architectures that registered backends can plan for, by name. Logs each fault of a plugin once."""
+    known, problems = registry.architectures()
+    for problem in problems:
+        _log_problem(problem)
+    return {**known}
+
+
+@functools.cache
+def _log_problem(problem: str) -> None:
+    _log.warning("%s", problem)
 
 
 def matrix_call(

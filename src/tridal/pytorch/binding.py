@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tridal.devices import registry
+from tridal.devices.types import Backend
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.op_call import OpCall
@@ -29,8 +30,9 @@ def bind(
     `source` has size zero. `call.dim` is not negative.
     """
     dim, modification, mask = call.dim, call.modification, call.mask
-    backend, index, invariant = context.backend, context.index, context.settings.batch_invariant
-    assert backend is not None
+    assert context.backend is not None
+    backend: Backend = context.backend
+    index, invariant = context.index, context.settings.batch_invariant
     scale_mask = NO_SCALE_MASK
     if modification is not None:
         in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
@@ -55,8 +57,9 @@ def bind(
     names = tuple(map(dtype_name, dtypes))
     kernel_call = kind(call.kernel, layout, names, tuple(addresses), call.parameters, scale_mask)
     options = registry.options(backend, context.settings)
+    properties = context.backend.on_device(index)
     with backend.guard(index):
-        plan, launch_on, workspace_slots = launch.prepare(kernel_call, backend, backend.properties(index), options)
+        plan, launch_on, workspace_slots = launch.prepare(kernel_call, backend, properties, options)
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
@@ -65,8 +68,10 @@ def bind(
     if backend.device_count() == 1:
         return launch_on
 
+    guard = backend.guard  # looked up once, because every call uses it
+
     def guarded(*arguments: Any) -> None:
-        with backend.guard(index):
+        with guard(index):
             launch_on(*arguments)
 
     return guarded

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 
 from tridal.devices import registry
+from tridal.devices.checked import CheckedBackend
 from tridal.devices.settings import Settings, current
-from tridal.devices.types import Backend
 from tridal.pytorch.devices import TORCH_TYPES
 from tridal.pytorch.op_call import OpCall
 
@@ -34,7 +34,7 @@ class DeviceContext:
         self.device = device
         self.settings = settings
         self.index = device.index or 0
-        self.backend: Backend | None = registry.serving(device.type, settings, TORCH_TYPES)
+        self.backend: CheckedBackend | None = registry.serving(device.type, settings, TORCH_TYPES)
         self.torch_computes = self.backend is None and settings.fallback == "torch"
         self.has_autocast = has_autocast(device.type)
         self.forwards: dict[tuple[Any, ...], PreparedCall | None] = {}

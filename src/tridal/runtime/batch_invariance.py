@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
-from tridal.runtime.specialization import ALIGNMENT, KernelCall, Specialization
+from tridal.devices.types import ALIGNMENT, Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
+from tridal.runtime.specialization import KernelCall, Specialization
 
 _ROWS = 4096
 """The number of rows that every plan is made for. It is large enough to keep a device busy."""

@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from tridal.devices.lock import LOCK
-from tridal.devices.types import Backend, Resources
+from tridal.devices.types import ALIGNMENT, Backend, Resources
 from tridal.errors import PluginError
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
 from tridal.runtime.op_functions import adapters, fingerprint
 from tridal.runtime.row_kernel import RowKernel
-from tridal.runtime.specialization import ALIGNMENT, Specialization
+from tridal.runtime.specialization import Specialization
 
 
 @functools.lru_cache(maxsize=1024)

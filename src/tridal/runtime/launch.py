@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tridal.devices.lock import LOCK
@@ -13,7 +14,8 @@ from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
-from tridal.runtime.specialization import KernelCall, Specialization, exchanges
+from tridal.runtime.plan_check import check_plan
+from tridal.runtime.specialization import KernelCall, Specialization
 
 
 class PreparedLaunch(NamedTuple):
@@ -37,7 +39,7 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
     """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
 
     Raises:
-        PlanError: the plan cannot be launched.
+        PlanError: the plan is wrong, see `check_plan`.
     """
 
     def probe(config: KernelConfig) -> Resources:
@@ -46,20 +48,7 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
         return compiler.resources(backend, call.specialize(config), device.target)
 
     launch_plan = backend.plan(call.problem, device, probe, options)
-    config, programs = launch_plan.config, launch_plan.programs
-    if programs < 1:
-        raise PlanError(f"backend {backend.name!r} planned {programs} programs for {call.problem}")
-    tiles, vector = call.tiles(config), call.problem.vector
-    if config.peel and call.problem.column_writes and (call.problem.outer > 1 or launch_plan.groups % vector):
-        raise PlanError(
-            f"backend {backend.name!r} planned {launch_plan.groups} groups of programs for peeled rows of "
-            f"{call.problem.outer} blocks with sums over rows: one block and a multiple of {vector} groups are needed"
-        )
-    if not config.persistent and programs != tiles * config.programs_per_row:
-        raise PlanError(
-            f"backend {backend.name!r} planned {programs} programs that are not persistent for {tiles} tiles: "
-            f"{tiles * config.programs_per_row} programs are needed"
-        )
+    check_plan(backend, call.problem, device, launch_plan, probe)
     return launch_plan
 
 
@@ -68,7 +57,7 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()
-        driver = triton.runtime.driver.active
+        driver = _active_driver(triton, device.name, device.target[0])
         loaded = _load(specialization, device.target, driver.get_current_device())
         names = compiler.entry(specialization.entry).arg_names
         constants = compiler.constants_of(specialization, triton)
@@ -93,6 +82,21 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
     return launch
 
 
+def _active_driver(triton: ModuleType, device: str, needed: str) -> Any:
+    """Returns Triton's active driver. Raises PlanError if it is not the driver `needed` by a device."""
+    try:
+        driver = triton.runtime.driver.active
+        active = driver.get_current_target().backend
+    except RuntimeError as error:
+        raise PlanError(f"{device} needs Triton's driver {needed!r}, but Triton has none: {error}") from error
+    if active != needed:
+        raise PlanError(
+            f"{device} needs Triton's driver {needed!r}, but {active!r} is active, and a process has one active "
+            "driver. Use one process for each driver"
+        )
+    return driver
+
+
 @functools.lru_cache(maxsize=1024)
 def _load(specialization: Specialization, target: tuple[str, int | str, int], index: int) -> Any:
     """Compiles a kernel and loads it on the current device, which has this index. Results are cached per device."""
@@ -102,8 +106,6 @@ def _load(specialization: Specialization, target: tuple[str, int | str, int], in
 
 
 def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
-    if exchanges(launch_plan.config, call.kernel):
-        raise PlanError("the interpreter runs programs one after another, so it cannot run a cooperative plan")
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()

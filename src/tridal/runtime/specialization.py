@@ -10,7 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from tridal.devices.types import ITEMSIZE, KernelConfig, LaunchPlan, Problem
+from tridal.devices.types import ALIGNMENT, ITEMSIZE, KernelConfig, LaunchPlan, Problem
 from tridal.runtime.row_kernel import POINTERS, RowKernel
 from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
@@ -20,8 +20,6 @@ _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col
 _ROW_STRIDES = ("row_outer", "row_inner")
 _PARAMETERS = ("param0", "param1")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
-ALIGNMENT = 16
-"""Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
 ADDRESS_BITS = 63
 """Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
 BLOCK = 32
@@ -101,11 +99,6 @@ class KernelCall:
         """Returns the layout that the kernel gets: with peeled rows and sums over rows, its blocks are interleaved."""
         interleaved = config.peel and self.problem.column_writes
         return self.layout.interleaved(self.problem.vector) if interleaved else self.layout
-
-    def tiles(self, config: KernelConfig) -> int:
-        """Returns the number of tiles. A tile does not extend over two blocks."""
-        layout = self.launched_layout(config)
-        return layout.outer * -(-layout.inner // config.rows)
 
     @property
     def _has_row_tensors(self) -> bool:
@@ -226,7 +219,7 @@ class KernelCall:
         if not exchanges(config, self.kernel):
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.tiles(config) * slots_per_tile(config) + counter
+        return self.problem.tiles(config.rows, config.peel) * slots_per_tile(config) + counter
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:

@@ -49,7 +49,8 @@ def _block_cols(problem: Problem) -> int:
 
 
 def _column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    return _configured(plan, schedule="column_loop", programs_per_row=1, peel=False, cols=_block_cols(problem))
+    fields = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
+    return _configured(plan, schedule="column_loop", **fields)
 
 
 def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -59,7 +60,7 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
     sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
     plan = _configured(plan, schedule="cooperative", **sizes, **flags)
-    return replace(plan, programs=2 * plan.config.programs_per_row)
+    return replace(plan, programs=min(2, problem.tiles(rows)) * plan.config.programs_per_row)
 
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:

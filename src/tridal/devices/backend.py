@@ -1,0 +1,137 @@
+"""The protocol of a backend, and a base class with defaults. Imports the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from tridal.devices.plans import KernelConfig, LaunchPlan, Resources
+from tridal.devices.problem import DeviceProperties, Problem
+
+PROTOCOLS = (1, 1)
+"""The oldest and the newest version of the protocol `Backend` that this version of tridal supports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting of one backend."""
+
+    default: object
+    """The value if the user sets none."""
+    expected: str
+    """The accepted values in words, for an error message."""
+    accepts: Callable[[object], bool] = field(repr=False)
+    """accepts(value) returns whether a value is accepted. If it raises, the value is not accepted."""
+    help: str = ""
+    """What the option does, in words."""
+
+
+Probe: TypeAlias = Callable[[KernelConfig], Resources]
+"""Compiles the problem's kernel with a configuration and reports its resources. Results are cached."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Protocol of backends. An entry point of the group `tridal.backends` names an instance or a module with this API.
+
+    It has no state. It is hashable, because caches use it as a key. `BackendBase` has defaults for most members.
+    """
+
+    protocol: int
+    """The version of this protocol that the backend was written for, now 1."""
+    name: str
+    """The name in `TRIDAL_DEVICE`. The entry point has the same name."""
+    device_type: str
+    """`torch.device.type` of its tensors. Several backends may serve one type; the settings choose one."""
+    dtypes: frozenset[str]
+    """Names of the floating-point dtypes that its kernels can read and write. torch computes other dtypes."""
+    schedules: frozenset[str]
+    """The members of `SCHEDULES` and `FEATURES` that its plans may use.
+
+    "peel" and "reload" allow the fields of `KernelConfig` with these names. With "scale_mask", plans may assume that
+    scaling and masking need no smaller tiles, although they take more memory.
+    """
+    interpreted: bool
+    """Whether its kernels run in Triton's interpreter. Such a backend is used only if it is requested by name."""
+    options: Mapping[str, Option]
+    """Options of the backend by name."""
+    install: str
+    """One line that tells a user how to install the backend."""
+
+    def __hash__(self) -> int: ...
+
+    def unavailable(self) -> str | None:
+        """Returns why the backend cannot run on this machine, or None if it can. Must be cheap and must not raise."""
+
+    def device_count(self) -> int:
+        """Returns the number of devices that are present."""
+
+    def properties(self, index: int) -> DeviceProperties:
+        """Returns the properties of a device that is present."""
+
+    def architectures(self) -> Mapping[str, DeviceProperties]:
+        """Returns the properties of devices by the names that `tridal plan --arch` takes. They need not be present."""
+
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
+        """Returns the plan for a problem of at least one element. `options` holds a value for each option."""
+
+    def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
+        """Returns the resources of a compiled kernel. `asm` has the compiler's output by stage, such as "cubin"."""
+
+    def stream(self, index: int) -> int:
+        """Returns the raw handle of the device's current stream, or 0 if the device has no streams."""
+
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """Returns a context manager that makes the device the current one."""
+
+
+class BackendBase:
+    """Base class of backends with defaults. A subclass sets `protocol`, `name` and `device_type` and defines `plan`.
+
+    It also sets `devices` or defines `properties`. The defaults are for one device without streams.
+    """
+
+    protocol: int
+    name: str
+    device_type: str
+    dtypes: frozenset[str] = frozenset({"float16", "bfloat16", "float32"})
+    schedules: frozenset[str] = frozenset({"whole_row", "column_loop"})
+    interpreted: bool = False
+    options: Mapping[str, Option] = {}
+    install: str = "see the documentation of its package"
+    devices: Mapping[str, DeviceProperties] = {}
+    """Properties by the name of the architecture. The first entry is the device that is present."""
+
+    def unavailable(self) -> str | None:
+        """Returns None: the backend is always available."""
+        return None
+
+    def device_count(self) -> int:
+        """Returns 1."""
+        return 1
+
+    def properties(self, index: int) -> DeviceProperties:
+        """Returns the first entry of `devices`."""
+        return next(iter(self.devices.values()))
+
+    def architectures(self) -> Mapping[str, DeviceProperties]:
+        """Returns `devices`."""
+        return self.devices
+
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
+        """Every subclass has to define it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define plan")
+
+    def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
+        """Raises NotImplementedError. Define it if plans use `probe` or the schedule "cooperative"."""
+        raise NotImplementedError(f"{type(self).__name__} does not define resources, which probes need")
+
+    def stream(self, index: int) -> int:
+        """Returns 0: the device has no streams."""
+        return 0
+
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """Returns an empty context: there is only one device."""
+        return nullcontext()

@@ -1,0 +1,93 @@
+"""A launch plan and its parts: the kernel configuration and the resources. Imports the standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from tridal.devices.renamed import Renamed, new_name
+
+Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
+
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+FEATURES = ("peel", "reload", "scale_mask")
+"""Optional features of a backend; `Backend.schedules` describes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig(Renamed):
+    """The compile-time part of a plan: the schedule, the tile and the warps. `rows` and `cols` are powers of two."""
+
+    schedule: Schedule
+    """"whole_row": one program computes whole rows. "cooperative": several programs compute one row together and
+    exchange its statistics. "column_loop": one program loops over blocks of columns, twice."""
+    rows: int
+    """Rows of a tile, a power of two. A tile has at most 2^20 elements."""
+    cols: int
+    """Columns of a tile, a power of two: at least a row's length for "whole_row", else the columns of a block. With
+    `peel`, the tile need not hold the head and the tail."""
+    num_warps: int = 4
+    """Warps per program, a power of two."""
+    num_stages: int = 1
+    """Tiles in flight in the loop over tiles (or over blocks of columns); above 1, loads are pipelined."""
+    programs_per_row: int = 1
+    """1 unless the schedule is "cooperative", whose programs must all be resident at the same time."""
+    max_registers: int | None = None
+    """Limit on the registers of a thread; None leaves it to the compiler."""
+    peel: bool = False
+    """Whether the unaligned head and tail of each row are computed apart from its aligned vectors ("row" layout)."""
+    exp2_bias: float | None = None
+    """Mean relative error of the device's exp2 in float32. Kernels compute exp by exp2 and correct this error.
+    Zero means exp2 without a correction. None means the device's exp, which float64 needs."""
+    persistent: bool = True
+    """Whether a program loops over tiles. If not, there is one program per tile, and it needs fewer registers."""
+    reload: bool = False
+    """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
+
+    def __post_init__(self) -> None:
+        """Rejects an unknown schedule."""
+        if self.schedule not in SCHEDULES:
+            hint = new_name(str(self.schedule), value=True)
+            raise ValueError(f"unknown schedule {self.schedule!r}{hint} (known: {', '.join(SCHEDULES)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the compiler reports for a kernel."""
+
+    registers: int
+    """32-bit registers per thread."""
+    spills: int
+    """Bytes per thread that are spilled to memory."""
+    shared_memory: int
+    """Bytes of shared memory per program."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan(Renamed):
+    """The configuration and the number of programs for a problem on a device, and the reason for them in words."""
+
+    config: KernelConfig
+    """The compile-time part of the plan."""
+    programs: int
+    """Programs to launch. If they are not persistent, one per tile; a multiple of `programs_per_row`."""
+    reason: str
+    """The numbers behind the plan, for users."""
+    occupancy: int | None = None
+    """Programs that can be resident on one core; None if the backend does not know it."""
+    resources: Resources | None = None
+    """The compiler's report for `config`, for users; None if the backend did not compile it."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the configuration."""
+        return self.config.schedule
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of programs that compute the same rows."""
+        return self.programs // self.config.programs_per_row
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON."""
+        return {"schedule": self.schedule, **asdict(self)}

@@ -1,0 +1,134 @@
+"""A problem and the properties of a device: the data that a plan depends on. Imports the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tridal.devices.renamed import Renamed
+from tridal.errors import PlanError
+
+Layout: TypeAlias = Literal["row", "inner", "strided"]
+
+ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of one element of each dtype that a kernel reads or writes."""
+
+ALIGNMENT = 16
+"""Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """Properties of a device that plans depend on. Sizes are in bytes. None means "not known".
+
+    A core is the unit that runs a program: an SM on CUDA, a vector core on Ascend, the process in the interpreter.
+    """
+
+    name: str
+    """Name of the product, for users."""
+    arch: str
+    """Name of the architecture, for users and for `tridal plan --arch`."""
+    cores: int
+    """Number of cores."""
+    core_name: str = "core"
+    """What the vendor calls a core, for users."""
+    target: tuple[str, int | str, int] | None = None
+    """Triton's target (backend, architecture, warp size), to compile without the device; None if there is none."""
+    warp_size: int | None = None
+    """Threads per warp."""
+    registers: int | None = None
+    """32-bit registers per core."""
+    shared_memory: int | None = None
+    """Bytes of fast memory per core that programs share: shared memory on CUDA, the unified buffer on Ascend."""
+    max_threads: int | None = None
+    """Threads that can be resident on one core."""
+    max_programs: int | None = None
+    """Programs that can be resident on one core."""
+    l2_cache: int | None = None
+    """Bytes of the cache that all cores share."""
+    memory: int | None = None
+    """Bytes of the device's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(Renamed):
+    """The traits of one call that a plan depends on. A problem has no op: two ops with equal traits get equal plans.
+
+    The tensor is `outer` blocks of `inner` rows, and each row has `cols` elements. An op over the last dimension of a
+    contiguous tensor has `outer == 1`. For an op over an inner dimension, `outer` counts the dimensions before it and
+    `inner` those after it; neighbouring rows are then neighbours in memory.
+    """
+
+    cols: int
+    """Elements per row."""
+    inner: int
+    """Rows per block."""
+    outer: int = 1
+    """Number of blocks."""
+    reads: tuple[str, ...] = ("float32",)
+    """dtype of each input with a number per element. All but the first are contiguous."""
+    writes: tuple[str, ...] = ("float32",)
+    """dtype of each output with a number per element."""
+    row_reads: tuple[str, ...] = ()
+    """dtype of each input with a number per row."""
+    column_reads: tuple[str, ...] = ()
+    """dtype of each input with a number per column."""
+    row_writes: tuple[str, ...] = ()
+    """dtype of each output with a number per row."""
+    column_writes: tuple[str, ...] = ()
+    """dtype of each output with a number per column: the sums of a term over the rows of a group of programs. Programs
+    keep these sums in registers or in fast memory, as many as a tile has elements."""
+    passes: int = 3
+    """Passes over a row: one for each statistic that depends on the one before it, and one that writes the results."""
+    live_tiles: int = 1
+    """Tiles of the accumulator's dtype that are live at the same time."""
+    statistics: int = 2
+    """Number of statistics that a program keeps for each row."""
+    layout: Layout = "row"
+    """Contiguous elements: those of a row ("row"), those of a column ("inner") or neither ("strided")."""
+    aligned: bool = True
+    """Whether vectors are aligned: the contiguous length, all other strides and all addresses are multiples of 16."""
+    scale_mask: bool = False
+    """Whether elements are scaled or masked when they are loaded, which adds loads and arithmetic per element."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.outer * self.inner
+
+    def tiles(self, rows: int, peel: bool = False) -> int:
+        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks.
+
+        With sums over peeled rows, every `vector`-th row belongs to the same block, so that its rows have equal heads.
+        """
+        if rows < 1:
+            raise PlanError(f"rows = {rows!r}: a tile has at least one row")
+        if peel and self.column_writes:
+            return self.vector * -(-self.rows // (self.vector * rows))
+        return self.outer * -(-self.inner // rows)
+
+    @property
+    def dtype(self) -> str:
+        """dtype of the first tensor that is read."""
+        return self.reads[0]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the widest element that is read or written."""
+        return max(ITEMSIZE[dtype] for dtype in (*self.reads, *self.writes))
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that are read per element, all tensors together."""
+        return sum(ITEMSIZE[dtype] for dtype in self.reads)
+
+    @property
+    def accumulator(self) -> int:
+        """Bytes of one element of the statistics' dtype, which is float64 if a tensor is float64, else float32."""
+        return 8 if "float64" in (*self.reads, *self.writes) else 4
+
+    @property
+    def vector(self) -> int:
+        """Elements of the narrowest dtype in a vector of 16 bytes. A peeled head or tail has fewer elements."""
+        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.writes, *self.reads))

@@ -1,0 +1,165 @@
+"""Checks a launch plan against everything that the schedules assume. Runs once for each plan. Arithmetic only.
+
+A plan that violates an assumption gives wrong results, reads memory out of bounds or never ends. So it is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.errors import PlanError
+
+MAX_TILE = 1 << 20
+"""Elements of the largest tensor in a Triton kernel."""
+_MAX_PROGRAMS = (1 << 31) - 1
+"""Triton numbers programs with 32 bits."""
+_MAX_EXP2_BIAS = 1e-5
+"""A larger error of exp2 is not a rounding error of float32."""
+
+_Problems = Iterator[tuple[str, Any, str]]
+"""(field, its value, the allowed values in words)."""
+
+
+def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> None:
+    """Checks the plan that a backend made for a problem on a device. `probe` compiles cooperative configurations.
+
+    Raises:
+        PlanError: the plan is wrong. The message has the backend, the problem, the field, its value and allowed values.
+    """
+    for field, value, allowed in _problems(backend, problem, device, plan, probe):
+        owner = getattr(backend, "label", None) or f"backend {backend.name!r}"
+        traits = ", ".join(f"{f.name}={getattr(problem, f.name)!r}" for f in fields(Problem))
+        raise PlanError(f"{owner} made a wrong plan: {field} = {value!r}, expected {allowed}; for Problem({traits})")
+
+
+def _problems(
+    backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe
+) -> _Problems:
+    """Yields the problems. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
+    config = plan.config
+    yield from _wrong_fields(plan)
+    yield from _unsupported(backend, problem, config)
+    yield from _uncovered(problem, config)
+    yield from _wrong_programs(problem, config, plan.programs)
+    if config.programs_per_row > 1 and problem.statistics:
+        yield from _not_resident(backend, device, plan, probe)
+
+
+def _wrong_fields(plan: LaunchPlan) -> _Problems:
+    """Checks the type and the range of each field. A bool, a numpy number or a float is no integer."""
+    config = plan.config
+    for name in ("rows", "cols", "num_warps"):
+        value = getattr(config, name)
+        if type(value) is not int or value < 1 or value & (value - 1):
+            yield name, value, "a power of two"
+    for name in ("num_stages", "programs_per_row"):
+        if type(getattr(config, name)) is not int or getattr(config, name) < 1:
+            yield name, getattr(config, name), "a positive integer"
+    for name in ("peel", "persistent", "reload"):
+        if type(getattr(config, name)) is not bool:
+            yield name, getattr(config, name), "True or False"
+    limit, bias = config.max_registers, config.exp2_bias
+    if limit is not None and (type(limit) is not int or limit < 1):
+        yield "max_registers", limit, "a positive integer or None"
+    if bias is not None and not (type(bias) is float and abs(bias) <= _MAX_EXP2_BIAS):  # false for NaN
+        yield "exp2_bias", bias, f"a float from -{_MAX_EXP2_BIAS} to {_MAX_EXP2_BIAS} or None"
+    if type(plan.programs) is not int or not 1 <= plan.programs <= _MAX_PROGRAMS:
+        yield "programs", plan.programs, f"an integer from 1 to {_MAX_PROGRAMS}"
+    if plan.occupancy is not None and (type(plan.occupancy) is not int or plan.occupancy < 1):
+        yield "occupancy", plan.occupancy, "a positive integer or None"
+    if not isinstance(plan.resources, Resources | None):
+        yield "resources", plan.resources, "Resources or None"
+    if not isinstance(plan.reason, str):
+        yield "reason", plan.reason, "text"
+
+
+def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _Problems:
+    """Checks what the backend declares, and which schedules, features and dtypes go together."""
+    schedule, declared = config.schedule, f"one of the backend's `schedules`: {', '.join(sorted(backend.schedules))}"
+    if schedule not in backend.schedules:
+        yield "schedule", schedule, declared
+    for feature in ("peel", "reload"):
+        if getattr(config, feature) and feature not in backend.schedules:
+            yield feature, True, f"False, because the backend's `schedules` lack {feature!r}"
+        if getattr(config, feature) and schedule == "column_loop":
+            yield feature, True, f"False, because {schedule!r} does not support it"
+    if config.peel and problem.layout != "row":
+        yield "peel", True, f'False, because only the layout "row" has aligned vectors, not {problem.layout!r}'
+    if config.peel and problem.column_writes and problem.outer > 1:
+        yield "peel", True, "False, because sums over peeled rows need one block of rows"
+    if schedule == "cooperative" and problem.statistics:
+        if problem.accumulator != 4:
+            yield (
+                "schedule",
+                schedule,
+                "another one: programs exchange float32 statistics, and a dtype is float64",
+            )
+        if backend.interpreted and config.programs_per_row > 1:
+            yield "schedule", schedule, "another one: the interpreter runs programs one after another"
+        if config.rows > 1 and (config.peel or not config.persistent):
+            why = "with peel" if config.peel else "if programs are not persistent"
+            yield "rows", config.rows, f"1, because cooperative programs exchange one row at a time {why}"
+    if schedule != "cooperative" and config.programs_per_row > 1:
+        yield "programs_per_row", config.programs_per_row, f'1, because the schedule is {schedule!r}, not "cooperative"'
+    if config.exp2_bias is not None and problem.accumulator != 4:
+        yield "exp2_bias", config.exp2_bias, "None, because exp2 has float32 precision and a dtype is float64"
+
+
+def _uncovered(problem: Problem, config: KernelConfig) -> _Problems:
+    """Checks that tiles cover all columns, that Triton supports their size, and that no program has nothing to do."""
+    per_row, vector = config.programs_per_row, problem.vector
+    covered = problem.cols // vector * vector if config.peel else problem.cols
+    tile = max(config.cols, 2 * vector * config.peel) * config.rows
+    if config.schedule == "whole_row" and config.cols < covered:
+        yield "cols", config.cols, f"at least {covered}, because a tile holds whole rows"
+    if config.schedule == "cooperative" and config.cols * per_row < covered:
+        least = math.ceil(covered / config.cols)
+        yield "programs_per_row", per_row, f"at least {least}, because each program computes {config.cols} columns"
+    if per_row > math.ceil(problem.cols / config.cols):
+        most = math.ceil(problem.cols / config.cols)
+        yield "programs_per_row", per_row, f"at most {most}, so that each program has columns to compute"
+    exchanged = 2 * config.rows * (1 << (per_row - 1).bit_length()) if per_row > 1 else 0
+    if max(tile, exchanged) > MAX_TILE:
+        what = "rows x cols" if tile > MAX_TILE else "2 x rows x programs_per_row"
+        yield what, max(tile, exchanged), f"at most {MAX_TILE}, Triton's limit of a tensor in a kernel"
+
+
+def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Problems:
+    """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
+    per_row, tiles = config.programs_per_row, problem.tiles(config.rows, config.peel)
+    if programs % per_row:
+        yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
+    if config.peel and problem.column_writes and programs % (problem.vector * per_row):
+        yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each sums rows with equal heads"
+    if config.schedule == "column_loop" and problem.column_writes and programs > tiles:
+        yield "programs", programs, f"at most {tiles}: programs without a tile write no sums"
+    if not config.persistent and programs != tiles * per_row:
+        yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
+    if per_row > 1 and programs > tiles * per_row:  # a group without a tile would clear memory that it does not own
+        yield "programs", programs, f"at most {tiles * per_row}: {per_row} for each of {tiles} tiles"
+
+
+def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Problems:
+    """Checks that programs that wait for each other fit on the device together. Otherwise they never end."""
+    limits: dict[str, int | None] = {"occupancy of the plan": plan.occupancy, "max_programs": device.max_programs}
+    threads = plan.config.num_warps * (device.warp_size or 0)
+    if device.max_threads and threads:
+        limits["max_threads"] = device.max_threads // threads
+    if device.registers or device.shared_memory:
+        used = probe(plan.config)
+        if device.registers and threads and used.registers:
+            limits["registers"] = device.registers // (used.registers * threads)
+        if device.shared_memory and used.shared_memory:
+            limits["shared_memory"] = device.shared_memory // used.shared_memory
+    properties = ("warp_size", "registers", "shared_memory", "max_threads", "max_programs")
+    unknown = [name for name in properties if getattr(device, name) is None]
+    if plan.occupancy is None and unknown:
+        yield "occupancy", None, f"an integer, because {device.name} does not report {', '.join(unknown)}"
+    per_core, name = min((value, name) for name, value in limits.items() if value is not None)
+    if plan.programs > per_core * device.cores:
+        most = f"at most {per_core * device.cores}, which are resident at the same time on {device.cores} cores"
+        yield "programs", plan.programs, f"{most} with {per_core} each (limited by {name})"

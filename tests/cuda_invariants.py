@@ -1,0 +1,53 @@
+"""Invariants of CUDA plans: what has to hold for every plan with every compiler."""
+
+from __future__ import annotations
+
+from tridal.devices.types import ITEMSIZE, DeviceProperties, LaunchPlan, Problem
+from tridal_cuda.resources import occupancy
+from tridal_cuda.tuning import MAX_SPILL, MAX_SPILL_RELOAD
+
+
+def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
+    """Asserts what has to hold for every plan with every compiler: it fits, it covers the rows, and it says why."""
+    config, tiles = plan.config, problem.tiles(plan.config.rows)
+    for size in (config.rows, config.cols, config.num_warps):
+        assert size & (size - 1) == 0 < size
+    assert config.num_warps * 32 <= 1024
+    assert config.rows * config.cols <= 1 << 20, "Triton allows no larger tensor"
+    assert plan.resources is not None
+    assert plan.occupancy is not None
+    assert (plan.occupancy, config.num_stages > 1) != (0, False), "one program fits on a multiprocessor"
+    assert plan.occupancy == occupancy(config, plan.resources, device)[0]
+
+    vector = 16 // ITEMSIZE[problem.dtype]
+    cols_in_tiles = problem.cols // vector * vector if config.peel else problem.cols
+    assert not config.peel or (problem.layout == "row" and not problem.aligned)
+    if config.schedule == "cooperative":
+        assert config.programs_per_row > 1
+        assert config.cols * config.programs_per_row >= cols_in_tiles
+        assert plan.programs % config.programs_per_row == 0
+        assert plan.programs <= device.cores * plan.occupancy, "all programs are resident at once"
+        assert problem.accumulator == 4, "float64 statistics do not fit in one word"
+    else:
+        assert config.programs_per_row == 1
+        assert config.schedule == "column_loop" or config.cols >= cols_in_tiles
+    assert 1 <= plan.programs <= tiles * config.programs_per_row
+    assert config.persistent or plan.programs == tiles * config.programs_per_row
+    if config.schedule == "cooperative" and not config.persistent:
+        assert plan.resources.spills <= MAX_SPILL
+    if config.schedule == "whole_row" and config.reload and problem.layout == "row" and config.cols > 8192:
+        assert plan.resources.spills <= MAX_SPILL_RELOAD
+    check_reason(problem, device, plan)
+
+
+def check_reason(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
+    """Asserts that the reason gives the limits of the occupancy, the programs, the tiles, and the spills."""
+    assert plan.resources is not None
+    config, resources, reason = plan.config, plan.resources, plan.reason
+    registers = -(-resources.registers // 8) * 8
+    programs = 65_536 // (registers * 32 * config.num_warps)
+    assert f"occupancy {plan.occupancy} = min(" in reason
+    assert f"registers 65536//({registers}*32*{config.num_warps})={programs}" in reason
+    assert f"{device.cores} SMs x {plan.occupancy} = {device.cores * (plan.occupancy or 0)} resident programs" in reason
+    assert f"{problem.rows} rows in {problem.tiles(config.rows)} tiles of {config.rows} x {config.cols}: " in reason
+    assert (f"{resources.spills} bytes per thread are spilled" in reason) == (resources.spills > 0)

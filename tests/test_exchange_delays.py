@@ -1,0 +1,119 @@
+"""The exchange under random delays: results do not change, and the workspace is zero after each launch.
+
+The launches need an NVIDIA GPU. That the delayed kernels compile, and differ by their delays only, is tested without.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from call_helpers import SM_90, kernel_call
+from exchange_delays import DELAYED, STEPS, delayed_kernels, delayed_source
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan
+from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime import compiler, launch
+from tridal.runtime.specialization import KernelCall
+
+pytest.importorskip("triton")
+
+SEEDS = (1, 2)
+LAUNCHES = 10
+"""Launches of each kernel. The clock is part of each delay, so delays differ between launches."""
+
+
+def config(programs_per_row: int, **fields: Any) -> KernelConfig:
+    return KernelConfig("cooperative", **{"rows": 1, "cols": 1024, "programs_per_row": programs_per_row, **fields})
+
+
+BACKWARD = kernel_call((40, 2500, 4), 1, kernel=SOFTMAX.backward, parameters=(None,))
+
+CASES = {
+    "one_shot": (kernel_call((3, 40 * 1024 - 5)), config(40, persistent=False), 120),
+    "one_shot_of_100_programs": (kernel_call((1, 100 * 1024), dtypes="bfloat16"), config(100, persistent=False), 100),
+    "dynamic": (kernel_call((50, 9 * 1024), kernel=LOG_SOFTMAX.forward), config(9), 63),
+    "dynamic_with_head_and_tail": (kernel_call((50, 9 * 1024 + 3)), config(10, peel=True), 70),
+    "static": (kernel_call((50, 9 * 1024), dtypes="float16"), config(9, num_stages=3), 63),
+    "blocks_of_programs": (kernel_call((10, 97 * 1024 - 1)), config(97), 97),
+    "static_blocks_of_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
+    "several_rows": (kernel_call((9, 2500, 64), 1), config(20, rows=32, cols=128), 100),
+    "few_rows": (BACKWARD, config(5, rows=4, cols=512), 60),
+    "more_groups_than_tiles": (kernel_call((3, 9 * 1024)), config(9), 45),
+    "small_tiles": (kernel_call((60, 100)), config(4, cols=32), 24),
+}  # fmt: skip
+"""A call, a configuration and a number of programs, all of which are resident on a GPU with 132 multiprocessors."""
+
+
+@pytest.mark.parametrize("module", DELAYED)
+def test_delayed_source_differs_by_delays_only(module: str) -> None:
+    def statements(source: str) -> list[str]:
+        tree = ast.parse(source)
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != "_delay"]
+        return [line for function in functions for line in ast.unparse(function).splitlines()]
+
+    file = Path(compiler.entry("whole_row").fn.__code__.co_filename).with_name(f"{module}.py")
+    delayed, shipped = statements(delayed_source(module, "package", 1)), statements(file.read_text())
+    steps = [step for line in shipped for step in re.findall(rf"tl\.(?:{'|'.join(STEPS)})\(", line)]
+    delays = [line for line in delayed if line.strip().startswith("_delay(")]
+    assert [line for line in delayed if line not in delays] == shipped
+    assert len(set(map(str.strip, delays))) == len(delays) == len(steps) > 0
+
+
+@pytest.mark.parametrize("case", ["one_shot", "dynamic", "blocks_of_programs", "several_rows"])
+def test_delayed_kernels_compile(tmp_path: Path, case: str) -> None:
+    call, configuration, _ = CASES[case]
+    steps = ("ld.volatile.global", "atom.global", "bar.sync", "st.global.b64")
+    shipped = compiler.compile_kernel(call.specialize(configuration), SM_90).asm["ptx"]
+    with delayed_kernels(tmp_path, 1):
+        delayed = compiler.compile_kernel(call.specialize(configuration), SM_90).asm["ptx"]
+    assert "nanosleep" not in shipped
+    assert delayed.count("nanosleep.u32") >= 3
+    assert [delayed.count(step) for step in steps] == [shipped.count(step) for step in steps]
+
+
+def bind(
+    call: KernelCall, plan: LaunchPlan, device: DeviceProperties, tensors: list[torch.Tensor]
+) -> Callable[[], None]:
+    """Returns a function that launches the kernel on the current stream."""
+    launcher = launch._bind_compiled(call, plan, device)
+    return lambda: launcher(torch.cuda.current_stream().cuda_stream, *tensors)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_under_delays_are_bitwise_equal(
+    tmp_path: Path, backend: Backend, device: torch.device, case: str
+) -> None:
+    if device.type != "cuda" or torch.version.cuda is None:
+        pytest.skip("the delays are instructions of NVIDIA GPUs")
+    call, configuration, programs = CASES[case]
+    configuration = replace(configuration, num_warps=4)
+    plan = LaunchPlan(configuration, programs, "a test of the exchange")
+    properties = backend.properties(device.index or 0)
+    if programs > 2 * properties.cores:
+        pytest.skip(f"needs {programs // 2} multiprocessors")
+    size = call.layout.outer * call.layout.cols * call.layout.inner
+    inputs = [torch.randn(size, device=device).to(getattr(torch, dtype)) for dtype in call.dtypes[1:]]
+    out = torch.empty(size, dtype=getattr(torch, call.dtypes[0]), device=device)
+    workspace = torch.zeros(call.workspace_slots(plan), dtype=torch.int64, device=device)
+    tensors = [out, *inputs, workspace]
+
+    bind(call, plan, properties, tensors)()
+    expected = out.clone()
+    assert not expected.isnan().any()
+    assert not workspace.any(), "the launch without delays leaves words in the workspace"
+    for seed in SEEDS:
+        with delayed_kernels(tmp_path, seed):
+            delayed = bind(call, plan, properties, tensors)
+        for number in range(LAUNCHES):
+            out.fill_(torch.nan)
+            delayed()
+            assert torch.equal(out, expected), f"the results differ in launch {number} with seed {seed}"
+            assert not workspace.any(), f"words are left in the workspace in launch {number} with seed {seed}"

@@ -1,0 +1,228 @@
+"""Faults that are found when a plugin is called: the error names the backend, the distribution and the member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from backend_helpers import assert_others_work, faulty
+from tridal.devices import registry
+from tridal.errors import DeviceUnavailableError, PlanError, PluginError, TridalError
+from tridal.ops import planning
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+
+
+def compute() -> None:
+    """Computes a softmax of a CPU tensor with the backend "bad"."""
+    with tridal.use(device="bad"):
+        tridal.softmax(torch.zeros(6, 5))
+
+
+def ask_availability() -> None:
+    registry.available("bad")
+
+
+def count_devices() -> None:
+    registry.resolve("bad:0")
+
+
+PLAN = "Toy.plan = lambda self, problem, device, probe, options: "
+CALLING = {
+    "unavailable raises": (
+        "Toy.unavailable = lambda self: 1 / 0",
+        ask_availability,
+        "unavailable() raised ZeroDivisionError: division by zero",
+    ),
+    "unavailable exits": (
+        "def unavailable(self): raise SystemExit(2)\nToy.unavailable = unavailable",
+        ask_availability,
+        "unavailable() raised SystemExit: 2",
+    ),
+    "unavailable returns False": (
+        "Toy.unavailable = lambda self: False",
+        ask_availability,
+        "unavailable(): expected a reason as text, or None, found False",
+    ),
+    "count is None": (
+        "Toy.device_count = lambda self: None",
+        count_devices,
+        "device_count(): expected a count, found nothing",
+    ),
+    "count is negative": (
+        "Toy.device_count = lambda self: -1",
+        count_devices,
+        "device_count(): expected a count, found -1",
+    ),
+    "stream is None": (
+        "Toy.stream = lambda self, index: None",
+        compute,
+        "stream(0): expected an integer, 0 for a device without streams, found nothing",
+    ),
+    "stream is an object": ("Toy.stream = lambda self, index: 1.5", compute, "stream(0): expected an integer"),
+    "guard is None": (
+        "Toy.guard = lambda self, index: None",
+        compute,
+        "guard(0): expected a context manager, found nothing",
+    ),
+    "guard raises": (
+        "Toy.guard = lambda self, index: 1 / 0",
+        compute,
+        "guard() raised ZeroDivisionError: division by zero",
+    ),
+    "guard raises when it is entered": (
+        "from contextlib import ExitStack\n"
+        "class Guard(ExitStack):\n    def __enter__(self): raise OSError('no such device')\n"
+        "Toy.guard = lambda self, index: Guard()",
+        compute,
+        "entering guard(0) raised OSError: no such device",
+    ),
+    "properties raise": (
+        "Toy.properties = lambda self, index: self.handle",
+        compute,
+        "properties() raised AttributeError: 'Toy' object has no attribute 'handle'",
+    ),
+    "properties are a mapping": (
+        "Toy.properties = lambda self, index: {'cores': 4}",
+        compute,
+        "properties(0): expected DeviceProperties, found {'cores': 4}",
+    ),
+    "properties have no cores": (
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 0)",
+        compute,
+        "properties(0).cores: expected a positive integer, found 0",
+    ),
+    "properties have a wrong size": (
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, registers='64K')",
+        compute,
+        "properties(0).registers: expected a positive integer, or None if it is not known, found '64K'",
+    ),
+    "properties have a wrong target": (
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, target='cuda')",
+        compute,
+        "properties(0).target: expected (backend, architecture, warp size), found 'cuda'",
+    ),
+    "properties have no name": (
+        "Toy.properties = lambda self, index: DeviceProperties(None, 'toy1', 1)",
+        compute,
+        "properties(0).name: expected text, found nothing",
+    ),
+    "plan raises several lines": (
+        "def plan(self, problem, device, probe, options): raise ValueError('no\\n\\nplan')\nToy.plan = plan",
+        compute,
+        "plan() raised ValueError: no plan",
+    ),
+    "plan raises an assertion": (
+        "def plan(self, problem, device, probe, options): assert problem.cols < 2\nToy.plan = plan",
+        compute,
+        "plan() raised AssertionError",
+    ),
+    "plan is None": (PLAN + "None", compute, "plan(): expected a LaunchPlan, found nothing"),
+    "plan is a tuple": (PLAN + "(1, 2)", compute, "plan(): expected a LaunchPlan, found (1, 2)"),
+    "config is None": (
+        PLAN + "LaunchPlan(None, 1, '')",
+        compute,
+        "plan().config: expected a KernelConfig, found nothing",
+    ),
+    "plan has an unknown schedule": (
+        PLAN + "LaunchPlan(KernelConfig('wholerow', 1, 8), 1, '')",
+        compute,
+        "plan() raised ValueError: unknown schedule 'wholerow' (known: whole_row, cooperative, column_loop)",
+    ),
+    "plan has no rows": (
+        PLAN + "LaunchPlan(KernelConfig('whole_row', 0, 8), problem.tiles(0), '')",
+        compute,
+        "plan(): rows = 0: a tile has at least one row",
+    ),
+    "plan probes with a tuple": (
+        PLAN + "probe((1, 2))",
+        compute,
+        "plan() called probe(config): expected a KernelConfig",
+    ),
+    "plan does not cover a row": (
+        PLAN + "LaunchPlan(KernelConfig('whole_row', 4, 4), 1, '')",
+        compute,
+        "made a wrong plan: cols = 4, expected at least 5, because a tile holds whole rows",
+    ),
+    "kernels are compiled for the CPU": (
+        "Toy.interpreted = False",
+        compute,
+        "properties(0).target: expected Triton's target, because kernels are compiled, found nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "action", "expected"), CALLING.values(), ids=[key.replace(" ", "-") for key in CALLING]
+)
+def test_fault_in_a_call_names_backend_distribution_and_member(
+    install_plugin: Callable[..., None], fault: str, action: Callable[[], None], expected: str
+) -> None:
+    install_plugin("badly", {"bad": "badly:backend"}, faulty(fault))
+    for _ in range(2):  # the second call fails as the first one
+        with pytest.raises((PluginError, PlanError, DeviceUnavailableError)) as raised:
+            action()
+        assert "backend 'bad' (badly 1.0)" in str(raised.value)
+        assert expected in str(raised.value)
+        assert "\n" not in str(raised.value)
+    assert_others_work()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("lambda self: 1 / 0", "architectures() raised ZeroDivisionError: division by zero"),
+        ("lambda self: None", "architectures(): expected a mapping from names to DeviceProperties, found nothing"),
+        ("lambda self: self.plan(Problem(cols=1, inner=0).tiles(0))", "architectures(): rows = 0: a tile has at least"),
+        (
+            "lambda self: type('Odd', (__import__('collections').UserDict,), {'__iter__': lambda self: 1 / 0})()",
+            "architectures() raised ZeroDivisionError: division by zero",
+        ),
+        ("lambda self: ['toy1']", "architectures(): expected a mapping from names to DeviceProperties, found ['toy1']"),
+        ("lambda self: {1: self.properties(0)}", "architectures(): expected a mapping from names"),
+        ("lambda self: {'toy1': None}", "architectures()['toy1']: expected DeviceProperties, found nothing"),
+    ],
+)
+def test_fault_in_architectures_is_logged_once_and_others_can_be_planned(
+    install_plugin: Callable[..., None], caplog: Any, fault: str, expected: str
+) -> None:
+    planning._log_problem.cache_clear()
+    install_plugin("badly", {"bad": "badly:backend"}, faulty(f"Toy.architectures = {fault}"))
+    for _ in range(2):
+        assert planning.plan(1823, 781, arch="ascend910b").programs == 32
+        with pytest.raises(TridalError, match="unknown architecture 'toy1'"):
+            planning.plan(1823, 781, arch="toy1")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"backend 'bad' (badly 1.0): {expected}")
+    assert registry.architectures()[1] == [message]
+    assert_others_work()
+
+
+def test_architecture_of_another_backend_gets_a_longer_name(install_plugin: Callable[..., None], caplog: Any) -> None:
+    planning._log_problem.cache_clear()
+    install_plugin("badly", {"bad": "badly:backend"}, faulty("Toy.devices = {'ascend910b': Toy.devices['toy1']}"))
+    assert planning.target(arch="ascend910b")[0] is registry.get("npu")
+    assert planning.target(arch="bad:ascend910b")[0] is registry.get("bad")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("backend 'bad' (badly 1.0): architectures(): backend 'npu' (tridal")
+    assert message.endswith("has 'ascend910b', so this one is 'bad:ascend910b'")
+
+
+def test_compiler_error_in_a_probe_is_not_an_error_of_the_plugin(install_plugin: Callable[..., None]) -> None:
+    install_plugin("badly", {"bad": "badly:backend"}, faulty(PLAN + "probe(KernelConfig('whole_row', 4, 8))"))
+    with pytest.raises(PlanError, match=r"^backend 'bad' probed for resources, but Toy has no compile target"):
+        compute()
+
+
+def test_time_of_import_and_of_calls_is_recorded(install_plugin: Callable[..., None], monkeypatch: Any) -> None:
+    seconds = iter(range(0, 1000, 7))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(seconds)))
+    install_plugin("slow", {"bad": "slow:backend"}, faulty(""))
+    (entry,) = [entry for entry in registry.registered() if entry.name == "bad"]
+    assert entry.seconds == 7.0
+    registry.available("bad")
+    assert registry.get("bad").seconds == {"unavailable": 7.0}

@@ -1,0 +1,134 @@
+"""Faults that are found when a plugin is loaded: each is recorded and logged once, and other backends work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from backend_helpers import assert_others_work, faulty, toy_source
+from tridal.devices import registry
+from tridal.errors import PluginError
+
+pytestmark = pytest.mark.usefixtures("fresh_registry")
+
+
+LOADING = {
+    "raises at import": ("raise RuntimeError('no luck')", "it could not be loaded: RuntimeError: no luck"),
+    "raises several lines": ("raise RuntimeError('no\\n  luck')", "it could not be loaded: RuntimeError: no luck"),
+    "raises a long text": ("raise RuntimeError('x' * 9999)", " ... xxx"),
+    "raises an error that cannot be printed": (
+        "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd",
+        "it could not be loaded: Odd",
+    ),
+    "exits at import": ("raise SystemExit(3)", "it could not be loaded: SystemExit: 3"),
+    "raises a BaseException": ("class Odd(BaseException): pass\nraise Odd", "it could not be loaded: Odd"),
+    "imports a missing module": ("import no_such_module", "No module named 'no_such_module'"),
+    "has a syntax error": ("def backend(:", "it could not be loaded: SyntaxError"),
+    "has no backend": ("", "it could not be loaded: AttributeError: module 'badly' has no attribute 'backend'"),
+    "is None": ("backend = None", "it lacks protocol, name, device_type, dtypes"),
+    "is a class": (faulty("backend = Toy"), "expected an instance or a module, found the class 'Toy'"),
+    "is not hashable": (faulty("Toy.__hash__ = None"), "it is not hashable: expected a hashable object"),
+    "lacks a method": (faulty("Toy.guard = property(lambda self: self.missing)"), "it lacks guard"),
+    "has no protocol": (faulty("del Toy.protocol"), "it lacks protocol"),
+    "has an old protocol": (
+        faulty("Toy.protocol = 0"),
+        "protocol: it uses version 0 of the protocol, and this tridal version 1: upgrade the plugin",
+    ),
+    "has a new protocol": (
+        faulty("Toy.protocol = 2"),
+        "protocol: it uses version 2 of the protocol, and this tridal version 1: upgrade tridal",
+    ),
+    "has a protocol in text": (faulty("Toy.protocol = '1'"), "protocol: expected an integer, found '1'"),
+    "has the old signature of plan": (
+        faulty("Toy.plan = lambda self, problem, device, probe: None"),
+        "plan: expected the parameters (problem, device, probe, options), found (problem, device, probe)",
+    ),
+    "has a method with too many parameters": (
+        faulty("Toy.stream = lambda self, index, priority: 0"),
+        "stream: expected the parameters (index), found (index, priority)",
+    ),
+    "has a number as method": (faulty("Toy.stream = 0"), "stream: expected a method, found 0"),
+    "has dtypes as a list": (faulty("Toy.dtypes = ['float32']"), "dtypes: expected a Set, found ['float32']"),
+    "has an unknown dtype": (
+        faulty("Toy.dtypes = {'float23'}"),
+        "dtypes: unknown 'float23'; did you mean 'float32'",
+    ),
+    "has torch's dtypes": (
+        faulty("import torch\nToy.dtypes = {torch.float32}"),
+        "dtypes: unknown 'torch.float32'; did you mean 'float32'",
+    ),
+    "has a misspelt schedule": (
+        faulty("Toy.schedules = {'whole_row', 'lopped'}"),
+        "schedules: unknown 'lopped'; did you mean 'reload'? (known: whole_row, cooperative, column_loop, peel,",
+    ),
+    "has features only": (faulty("Toy.schedules = {'peel'}"), "schedules: expected at least one of whole_row"),
+    "has text as flag": (faulty("Toy.interpreted = 'no'"), "interpreted: expected a bool, found 'no'"),
+    "has no device type": (faulty("Toy.device_type = None"), "device_type: expected a str, found nothing"),
+    "has an option of a wrong type": (
+        faulty("Toy.options = {'rows': 4}"),
+        "options: rows: expected an Option, found 4",
+    ),
+    "has an option with a wrong name": (
+        faulty("Toy.options = {'Rows-': 4}"),
+        "options: expected a name of lower-case",
+    ),
+    "has a wrong default": (
+        faulty("Toy.options = {'rows': Option(3, 'even', lambda value: value % 2 == 0)}"),
+        "options: rows: expected even, found its default 3",
+    ),
+    "has an option without text": (
+        faulty("Toy.options = {'rows': Option(3, None, lambda value: True)}"),
+        "options: rows: expected text in `expected` and `help`",
+    ),
+    "has another name": (faulty("Toy.name = 'good'"), "its entry point is called 'bad', but its name is 'good'"),
+    "has a property that raises": (
+        faulty("Toy.name = property(lambda self: 1 / 0)"),
+        "ZeroDivisionError: division",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), LOADING.values(), ids=[key.replace(" ", "-") for key in LOADING])
+def test_fault_at_loading_is_recorded_and_logged_once(
+    install_plugin: Callable[..., None], caplog: Any, source: str, expected: str
+) -> None:
+    install_plugin("badly", {"bad": "badly:backend"}, source)
+    with caplog.at_level(logging.WARNING, logger="tridal"):
+        (entry,) = [entry for entry in registry.registered() if entry.name == "bad"]
+        registry.registered()
+    assert entry.backend is None
+    assert expected in entry.problem
+    logged = [record.getMessage() for record in caplog.records if "badly" in record.getMessage()]
+    assert logged == [f"backend 'bad' of badly 1.0 cannot be used: {entry.problem}"]
+    with pytest.raises(PluginError) as raised:
+        registry.get("bad")
+    assert str(raised.value) == logged[0]
+    assert_others_work()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("auto", "name: 'auto' is reserved"),
+        ("cpu", "name: 'cpu' is reserved"),
+        ("meta", "name: 'meta' is reserved"),
+        ("xpu", "name: 'xpu' is a device type of torch, so a backend with device_type 'faketype' cannot have it"),
+        ("Bad", "name: expected lower-case letters and digits, found 'Bad'"),
+        ("bad_er", "name: expected lower-case letters and digits, found 'bad_er'"),
+        ("1bad", "name: expected lower-case letters and digits, found '1bad'"),
+        ("b-d", "name: expected lower-case letters and digits, found 'b-d'"),
+    ],
+)
+def test_reserved_or_invalid_name_is_refused(install_plugin: Callable[..., None], name: str, expected: str) -> None:
+    install_plugin("badly", {name: "badly:backend"}, toy_source(name))
+    (entry,) = [entry for entry in registry.registered() if entry.name == name]
+    assert entry.problem == expected
+    assert_others_work()
+
+
+def test_device_type_of_torch_is_a_valid_name_for_its_backend(install_plugin: Callable[..., None]) -> None:
+    install_plugin("good", {"xpu": "good:backend"}, toy_source("xpu", device_type="xpu"))
+    assert registry.get("xpu").device_type == "xpu"

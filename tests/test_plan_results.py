@@ -1,0 +1,94 @@
+"""Plans that pass the checks compute right results, and all plans of the bundled backends pass."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tridal
+from backend_helpers import FakeBackend
+from tridal.devices import registry
+from tridal.devices.types import ITEMSIZE, KernelConfig, LaunchPlan, Problem, Resources
+from tridal.errors import PlanError
+from tridal.ops import planning
+from tridal.runtime.plan_check import check_plan
+
+
+def configurations() -> st.SearchStrategy[KernelConfig]:
+    sizes = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 64])
+    return st.builds(
+        KernelConfig,
+        st.sampled_from(["whole_row", "column_loop", "cooperative"]),
+        rows=sizes,
+        cols=sizes,
+        num_stages=st.integers(0, 3),
+        programs_per_row=st.sampled_from([1, 1, 1, 2]),
+        peel=st.booleans(),
+        exp2_bias=st.sampled_from([None, 0.0, -5e-8]),
+        persistent=st.booleans(),
+        reload=st.booleans(),
+    )
+
+
+@pytest.mark.usefixtures("fresh_registry")
+@pytest.mark.parametrize("dim", [0, 1])
+def test_every_plan_that_passes_computes_the_right_result(dim: int) -> None:
+    """Runs random plans for random shapes in the interpreter."""
+    interpreter = registry.get("interpreter")
+    if interpreter.unavailable() is not None:
+        pytest.skip("needs the interpreter")
+    forced = FakeBackend("forced", device_type="cpu", interpreted=True, count=1)
+    forced.schedules = interpreter.schedules | {"cooperative"}
+    registry.register(forced)
+    passed = []
+
+    @given(configurations(), st.integers(1, 9), st.integers(1, 40), st.integers(1, 12))
+    @hypothesis.settings(deadline=None, max_examples=150, derandomize=True, database=None)
+    def run(config: KernelConfig, rows: int, cols: int, programs: int) -> None:
+        if random.Random(programs).random() < 0.5 and config.rows:
+            programs = -(-(rows if dim else cols) // config.rows)
+        forced.plan = lambda *_: LaunchPlan(config, programs, "forced")  # type: ignore[method-assign]
+        registry.invalidate()
+        x = torch.randn(rows, cols, generator=torch.Generator().manual_seed(cols))
+        with tridal.use(device="forced"):
+            try:
+                y = tridal.softmax(x, dim)
+            except PlanError:
+                return
+        torch.testing.assert_close(y, torch.softmax(x, dim))
+        passed.append(config)
+
+    run()
+    assert {config.schedule for config in passed} >= {"whole_row", "column_loop"}
+    assert {config.peel for config in passed} == ({True, False} if dim else {False})
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_75", "ascend910b", "interpreter"])
+@given(st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.sampled_from([*ITEMSIZE]), st.data())
+@hypothesis.settings(deadline=None, max_examples=100)
+def test_plans_of_bundled_backends_pass(arch: str, cols: int, inner: int, dtype: str, data: st.DataObject) -> None:
+    """Makes plans for random traits and random resources of the compiled kernel."""
+    backend, device = planning.architectures()[arch]
+    if dtype not in backend.dtypes:
+        return
+    layout = data.draw(st.sampled_from(["row", "inner", "strided"]))
+    traits = {"outer": data.draw(st.integers(1, 5)), "aligned": data.draw(st.booleans()), "layout": layout}
+    reads = (dtype,) * data.draw(st.integers(1, 2))
+    problem = Problem(cols, inner, reads=reads, writes=(dtype,), live_tiles=data.draw(st.integers(1, 3)), **traits)
+    registers = data.draw(st.sampled_from([16, 32, 64, 128]))
+
+    def probe(config: KernelConfig) -> Resources:
+        available = 65_536 // (32 * config.num_warps)  # the compiler never uses more
+        return Resources(min(registers, available, config.max_registers or 255), 0, 4 * config.num_warps)
+
+    options = {key: option.default for key, option in backend.options.items()}
+    try:
+        plan = backend.plan(problem, device, probe, options)
+    except PlanError:
+        return  # the random registers do not fit on the device
+    check_plan(backend, problem, device, plan, probe)

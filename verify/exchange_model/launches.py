@@ -1,0 +1,182 @@
+"""The launches that are checked: how many programs, tiles, groups and warps, and the data that they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from exchange_model import source
+from exchange_model.language import Steps
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A cooperative launch of the kernel `whole_row`. Each program computes one column of each row."""
+
+    programs_per_row: int
+    tiles: int
+    groups: int = 1
+    rows: int = 1
+    """Rows of a tile."""
+    persistent: bool = True
+    dynamic: bool = True
+    """Whether groups claim tiles. If not, tiles are assigned in advance, as in a pipelined loop."""
+    warps: tuple[int, ...] = (2,)
+    """Warps of each program. The last number is that of all further programs."""
+    layout: str = "replicated"
+    """Which warps hold an element of a vector of slots, see `language.Language`."""
+    tile_in_one_warp: bool = False
+    """Whether a tile is so small that each warp holds all of it. Its reduction is then no meeting of the warps."""
+    block: int = 32
+    """Number of slots that a program reads at once."""
+    blocks: bool = False
+    """Whether blocks of programs combine their words first, for fewer programs than in a plan."""
+    delayed: bool = False
+    """Whether writes are delayed, see `machine`."""
+    ordered: bool = False
+    """Whether the elements of a vector are accessed in order. If not, in any order."""
+    resident: int = 0
+    """Number of programs that run at the same time. 0: all of them."""
+
+    @property
+    def programs(self) -> int:
+        """The number of programs."""
+        return self.programs_per_row * (self.groups if self.persistent else self.tiles)
+
+    def warps_of(self, program: int) -> int:
+        """Returns the number of warps of a program."""
+        return self.warps[min(program, len(self.warps) - 1)]
+
+    def __str__(self) -> str:
+        """Describes the launch."""
+        schedule = "one-shot" if not self.persistent else "dynamic" if self.dynamic else "static"
+        words = [f"{schedule}, {self.tiles} tiles of {self.rows} rows"]
+        words += [
+            f"{self.programs} programs, {self.programs_per_row} a row",
+            f"warps {'+'.join(map(str, self.warps))} {self.layout}",
+        ]
+        words += ["tile in one warp"] * self.tile_in_one_warp
+        words += ["blocks of programs"] if self.blocks or self.programs_per_row > 2 * self.block else []
+        words += ["delayed writes"] * self.delayed + ["elements in order"] * self.ordered
+        return ", ".join(words + [f"{self.resident} programs resident"] * (self.resident > 0))
+
+    def workspace(self) -> tuple[int, int]:
+        """Returns the number of slots of a tile and of the workspace."""
+        config = SimpleNamespace(programs_per_row=self.programs_per_row, rows=self.rows, persistent=self.persistent)
+        slots, length = source.workspace(config, self.tiles, self.programs, self.block)
+        if self.blocks:
+            more = -(-self.programs_per_row // self.block)
+            slots, length = slots + more, length + more * self.tiles
+        return slots, length
+
+    def input(self) -> Any:
+        """Returns the input [tile, row of the tile, rank]. One part of a row is zero, as are its statistics."""
+        shape = self.tiles, self.rows, self.programs_per_row
+        numbers = np.arange(1, np.prod(shape) + 1).reshape(shape) * 37 % 251  # sums of squares are exact in float32
+        numbers[0, 0, -1] = 0
+        x = numbers.astype(np.float32)
+        return x if self.rows == 1 else np.ascontiguousarray(x.swapaxes(1, 2))
+
+    def expected(self) -> dict[str, list[float]]:
+        """Returns the sum and the sum of squares of each element's row."""
+        x = self.input().astype(np.float64)
+        axis = 2 if self.rows == 1 else 1
+        sums = {"first": x.sum(axis, keepdims=True), "second": (x * x).sum(axis, keepdims=True)}
+        return {name: np.broadcast_to(total, x.shape).ravel().tolist() for name, total in sums.items()}
+
+    def cells(self, program: int) -> Iterable[int]:
+        """Returns the elements that a program may compute. All of them are computed, by one program each."""
+        cells = np.arange(self.input().size).reshape(self.input().shape)
+        cells = cells if self.rows == 1 else cells.swapaxes(1, 2)
+        return cells[..., program % self.programs_per_row].ravel().tolist()  # type: ignore[no-any-return]
+
+    def arguments(self, slots: int) -> dict[str, Any]:
+        """Returns the arguments of `whole_row` except the pointers. Those that are missing are None."""
+        p, rows = self.programs_per_row, self.rows
+        strides = dict.fromkeys(("in_outer", "out_outer"), p * rows) | dict.fromkeys(("in_inner", "out_inner"), 1)
+        strides |= dict.fromkeys(("in_col", "out_col"), rows) | {"row_outer": 0, "row_inner": 0, "misalignment": 0}
+        return strides | {
+            "outer": self.tiles, "inner": rows, "cols": p, "ROWS": rows, "COLS": 1, "AXIS": 1 if rows == 1 else 0,
+            "first_term": _element, "second_term": _square, "finish": _first, "finish2": _second, "FIRST": "sum",
+            "SECOND": "sum", "COUNTS": False, "PADDING": 0.0, "NEUTRAL_PADDING": True, "ACC_DTYPE": np.float32,
+            "INT64_OFFSETS": False, "PERSISTENT": self.persistent, "STAGES": 1 if self.dynamic else 2,
+            "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots, "PEEL": False, "VECTOR": 1,
+            "SAME_MISALIGNMENT": False, "RELOAD": False, "CAUSAL": False, "ZERO_MASKED_ROWS": False, "MASK_BYTES": 1,
+        }  # fmt: skip
+
+
+def _element(x: Any, *_: Any) -> Steps:
+    return x
+    yield
+
+
+def _square(x: Any, *_: Any) -> Steps:
+    return x * x
+    yield
+
+
+def _first(x: Any, *arguments: Any) -> Steps:
+    return np.broadcast_to(arguments[9], x.shape)
+    yield
+
+
+def _second(x: Any, *arguments: Any) -> Steps:
+    return np.broadcast_to(arguments[10], x.shape)
+    yield
+
+
+SHORT = (
+    Launch(2, 1, persistent=False),
+    Launch(2, 1, persistent=False, delayed=True),
+    Launch(2, 1, persistent=False, layout="distributed", delayed=True),
+    Launch(2, 1, persistent=False, warps=(3, 1), layout="mixed"),
+    Launch(3, 1, persistent=False, warps=(1,), ordered=True),
+    Launch(2, 2, dynamic=False),
+    Launch(2, 2, dynamic=False, warps=(2, 1), delayed=True),
+    Launch(2, 3, groups=2, dynamic=False, warps=(1,), ordered=True),
+    Launch(2, 2),
+    Launch(2, 2, warps=(2, 1), delayed=True, ordered=True),
+    Launch(2, 4, warps=(1, 2)),
+    Launch(2, 2, groups=2, warps=(1,), ordered=True),
+    Launch(2, 1, groups=2, warps=(1,)),
+    Launch(2, 1, groups=2, dynamic=False, warps=(1,)),
+    Launch(2, 3, warps=(2, 1), tile_in_one_warp=True),
+    Launch(2, 3, dynamic=False, warps=(2, 1), tile_in_one_warp=True),
+    Launch(2, 2, rows=2, warps=(1,)),
+    Launch(2, 2, rows=2, layout="distributed"),
+    Launch(3, 2, block=2, blocks=True, warps=(1,)),
+)
+"""Launches that are explored completely, each in a second or two."""
+
+LONG = (
+    Launch(2, 2, persistent=False, warps=(1,)),
+    Launch(3, 1, persistent=False, warps=(1,)),
+    Launch(3, 1, persistent=False, warps=(2, 1)),
+    Launch(2, 3, dynamic=False, warps=(2, 1), delayed=True),
+    Launch(3, 2, warps=(2, 1), ordered=True),
+    Launch(2, 3, warps=(1,), delayed=True),
+    Launch(2, 2, warps=(2, 1), delayed=True),
+    Launch(2, 3, tile_in_one_warp=True),
+    Launch(2, 2, rows=2, warps=(2, 1)),
+    Launch(2, 3, groups=2, warps=(1,)),
+    Launch(2, 4, groups=2, warps=(1,), ordered=True),
+    Launch(3, 1, block=2, blocks=True, warps=(1,), delayed=True),
+    Launch(3, 1, block=2, blocks=True, warps=(2, 1)),
+)
+"""Launches that are explored completely, each in up to a minute."""
+
+MANY = (
+    Launch(97, 2, warps=(1,), delayed=True),
+    Launch(12, 9, groups=2, rows=4, delayed=True, layout="distributed"),
+    Launch(5, 12, groups=3, rows=4),
+    Launch(37, 3, persistent=False, delayed=True),
+    Launch(16, 20, groups=5),
+    Launch(16, 20, groups=5, dynamic=False, layout="distributed"),
+    Launch(9, 30, groups=4, tile_in_one_warp=True, delayed=True),
+    Launch(70, 5, groups=2),
+)
+"""Launches that run in random orders."""

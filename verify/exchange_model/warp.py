@@ -1,0 +1,120 @@
+"""One warp of a program: its next request, and the warp that follows from the request's result.
+
+A warp's future depends on the results that it got so far, and on nothing else. So a `Known` warp is a node of a tree of
+results: equal results lead to the same node, and each node runs the kernel once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from exchange_model.language import Language, Pointer, Steps, Workspace
+from exchange_model.launches import Launch
+from exchange_model.source import Edit, kernel
+
+
+class Warp(Protocol):
+    """One warp of a program."""
+
+    request: tuple[Any, ...] | None
+    """The next request, see `language`; None at the end."""
+    place: str
+    """The function and the line of the kernel."""
+    waiting: bool
+    """Whether it is in a loop that waits."""
+    trying: bool
+    """Whether it has loaded in this iteration of the loop."""
+
+    def advance(self, result: Any) -> Warp:
+        """Returns the warp after the result of its request."""
+
+
+class Live:
+    """A warp that changes in place, for a single run."""
+
+    def __init__(self, begin: Callable[[], Steps]) -> None:
+        self._steps = begin()
+        self.request: tuple[Any, ...] | None = None
+        self.waiting = self.trying = False
+        self.send(None)
+        self.place = _place(self._steps)
+
+    def send(self, result: Any) -> None:
+        """Runs the kernel to its next request."""
+        if self.request is not None:
+            self.waiting = self.request[0] != "done" and (self.waiting or self.request[0] == "wait")
+            self.trying = self.waiting and (self.request[0] == "load" or (self.trying and self.request[0] != "retry"))
+        try:
+            self.request = self._steps.send(result)
+        except StopIteration:
+            self.request = None
+
+    def advance(self, result: Any) -> Live:
+        """Runs the kernel to its next request."""
+        self.send(result)
+        self.place = _place(self._steps)
+        return self
+
+
+class Known:
+    """A node of the tree of results."""
+
+    __slots__ = ("_begin", "_live", "_next", "_results", "place", "request", "trying", "waiting")
+
+    def __init__(self, begin: Callable[[], Steps], results: tuple[Any, ...], live: Live) -> None:
+        self._begin, self._results, self._live = begin, results, live
+        self._next: dict[Any, Known] = {}
+        self.request, self.place = live.request, _place(live._steps)
+        self.waiting, self.trying = live.waiting, live.trying
+
+    def advance(self, result: Any) -> Known:
+        """Returns the node for a result. A node's first successor takes its generator; others run the kernel again."""
+        node = self._next.get(result)
+        if node is None:
+            live, self._live = self._live, None  # type: ignore[assignment]
+            if live is None:
+                live = Live(self._begin)
+                for earlier in self._results:
+                    live.send(earlier)
+            live.send(result)
+            node = self._next[result] = Known(self._begin, (*self._results, result), live)
+        return node
+
+
+def _place(steps: Any) -> str:
+    """Returns the innermost function of a kernel that a generator runs, and its line."""
+    place = ""
+    while steps is not None and steps.gi_frame is not None:
+        if "/kernels/" in steps.gi_code.co_filename:
+            place = f"{steps.gi_code.co_name}:{steps.gi_frame.f_lineno}"
+        steps = steps.gi_yieldfrom
+    return place
+
+
+def start(
+    launch: Launch, program: int, warp: int, edits: tuple[Edit, ...], slots: int, live: bool
+) -> Callable[[], Warp]:
+    """Returns a function that returns a warp before its first step. `slots` is the number of slots of a tile."""
+
+    def language(spread: bool) -> Language:
+        spread = spread and not launch.tile_in_one_warp
+        return Language(program, launch.programs, warp, launch.warps_of(program), launch.layout, spread)
+
+    whole_row = kernel(language, edits, launch.block)
+    arguments = launch.arguments(slots) | {
+        "in_ptr": Pointer(launch.input().ravel()),
+        "out_ptr": Pointer("first"),
+        "out2_ptr": Pointer("second"),
+        "workspace": Pointer(Workspace()),
+    }
+    names = whole_row.__code__.co_varnames[: whole_row.__code__.co_argcount]
+    values = [arguments.get(name) for name in names]
+
+    def begin() -> Steps:
+        return whole_row(*values)  # type: ignore[no-any-return]
+
+    if live:
+        return lambda: Live(begin)
+    root = Known(begin, (), Live(begin))
+    return lambda: root
