@@ -16,6 +16,7 @@ from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
+from tridal.testing.runtime_check import check_runtime
 
 __all__ = [
     "PLAN_OVERRIDES",
@@ -26,6 +27,7 @@ __all__ = [
     "Worked",
     "cases",
     "check",
+    "check_runtime",
     "implementation",
     "overrides",
     "run_case",
