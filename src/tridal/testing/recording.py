@@ -113,7 +113,7 @@ class FakeTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
         """Returns a tensor with a new, aligned address."""
-        made: FakeTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        made: FakeTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made.address = next(cls._addresses)
         return made
 
@@ -122,7 +122,7 @@ class FakeTensor(torch.Tensor):
         return self.address
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Supports `torch.empty_like` only."""
         if func is not torch.ops.aten.empty_like.default:
             raise NotImplementedError(f"{func} of a tensor without memory")

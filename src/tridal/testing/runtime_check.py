@@ -149,7 +149,7 @@ def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, Prepare
         torch_device = torch.device("privateuseone", index)
     context = DeviceContext.__new__(DeviceContext)
     context.device, context.index, context.settings = torch_device, index, settings.current()
-    context.backend = recorded  # type: ignore[assignment]
+    context.backend = recorded
     context.torch_computes, context.has_autocast, context.forwards, context.backwards = False, False, {}, {}
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
     op = next(iter(table.ops().values()))
