@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tridal.devices import registry
 from tridal.devices.settings import current, restored
 from tridal.pytorch import prepared
 from tridal.pytorch.device_context import PreparedCall, Run
@@ -51,6 +52,9 @@ def prepared_node(call: PreparedCall) -> Run:
                 return gradient.dispatch(grad, saved), None
 
     return PreparedNode.apply  # type: ignore[no-any-return]
+
+
+registry.on_change(prepared_node.cache_clear)  # otherwise it keeps the contexts and backends of earlier calls
 
 
 class ForwardNode(SingleLevelFunction):  # type: ignore[misc]

@@ -19,6 +19,8 @@ from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
 from tridal.runtime.workspace import with_workspace
 
+registry.on_change(batch_invariance.invariant.cache_clear)
+
 
 def bind(
     context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
