@@ -30,7 +30,7 @@ def make_document(rows: list[Row], device: str = "x:0") -> dict[str, Any]:
     machine = {"name": "A GPU", "device": device, "backend": None, "interpreted": False, "python": "3", "torch": "2"}
     return {
         "measurements": rows, "host": [], "machine": {**machine, "triton": "3", "tridal": "0"}, "op": "softmax",
-        "providers": {"quack": "0.6"}, "command": "tridal bench", "started": "now", "interrupted": False,
+        "providers": {"quack": "0.6"}, "command": "tridal bench", "date": "now", "interrupted": False,
         "aims": OP_BENCHMARKS["softmax"].aims, "passes": {"forward": 2, "backward": 3},
     }  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_table_shows_the_spread_and_marks_noisy_values() -> None:
     assert line == ["1000x1000", "8 (8-8)", "~4 (2-5)"]
     _, [line] = report.shape_table(rows, ["x"], "share_of_copy")
     assert line == ["1000x1000", "~0.50"]
-    expected = "~ is unreliable: in 3 attempts, the 20% to 80% quantiles span more than 5% of the median + 1 us"
+    expected = "~ is unreliable: the 20% and 80% quantiles are further apart than 5% of the median + 1 us"
     assert expected in report.describe_noise(make_document(rows))
     assert report.describe_noise(make_document(rows[:1])) == ""
 
@@ -129,3 +129,31 @@ def test_overview_shows_mean_and_worst_share_and_number_of_measured_workloads() 
     rows += [{**row, "provider": "naive", "ms": None, "share_of_copy": None, "gbps": None} for row in rows]
     figure = dict(plots.make_figures(make_document(rows)))["overview"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.63", "0.50 2/3", "none"]
+
+
+def test_picture_of_two_classes_names_their_shapes_and_marks_unreliable_points() -> None:
+    collections = pytest.importorskip("matplotlib.collections")
+    workloads = make_workloads([SHAPE_CLASSES["rows"], SHAPE_CLASSES["odd"]], "softmax", ["forward"], ["float32"])
+    rows = [result_row("tridal", 0.9, workload) for workload in workloads]
+    rows[3]["share_noisy"] = True
+    left, right = dict(plots.make_figures(make_document(rows)))["suite-float32-forward"].axes
+    assert left.get_xlabel() == "columns (shapes 2097152x32 to 2048x32768)"
+    assert right.get_xlabel() == "columns (shapes 1342177x100 to 32768x4096 slice)"
+    assert {axis.get_ylabel() for axis in (left, right)} == {"percent of copy"}
+    hollow = [found for found in left.collections if isinstance(found, collections.PathCollection)]
+    assert [found.get_offsets().tolist() for found in hollow] == [[[3, pytest.approx(0.9)]]]
+    assert not [found for found in right.collections if isinstance(found, collections.PathCollection)]
+
+
+def test_pictures_of_a_cpu_have_rates_on_one_scale() -> None:
+    pytest.importorskip("matplotlib")
+    first, second = make_workloads([SHAPE_CLASSES["rows"], SHAPE_CLASSES["few"]], "softmax", ["forward"], ["float32"])[
+        ::13
+    ]
+    times = {COPY: Timing(1.0, 1.0, 1.0), "tridal": Timing(99.0, 99.0, 99.0)}
+    rows = [make_row(first, name, 2, times[COPY], times[name], accelerated=False) for name in times]
+    rows += [make_row(second, COPY, 2, times[COPY], times[COPY], accelerated=False)]
+    figures = dict(plots.make_figures(make_document(rows, "cpu")))
+    assert list(figures) == ["suite-float32-forward"]
+    for axis in figures["suite-float32-forward"].axes:
+        assert (axis.get_ylabel(), axis.get_yscale()) == ("useful traffic, GB/s", "log")

@@ -39,7 +39,7 @@ _RC = {
     "grid.color": "#eaeef2", "axes.axisbelow": True, "legend.frameon": False, "figure.dpi": 150,
     "savefig.bbox": "tight", "savefig.facecolor": "white",
 }  # fmt: skip
-_SPREAD = "line or bar at a point: 20% to 80% quantile; hollow marker: unreliable"
+_SPREAD = "Medians. Lines at points and bands: 20% to 80% quantile. Hollow: unreliable."
 _MAX_MARKERS = 20  # lines with more points have a band instead of markers and bars
 _MIN_WIDTH = 7.0  # of a figure, in inches
 _CAPTION_LETTERS = 14  # per inch
@@ -62,7 +62,7 @@ def make_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
     rows, machine = document["measurements"], document["machine"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "tridal") if machine[name])
     device = f"{machine['name']}, {versions}"
-    caption = f"{device}: {describe_conditions(machine)}. Medians; {_SPREAD}."
+    caption = f"{device}: {describe_conditions(machine)}. {_SPREAD}"
     grid = select(rows, group="grid")
     suite = [row for row in rows if row["group"] != "grid"]
     for dtype in distinct(grid, "dtype"):
@@ -73,7 +73,7 @@ def make_figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
         chosen = select(suite, dtype=dtype, direction=direction)
         yield f"suite-{dtype}-{direction}", _plot_classes(chosen, document["aims"], caption)
     if document["host"]:
-        yield "host", _plot_host_times(document["host"], f"{device}. Medians; {_SPREAD}.")
+        yield "host", _plot_host_times(document["host"], f"{device}. {_SPREAD}")
 
 
 def _plot_grid(rows: Rows, caption: str) -> Figure:
@@ -92,7 +92,7 @@ def _plot_grid(rows: Rows, caption: str) -> Figure:
             axis.set_xticks(cols, [f"{value:,}" for value in cols])
         else:
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        _scale_rates(axis, chosen)
+        _scale_rates(axis, rows)
     axes[0].set_ylabel("useful traffic, GB/s")
     _add_legend(axes, names)
     return figure
@@ -131,7 +131,7 @@ def _plot_classes(rows: Rows, aims: Mapping[str, Mapping[str, float]], caption: 
         _label_shapes(axis, shapes)
         if column == "gbps":
             axis.set_ylabel("useful traffic, GB/s")
-            _scale_rates(axis, chosen)
+            _scale_rates(axis, rows)
             continue
         axis.axhline(1, color=_INK, lw=0.9, ls=_DOTTED, label=COPY)
         aim = aims.get(shape_class.name, {}).get(direction, 1)
@@ -151,7 +151,7 @@ def _label_shapes(axis: Any, shapes: Sequence[str]) -> None:
     widths = [shape.partition("x")[2] for shape in shapes]
     labels, xlabel = [shape.partition(" dim")[0] for shape in shapes], "shape"
     if len(set(widths)) == len(shapes) and all(shape.count("x") == 1 and " dim" not in shape for shape in shapes):
-        labels, xlabel = widths, f"columns (shapes {_span(shapes)})"
+        labels, xlabel = widths, f"columns (shape{'s' * (len(shapes) > 1)} {_span(shapes)})"
     axis.set_xticks(range(len(shapes)), labels, rotation=35, ha="right", fontsize=8, rotation_mode="anchor")
     axis.set_xlabel(xlabel, fontsize=8.5, color=_GREY)
 
@@ -214,8 +214,11 @@ def _plot_host_times(rows: Rows, caption: str) -> Figure:
         for bar, row in zip(bars, chosen, strict=True):
             bar.set_fill(not row["noisy"])
             bar.set_edgecolor(_style(row["provider"])["color"])
-            axis.hlines(bar.get_y() + bar.get_height() / 2, *quantiles(row, "us"), color=_INK, lw=1)
-        axis.bar_label(bars, [f"{row['us']:.1f}" for row in chosen], padding=8, fontsize=9)
+            middle, (low, high) = bar.get_y() + bar.get_height() / 2, quantiles(row, "us")
+            axis.hlines(middle, low, high, color=_INK, lw=1)
+            axis.annotate(
+                f"{row['us']:.1f}", (high, middle), (6, 0), textcoords="offset points", va="center", fontsize=9
+            )
         axis.set(title=title, xlabel="microseconds")
         axis.grid(visible=False)
         axis.margins(x=0.15)
@@ -244,6 +247,8 @@ def _style(name: str) -> dict[str, Any]:
 
 def _plot_line(axis: Any, name: str, x: Sequence[float], rows: Sequence[Row], column: str) -> None:
     """Plots a provider's values with their spread. Skipped rows are gaps. Unreliable points are hollow."""
+    if not rows:
+        return
     nan, noisy = float("nan"), "share_noisy" if column == "share_of_copy" else "noisy"
     style = _style(name)
     low, high = zip(*(quantiles(row, column) if row["ms"] else (nan, nan) for row in rows), strict=True)

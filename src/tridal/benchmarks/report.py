@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tridal.benchmarks.measuring import HOST_NOISE, MAX_SHARE
 from tridal.benchmarks.providers import COPY, OURS
 from tridal.benchmarks.results import Row, Rows, distinct, select
-from tridal.benchmarks.timing import ATTEMPTS, noise_limit
+from tridal.benchmarks.timing import noise_limit
 from tridal.benchmarks.workloads import SHAPE_CLASSES
 from tridal.devices.registry import HOST
 
@@ -158,7 +158,7 @@ def describe_noise(document: Mapping[str, Any]) -> str:
         if not any(row["noisy"] for row in document["host"]):
             return ""
         limit = HOST_NOISE
-    text = f"{UNRELIABLE} is unreliable: in {ATTEMPTS} attempts, the 20% to 80% quantiles span more than {limit}"
+    text = f"{UNRELIABLE} is unreliable: the 20% and 80% quantiles are further apart than {limit}"
     return text + (f", or the share is greater than {MAX_SHARE}" if has_shares(rows) else "")
 
 
@@ -169,7 +169,7 @@ def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
     lines = ["# Benchmark results", ""]
     lines += [f"{machine['name']} (`{machine['device']}`), {describe_conditions(machine)}", ""]
     lines += [f"- command: `{document['command']}`"]
-    lines += [f"- started: {document['started']}" + (", interrupted" if document["interrupted"] else "")]
+    lines += [f"- date: {document['date']}" + (", interrupted" if document["interrupted"] else "")]
     lines += [f"- {key} {machine[key]}" for key in ("python", "torch", "triton", "tridal")]
     lines += [f"- {name} {version}" for name, version in versions.items() if version and name not in machine]
     lines += ["", "Rates and times are medians, with the 20% and 80% quantiles in brackets.", ""]

@@ -53,7 +53,7 @@ def document(
     }
     return {
         "format": _FORMAT,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "interrupted": False,
         "command": " ".join(["tridal", *sys.argv[1:]]),
         "machine": machine,
