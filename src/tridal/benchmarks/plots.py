@@ -82,7 +82,7 @@ def _plot_grid(rows: Rows, caption: str) -> Figure:
     title = f"{rows[0]['op']} of {rows[0]['rows']:,} rows, {rows[0]['dtype']}"
     figure, axes = _make_figure(title, caption, 1, len(directions))
     for axis, direction in zip(axes, directions, strict=True):
-        chosen = select(rows, direction=direction)
+        chosen = sorted(select(rows, direction=direction), key=lambda row: row["cols"])
         for name in names:
             line = select(chosen, provider=name)
             _plot_line(axis, name, [row["cols"] for row in line], line, "gbps")
@@ -253,6 +253,8 @@ def _plot_line(axis: Any, name: str, x: Sequence[float], rows: Sequence[Row], co
     style = _style(name)
     low, high = zip(*(quantiles(row, column) if row["ms"] else (nan, nan) for row in rows), strict=True)
     (line,) = axis.plot(x, [nan if row[column] is None else row[column] for row in rows], **style)
+    if len(x) == 1 and name == COPY:
+        line.set(marker="_", markersize=12)
     if len(x) > _MAX_MARKERS:
         line.set_marker("None")
         if name != COPY:
