@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked import CheckedBackend, checked
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
@@ -168,7 +168,7 @@ def register(backend: Backend) -> None:
         problem = f"{owner.origin} already uses this name" if owner else plugins.find_problem(backend, name)
         if problem:
             raise PluginError(f"backend {name!r} cannot be registered: {problem}")
-        entries = [*registered(), Registered(name, IN_CODE, CheckedBackend(backend, IN_CODE))]
+        entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]
         _replace_entries(sorted(entries, key=lambda entry: plugins.order(entry.name, entry.origin)))
 
 
@@ -179,6 +179,7 @@ def unregister(name: str) -> None:
         if name not in in_code:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
         _replace_entries(entry for entry in registered() if entry is not in_code[name])
+        checked.cache_clear()  # it would keep the backend alive
 
 
 def clear() -> None:
