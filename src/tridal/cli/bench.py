@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import BadParameter, Option
 
-from tridal.cli.op_option import OPS, check_op
+from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, OPS, PROVIDERS, check_op
 from tridal.cli.output import console, escape, print_json, progress_bar, table
 from tridal.devices import registry, settings
-from tridal.devices.types import ITEMSIZE
+from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import nearest
 
 if TYPE_CHECKING:
@@ -42,21 +42,23 @@ class BenchOptions:
         ),
     ] = None
     dtype: Annotated[
-        str | None, Option(help="Comma-separated dtypes. Default: float32; with --suite also bfloat16 and float16.")
+        str | None,
+        Option(help=f"Comma-separated dtypes of {DTYPES}. Default: float32; with --suite also bfloat16 and float16."),
     ] = None
     op: Annotated[str, Option(help=f"The op: {OPS}.")] = "softmax"
     direction: Annotated[str, Option(help="forward, backward or both.")] = "both"
     providers: Annotated[
         str | None,
         Option(
-            help="Comma-separated implementations. Default: all that are installed and suit the op; fewer on a CPU."
+            help=f"Comma-separated implementations of {PROVIDERS}. Default: all that are installed and suit the op; "
+            "fewer on a CPU."
         ),
     ] = None
     device: Annotated[
-        str | None, Option(help="The device to measure on. Default: the device chosen by the settings.")
+        str | None, Option(help=f"The device to measure on: {DEVICES}. Default: the device chosen by the settings.")
     ] = None
     suite: Annotated[bool, Option("--suite", help="Measure classes of shapes instead of the grid.")] = False
-    classes: Annotated[str | None, Option(help="Comma-separated classes for --suite. Default: all.")] = None
+    classes: Annotated[str | None, Option(help=f"Comma-separated classes for --suite: {CLASSES}. Default: all.")] = None
     host: Annotated[bool, Option("--host", help="Measure the host time of a call instead of the grid.")] = False
     output: Annotated[Path, Option(help="The folder to write the files to.")] = Path("bench-results")
     source: Annotated[
@@ -75,7 +77,7 @@ class BenchOptions:
             directions = ["forward", "backward"]
         op = check_op(self.op)
         dtype = self.dtype or ("float32,bfloat16,float16" if self.suite else "float32")
-        dtypes = _check_names("--dtype", dtype.split(","), ITEMSIZE)
+        dtypes = _check_names("--dtype", [DTYPE_ALIASES.get(name, name) for name in dtype.split(",")], ITEMSIZE)
         names = _check_names("--classes", self.classes.split(","), SHAPE_CLASSES) if self.classes else SHAPE_CLASSES
         if self.suite:
             classes = [shape_class for name, shape_class in SHAPE_CLASSES.items() if name in names]
@@ -112,7 +114,10 @@ def bench(**values: Any) -> None:
     if options.source is not None:
         _report(results.load(options.source), options)
         return
-    backend, name = registry.resolve(options.device or settings.current().device, TORCH_TYPES)
+    if options.device:
+        backend, name = registry.resolve(options.device, TORCH_TYPES, "--device: ")
+    else:
+        backend, name = registry.resolve_chosen(settings.current(), TORCH_TYPES)
     device = torch.device(name)
     accelerated = measuring.is_accelerator(device)
     workloads, providers = options.make_workloads(accelerated), options.select_providers(accelerated)

@@ -20,6 +20,14 @@ FEATURES = ("peel", "reload", "scale_mask")
 ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element of each dtype that a kernel reads or writes."""
 
+DTYPE_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+    "bf16": "bfloat16",
+}
+"""Other names of dtypes that the commands and `tridal.plan` take."""
+
 RENAMED = {"Tile": "KernelConfig", "Algorithm": "Schedule", "algorithms": "schedules", "split": "programs_per_row"}
 RENAMED |= {"algorithm": "schedule", "tile": "config", "edges": "peel", "rereads": "reload", "weighed": "scale_mask"}
 """The new name of each name of version 0.1."""
@@ -71,6 +79,19 @@ class DeviceProperties:
     """Programs that can be resident on one core."""
     l2_cache: int | None = None
     memory: int | None = None
+    aliases: tuple[str, ...] = field(default=(), kw_only=True)
+    """Other names that `tridal plan --arch` takes, such as products of this architecture with the same limits."""
+
+
+def find_architecture(name: str, known: Mapping[str, DeviceProperties]) -> str | None:
+    """Returns the key in `known` for the name or alias of an architecture. Ignores case and punctuation."""
+    wanted = _letters_and_digits(name)
+    names = ((key, alias) for key, device in known.items() for alias in (key, *device.aliases))
+    return next((key for key, alias in names if _letters_and_digits(alias) == wanted), None)
+
+
+def _letters_and_digits(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 @dataclass(frozen=True, slots=True)
