@@ -239,6 +239,13 @@ def test_ignored_settings_file_is_a_note(no_settings: Path) -> None:
     assert note in CliRunner().invoke(app, ["doctor"]).output
 
 
+def test_wrong_value_of_a_flag_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIDAL_OVERRIDE_TORCH", "maybe")
+    assert report()["problems"] == [
+        "the settings cannot be used: environment TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'"
+    ]
+
+
 def test_unavailable_device_is_reported_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = next((e.backend for e in registry.registered() if e.backend and registry.unavailable(e.backend)), None)
     if absent is None:

@@ -145,6 +145,10 @@ def test_short_name_of_a_dtype_is_accepted(alias: str) -> None:
     assert planning.matrix_call(4, 8, alias).problem.dtype == DTYPE_ALIASES[alias]
 
 
+def test_output_has_the_full_name_of_the_dtype() -> None:
+    assert plan_json("4", "8", "--device", "interpreter", "--dtype", "bf16")["dtype"] == "bfloat16"
+
+
 def test_help_lists_the_accepted_values() -> None:
     output = " ".join(plan("--help").replace("│", " ").split())
     for name in (*ARCHITECTURES, *registry.device_names(), *ITEMSIZE, *DTYPE_ALIASES):

@@ -121,6 +121,19 @@ def test_missing_device_is_one_sentence(
     assert capsys.readouterr().err == f"tridal.run: {raised.value}\n"
 
 
+def test_wrong_variable_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise AssertionError('the program must not run')")
+    done = run_python("-m", "tridal.run", "train.py", cwd=tmp_path, TRIDAL_LOG_CALLS="all", TRIDAL_OVERRIDE_TORCH="1")
+    assert done.stderr == "tridal.run: environment TRIDAL_LOG_CALLS: expected 1 or 0, found 'all'\n"
+    assert done.returncode == 1
+
+
+def test_calls_of_the_program_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch; torch.softmax(torch.zeros(2, 3), 0)")
+    done = run_python("-m", "tridal.run", "train.py", cwd=tmp_path, TRIDAL_LOG_CALLS="1")
+    assert done.stderr == "tridal: 1 of softmax by interpreter: whole_row\n"
+
+
 def test_error_of_the_program_is_not_hidden(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (in_folder / "train.py").write_text("import no_such_module_of_the_program")
     monkeypatch.setattr(sys, "argv", ["run.py", "train.py"])

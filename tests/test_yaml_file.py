@@ -106,6 +106,7 @@ def test_parse_scalar_gives_the_value_that_yaml_wrote(value):
             ["bad.yaml:4", "backends.npu:", "line 2 already"],
         ),
         ("backends:\n  npu:\n    a: 1\n    a: 1\n", ["bad.yaml:4", "backends.npu.a:", "line 3 already"]),
+        ("backends:\n\tnpu: {}\n", ["bad.yaml:2", "not valid YAML", "use spaces, not tabs"]),
         ("device: 3\n", ["bad.yaml:1", "device: expected 'auto', or a backend's name", "found 3"]),
         ("device: [cpu]\n", ["bad.yaml:1", "device: expected", "found ['cpu']"]),
         ("device:\n", ["bad.yaml:1", "device: expected", "found nothing"]),

@@ -50,8 +50,14 @@ def main() -> None:
 
 
 def _override() -> None:
-    """Calls `override_torch`. Exits with 1 if a setting is wrong, the device is not available or torch is broken."""
+    """Calls `override_torch`. Exits with 1 if a setting is wrong, the device is not available or torch is broken.
+
+    `import tridal` has not read TRIDAL_LOG_CALLS, so that a wrong value is one sentence here.
+    """
     try:
+        from tridal.pytorch import call_records
+
+        call_records.start_from_environment()
         tridal.override_torch()
     except (TridalError, ImportError) as error:
         _exit(1, str(error))

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS
 from tridal.cli.output import console, count, escape, grid, print_json, size
-from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
+from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, LaunchPlan
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -42,6 +42,7 @@ def plan(
     """
     from tridal.ops import planning
 
+    dtype = DTYPE_ALIASES.get(dtype, dtype)
     planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
         print_json({"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, **plan_as_dict(*planned)})

@@ -42,7 +42,9 @@ FIELDS: Mapping[str, Option] = {
 }
 """All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
 
-VARIABLES = (settings_file.VARIABLE, "TRIDAL_OVERRIDE_TORCH", "TRIDAL_LOG_CALLS")
+FLAGS = ("TRIDAL_OVERRIDE_TORCH", "TRIDAL_LOG_CALLS")
+"""Boolean environment variables that are not settings. `flag` reads them."""
+VARIABLES = (settings_file.VARIABLE, *FLAGS)
 """Environment variables that are not settings. `variable` returns the variable of a setting."""
 
 TRITON_INTERPRET = "TRITON_INTERPRET"

@@ -119,8 +119,8 @@ def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsErro
 
 
 def use(
-    *,
     device: str | None = None,
+    *,
     fallback: str | None = None,
     batch_invariant: bool | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,

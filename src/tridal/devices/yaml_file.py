@@ -46,7 +46,8 @@ def read(path: Path, depth: int, mistakes: list[SettingsError] | None = None) ->
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         location = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise SettingsError(f"{location}: not valid YAML: {error.problem or error.context}") from None
+        hint = "; use spaces, not tabs" if "'\\t'" in str(error.problem) else ""
+        raise SettingsError(f"{location}: not valid YAML: {error.problem or error.context}{hint}") from None
     except RecursionError:
         raise SettingsError(f"{path}: nested too deeply") from None
 
