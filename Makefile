@@ -47,8 +47,10 @@ clean:  ## remove generated files, including environments; keep bench-results/
 
 # Installs one of the extras of pyproject.toml into the environment.
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
-	@echo "Installing tridal[$*] into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	@echo "Installing tridal[$*] and its requirements into $(VENV)."
+	@echo "pip's default build of torch for Linux includes CUDA and takes several gigabytes. On a machine without a GPU,"
+	@echo "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds (pytorch.org, Get Started)."
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]' --constraint constraints.txt
 	@$(BIN)/python -m compileall -q src backends  # pip does not compile editable installs
 	@touch $@
 

@@ -41,7 +41,10 @@ def bench(**values: Any) -> None:
         _report(document, results.make_folder(options.output, document["op"], options.overwrite), options.as_json)
         return
     entry = op_benchmarks.benchmark_of(check_op(options.op))
-    backend, name = registry.resolve(options.device or settings.current().device, TORCH_TYPES)
+    if options.device:
+        backend, name = registry.resolve(options.device, TORCH_TYPES, "--device: ")
+    else:
+        backend, name = registry.resolve_chosen(settings.current(), TORCH_TYPES)
     device = torch.device(name)
     accelerated = timing.is_accelerator(device)
     workloads, providers = options.make_workloads(accelerated), options.select_providers(entry, accelerated)

@@ -12,8 +12,9 @@ from typer import BadParameter, Option
 
 from tridal.benchmarks.providers import PROVIDERS, Provider
 from tridal.benchmarks.workloads import SHAPE_CLASSES
-from tridal.cli.op_option import OPS, check_op
-from tridal.devices.types import ITEMSIZE
+from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, OPS, check_op
+from tridal.cli.op_option import PROVIDERS as PROVIDER_NAMES
+from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import nearest
 
 if TYPE_CHECKING:
@@ -39,26 +40,23 @@ class BenchOptions:
     suite: Annotated[
         bool, Option("--suite", help="Measure classes of shapes instead of the grid. On a CPU, they have fewer rows.")
     ] = False
-    classes: Annotated[
-        str | None, Option(help=f"Measure these classes of the suite (comma-separated): {', '.join(SHAPE_CLASSES)}.")
-    ] = None
+    classes: Annotated[str | None, Option(help=f"Measure these classes of the suite (comma-separated): {CLASSES}.")] = (
+        None
+    )
     dtype: Annotated[
         str | None,
-        Option(
-            help=f"Comma-separated dtypes: {', '.join(ITEMSIZE)}. "
-            "Default: float32; for the suite also bfloat16 and float16."
-        ),
+        Option(help=f"Comma-separated dtypes: {DTYPES}. Default: float32; for the suite also bfloat16 and float16."),
     ] = None
     direction: Annotated[str, Option(help="forward, backward or both.")] = "both"
     providers: Annotated[
         str | None,
         Option(
-            help=f"Comma-separated implementations: {', '.join(PROVIDERS)}. "
+            help=f"Comma-separated implementations: {PROVIDER_NAMES}. "
             "Default: all that are installed and have the op; fewer on a CPU."
         ),
     ] = None
     device: Annotated[
-        str | None, Option(help="The device to measure on. Default: the device chosen by the settings.")
+        str | None, Option(help=f"The device to measure on: {DEVICES}. Default: the device chosen by the settings.")
     ] = None
     host: Annotated[bool, Option("--host", help="Measure the host time of a call instead of the grid.")] = False
     output: Annotated[
@@ -81,7 +79,7 @@ class BenchOptions:
             directions = ["forward", "backward"]
         op = check_op(self.op)
         dtype = self.dtype or ("float32,bfloat16,float16" if suite else "float32")
-        dtypes = _check_names("--dtype", dtype.split(","), ITEMSIZE)
+        dtypes = _check_names("--dtype", [DTYPE_ALIASES.get(name, name) for name in dtype.split(",")], ITEMSIZE)
         names = _check_names("--classes", self.classes.split(","), SHAPE_CLASSES) if self.classes else SHAPE_CLASSES
         for option, value in (("--rows", self.rows), ("--cols", self.cols)):
             if suite and value is not None:

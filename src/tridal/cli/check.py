@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tridal.cli.op_option import OPS, check_op
+from tridal.cli.op_option import DEVICES, OPS, check_op
 from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, progress_bar, table
 from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
@@ -24,7 +24,8 @@ _MAX_SHOWN = 20  # largest number of failures of the conformance suite that are 
 
 def check(
     device: Annotated[
-        str | None, typer.Option(help="The device to check. Default: the device chosen by the settings.")
+        str | None,
+        typer.Option(help=f"The device to check: {DEVICES}. Default: the device chosen by the settings."),
     ] = None,
     whole_suite: Annotated[bool, typer.Option("--all", help="Run the conformance suite of all ops too.")] = False,
     op: Annotated[
@@ -88,9 +89,11 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     """
     from tridal.pytorch.devices import TORCH_TYPES
 
-    requested = name or settings.current().device
-    why = f"--device {name}" if name else f"device {requested!r} (from {settings.current().sources['device']})"
-    backend, device = registry.resolve(requested, TORCH_TYPES)
+    chosen = settings.current()
+    why = f"--device {name}" if name else f"device {chosen.device!r} (from {chosen.sources['device']})"
+    backend, device = (
+        registry.resolve(name, TORCH_TYPES, "--device: ") if name else registry.resolve_chosen(chosen, TORCH_TYPES)
+    )
     device_type, _, index = device.partition(":")
     if backend is not None:
         return backend, int(index) if index else None, why

@@ -26,6 +26,7 @@ from tridal.ops.softmax import SOFTMAX
 from tridal.pytorch import prepared
 from tridal.pytorch.autograd import prepared_node
 from tridal.pytorch.call_guards import CallGuard, make_call_guard
+from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context, has_autocast
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import function_modes, needs_dispatcher
@@ -153,6 +154,8 @@ def apply(
     try:
         context = device_context(input.device)
         if context.torch_computes and modification is None and op.torch_function is not None:
+            if RECORDERS:
+                record_torch(op.name, input, prepared.why_torch(context, dtype, input))
             return op.torch_function(input, dim, dtype=dtype)
         if context.torch_computes or needs_dispatcher() or function_modes():
             return _general(OpCall(op, dim, dtype, parameters, modification), input, stream)
@@ -171,6 +174,8 @@ def apply(
         return run(input) if mask is None else run(input, mask)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
+            if RECORDERS:
+                record_torch(op.name, input, "the tensor is nested")
             return compute_call(OpCall(op, dim, dtype, parameters, modification), input)
         check(input, dim, dtype, op.name)  # if an argument is invalid, this error is clearer than torch's
         raise
@@ -183,6 +188,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         given = dict(zip(op.parameters, parameters, strict=True))
         return handle_torch_function(FUNCTIONS[op.name], (input,), input, dim, dtype, stream=stream, **given)
     if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
+        if RECORDERS:
+            record_torch(op.name, input, "the tensor is nested")
         return compute_call(call, input)
     check(input, dim, dtype, op.name)
     call = call if type(dim) is int else call._replace(dim=operator.index(dim))
@@ -195,6 +202,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
             return apply(op, input, call.dim, dtype, None, parameters, modification)
     if not _is_distributed(input, call.mask):
         if context.torch_computes:
+            if RECORDERS:
+                record_torch(op.name, input, prepared.why_torch(context, dtype, input))
             return compute_call(call, input)
         if context.backend is None:
             prepared.backend_computes(context, set())  # raises NoBackendError
@@ -205,6 +214,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     except TypeError:
         if type(input).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_distributed(input):
             raise
+        if RECORDERS:
+            record_torch(op.name, input, f"{type(input).__name__} rejects tridal's op")
         return compute_call(call, input)  # a subclass such as MaskedTensor, which rejects the registered op
 
 
