@@ -13,6 +13,7 @@ from tridal.devices.types import Backend, LaunchPlan
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.op_call import OpCall
+from tridal.pytorch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
@@ -67,7 +68,7 @@ def bind(
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
-    if backend.interpreted:  # otherwise, dynamo traces `launch_on` in the backward of a compiled function
+    if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
         launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
         return launch_on, plan

@@ -7,6 +7,7 @@ call -> call guard -> prepared call -> kernel     plain tensors
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -29,7 +30,7 @@ from tridal.pytorch.call_guards import CallGuard, make_call_guard
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context, has_autocast
 from tridal.pytorch.op_call import OpCall
-from tridal.pytorch.private import function_modes, needs_dispatcher
+from tridal.pytorch.private import forward_ad_level, function_modes, needs_dispatcher, skip_frames
 from tridal.pytorch.reference import compute_call
 from tridal.pytorch.registered_ops import register
 from tridal.pytorch.validation import check
@@ -130,6 +131,7 @@ registry.on_change(_guarded.clear)
 registry.on_change(_latest.clear)
 
 
+@functools.partial(skip_frames, inlined=True)
 def apply(
     op: RowOp,
     input: torch.Tensor,
@@ -232,7 +234,8 @@ def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         call = call._replace(dim=operator.index(call.dim))
     kind = input.device.type
     distributed = dynamo.distributed_loaded() and _is_distributed(input, call.mask)
-    if not dynamo.is_served(kind) and not distributed:
+    # The registered op cannot see the level of forward-mode AD that a compiled function entered.
+    if forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed):
         return compute_call(call, input)
     if call.dtype is None and call.op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
         call = call._replace(dtype=autocast_dtype(input))

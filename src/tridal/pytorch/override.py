@@ -22,6 +22,7 @@ from tridal.pytorch import prepared
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context, is_served, log
 from tridal.pytorch.op_call import GradientCall
+from tridal.pytorch.private import skip_frames
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
@@ -42,6 +43,7 @@ class override_torch:
     device_types: tuple[str, ...]
     """The overridden device types. These are the types that a backend serves when the override starts."""
 
+    @skip_frames
     def __init__(self) -> None:
         self._depth = 0
         kinds = {backend.device_type for backend in registry.loaded()}
@@ -53,6 +55,7 @@ class override_torch:
         if not self.device_types:
             log.warning("override_torch has nothing to do: %s", _why_nothing())
 
+    @skip_frames
     def undo(self) -> None:
         """Ends the override. Does nothing if it has ended."""
         with LOCK:
@@ -104,6 +107,7 @@ def _replace(device_type: str) -> Any:
 def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
     torch_out = getattr(torch.ops.aten, str(op.aten)).out  # the override does not replace `.out`
 
+    @skip_frames
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
         context = device_context(input.device)
@@ -123,6 +127,7 @@ def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
     call_of = functools.cache(functools.partial(GradientCall, op, parameters=op.backward_parameters(())))
     out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen's two ops use different names
 
+    @skip_frames
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
         context = device_context(grad.device)
         if grad.shape == output.shape:

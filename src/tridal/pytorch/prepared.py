@@ -119,8 +119,9 @@ def _prepare(
         if second is not None and second.dtype is torch.bool:
             convert = _as_bytes
     else:
-        # torch casts float64 results, because Triton's interpreter stores wrong values when it casts them to bfloat16.
-        written, copy_dtype = torch.float64 if saved.dtype is torch.float64 else dtype, first.dtype
+        # torch casts float64 to 16 bits, because Triton's interpreter stores wrong values when it casts to bfloat16.
+        through_float64 = saved.dtype is torch.float64 and dtype.itemsize == 2
+        written, copy_dtype = torch.float64 if through_float64 else dtype, first.dtype
         named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None skips the multiplication
         call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
         if saved.is_neg() or not saved.is_contiguous():

@@ -90,14 +90,17 @@ def _define(
     def split(arguments: tuple[Any, ...]) -> tuple[OpCall, tuple[torch.Tensor, ...]]:
         return kind.of(op, *arguments[count:]), arguments[:count]
 
+    @private.skip_frames
     def compute(*arguments: Any) -> torch.Tensor:
         return run(kind.of(op, *arguments[count:]), *arguments[:count])
 
+    @private.skip_frames
     def fake(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
         check_call(call, *tensors)
         return tensors[-1].new_empty(tensors[-1].shape, dtype=call.dtype)
 
+    @private.skip_frames
     def autograd(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
         read = tensors if call.modification is None or call.mask is None else (*tensors, call.mask)
@@ -117,6 +120,7 @@ def _define(
         with private.below_autograd():
             return overload(name)(*arguments)  # type: ignore[no-any-return]
 
+    @private.skip_frames
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
         mapped = list(zip(arguments, in_dims, strict=True))
         example, tensors = split(tuple(value if axis is None else value.select(axis, 0) for value, axis in mapped))
