@@ -59,3 +59,12 @@ def test_peel_makes_unaligned_rows_use_vector_accesses(call: KernelCall) -> None
         accesses[peel] = [compiled.asm["ptx"].count(f"{kind}.global.v4") for kind in ("ld", "st")]
     assert accesses[False] == [0, 0]
     assert min(accesses[True]) > 0
+
+
+def test_fp_fusion_does_not_depend_on_the_default_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 warns about kernels without the option, because Triton 3.10 changes the default."""
+    triton = pytest.importorskip("triton")
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(triton, "compile", lambda source, target, options: given.append(options))
+    compiler.compile_kernel.__wrapped__(kernel_call((64, 1024)).specialize(WHOLE_ROW), SM_90)
+    assert [options["enable_fp_fusion"] for options in given] == [True]

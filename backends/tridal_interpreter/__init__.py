@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
@@ -32,9 +35,17 @@ class Interpreter:
     install = "pip install 'tridal[interpreter]'"
 
     def unavailable(self) -> str | None:
-        """Returns which packages are missing, or None if none is missing."""
+        """Returns which packages are missing or do not work together, or None."""
         missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
-        return f"not installed: {', '.join(missing)}" if missing else None
+        if missing:
+            return f"not installed: {', '.join(missing)}"
+        triton, numpy = _triton_version(), metadata.version("numpy")
+        if triton is not None and _minor(triton) < (3, 7) and _minor(numpy) >= (2, 4):
+            return (
+                f"the interpreter of Triton {triton} does not work with NumPy {numpy}: "
+                "run pip install 'numpy<2.4', or use Triton 3.7 or newer"
+            )
+        return None
 
     def device_count(self) -> int:
         """Returns 1, because the CPU is one device."""
@@ -72,6 +83,19 @@ class Interpreter:
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """Returns an empty context, because there is only one device."""
         return nullcontext()
+
+
+def _triton_version() -> str | None:
+    """Returns the version of Triton without importing it. Several distributions provide it under different names."""
+    spec = importlib.util.find_spec("triton")
+    source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
+    found = re.search(r"""^__version__ = ['"](\d+\.\d+[^'"]*)""", source, re.MULTILINE)
+    return found and found[1]
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Returns (major, minor)."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def _next_power_of_2(value: int) -> int:

@@ -51,7 +51,7 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
     from triton.runtime import interpreter
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
-    builder: Any = type(interpreter.interpreter_builder)
+    builder: Any = type(getattr(interpreter, "interpreter_builder", None))
     patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype, builder]
     before = [dict(vars(owner)) for owner in patched]
     twins = () if interpreted_library(triton) else _twins(triton)
@@ -61,7 +61,8 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
         # Triton patches its language at every call of a function. Once per function is enough, and halves the time.
         if patch is not None:
             interpreter._patch_lang = functools.cache(patch)
-        builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
+        if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
+            builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
         with interpret_flag(True):
             yield
     finally:
@@ -85,7 +86,9 @@ def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:
     """
 
     def create_with_bool_type(*args: Any) -> Any:
-        return create(*(handle(a.data, bool_type) if isinstance(a, handle) and a.data.dtype == bool else a for a in args))
+        return create(
+            *(handle(a.data, bool_type) if isinstance(a, handle) and a.data.dtype == bool else a for a in args)
+        )
 
     return create_with_bool_type
 
