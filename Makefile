@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Extra arguments for the command of a target, for example: make test ARGS='--backend cuda'
 ARGS ?=
+# The version of torch for `make test-version`.
+TORCH ?= newest
 # Number of parallel test processes.
 JOBS ?= auto
 
@@ -12,11 +14,11 @@ BIN := $(VENV)/bin
 include npu.mk
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all test-version lint format bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 demo: $(VENV)/.has-interpreter  ## install, and check the device that the settings select
 	$(BIN)/tridal check $(ARGS)
@@ -26,6 +28,9 @@ test: lint  ## install, and run all tests, lints and type checks
 
 test-all: lint  ## run the tests with every case of the conformance suite
 	$(BIN)/python -m pytest -n $(JOBS) --matrix $(ARGS)
+
+test-version:  ## run the tests with TORCH, a version of torch, "newest" or "nightly", in its own environment
+	PYTHON=$(PYTHON) JOBS=$(JOBS) scripts/test-version $(TORCH) -- $(ARGS)
 
 lint: $(VENV)/.has-dev  ## check style, types and import rules
 	$(BIN)/ruff check
@@ -41,7 +46,7 @@ bench: $(VENV)/.has-dev  ## run the benchmarks; ARGS are passed to `tridal bench
 	$(BIN)/tridal bench $(ARGS)
 
 clean:  ## remove generated files, including environments; keep bench-results/
-	rm -rf $(VENV) .venv-npu build dist
+	rm -rf $(VENV) .venv-npu .venv-torch-* build dist
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tridal import __version__
-from tridal.cli import broken
+from tridal.cli import broken, tested_versions
 from tridal.cli.config import effective, settings_table
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, setting_layers, settings, settings_file
@@ -51,16 +51,18 @@ def examine() -> dict[str, Any]:
     effective_settings = _settings(problems)
     problems += find_architectures()[1]
     chosen_device = _chosen_device()  # first, so that the time of its plan is known
+    versions = {
+        "tridal": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": _version("torch"),
+        "triton": next(iter(tritons.values()), None),
+        "triton_distribution": next(iter(tritons), None),
+        "numpy": _version("numpy"),
+    }
     return {
-        "versions": {
-            "tridal": __version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "torch": _version("torch"),
-            "triton": next(iter(tritons.values()), None),
-            "triton_distribution": next(iter(tritons), None),
-            "numpy": _version("numpy"),
-        },
+        "versions": versions,
+        "warnings": tested_versions.warnings(versions),
         "problems": problems,
         "backends": [_backend(entry) for entry in registry.registered()],
         "ops": _ops(problems),
@@ -209,7 +211,8 @@ def _show(report: dict[str, Any]) -> None:
     distribution = versions["triton_distribution"]
     triton = f"{versions['triton']} ({distribution})" if distribution else "not installed"
     facts = [(name, versions[name] or "not installed") for name in ("tridal", "python", "torch", "numpy")]
-    out.print(grid(*facts, ("triton", triton), ("platform", versions["platform"])))
+    facts += [("triton", triton), ("platform", versions["platform"]), ("tested with", tested_versions.as_text())]
+    out.print(grid(*facts))
 
     backends = table("backend", "available", "provided by", "devices, or why it is not available")
     for backend in report["backends"]:
@@ -230,6 +233,8 @@ def _show(report: dict[str, Any]) -> None:
 
     for note in report["fallbacks"] + report["notes"]:
         out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    for warning in report["warnings"]:
+        out.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
     for problem in report["problems"]:
         out.print(f"{FAIL} {escape(problem)}", soft_wrap=True)
     device = report["device"]

@@ -52,6 +52,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             )
         source = _ast_source(specialization, triton)
         options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
+        options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
         if specialization.max_registers:
             options["maxnreg"] = specialization.max_registers
         if specialization.cooperative:
