@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Extra arguments for the command of a target, for example: make test ARGS='--backend cuda'
 ARGS ?=
+# The version of torch for `make test-version`.
+TORCH ?= newest
 # Number of parallel test processes.
 JOBS ?= auto
 
@@ -12,11 +14,11 @@ BIN := $(VENV)/bin
 include npu.mk
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all test-version lint format bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 demo: $(VENV)/.has-interpreter  ## install, and check the device that the settings select
 	$(BIN)/tridal check $(ARGS)
@@ -26,6 +28,9 @@ test: lint  ## install, and run all tests, lints and type checks
 
 test-all: lint  ## run the tests with every case of the conformance suite
 	$(BIN)/python -m pytest -n $(JOBS) --matrix $(ARGS)
+
+test-version:  ## run the tests with TORCH, a version of torch, "newest" or "nightly", in its own environment
+	PYTHON=$(PYTHON) JOBS=$(JOBS) scripts/test-version $(TORCH) -- $(ARGS)
 
 lint: $(VENV)/.has-dev  ## check style, types and import rules
 	$(BIN)/ruff check
@@ -41,14 +46,16 @@ bench: $(VENV)/.has-dev  ## run the benchmarks; ARGS are passed to `tridal bench
 	$(BIN)/tridal bench $(ARGS)
 
 clean:  ## remove generated files, including environments; keep bench-results/
-	rm -rf $(VENV) .venv-npu build dist
+	rm -rf $(VENV) .venv-npu .venv-torch-* build dist
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installs one of the extras of pyproject.toml into the environment.
 $(VENV)/.has-%: pyproject.toml constraints.txt | $(VENV)/.made
-	@echo "Installing tridal[$*] into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	@echo "Installing tridal[$*] and its requirements into $(VENV)."
+	@echo "pip's default build of torch for Linux includes CUDA and takes several gigabytes. On a machine without a GPU,"
+	@echo "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds (pytorch.org, Get Started)."
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]' --constraint constraints.txt
 	@$(BIN)/python -m compileall -q src backends  # pip does not compile editable installs
 	@touch $@
 

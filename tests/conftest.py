@@ -74,8 +74,8 @@ def nothing_prepared() -> Iterator[None]:
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Removes all TRIDAL_ variables, and makes the working folder and the user's configuration folder empty."""
-    for name in [name for name in os.environ if name.startswith(settings.PREFIX)]:
+    """Removes all variables that select settings. The working folder and the user's configuration folder are empty."""
+    for name in [name for name in os.environ if name.startswith(settings.PREFIX) or name == "TRITON_INTERPRET"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)

@@ -167,8 +167,17 @@ def sharded(tridal: Any) -> None:
         torch.distributed.destroy_process_group()
 
 
+def doctor(tridal: Any) -> None:
+    from tridal.cli.doctor import examine
+
+    report = examine()
+    assert report["device"]["usable"], report["device"]
+    assert not report["problems"], report["problems"]
+
+
 CHECKS: tuple[Callable[[Any], None], ...] = (
     forward_and_backward, double_backward, batched_gradients, transforms, dispatch_modes, compiled, override, sharded,
+    doctor,
 )  # fmt: skip
 
 

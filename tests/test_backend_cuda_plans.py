@@ -267,6 +267,19 @@ def test_a_thread_that_would_spill_gets_fewer_elements(shape: dict[str, Any], re
     assert launch_plan.resources.spills <= tuning.MAX_SPILL
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_inner_dim_rows_that_would_spill_stay_cooperative(arch: str) -> None:
+    """If smaller blocks are too many to be resident together, a tile has fewer rows."""
+    rows = problem(128_925, 16, "bfloat16", layout="inner", aligned=False)
+    most = CUDA.plan(rows, ARCHITECTURES[arch], lambda config: Resources(128, 0, 0), {}).config
+    halved = most.rows * most.cols // 2
+    launch_plan = CUDA.plan(
+        rows, ARCHITECTURES[arch], lambda c: Resources(128, 0 if c.rows * c.cols <= halved else 128, 0), {}
+    )
+    assert (most.schedule, launch_plan.schedule) == ("cooperative", "cooperative")
+    assert launch_plan.config.rows * launch_plan.config.cols == halved
+
+
 def test_without_a_known_number_of_registers_there_is_no_register_limit() -> None:
     config = plan(problem(16_384, 4096, "bfloat16", reads=2), device=replace(H100, registers=None)).config
     assert (config.reload, config.max_registers) == (True, None)

@@ -64,6 +64,18 @@ def test_error_for_a_bad_setting_names_its_source() -> None:
     assert "'torch' or 'error'" in result.stderr
 
 
+@pytest.mark.parametrize("value", ["1", "maybe"])
+def test_commands_do_not_override_torch(value: str) -> None:
+    code = (
+        "import sys; sys.argv[0] = '/usr/bin/tridal'; import tridal.pytorch.override as o; print(len(o._active)); "
+        "sys.argv[1:] = ['config']; from tridal.cli import main; main()"
+    )
+    environment = {**os.environ, "TRIDAL_OVERRIDE_TORCH": value, "TRIDAL_DEVICE": "interpreter"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("0\n")
+
+
 def broken_torch(folder: Path) -> str:
     """Returns a PYTHONPATH with a torch that cannot be imported."""
     (folder / "torch").mkdir()

@@ -124,15 +124,42 @@ def test_fails_when_a_kernel_raises(backend: Backend, monkeypatch: pytest.Monkey
 
 def test_all_option_runs_the_conformance_suite(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [Case(op, direction, (3, 5)) for op in ("softmax", "log_softmax") for direction in ("forward", "backward")]  # type: ignore[arg-type]
-    monkeypatch.setattr(testing, "cases", lambda backend, ops: tuple(cases))
+    monkeypatch.setattr(testing, "cases", lambda backend, ops: tuple(cases[:3]))
+    monkeypatch.setattr(testing, "search_plans", lambda *_: testing.PlanSearch(tuple(cases[2:]), 10, (), ()))
     report = json.loads(run("--all", "--json", "--device", backend.name))
     assert [result["name"] for result in report["suite"]] == [case.name for case in cases]
     output = run("--all", "--device", backend.name)
     assert "Conformance suite" in output
+    assert "2 cases on both sides of the changes among 10 plans" in output
     assert "all 7 checks passed" in output
     monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, False, 1, 0, "[off]", 0))
     output = run("--all", "--device", backend.name, code=1)
     assert "FAILED softmax forward 3x5 dim=-1 float32: [off]" in output
+
+
+def test_schedule_that_is_not_tested_is_a_failure(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("softmax", "forward", (3, 5))
+    monkeypatch.setattr(testing, "cases", lambda backend, ops: (case,))
+    search = testing.PlanSearch((), 10, ("peel",), ("softmax backward 64x64 dim=-1 float16",))
+    monkeypatch.setattr(testing, "search_plans", lambda *_: search)
+    output = run("--all", "--device", backend.name, code=1)
+    assert "FAILED the backend lists 'peel' in `schedules`, but no plan uses it" in output
+    assert "1 kind of calls, from softmax backward 64x64 dim=-1 float16" in output
+    report = json.loads(run("--all", "--json", "--device", backend.name, code=1))
+    assert report["plan_search"] == {"cases": 0, "plans": 10, "not_reached": ["peel"], "skipped": [*search.skipped]}
+
+
+def test_max_compiled_option_limits_the_search(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+
+    def search_plans(backend: Backend, ops: Any, max_compiled: int) -> testing.PlanSearch:
+        limits.append(max_compiled)
+        return testing.PlanSearch((Case("softmax", "forward", (3, 5)),), 1, (), ())
+
+    monkeypatch.setattr(testing, "cases", lambda backend, ops: ())
+    monkeypatch.setattr(testing, "search_plans", search_plans)
+    run("--all", "--device", backend.name, "--max-compiled", "7")
+    assert limits == [7]
 
 
 def test_op_option_runs_the_suite_of_these_ops_only(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +170,11 @@ def test_op_option_runs_the_suite_of_these_ops_only(backend: Backend, monkeypatc
         return (Case("log_softmax", "forward", (3, 5)),)
 
     monkeypatch.setattr(testing, "cases", record)
+    monkeypatch.setattr(
+        testing, "search_plans", lambda backend, ops, _: testing.PlanSearch(record(backend, ops), 1, (), ())
+    )
     report = json.loads(run("--op", "log_softmax", "--op", "softmax", "--json", "--device", backend.name))
-    assert requested == [["log_softmax", "softmax"]]
+    assert requested == [["log_softmax", "softmax"]] * 2
     assert len(report["suite"]) == 1
     assert "Conformance suite" in run("--op", "log_softmax", "--device", backend.name)
 

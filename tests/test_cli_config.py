@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_json_has_every_value_with_its_source(home, monkeypatch):
     monkeypatch.setenv("TRIDAL_DEVICE", "cpu")
     monkeypatch.setenv("TRIDAL_INTERPRETER_NUM_PROGRAMS", "2")
     report = json.loads(printed("--json"))
-    assert report.keys() == {"file", "settings"}
+    assert report.keys() == {"file", "ignored", "settings"}
     assert report["file"] == "tridal.yaml"
     assert report["settings"]["device"] == {"value": "cpu", "source": "environment TRIDAL_DEVICE"}
     assert report["settings"]["fallback"] == {"value": "error", "source": "tridal.yaml:1"}
@@ -105,7 +106,11 @@ def test_bad_setting_raises_an_error_that_names_its_line(home):
 @pytest.mark.parametrize("name", NAMES)
 def test_check_accepts_the_files_in_configs(name):
     file = str(CONFIGS / f"{name}.yaml")
-    assert printed("--check", file) == f"{file}: ok\n"
+    first, *notes = printed("--check", file).splitlines()
+    assert first == f"{file}: ok"
+    unavailable = name in {*NAMES} - {"default"} and registry.unavailable(registry.get(name))
+    assert len(notes) == bool(unavailable)
+    assert all(note.startswith(f"note: {file}:2: device: {name!r} is not available here") for note in notes)
     report = json.loads(printed("--check", file, "--json"))
     assert (report["file"], report["ok"]) == (file, True)
     assert report["settings"]["device"]["value"] == {"default": "auto"}.get(name, name)
@@ -159,9 +164,48 @@ def test_check_reports_the_line_of_a_bad_setting(home, text, kind, expected):
     result = run("--check", "bad.yaml", "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
-    assert report.keys() == {"file", "ok", "error"}
+    assert report.keys() == {"file", "ok", "errors", "notes"}
     assert (report["file"], report["ok"]) == ("bad.yaml", False)
-    assert expected in report["error"]
+    (error,) = report["errors"]
+    assert expected in error
+
+
+def test_check_reports_all_mistakes_in_the_order_of_their_lines(home):
+    (home / "bad.yaml").write_text(
+        "device: inter\nfallback: never\nbackends:\n  npu:\n    num: 3\n  nothing:\n    x: 1\n"
+    )
+    expected = [
+        "1: device: no device is",
+        "2: fallback: expected",
+        "5: backends.npu.num: backend",
+        "7: backends.nothing.x: no",
+    ]
+    lines = error_message(SettingsError, "--check", "bad.yaml").splitlines()
+    assert [line.startswith(f"bad.yaml:{start}") for line, start in zip(lines, expected, strict=True)] == [True] * 4
+    assert json.loads(run("--check", "bad.yaml", "--json").stdout)["errors"] == lines
+
+
+def test_ignored_and_replaced_files_are_shown(home):
+    (home / "tridal.yaml").write_text("device: cpu\n")
+    (home / ".tridal.yaml").write_text("device: cpu\n")
+    user = home / "user" / "tridal" / "tridal.yaml"
+    user.parent.mkdir(parents=True)
+    user.write_text("fallback: error\n")
+    output = printed()
+    assert "ignored .tridal.yaml: only a file with the name tridal.yaml is read; rename it" in output
+    assert f"ignored {user}: tridal.yaml takes its place, because only one settings file is read" in output
+    assert [Path(row["file"]) for row in json.loads(printed("--json"))["ignored"]] == [Path(".tridal.yaml"), user]
+
+
+def test_values_are_not_cut_in_a_pipe(home, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    folder = home / ("long" * 40)
+    folder.mkdir()
+    (folder / "settings.yaml").write_text("fallback: error\n")
+    monkeypatch.setenv("TRIDAL_CONFIG", str(folder / "settings.yaml"))
+    output = printed()
+    assert f"{folder}/settings.yaml:1" in output
+    assert "backends.interpreter.num_programs" in output
 
 
 def test_check_reports_a_missing_file():
@@ -191,3 +235,19 @@ def test_documentation_has_every_setting_and_variable():
         assert f"| `{key}` | `{variable}` | `{option.default}` |" in text
     for variable in settings.VARIABLES:
         assert f"| `{variable}` |" in text
+
+
+def test_page_of_environment_variables_has_every_variable_in_the_code():
+    root = CONFIGS.parent
+    text = (root / "docs/environment-variables.md").read_text()
+    first_cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
+    in_tables = {name for cell in first_cells for name in re.findall(r"`([A-Z_<>]+)`", cell)}
+    bundled = [registry.get(entry.name) for entry in registry.registered() if entry.origin.startswith("tridal ")]
+    options = {settings.variable(backend.name, option) for backend in bundled for option in backend.options}
+    expected = {*settings.VARIABLES, *map(settings.variable, settings.FIELDS), *options, "TRIDAL_<BACKEND>_<OPTION>"}
+    assert {name for name in in_tables if name.startswith(settings.PREFIX)} == expected
+    files = [file for folder in ("src", "backends") for file in (root / folder).rglob("*.py")]
+    sources = [source for source in map(Path.read_text, files) if re.search(r"\benviron\b|\bgetenv\b", source)]
+    constants = {name for source in sources for name in re.findall(r'"([A-Z][A-Z_]{4,}[A-Z])"', source)}
+    assert len(sources) >= 4
+    assert constants <= in_tables

@@ -222,9 +222,46 @@ def test_two_triton_distributions_are_reported_as_a_problem(monkeypatch: pytest.
     assert any("triton and triton-ascend are installed together" in problem for problem in problems)
 
 
-def test_triton_interpret_variable_is_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_interpret_selects_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert any("TRITON_INTERPRET=1 is set" in problem for problem in report()["problems"])
+    settings.reload()
+    output = report()
+    assert output["problems"] == []
+    assert output["notes"] == []
+    assert (output["device"]["source"], output["device"]["backend"]) == ("environment TRITON_INTERPRET", "interpreter")
+
+
+def test_triton_interpret_beside_a_device_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRIDAL_DEVICE", "cpu")
+    settings.reload()
+    (note,) = report()["notes"]
+    assert note.startswith("TRITON_INTERPRET is set, but environment TRIDAL_DEVICE selects the device. Unset ")
+
+
+def test_ignored_settings_file_is_a_note(no_settings: Path) -> None:
+    (no_settings / "tridal.yml").write_text("device: cpu\n")
+    (note,) = report()["notes"]
+    assert note.startswith("the settings in tridal.yml are ignored: only a file with the name tridal.yaml is read")
+    assert note in CliRunner().invoke(app, ["doctor"]).output
+
+
+def test_wrong_value_of_a_flag_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIDAL_OVERRIDE_TORCH", "maybe")
+    assert report()["problems"] == [
+        "the settings cannot be used: environment TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'"
+    ]
+
+
+def test_unavailable_device_is_reported_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = next((e.backend for e in registry.registered() if e.backend and registry.unavailable(e.backend)), None)
+    if absent is None:
+        pytest.skip("every backend is available here")
+    monkeypatch.setenv("TRIDAL_DEVICE", absent.name)
+    settings.reload()
+    problem = report(code=1)["device"]["problem"]
+    assert f"environment TRIDAL_DEVICE: device: {absent.name!r} is not available here" in problem
+    assert "'auto'" in problem
 
 
 def test_text_output_has_every_backend() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from tridal.cli import app
 from tridal.cli.plan import SCHEDULES
 from tridal.devices import registry, types
-from tridal.errors import TridalError
+from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
+from tridal.errors import DeviceUnavailableError, TridalError
 from tridal.ops import planning
 
 pytest.importorskip("triton")
@@ -111,9 +113,47 @@ def test_unknown_architecture_suggests_a_similar_name() -> None:
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")
 def test_cpu_needs_an_arch_or_the_interpreter() -> None:
     output = plan("5", "5", code=1)
-    assert "torch computes without a plan" in output
-    assert "arch=" in output
+    assert "the device 'auto' (default) is cpu here, whose tensors torch computes without a plan" in output
+    assert re.search(r"; use --arch \w+ or --device interpreter\n", output)
+    with pytest.raises(DeviceUnavailableError, match=r"; use arch='\w+' or device='interpreter'$"):
+        tridal.plan(5, 5)
     assert plan_json("5", "5", "--device", "interpreter")["backend"] == "interpreter"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_alias_of_an_architecture_is_accepted(arch: str) -> None:
+    _, properties = planning.architectures()[arch]
+    for name in (arch, arch.upper(), arch.replace("_", ""), *properties.aliases):
+        assert planning.target(arch=name)[1] == properties
+
+
+def test_names_of_architectures_are_unambiguous() -> None:
+    known = {name: properties for name, (_, properties) in planning.architectures().items()}
+    for name, properties in known.items():
+        for alias in (name, *properties.aliases):
+            assert types.find_architecture(alias, known) == name
+
+
+def test_unknown_product_says_that_no_backend_plans_for_it() -> None:
+    output = plan("5", "5", "--arch", "mi300x", code=1)
+    assert output.startswith("tridal: unknown architecture 'mi300x'; no backend plans for it (known: ")
+    assert all(name in output for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize("alias", sorted(DTYPE_ALIASES))
+def test_short_name_of_a_dtype_is_accepted(alias: str) -> None:
+    assert planning.matrix_call(4, 8, alias).problem.dtype == DTYPE_ALIASES[alias]
+
+
+def test_output_has_the_full_name_of_the_dtype() -> None:
+    assert plan_json("4", "8", "--device", "interpreter", "--dtype", "bf16")["dtype"] == "bfloat16"
+
+
+def test_help_lists_the_accepted_values() -> None:
+    output = " ".join(plan("--help").replace("│", " ").split())
+    for name in (*ARCHITECTURES, *registry.device_names(), *ITEMSIZE, *DTYPE_ALIASES):
+        assert re.search(rf"\b{name}\b", output), name
+    assert "<bool>" not in output
 
 
 def test_exception_of_a_backend_is_one_error_message(monkeypatch: pytest.MonkeyPatch) -> None:

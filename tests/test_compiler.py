@@ -47,15 +47,27 @@ def test_kernels_compile_for_architectures_that_are_not_present(
     used = registry.get("cuda").resources(compiled.asm, compiled.metadata.shared)
     assert 16 <= used.registers <= 255
     assert used.shared_memory == compiled.metadata.shared
-    assert compiled.metadata.launch_cooperative_grid == (config.programs_per_row > 1)
+    if compiler.triton_version(compiler.import_triton()) >= (3, 3):  # Triton 3.2 has no cooperative launch
+        assert compiled.metadata.launch_cooperative_grid == (config.programs_per_row > 1)
 
 
 @pytest.mark.parametrize("call", [kernel_call((64, 1001)), kernel_call((64, 1001), addresses=(4, 4))])
 def test_peel_makes_unaligned_rows_use_vector_accesses(call: KernelCall) -> None:
     pytest.importorskip("triton")
+    if compiler.triton_version(compiler.import_triton()) < (3, 5):
+        pytest.skip("Triton 3.3 and older do not access peeled rows in vectors")
     accesses = {}
     for peel in (False, True):
         compiled = compiler.compile_kernel(call.specialize(KernelConfig("whole_row", 1, 1024, peel=peel)), SM_90)
         accesses[peel] = [compiled.asm["ptx"].count(f"{kind}.global.v4") for kind in ("ld", "st")]
     assert accesses[False] == [0, 0]
     assert min(accesses[True]) > 0
+
+
+def test_fp_fusion_does_not_depend_on_the_default_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 warns about kernels without the option, because Triton 3.10 changes the default."""
+    triton = pytest.importorskip("triton")
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(triton, "compile", lambda source, target, options: given.append(options))
+    compiler.compile_kernel.__wrapped__(kernel_call((64, 1024)).specialize(WHOLE_ROW), SM_90)
+    assert [options["enable_fp_fusion"] for options in given] == [True]

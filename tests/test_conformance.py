@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 
@@ -38,6 +39,29 @@ def chosen(backend: Backend, matrix: bool) -> list[Case]:
 def test_case_passes(tested: Backend, case: Case) -> None:
     result = testing.run_case(case, tested)
     assert result.passed, result.message
+
+
+_PARTS = 6  # processes share the cases on both sides of changes
+_MAX_ELEMENTS = 1 << 15  # of these cases, without --matrix
+
+
+@functools.cache
+def search_plans(backend: Backend) -> testing.PlanSearch:
+    return testing.search_plans(backend)
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, request: pytest.FixtureRequest) -> None:
+    cases, limit = search_plans(backend).cases, _MAX_ELEMENTS
+    if request.config.getoption("--matrix"):
+        limit = max(math.prod(case.shape) for case in cases)
+    results = [testing.run_case(case, backend) for case in cases[part::_PARTS] if math.prod(case.shape) <= limit]
+    assert results
+    assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
+
+
+def test_every_listed_schedule_and_feature_is_tested(backend: Backend) -> None:
+    assert search_plans(backend).not_reached == ()
 
 
 @st.composite

@@ -54,7 +54,7 @@ def test_seeded_fault_is_found(seeded: SeededFault) -> None:
 
 @pytest.mark.parametrize("launch", dict.fromkeys(seeded.launch for seeded in FAULTS if seeded.edits), ids=str)
 def test_launch_of_a_seeded_fault_has_none_without_it(launch: Launch, pytestconfig: pytest.Config) -> None:
-    if launch.delayed and not pytestconfig.getoption("--matrix"):
+    if (launch.delayed or launch.tiles * launch.groups > 4) and not pytestconfig.getoption("--matrix"):
         pytest.skip("takes up to a minute: run with --matrix")
     assert explore(launch).fault is None
 

@@ -8,8 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tridal.devices.lock import LOCK
+from tridal.runtime.compiler import import_triton
+from tridal.runtime.interpreter_mode import interpreted, interpreting
 
 pytest.importorskip("triton")
+triton = import_triton()
+tl = triton.language
+from triton.runtime import interpreter  # noqa: E402
 
 PREAMBLE = """
 import torch, tridal
@@ -48,3 +56,27 @@ def test_compiling_raises_if_triton_was_imported_for_the_interpreter(tmp_path: P
     assert result.returncode != 0
     assert "unset the variable" in result.stderr
     assert result.stdout == "interpreted\n", "the interpreter works with a library that Triton decorated for it"
+
+
+@triton.jit
+def _masked_by_a_scalar(out, flag, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    tl.store(out + index, tl.load(out + index, mask=(index < 3) & (flag == 0), other=7), mask=(flag == 0) & (index > 0))
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_comparison_of_scalars_is_part_of_a_mask(flag: int) -> None:
+    """Triton 3.9's interpreter raises an error without `interpreting`."""
+    out = torch.tensor([1, 2, 3, 4])
+    kernel = interpreted(_masked_by_a_scalar)
+    with LOCK, interpreting(triton):
+        kernel[(1,)](out, flag, 4)
+    assert out.tolist() == ([1, 2, 3, 7] if flag == 0 else [1, 2, 3, 4])
+
+
+def test_interpreting_restores_the_builder() -> None:
+    builder = type(interpreter.interpreter_builder)
+    before = dict(vars(builder))
+    with LOCK, interpreting(triton):
+        assert dict(vars(builder)) != before
+    assert dict(vars(builder)) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -68,3 +69,45 @@ def test_outputs_and_gradients_are_the_same_under_override(
         "log_softmax": 1, "log_softmax_backward": 1, "softmax": 2, "softmax_backward": 2,
     }  # fmt: skip
     assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def mixtral() -> Any:
+    config = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4, attn_implementation="sdpa")
+    return transformers.MixtralForCausalLM(config)
+
+
+def llama_with_sdpa() -> Any:
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL, num_key_value_heads=2, attn_implementation="sdpa")
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(llama_with_sdpa, {"log_softmax": 1}), (mixtral, {"softmax": 2, "log_softmax": 1})],
+    ids=["llama", "mixtral"],
+)
+def test_override_reaches_routers_and_losses_but_no_fused_attention(
+    device: torch.device, make: Callable[[], Any], expected: dict[str, int]
+) -> None:
+    model = make().to(device)
+    tokens = torch.randint(0, 97, (2, 11), device=device)
+    with tridal.override_torch(), tridal.record_calls() as calls:
+        model(input_ids=tokens, labels=tokens)
+    assert collections.Counter(call.op for call in calls) == expected
+    assert {call.backend for call in calls} != {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, {}), ({"do_sample": True}, {"softmax": 2}), ({"num_beams": 2}, {"log_softmax": 2})],
+    ids=["greedy", "sampling", "beams"],
+)
+def test_override_reaches_sampling_and_beam_search(
+    device: torch.device, options: dict[str, Any], expected: dict[str, int]
+) -> None:
+    model = llama_with_sdpa().to(device).eval()
+    tokens = torch.randint(0, 97, (1, 4), device=device)
+    with tridal.override_torch(), tridal.record_calls() as calls:
+        model.generate(tokens, max_new_tokens=2, pad_token_id=0, eos_token_id=96, **options)
+    assert collections.Counter(call.op for call in calls) == expected

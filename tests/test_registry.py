@@ -53,7 +53,10 @@ def test_unavailable_backend_gives_reason_and_install_command():
     for attempt in (registry.available, registry.resolve):
         with pytest.raises(DeviceUnavailableError) as raised:
             attempt("fake")
-        assert str(raised.value) == "'fake' is not available here: no driver. To get it: pip install fake"
+        assert str(raised.value) == (
+            "'fake' is not available here: no driver. To get it: pip install fake. "
+            "To use the first available device: 'auto'"
+        )
 
 
 @pytest.mark.usefixtures("no_plugins")
@@ -69,6 +72,31 @@ def test_backend_that_raises_in_unavailable_is_unavailable():
         registry.available("fake")
     assert registry.serving("faketype") is None
     assert registry.resolve("auto") == (None, "cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "GPU", "accelerator"])
+def test_word_for_any_accelerator_suggests_every_accelerator(name):
+    registry.register(FakeBackend())
+    registry.register(FakeBackend("slow", interpreted=True))
+    accelerators = [b.name for b in registry.loaded() if b.device_type != "cpu" and not b.interpreted]
+    assert "fake" in accelerators
+    with pytest.raises(UnknownDeviceError) as raised:
+        registry.resolve(name)
+    assert f"; did you mean {' or '.join(map(repr, accelerators))}?" in str(raised.value)
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_architecture_as_device_suggests_its_backend():
+    class Failing(FakeBackend):
+        def architectures(self):
+            raise OSError("driver is odd")
+
+    registry.register(Failing("broken"))
+    registry.register(FakeBackend())
+    with pytest.raises(
+        UnknownDeviceError, match="no device is called 'FAKE1'; it is an architecture of the device 'fake'"
+    ):
+        registry.resolve("FAKE1")
 
 
 # -- registration in code
@@ -225,7 +253,7 @@ def test_index_out_of_range_gives_the_number_of_devices(count, expected):
         assert f"{name!r} is not here: backend 'fake' has {expected}" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["", " ", "cpu:", "cpu:-1", "cpu:x", ":1", "c p u", "cpu\n"])
+@pytest.mark.parametrize("name", ["", " ", "cpu:", "cpu:-1", "cpu:x", ":1", "c p u", "cpu\n", "auto:0"])
 def test_malformed_device_name_raises_unknown_device_error(name):
     with pytest.raises(UnknownDeviceError, match=r"is not a device: expected 'auto'"):
         registry.resolve(name)

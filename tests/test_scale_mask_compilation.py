@@ -55,6 +55,8 @@ def test_mask_is_loaded_in_vectors_if_it_is_aligned_like_the_scores(cols: int, d
     _, device = planning.target(arch="sm_90")
     assert device.target is not None
     config = KernelConfig("whole_row", rows=1, cols=1024, peel=cols % 16 != 0)
+    if config.peel and compiler.triton_version(compiler.import_triton()) < (3, 5):
+        pytest.skip("Triton 3.3 and older do not access peeled rows in vectors")
     elements = torch.ones(64 * cols + 1, dtype=torch.bool)
     masks = {
         "aligned": elements[:-1].view(64, cols),

@@ -199,6 +199,11 @@ def test_wrong_file_changes_no_setting_and_raises_again(folder):
 # -- use
 
 
+def test_use_takes_the_device_as_its_first_argument():
+    with use("cpu"):
+        assert current().device == "cpu"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

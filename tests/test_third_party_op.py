@@ -104,7 +104,7 @@ def test_conformance_cases_exist_and_pass_on_every_schedule_of_the_interpreter(s
     assert failed == []
     assert number > 350
     assert run > 30
-    assert set(plans) >= {"whole_row", "column_loop", "peel", "reload"}
+    assert set(plans) >= {"whole_row", "column_loop", "whole_row+peel", "whole_row+reload"}
 
 
 def test_plans_for_absent_devices(site_folder):

@@ -14,19 +14,22 @@ from tridal.devices.types import DeviceProperties
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-def _gpu(capability: int, name: str, cores: int, *limits: int | None) -> DeviceProperties:
+def _gpu(
+    capability: int, name: str, cores: int, *limits: int | None, aliases: tuple[str, ...] = ()
+) -> DeviceProperties:
     """Returns the properties of a GPU. `limits` are the fields of `DeviceProperties` from `registers` to `memory`."""
-    return DeviceProperties(name, f"sm_{capability}", cores, "SM", ("cuda", capability, 32), 32, *limits)
+    target = ("cuda", capability, 32)
+    return DeviceProperties(name, f"sm_{capability}", cores, "SM", target, 32, *limits, aliases=aliases)
 
 
 _GPUS = (
-    _gpu(90, "NVIDIA H100 SXM", 132, 65_536, 227 * _KIB, 2048, 32, 50 * _MIB, 80 * _GIB),
-    _gpu(75, "NVIDIA T4", 40, 65_536, 64 * _KIB, 1024, 16, 4 * _MIB, 16 * _GIB),
-    _gpu(80, "NVIDIA A100 SXM", 108, 65_536, 163 * _KIB, 2048, 32, 40 * _MIB, 80 * _GIB),
-    _gpu(86, "NVIDIA A10", 72, 65_536, 99 * _KIB, 1536, 16, 6 * _MIB, 24 * _GIB),
-    _gpu(89, "NVIDIA L4", 58, 65_536, 99 * _KIB, 1536, 24, 48 * _MIB, 24 * _GIB),
-    _gpu(100, "NVIDIA B200", 148, 65_536, 227 * _KIB, 2048, 32, 126 * _MIB, 180 * _GIB),
-    _gpu(120, "NVIDIA GeForce RTX 5090", 170, 65_536, 99 * _KIB, 1536, 32, 96 * _MIB, 32 * _GIB),
+    _gpu(90, "NVIDIA H100 SXM", 132, 65_536, 227 * _KIB, 2048, 32, 50 * _MIB, 80 * _GIB, aliases=("h100", "h200")),
+    _gpu(75, "NVIDIA T4", 40, 65_536, 64 * _KIB, 1024, 16, 4 * _MIB, 16 * _GIB, aliases=("t4",)),
+    _gpu(80, "NVIDIA A100 SXM", 108, 65_536, 163 * _KIB, 2048, 32, 40 * _MIB, 80 * _GIB, aliases=("a100",)),
+    _gpu(86, "NVIDIA A10", 72, 65_536, 99 * _KIB, 1536, 16, 6 * _MIB, 24 * _GIB, aliases=("a10",)),
+    _gpu(89, "NVIDIA L4", 58, 65_536, 99 * _KIB, 1536, 24, 48 * _MIB, 24 * _GIB, aliases=("l4",)),
+    _gpu(100, "NVIDIA B200", 148, 65_536, 227 * _KIB, 2048, 32, 126 * _MIB, 180 * _GIB, aliases=("b200",)),
+    _gpu(120, "NVIDIA GeForce RTX 5090", 170, 65_536, 99 * _KIB, 1536, 32, 96 * _MIB, 32 * _GIB, aliases=("rtx5090",)),
 )
 
 ARCHITECTURES: Mapping[str, DeviceProperties] = {gpu.arch: gpu for gpu in _GPUS}

@@ -126,12 +126,15 @@ class GpuProblem(Problem):
         more_warps = replace(config, num_warps=2 * config.num_warps)
         if max_registers_for(1, more_warps, self.device) >= tuning.MAX_REGISTERS:
             return more_warps
-        if config.schedule == "whole_row":
-            return replace(config, rows=config.rows // 2) if config.rows > 1 else None
         cols = config.cols // 2
-        blocks = cdiv(self.cols, cols) if config.schedule == "cooperative" else 1
-        too_many = blocks > tuning.ROW_PROGRAMS_PER_CORE * self.device.cores
-        return None if too_many else replace(config, cols=cols, programs_per_row=blocks)
+        if config.schedule == "column_loop":
+            return replace(config, cols=cols)
+        # With a block per multiprocessor at most, all programs of a row are resident.
+        blocks = cdiv(self.cols, cols)
+        if config.schedule == "cooperative" and (config.rows == 1 or blocks <= self.device.cores):
+            too_many = blocks > tuning.ROW_PROGRAMS_PER_CORE * self.device.cores
+            return None if too_many else replace(config, cols=cols, programs_per_row=blocks)
+        return replace(config, rows=config.rows // 2) if config.rows > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

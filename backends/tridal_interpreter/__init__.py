@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from tridal.devices.types import BackendBase, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem
@@ -38,9 +41,17 @@ class Interpreter(BackendBase):
     }
 
     def unavailable(self) -> str | None:
-        """Returns which packages are missing, or None if none is missing."""
+        """Returns which packages are missing or do not work together, or None."""
         missing = [name for name in ("triton", "numpy") if importlib.util.find_spec(name) is None]
-        return f"not installed: {', '.join(missing)}" if missing else None
+        if missing:
+            return f"not installed: {', '.join(missing)}"
+        triton, numpy = _triton_version(), metadata.version("numpy")
+        if triton is not None and _minor(triton) < (3, 7) and _minor(numpy) >= (2, 4):
+            return (
+                f"the interpreter of Triton {triton} does not work with NumPy {numpy}: "
+                "run pip install 'numpy<2.4', or use Triton 3.7 or newer"
+            )
+        return None
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
@@ -54,6 +65,19 @@ class Interpreter(BackendBase):
             f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
         )
         return LaunchPlan(config, programs, reason)
+
+
+def _triton_version() -> str | None:
+    """Returns the version of Triton without importing it. Several distributions provide it under different names."""
+    spec = importlib.util.find_spec("triton")
+    source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
+    found = re.search(r"""^__version__ = ['"](\d+\.\d+[^'"]*)""", source, re.MULTILINE)
+    return found and found[1]
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    """Returns (major, minor)."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def _next_power_of_2(value: int) -> int:

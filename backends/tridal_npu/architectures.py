@@ -25,8 +25,9 @@ def npu_properties(arch: str, name: str, cores: int, memory: int, l2_cache: int 
     """Returns the properties of an NPU with `cores` vector cores. `name` is the driver's name. Sizes are in bytes."""
     target, unified_buffer = ("npu", name, 0), unified_buffer_of(name)
     return DeviceProperties(
-        name, arch, cores, "vector core", target, shared_memory=unified_buffer, l2_cache=l2_cache, memory=memory
-    )
+        name, arch, cores, "vector core", target, shared_memory=unified_buffer, l2_cache=l2_cache, memory=memory,
+        aliases=(arch.removeprefix("ascend"),),
+    )  # fmt: skip
 
 
 _NPUS = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os as _os
+import sys as _sys
+
 from tridal import errors, registry, settings, types
 from tridal.devices.settings import use
 
@@ -12,16 +15,20 @@ except Exception as error:  # a broken torch may raise any exception; `tridal do
     _torch_error = error
 else:
     from tridal.ops.planning import plan
-    from tridal.pytorch import nn
+    from tridal.pytorch import call_records, nn
+    from tridal.pytorch.call_records import record_calls
     from tridal.pytorch.devices import backends, device
     from tridal.pytorch.functions import log_softmax, row_function, softmax
     from tridal.pytorch.override import override_torch, start_from_environment
 
-    start_from_environment()
+    # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
+    if _os.path.basename((_sys.argv or [""])[0]) != "tridal" and "tridal.run" not in _sys.orig_argv:
+        start_from_environment()
+        call_records.start_from_environment()
 
 __all__ = [
-    "backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "registry", "row_function",
-    "settings", "softmax", "types", "use",
+    "backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "record_calls", "registry",
+    "row_function", "settings", "softmax", "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
@@ -13,11 +13,36 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """
     spelling = {name.lower(): name for name in sorted(known)}
     near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=cutoff)
-    return f"; did you mean {' or '.join(repr(spelling[name]) for name in near)}?" if near else ""
+    return did_you_mean([spelling[name] for name in near])
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Returns a suggestion for an error message, or "" if there are no names."""
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 class TridalError(Exception):
-    """Base class of all errors that tridal defines."""
+    """Base class of all errors that tridal defines.
+
+    Keyword arguments of the constructor are arguments that avoid the error, such as `device="auto"`. The message ends
+    with them: as arguments of a Python function, or as options of a command.
+    """
+
+    def __init__(self, message: str = "", **fixes: str) -> None:
+        super().__init__(message)
+        self.fixes = fixes
+
+    def __str__(self) -> str:
+        """Returns the message for Python code."""
+        return self._with_fixes("{}={!r}")
+
+    def for_commands(self) -> str:
+        """Returns the message for the command line."""
+        return self._with_fixes("--{} {}")
+
+    def _with_fixes(self, template: str) -> str:
+        fixes = " or ".join(template.format(name, value) for name, value in self.fixes.items())
+        return f"{self.args[0]}{fixes and f'; use {fixes}'}"
 
 
 class DTypeError(TridalError, NotImplementedError, TypeError):

@@ -1,4 +1,4 @@
-"""Tables of results: which providers were measured, their shares of copy, missed aims, and a whole run as Markdown."""
+"""Tables of results: rates with their spread, shares of copy, missed aims, and a whole run as Markdown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tridal.benchmarks.measuring import HOST_NOISE, MAX_SHARE
 from tridal.benchmarks.providers import COPY, OURS
 from tridal.benchmarks.results import Row, Rows, distinct, select
+from tridal.benchmarks.timing import noise_limit
 from tridal.benchmarks.workloads import SHAPE_CLASSES
 from tridal.devices.registry import HOST
 
-_NOISE = 0.02  # medians with a smaller relative difference count as equal
+_EQUAL = 0.02  # medians with a smaller relative difference count as equal
+_NOISY = {"share_of_copy": "share_noisy"}
+UNRELIABLE = "~"
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]
 """The headings and the lines of a table."""
@@ -26,27 +30,35 @@ def providers(rows: Rows, skipped: bool = True) -> list[str]:
     return sorted(names, key=lambda name: name not in measured)
 
 
+def has_shares(rows: Rows) -> bool:
+    """Returns whether the rows have shares of copy. Those of a CPU have none."""
+    return any(row["share_of_copy"] for row in rows)
+
+
 def shares(rows: Rows, **wanted: Any) -> list[float]:
-    """Returns the shares of copy of the rows with the wanted values. Skipped measurements have no share."""
-    return [row["share_of_copy"] for row in select(rows, **wanted) if row["share_of_copy"]]
+    """Returns the shares of copy of the rows with the wanted values, without skipped ones and impossible shares."""
+    found = [row["share_of_copy"] for row in select(rows, **wanted)]
+    return [share for share in found if share and share <= MAX_SHARE]
 
 
-def shortfalls(rows: Rows) -> Iterator[str]:
+def shortfalls(rows: Rows, aims: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Yields a line for each aim of the suite that tridal misses: a share of copy, or the speed of the fastest peer."""
     for row in select(rows, provider=OURS):
         shape_class, share = SHAPE_CLASSES.get(row["group"]), row["share_of_copy"]
         if shape_class is None or share is None:
             continue
-        result = f"{row['group']}: {row['shape']} {row['dtype']} {row['direction']}: {share:.2f} of copy"
-        aim = shape_class.aims.get(row["direction"], 0)
+        result = (
+            f"{row['group']}: {row['shape']} {row['dtype']} {row['direction']}: {_cell(row, 'share_of_copy')} of copy"
+        )
+        aim = aims.get(row["group"], {}).get(row["direction"], 0)
         if share < aim:
             yield f"{result}, the aim is {aim:.2f}"
         if shape_class.beats_peers:
             workload = {key: row[key] for key in ("op", "group", "dtype", "direction", "shape")}
             peers = [peer for peer in select(rows, **workload) if peer["ms"] and peer["provider"] not in (OURS, COPY)]
             fastest = min(peers, key=lambda peer: float(peer["ms"]), default=row)
-            if row["ms"] > fastest["ms"] * (1 + _NOISE):
-                yield f"{result}, {fastest['provider']} is {fastest['share_of_copy']:.2f}"
+            if row["ms"] > fastest["ms"] * (1 + _EQUAL):
+                yield f"{result}, {fastest['provider']} is {_cell(fastest, 'share_of_copy')}"
 
 
 def blocks(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
@@ -61,31 +73,54 @@ def blocks(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
 
 def shape_table(rows: Rows, names: Sequence[str], column: str) -> Table:
     """Returns a line per shape with a column's value for each named provider, or "-" if it was skipped."""
-    cells = {(row["shape"], row["provider"]): number(row[column], column) for row in rows}
+    cells = {(row["shape"], row["provider"]): _cell(row, column) for row in rows}
     lines = [[shape, *[cells.get((shape, name), "-") for name in names]] for shape in distinct(rows, "shape")]
     return ["shape", *names], lines
 
 
 def class_table(rows: Rows, names: Sequence[str]) -> Table:
-    """Returns a line per shape class, dtype and direction with each named provider's mean share of copy."""
-    lines = []
-    for _, chosen in blocks(rows):
-        means = [mean_share(shares(chosen, provider=name)) for name in names]
-        cells = [number(mean, "share_of_copy") for mean in means]
-        lines.append([chosen[0]["group"], chosen[0]["dtype"], chosen[0]["direction"], *cells])
+    """Returns a line per shape class, dtype and direction with each named provider's mean share of copy or rate."""
+    column, lines = "share_of_copy" if has_shares(rows) else "gbps", []
+    for _, block in blocks(rows):
+        cells = []
+        for chosen in (select(block, provider=name) for name in names):
+            mean = geometric_mean(shares(chosen) if column == "share_of_copy" else [row[column] for row in chosen])
+            cells.append(_mark(chosen, column) + number(mean, column))
+        lines.append([block[0]["group"], block[0]["dtype"], block[0]["direction"], *cells])
     return ["class", "dtype", "direction", *names], lines
 
 
-def mean_share(shares: Sequence[float]) -> float | None:
-    """Returns the geometric mean of the shares, or None if there are no shares."""
-    return statistics.geometric_mean(shares) if shares else None
+def geometric_mean(values: Sequence[float | None]) -> float | None:
+    """Returns the geometric mean of the values that are not None, or None if there are none."""
+    found = [value for value in values if value is not None]
+    return statistics.geometric_mean(found) if found else None
 
 
 def host_table(rows: Rows) -> Table:
     """Returns a line per provider with the host times without and with gradient."""
-    cells = {(row["provider"], row["grad"]): number(row["us"], "us") for row in rows}
+    cells = {(row["provider"], row["grad"]): _cell(row, "us") for row in rows}
     lines = [[name, *[cells.get((name, grad), "-") for grad in (False, True)]] for name in distinct(rows, "provider")]
     return ["provider", "no grad", "grad"], lines
+
+
+def _cell(row: Row, column: str) -> str:
+    """Formats a value with its 20% and 80% quantiles. A share has no quantiles."""
+    text = _mark([row], column) + number(row[column], column)
+    if row[column] is None or column == "share_of_copy":
+        return text
+    low, high = quantiles(row, column)
+    return f"{text} ({number(low, column)}-{number(high, column)})"
+
+
+def _mark(rows: Rows, column: str) -> str:
+    return UNRELIABLE if any(row[_NOISY.get(column, "noisy")] for row in rows) else ""
+
+
+def quantiles(row: Row, column: str) -> tuple[float, float]:
+    """Returns the 20% and 80% quantile of a time, or of the rate or share that follows from it."""
+    if column in ("ms", "us"):
+        return row[f"{column}_20"], row[f"{column}_80"]
+    return row[column] * row["ms"] / row["ms_80"], row[column] * row["ms"] / row["ms_20"]
 
 
 def number(value: float | None, column: str) -> str:
@@ -103,10 +138,28 @@ def skip_reasons(rows: Rows) -> list[tuple[str, str, int]]:
 
 def describe_conditions(machine: Mapping[str, Any]) -> str:
     """Describes the measurement conditions of a run. `machine` is the entry "machine" of `results.document`."""
-    if machine["device"].partition(":")[0] != HOST:
+    if not is_cpu(machine):
         return "useful traffic, L2 flushed between calls"
+    if machine["interpreted"]:
+        return "a CPU; Triton's interpreter checks results and is slow, so shares of copy and aims are left out"
     computes = f"backend {machine['backend']!r}" if machine["backend"] else "torch"
-    return f"a CPU, where {computes} computes tridal's tensors; do not compare these figures with a GPU's"
+    return f"a CPU, where {computes} computes tridal's tensors; shares of copy and aims are left out"
+
+
+def is_cpu(machine: Mapping[str, Any]) -> bool:
+    """Returns whether a run measured a CPU."""
+    return bool(machine["device"].partition(":")[0] == HOST)
+
+
+def describe_noise(document: Mapping[str, Any]) -> str:
+    """Explains the mark of unreliable values, or returns "" if the run has none."""
+    rows, limit = document["measurements"], noise_limit(not is_cpu(document["machine"]))
+    if not any(row["noisy"] or row["share_noisy"] for row in rows):
+        if not any(row["noisy"] for row in document["host"]):
+            return ""
+        limit = HOST_NOISE
+    text = f"{UNRELIABLE} is unreliable: the 20% and 80% quantiles are further apart than {limit}"
+    return text + (f", or the share is greater than {MAX_SHARE}" if has_shares(rows) else "")
 
 
 def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
@@ -115,18 +168,23 @@ def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
     names, versions = providers(rows), document["providers"]
     lines = ["# Benchmark results", ""]
     lines += [f"{machine['name']} (`{machine['device']}`), {describe_conditions(machine)}", ""]
-    lines += [f"- command: `{document['command']}`", f"- finished: {document['finished']}"]
+    lines += [f"- command: `{document['command']}`"]
+    lines += [f"- date: {document['date']}" + (", interrupted" if document["interrupted"] else "")]
     lines += [f"- {key} {machine[key]}" for key in ("python", "torch", "triton", "tridal")]
     lines += [f"- {name} {version}" for name, version in versions.items() if version and name not in machine]
-    lines += ["", *[f"![{picture.stem}]({picture.name})" for picture in pictures], ""]
+    lines += ["", "Rates and times are medians, with the 20% and 80% quantiles in brackets.", ""]
+    if noise := describe_noise(document):
+        lines += [noise + ".", ""]
+    lines += [*[f"![{picture.stem}]({picture.name})" for picture in pictures], ""]
     for title, chosen in blocks(rows):
-        lines += [f"## {title}, share of copy", "", *_format(shape_table(chosen, names, "share_of_copy")), ""]
+        if has_shares(chosen):
+            lines += [f"## {title}, share of copy", "", *_format(shape_table(chosen, names, "share_of_copy")), ""]
         lines += [f"## {title}, GB/s of useful traffic", "", *_format(shape_table(chosen, [COPY, *names], "gbps")), ""]
     if document["host"]:
         lines += ["## Host time of a call on 8x128, microseconds", "", *_format(host_table(document["host"])), ""]
-    if missed := [f"- {shortfall}" for shortfall in shortfalls(rows)]:
+    if missed := [f"- {shortfall}" for shortfall in shortfalls(rows, document["aims"])]:
         lines += ["## Below the aim", "", *missed, ""]
-    if skipped := [f"- {name} ({count}): {why}" for name, why, count in skip_reasons(rows)]:
+    if skipped := [f"- {name} ({count}): {why}" for name, why, count in skip_reasons([*rows, *document["host"]])]:
         lines += ["## Left out", "", *skipped, ""]
     return "\n".join(lines)
 

@@ -6,15 +6,19 @@ import csv
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
 import tridal
+from tridal.benchmarks.op_benchmarks import OpBenchmark
 from tridal.benchmarks.providers import Provider
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
@@ -23,23 +27,25 @@ Row: TypeAlias = dict[str, Any]
 """A measurement: values by the column names of results.csv or host.csv."""
 Rows: TypeAlias = Sequence[Row]
 
-_FORMAT = "tridal benchmark 1"
-_EXPECTED = "expected the results.json of a run of `tridal bench`"
-_PARTIAL = "results.partial.json"
+_FORMAT = "tridal benchmark 2"
+_EXPECTED = f"expected the results.json of a run of `tridal bench` ({_FORMAT!r})"
+_RESULTS, _PARTIAL = "results.json", "results.partial.json"
+_WRITTEN = ("results.*", "host.*", "overview.png", "grid-*.png", "suite-*.png")  # patterns of all files of a run
 
 
 class ResultsError(TridalError, ValueError):
-    """The error for a file that does not contain benchmark results."""
+    """The error for a file without benchmark results, or for a folder to which they cannot be written."""
 
 
 def document(
-    device: torch.device, backend: Backend | None, providers: Sequence[Provider], host: Rows, measurements: Rows
+    device: torch.device, backend: Backend | None, providers: Sequence[Provider], op: str, entry: OpBenchmark
 ) -> dict[str, Any]:
-    """Returns the content of results.json: the measurements of a run, its machine and its providers."""
+    """Returns the content of results.json before the first measurement: the op, the machine and the providers."""
     machine = {
         "device": str(device),
         "name": backend.properties(device.index or 0).name if backend else f"{platform.machine()} processor",
         "backend": backend.name if backend else None,
+        "interpreted": backend is not None and backend.interpreted,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": next((found.version for found in metadata.distributions(name="triton")), None),
@@ -47,29 +53,72 @@ def document(
     }
     return {
         "format": _FORMAT,
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "interrupted": False,
         "command": " ".join(["tridal", *sys.argv[1:]]),
         "machine": machine,
         "providers": {provider.name: provider.version for provider in providers},
-        "measurements": measurements,
-        "host": host,
+        "op": op,
+        "passes": entry.passes,
+        "aims": entry.aims,
+        "measurements": [],
+        "host": [],
     }
 
 
+def make_folder(folder: Path | None, op: str, overwrite: bool) -> Path:
+    """Creates the folder of a run, or a new one in bench-results/ if it is None. Checks that files can be written.
+
+    Raises:
+        ResultsError: the folder has results and `overwrite` is False, or files cannot be written to it.
+    """
+    if folder is None:
+        start = f"{datetime.now():%Y-%m-%d-%H%M%S}-{op}"
+        names = (start if number == 1 else f"{start}-{number}" for number in count(1))
+        folder = next(path for path in map(Path("bench-results").joinpath, names) if not path.exists())
+    with writing(folder, "name another folder with --output"):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if not overwrite and any((folder / name).exists() for name in (_RESULTS, _PARTIAL)):
+            raise ResultsError(f"{folder} has the results of another run; choose another --output, or add --overwrite")
+    return folder
+
+
+@contextmanager
+def writing(folder: Path, advice: str) -> Iterator[None]:
+    """Turns an OSError into a ResultsError with advice, because the reason is the folder, or its full disk."""
+    try:
+        yield
+    except OSError as error:
+        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror or error
+        raise ResultsError(f"cannot write to {folder}: {reason}; {advice}") from error
+
+
 def save_partial(document: Mapping[str, Any], folder: Path) -> None:
-    """Atomically writes the results so far to results.partial.json, which `save` deletes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{_PARTIAL}.new"
-    new.write_text(json.dumps(document) + "\n")
-    new.replace(folder / _PARTIAL)
+    """Writes the results so far to results.partial.json, which `save` deletes."""
+    with writing(folder, "the run continues, and writes its results at the end"):
+        _write(folder / _PARTIAL, json.dumps(document) + "\n")
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes a file atomically. If the disk is full, the former content is kept."""
+    new = file.with_name(f"{file.name}.new")
+    try:
+        new.write_text(text)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes results.json, and results.csv and host.csv if they have rows. Returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "results.json"]
-    written[0].write_text(json.dumps(document, indent=1) + "\n")
-    (folder / _PARTIAL).unlink(missing_ok=True)
+    """Writes results.json, and results.csv and host.csv if they have rows. Returns the files.
+
+    Deletes all other files of a former run in this folder.
+    """
+    written = [folder / _RESULTS]
+    _write(written[0], json.dumps(document, indent=1) + "\n")
+    for former in {file for pattern in _WRITTEN for file in folder.glob(pattern)} - set(written):
+        former.unlink()
     for name, rows in (("results.csv", document["measurements"]), ("host.csv", document["host"])):
         if rows:
             written.append(folder / name)
@@ -89,7 +138,7 @@ def load(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ResultsError(f"{file}: not JSON: {error}; {_EXPECTED}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise ResultsError(f"{file}: {_EXPECTED} ({_FORMAT!r})")
+        raise ResultsError(f"{file}: {_EXPECTED}")
     return document
 
 

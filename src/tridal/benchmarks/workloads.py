@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
@@ -33,14 +33,9 @@ class Workload:
         return self.shape[self.dim]
 
     @property
-    def copy_bytes(self) -> int:
-        """Memory traffic of `y.copy_(x)` on this shape: one read and one write."""
-        return 2 * math.prod(self.shape) * ITEMSIZE[self.dtype]
-
-    @property
-    def useful_bytes(self) -> int:
-        """Minimum memory traffic of the op: one read and one write in forward, two reads and one write in backward."""
-        return self.copy_bytes if self.direction == "forward" else self.copy_bytes // 2 * 3
+    def tensor_bytes(self) -> int:
+        """Size of the input. `y.copy_(x)` reads and writes as many bytes."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
     @property
     def label(self) -> str:
@@ -56,14 +51,13 @@ class ShapeClass:
     name: str
     title: str
     shapes: Shapes
-    aims: Mapping[str, float] = field(default_factory=dict)  # target share of `copy_`'s rate, by direction
     dim: int = -1
     slices: Shapes = ()  # shapes whose input is an unaligned slice of a wider tensor
     beats_peers: bool = False  # whether tridal also aims to be at least as fast as every other provider
 
 
 def grid(rows: int, cols: Iterable[int]) -> ShapeClass:
-    """Returns the shapes with this number of rows and each number of columns, as a class without aims."""
+    """Returns the shapes with this number of rows and each number of columns, as a class."""
     return ShapeClass("grid", "", tuple((rows, width) for width in cols))
 
 
@@ -74,40 +68,28 @@ def _matrices(elements: int, *widths: int) -> Shapes:
 
 _SUITE = (
     ShapeClass(
-        "rows", "rows that fit on chip, 64 Mi elements",
+        "rows", "rows that fit on chip",
         _matrices(64 * _MI, 32, 64, 128, 256, 512, 1024, 1152, 2048, 4096, 8192, 12_672, 16_384, 32_768),
-        {"forward": 0.97, "backward": 1.0},
     ),
+    ShapeClass("wide", "wide rows", _matrices(256 * _MI, 65_536, 131_072, 262_144, 524_288, 1_048_576)),
     ShapeClass(
-        "wide", "wide rows, 256 Mi elements", _matrices(256 * _MI, 65_536, 131_072, 262_144, 524_288, 1_048_576),
-        {"forward": 0.95, "backward": 1.0},
-    ),
-    ShapeClass(
-        "odd", "odd widths and slices, 128 Mi elements",
-        _matrices(128 * _MI, 100, 257, 781, 1001, 10_007, 50_257, 151_935),
-        {"forward": 0.92, "backward": 0.90}, slices=_matrices(128 * _MI, 1024, 4096),
+        "odd", "odd widths and slices", _matrices(128 * _MI, 100, 257, 781, 1001, 10_007, 50_257, 151_935),
+        slices=_matrices(128 * _MI, 1024, 4096),
     ),
     ShapeClass(
         "few", "few wide rows",
         ((1, 32_768), (1, 131_072), (1, 262_144), (8, 32_768), (8, 128_256),
          (32, 128_256), (128, 128_256), (512, 32_768)),
-        {"forward": 0.80, "backward": 0.85}, beats_peers=True,
+        beats_peers=True,
     ),
     ShapeClass(
-        "small", "small tensors", tuple((4096, width) for width in (256, 512, 781, 1024, 1536, 2048)),
-        {"backward": 1.0}, beats_peers=True,
+        "small", "small tensors", tuple((4096, width) for width in (256, 512, 781, 1024, 1536, 2048)), beats_peers=True
     ),
-    ShapeClass(
-        "inner", "over the middle dimension", ((64, 4096, 256), (256, 256, 1024), (32, 1000, 1001)),
-        {"forward": 0.85, "backward": 0.85}, dim=1,
-    ),
-    ShapeClass(
-        "outer", "over the first dimension", ((512, 512, 512), (4096, 16_384), (50_257, 512)),
-        {"forward": 0.85, "backward": 0.85}, dim=0,
-    ),
+    ShapeClass("inner", "over the middle dimension", ((64, 4096, 256), (256, 256, 1024), (32, 1000, 1001)), dim=1),
+    ShapeClass("outer", "over the first dimension", ((512, 512, 512), (4096, 16_384), (50_257, 512)), dim=0),
 )  # fmt: skip
 SHAPE_CLASSES: Mapping[str, ShapeClass] = {shape_class.name: shape_class for shape_class in _SUITE}
-"""The shape classes of the suite, by name. The shapes and aims of the suite are defined only here."""
+"""The shape classes of the suite, by name. The shapes of the suite are defined only here."""
 
 GRID, CPU_GRID = (4096, range(256, 12_672 + 1, 128)), (256, (256, 781, 1024))
 """Rows and columns of the default grid on an accelerator (the shapes of Triton's softmax tutorial) and on a CPU."""

@@ -6,7 +6,6 @@ Exit codes: 0 for success; 1 for a failure; 2 for wrong usage.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -14,23 +13,31 @@ from typer.core import TyperGroup
 
 from tridal import __version__
 from tridal.cli import bench, broken, check, config, doctor, plan
-from tridal.cli.op_option import CommandWithOps
+from tridal.cli.op_option import CommandWithOps, HelpWithoutType
+from tridal.cli.output import file_errors, print_error
 from tridal.errors import TridalError
 
 
-class _Group(TyperGroup):
-    """Prints a TridalError, or the failed import of torch, as one line on stderr and exits with 1."""
+class _Group(HelpWithoutType, TyperGroup):
+    """Prints expected errors as one sentence on stderr, and exits with 1."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a command. Prints help texts, which click does before `invoke`."""
+        with file_errors():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
+        """Runs a command."""
         try:
-            return super().invoke(ctx)
+            with file_errors():
+                return super().invoke(ctx)
         except TridalError as error:
-            print(f"tridal: {error}", file=sys.stderr)
+            print_error(error.for_commands())
             raise typer.Exit(1) from error
         except ImportError as error:
             if broken.torch_problem() is None:
                 raise
-            print(f"tridal: {error}; run `tridal doctor` for details", file=sys.stderr)
+            print_error(f"{error}; run `tridal doctor` for details")
             raise typer.Exit(1) from error
 
 
@@ -54,7 +61,10 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """A device abstraction layer for Triton kernels.

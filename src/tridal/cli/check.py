@@ -9,28 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tridal.cli.op_option import OPS, check_op
-from tridal.cli.output import FAIL, PASS, console, escape, print_json, progress_bar, table
+from tridal.cli.op_option import DEVICES, OPS, check_op
+from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, progress_bar, table
 from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
-    from tridal.testing import Implementation, Result, Worked
+    from tridal.testing import Implementation, PlanSearch, Result, Worked
 
 _MAX_SHOWN = 20  # largest number of failures of the conformance suite that are printed
 
 
 def check(
     device: Annotated[
-        str | None, typer.Option(help="The device to check. Default: the device chosen by the settings.")
+        str | None,
+        typer.Option(help=f"The device to check: {DEVICES}. Default: the device chosen by the settings."),
     ] = None,
     whole_suite: Annotated[bool, typer.Option("--all", help="Run the conformance suite of all ops too.")] = False,
     op: Annotated[
         list[str] | None,
         typer.Option(help=f"Run the conformance suite of this op only. May be repeated. The ops: {OPS}."),
     ] = None,
+    max_compiled: Annotated[
+        int, typer.Option(help="Stop the suite's search for changes of plans after this number of compiled kernels.")
+    ] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the kernels on a device, or in Triton's interpreter if there is no accelerator.
@@ -60,10 +64,12 @@ def check(
     report["plans"] = _make_plans(out)
     results = [*unit_test["results"], report["worked_example"]]
     if whole_suite or ops:
-        suite = _run_suite(backend, ops or None)
+        search, suite = _run_suite(backend, ops or None, max_compiled)
         _show_suite(out, suite)
+        _show_search(out, search)
         report["suite"] = [asdict(result) for result in suite]
-        results += report["suite"]
+        report["plan_search"] = {**asdict(search), "cases": len(search.cases)}
+        results += report["suite"] + [{"passed": False} for _ in search.not_reached]
     failed = sum(not result["passed"] for result in results)
     report["passed"] = failed == 0
     if as_json:
@@ -83,9 +89,11 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     """
     from tridal.pytorch.devices import TORCH_TYPES
 
-    requested = name or settings.current().device
-    why = f"--device {name}" if name else f"device {requested!r} (from {settings.current().sources['device']})"
-    backend, device = registry.resolve(requested, TORCH_TYPES)
+    chosen = settings.current()
+    why = f"--device {name}" if name else f"device {chosen.device!r} (from {chosen.sources['device']})"
+    backend, device = (
+        registry.resolve(name, TORCH_TYPES, "--device: ") if name else registry.resolve_chosen(chosen, TORCH_TYPES)
+    )
     device_type, _, index = device.partition(":")
     if backend is not None:
         return backend, int(index) if index else None, why
@@ -142,18 +150,21 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
     return plans
 
 
-def _run_suite(backend: Backend, ops: Sequence[str] | None) -> list[Result]:
+def _run_suite(backend: Backend, ops: Sequence[str] | None, max_compiled: int) -> tuple[PlanSearch, list[Result]]:
+    """Searches for changes of plans. Runs all cases of the suite, and the cases on both sides of each change."""
     from tridal import testing
 
-    cases = testing.cases(backend, ops)
     results = []
     with progress_bar("conformance") as progress:
-        task = progress.add_task("", total=len(cases))
+        task = progress.add_task("searching for changes of plans", total=None)
+        search = testing.search_plans(backend, ops, max_compiled)
+        cases = tuple(dict.fromkeys((*testing.cases(backend, ops), *search.cases)))
+        progress.update(task, total=len(cases))
         for case in cases:
             progress.update(task, description=case.name)
             results.append(testing.run_case(case, backend))
             progress.advance(task)
-    return results
+    return search, results
 
 
 def _show_unit_test(out: Console, unit_test: dict[str, Any]) -> None:
@@ -205,3 +216,21 @@ def _show_suite(out: Console, results: Sequence[Result]) -> None:
         out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
     if len(failures) > _MAX_SHOWN:
         out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
+
+
+def _show_search(out: Console, search: PlanSearch) -> None:
+    found = count(len(search.cases), "case")
+    out.print(f"{found} on both sides of the changes among {count(search.plans, 'plan')}", soft_wrap=True)
+    if search.skipped:
+        kinds = count(len(search.skipped), "kind")
+        out.print(
+            f"[dim]not searched, because plans compile kernels: {kinds} of calls, from {escape(search.skipped[0])}. "
+            "The option --max-compiled sets the limit[/]",
+            soft_wrap=True,
+        )
+    for name in search.not_reached:
+        out.print(
+            f"{FAIL} the backend lists {name!r} in `schedules`, but no plan uses it and the suite cannot use it: "
+            "remove it, or add what it needs",
+            soft_wrap=True,
+        )

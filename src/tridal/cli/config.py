@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +11,9 @@ import typer
 from rich.table import Table
 
 from tridal.cli.output import console, escape, print_json, table
-from tridal.devices import registry, settings
+from tridal.devices import registry, settings, settings_file
 from tridal.devices.settings import FIELDS, Settings
-from tridal.errors import SettingsError, UnknownDeviceError
+from tridal.errors import DeviceUnavailableError, SettingsError, TridalError
 
 
 def config(
@@ -29,26 +30,47 @@ def config(
         _check_file(check, as_json)
         return
     rows, file = _checked(settings.current()), settings.config_file()
+    ignored = [{"file": path, "reason": reason} for path, reason in settings_file.ignored()]
     if as_json:
-        print_json({"file": file, "settings": rows})
+        print_json({"file": file, "ignored": ignored, "settings": rows})
         return
     out = console()
     out.print(settings_table(rows))
     out.print("no settings file" if file is None else f"settings file: {escape(str(file))}", soft_wrap=True)
+    for item in ignored:
+        out.print(f"[yellow]ignored[/] {escape(str(item['file']))}: {escape(str(item['reason']))}", soft_wrap=True)
 
 
 def _check_file(file: Path, as_json: bool) -> None:
-    try:
-        rows = _checked(settings.read_file(file))
-    except (SettingsError, UnknownDeviceError) as error:
-        if not as_json:
-            raise
-        print_json({"file": file, "ok": False, "error": str(error)})
-        raise typer.Exit(1) from None
+    from tridal.pytorch.devices import TORCH_TYPES
+
+    errors: list[TridalError] = []
+    notes: list[str] = []
+    for found in settings.check_file(file):
+        try:
+            if isinstance(found, SettingsError):
+                raise found
+            registry.resolve_chosen(found, TORCH_TYPES)
+        except DeviceUnavailableError as error:  # no mistake, because the file may be for another machine
+            notes.append(str(error))
+        except TridalError as error:
+            errors.append(error)
+    messages = sorted(map(str, errors), key=lambda message: _line(message, file))
     if as_json:
-        print_json({"file": file, "ok": True, "settings": rows})
-    else:
-        print(f"{file}: ok")
+        rows = {} if errors else {"settings": effective(settings.read_file(file))}
+        print_json({"file": file, "ok": not errors, "errors": messages, "notes": notes, **rows})
+    if errors and as_json:
+        raise typer.Exit(1)
+    if errors:
+        raise errors[0] if len(errors) == 1 else SettingsError("\n".join(messages))
+    if not as_json:
+        print(f"{file}: ok", *(f"note: {note}" for note in notes), sep="\n")
+
+
+def _line(message: str, file: Path) -> int:
+    """Returns the line of the file that an error message names."""
+    found = re.match(rf"{re.escape(str(file))}:(\d+)", message)
+    return int(found[1]) if found else 0
 
 
 def _checked(chosen: Settings) -> dict[str, dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from typing import Annotated, Any
@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from tridal import __version__
-from tridal.cli import broken
+from tridal.cli import broken, tested_versions
 from tridal.cli.config import effective, settings_table
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
-from tridal.devices import registry, settings
+from tridal.devices import registry, setting_layers, settings, settings_file
+from tridal.devices.architectures import find_architectures
 from tridal.devices.entry_points import describe_error
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError, TridalError
@@ -47,24 +48,21 @@ def examine() -> dict[str, Any]:
             f"{' and '.join(tritons)} are installed together and overwrite each other's package 'triton'. "
             "Uninstall all of them, then install the one for your device"
         )
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        problems.append(
-            "TRITON_INTERPRET=1 is set, so Triton cannot compile kernels. "
-            "Unset it: tridal's interpreter backend does not need it"
-        )
     effective_settings = _settings(problems)
-    problems += registry.architectures()[1]
+    problems += find_architectures()[1]
     chosen_device = _chosen_device()  # first, so that the time of its plan is known
+    versions = {
+        "tridal": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": _version("torch"),
+        "triton": next(iter(tritons.values()), None),
+        "triton_distribution": next(iter(tritons), None),
+        "numpy": _version("numpy"),
+    }
     return {
-        "versions": {
-            "tridal": __version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "torch": _version("torch"),
-            "triton": next(iter(tritons.values()), None),
-            "triton_distribution": next(iter(tritons), None),
-            "numpy": _version("numpy"),
-        },
+        "versions": versions,
+        "warnings": tested_versions.warnings(versions),
         "problems": problems,
         "backends": [_backend(entry) for entry in registry.registered()],
         "ops": _ops(problems),
@@ -72,6 +70,7 @@ def examine() -> dict[str, Any]:
         "settings": effective_settings,
         "device": chosen_device,
         "fallbacks": _fallbacks(),
+        "notes": _notes(),
     }
 
 
@@ -90,6 +89,8 @@ def _version(distribution: str) -> str | None:
 
 def _settings(problems: list[str]) -> dict[str, Any]:
     try:
+        for name in setting_layers.FLAGS:
+            settings.flag(name)
         return {"file": settings.config_file(), "values": effective(settings.current())}
     except Exception as error:
         problems.append(f"the settings cannot be used: {error}")
@@ -154,8 +155,7 @@ def _chosen_device() -> dict[str, Any]:
         import tridal
         from tridal.pytorch.devices import TORCH_TYPES
 
-        registry.check(current, TORCH_TYPES)
-        backend, device = registry.resolve(current.device, TORCH_TYPES)
+        backend, device = registry.resolve_chosen(current, TORCH_TYPES)
         report |= {"device": device, "backend": None if backend is None else backend.name}
         result = tridal.softmax(torch.zeros(2, 3, device=device)).sum().item()
         if device != "meta" and abs(result - 2) > 1e-6:
@@ -191,13 +191,28 @@ def _fallbacks() -> list[str]:
     return lines
 
 
+def _notes() -> list[str]:
+    """Returns one line for each part of the user's environment that tridal ignores."""
+    lines = [f"the settings in {path} are ignored: {reason}" for path, reason in settings_file.ignored()]
+    name = setting_layers.TRITON_INTERPRET
+    with suppress(SettingsError):
+        source = settings.current().sources["device"]
+        if setting_layers.triton_layer() and source != setting_layers.ENVIRONMENT + name:
+            lines.append(
+                f"{name} is set, but {source} selects the device. Unset {name}: a program that imports triton "
+                "before tridal compiles its first kernel could not compile it"
+            )
+    return lines
+
+
 def _show(report: dict[str, Any]) -> None:
     out = console()
     versions = report["versions"]
     distribution = versions["triton_distribution"]
     triton = f"{versions['triton']} ({distribution})" if distribution else "not installed"
     facts = [(name, versions[name] or "not installed") for name in ("tridal", "python", "torch", "numpy")]
-    out.print(grid(*facts, ("triton", triton), ("platform", versions["platform"])))
+    facts += [("triton", triton), ("platform", versions["platform"]), ("tested with", tested_versions.as_text())]
+    out.print(grid(*facts))
 
     backends = table("backend", "available", "provided by", "devices, or why it is not available")
     for backend in report["backends"]:
@@ -216,8 +231,10 @@ def _show(report: dict[str, Any]) -> None:
     out.print(ops)
     out.print(settings_table(report["settings"]["values"]))
 
-    for fallback in report["fallbacks"]:
-        out.print(f"[yellow]note[/] {escape(fallback)}", soft_wrap=True)
+    for note in report["fallbacks"] + report["notes"]:
+        out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
+    for warning in report["warnings"]:
+        out.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
     for problem in report["problems"]:
         out.print(f"{FAIL} {escape(problem)}", soft_wrap=True)
     device = report["device"]

@@ -1,35 +1,107 @@
-"""The option `--op` of the commands. It accepts every registered op, including those of third parties."""
+"""Help texts that list the accepted values, and the option `--op`, which accepts every registered op."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from tridal.cli import broken
+from tridal.devices import registry
+from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import PlanError
 
-OPS, KERNELS = "<ops>", "<ops and gradients>"
-"""Placeholders in help texts. `OPS` stands for the names of all ops, `KERNELS` also for their gradients."""
+OPS, KERNELS, DEVICES, ARCHITECTURES, DTYPES = (
+    "<ops>",
+    "<ops and gradients>",
+    "<devices>",
+    "<architectures>",
+    "<dtypes>",
+)
+PROVIDERS, CLASSES = "<providers>", "<classes of shapes>"
+"""Placeholders in help texts. The help shows the accepted values instead. `KERNELS` are the ops and their gradients."""
 
 
-class CommandWithOps(TyperCommand):
-    """A command whose help text lists the ops. Other calls do not read the table of ops, because it imports torch."""
+def _needs_torch(values: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: ["unknown because torch cannot be imported"] if broken.torch_problem() is not None else values()
+
+
+def _ops() -> list[str]:
+    from tridal.ops import table
+
+    return list(table.ops())
+
+
+def _kernels() -> list[str]:
+    from tridal.ops import table
+
+    return list(table.kernels())
+
+
+def _architectures() -> list[str]:
+    from tridal.ops import planning
+
+    return planning.architecture_names()
+
+
+def _devices() -> list[str]:
+    return registry.device_names()
+
+
+def _dtypes() -> list[str]:
+    aliases = {name: [alias for alias, known in DTYPE_ALIASES.items() if known == name] for name in ITEMSIZE}
+    return [f"{name} ({', '.join(aliases[name])})" for name in ITEMSIZE]
+
+
+def _providers() -> list[str]:
+    from tridal.benchmarks.providers import PROVIDERS
+
+    return list(PROVIDERS)
+
+
+def _classes() -> list[str]:
+    from tridal.benchmarks.workloads import SHAPE_CLASSES
+
+    return list(SHAPE_CLASSES)
+
+
+_VALUES = {
+    OPS: _needs_torch(_ops),
+    KERNELS: _needs_torch(_kernels),
+    DEVICES: _devices,
+    ARCHITECTURES: _needs_torch(_architectures),
+    DTYPES: _dtypes,
+    PROVIDERS: _needs_torch(_providers),
+    CLASSES: _needs_torch(_classes),
+}
+
+
+class HelpWithoutType:
+    """A base of commands. The option `--help` takes no value, so the help text shows no type for it."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Returns the option `--help`."""
+        option = copy.copy(super().get_help_option(ctx))  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class CommandWithOps(HelpWithoutType, TyperCommand):
+    """A command whose help text lists values. Other calls do not look them up, because that imports torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help text. Replaces `OPS` and `KERNELS` by names."""
-        ops = kernels = "unknown because torch cannot be imported"
-        if broken.torch_problem() is None:
-            from tridal.ops import table
-
-            ops, kernels = ", ".join(table.ops()), ", ".join(table.kernels())
+        """Writes the help text. Replaces the placeholders by values, and shows no type for flags."""
         command = copy.copy(self)
         command.params = [copy.copy(parameter) for parameter in self.params]
         for option in command.params:
-            if isinstance(option, TyperOption) and option.help:
-                option.help = option.help.replace(OPS, ops).replace(KERNELS, kernels)
+            if isinstance(option, TyperOption):
+                for placeholder in filter((option.help or "").__contains__, _VALUES):
+                    option.help = (option.help or "").replace(placeholder, ", ".join(_VALUES[placeholder]()))
+                option.metavar = "" if option.is_flag else option.metavar
         super(CommandWithOps, command).format_help(ctx, formatter)
 
 

@@ -1,21 +1,65 @@
-"""Output helpers of the commands: JSON for scripts, tables and progress bars for users."""
+"""Output of the commands: JSON for scripts, tables and progress bars for users, and errors in one sentence."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from typing import Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 __all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "progress_bar", "size", "table"]
 
-_LOG_WIDTH = 140  # characters per line if the output goes to a file or a pipe
+_UNLIMITED = 1 << 16  # characters per line if the output goes to a file or a pipe, which nothing wraps
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
+
+
+class Console(RichConsole):
+    """A console that raises BrokenPipeError if the reader of a pipe has ended. Rich would exit without a message."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raises the error that is being handled."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def print_error(message: str) -> None:
+    """Prints a message on stderr, each line with the name of the program. Ignores a stderr that cannot be written."""
+    with suppress(OSError):
+        print(*(f"tridal: {line}" for line in message.splitlines()), sep="\n", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def file_errors() -> Iterator[None]:
+    """Ends the program with one sentence and exit code 1 if its output or a file cannot be written or read."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        what = "the output cannot be written" if error.filename is None else error.filename
+        print_error(f"{what}: {error.strerror or error}")
+        raise SystemExit(1) from None
+
+
+def _discard_output() -> None:
+    """Redirects stdout to the null device if it cannot be written, because Python flushes it again when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def print_json(data: Any) -> None:
@@ -35,7 +79,7 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout or stderr, without automatic highlighting."""
     result = Console(stderr=stderr, quiet=quiet, highlight=False)
     if not result.is_terminal and "COLUMNS" not in os.environ:
-        result.width = _LOG_WIDTH
+        result.width = _UNLIMITED
     return result
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tridal.cli.op_option import KERNELS
+from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS
 from tridal.cli.output import console, count, escape, grid, print_json, size
-from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
+from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, LaunchPlan
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -23,14 +23,16 @@ SCHEDULES = {
 def plan(
     rows: Annotated[int, typer.Argument(metavar="ROWS", help="Rows of the matrix.")],
     cols: Annotated[int, typer.Argument(metavar="COLS", help="Columns of the matrix.")],
-    dtype: Annotated[str, typer.Option(help="float32, float16, bfloat16 or float64.")] = "float32",
+    dtype: Annotated[str, typer.Option(help=f"One of {DTYPES}.")] = "float32",
     op: Annotated[str, typer.Option(help=f"An op or its gradient: {KERNELS}.")] = "softmax",
     dim: Annotated[int, typer.Option(help="-1 reduces each row, 0 reduces each column.")] = -1,
     device: Annotated[
-        str | None, typer.Option(help="Plan for this present device. Default: the device chosen by the settings.")
+        str | None,
+        typer.Option(help=f"Plan for this present device: {DEVICES}. Default: the device chosen by the settings."),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(help="Plan for this architecture. Its device need not be present.")
+        str | None,
+        typer.Option(help=f"Plan for this architecture. Its device need not be present. One of {ARCHITECTURES}."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -40,6 +42,7 @@ def plan(
     """
     from tridal.ops import planning
 
+    dtype = DTYPE_ALIASES.get(dtype, dtype)
     planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
         print_json({"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, **plan_as_dict(*planned)})

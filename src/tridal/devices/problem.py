@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tridal.devices.renamed import Renamed
@@ -13,6 +13,14 @@ Layout: TypeAlias = Literal["row", "inner", "strided"]
 
 ITEMSIZE: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element of each dtype that a kernel reads or writes."""
+
+DTYPE_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+    "bf16": "bfloat16",
+}
+"""Other names of dtypes that the commands and `tridal.plan` take."""
 
 ALIGNMENT = 16
 """Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
@@ -49,6 +57,19 @@ class DeviceProperties:
     """Bytes of the cache that all cores share."""
     memory: int | None = None
     """Bytes of the device's memory."""
+    aliases: tuple[str, ...] = field(default=(), kw_only=True)
+    """Other names that `tridal plan --arch` takes, such as products of this architecture with the same limits."""
+
+
+def find_architecture(name: str, known: Mapping[str, DeviceProperties]) -> str | None:
+    """Returns the key in `known` for the name or alias of an architecture. Ignores case and punctuation."""
+    wanted = _letters_and_digits(name)
+    names = ((key, alias) for key, device in known.items() for alias in (key, *device.aliases))
+    return next((key for key, alias in names if _letters_and_digits(alias) == wanted), None)
+
+
+def _letters_and_digits(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 @dataclass(frozen=True, slots=True)

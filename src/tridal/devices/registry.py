@@ -15,11 +15,20 @@ from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
-from tridal.devices.settings import Settings, current, describe_value, nearest_variable, parse_device, variable
-from tridal.devices.types import Backend, DeviceProperties
-from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, TridalError, UnknownDeviceError, nearest
+from tridal.devices.settings import Settings, convert, current, describe_value, nearest_variable, parse_device, variable
+from tridal.devices.types import Backend, find_architecture
+from tridal.errors import (
+    DeviceUnavailableError,
+    PluginError,
+    SettingsError,
+    UnknownDeviceError,
+    did_you_mean,
+    nearest,
+)
 
 IN_CODE = "registered in code"
+_ANY_ACCELERATOR = ("gpu", "gpus", "accelerator")
+"""Words that stand for an accelerator of any kind. The error for them suggests all accelerators."""
 
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
@@ -61,11 +70,17 @@ def get(name: str) -> CheckedBackend:
     return entry.backend
 
 
-def available(name: str) -> CheckedBackend:
-    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises."""
+def available(name: str, source: str = "") -> CheckedBackend:
+    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises.
+
+    The message of the error starts with `source`.
+    """
     backend = get(name)
     if (reason := unavailable(backend)) is not None:
-        raise DeviceUnavailableError(f"{name!r} is not available here: {reason}. To get it: {backend.install}")
+        raise DeviceUnavailableError(
+            f"{source}{name!r} is not available here: {reason}. To get it: {backend.install}. "
+            f"To use the first available device: {AUTO!r}"
+        )
     return backend
 
 
@@ -80,6 +95,7 @@ def options(backend: Backend, settings: Settings) -> dict[str, Any]:
     Raises SettingsError if the settings have an unknown option or a wrong value.
     """
     given = settings.backends.get(backend.name, {})
+    values = {key: option.default for key, option in backend.options.items()}
     for key, value in given.items():
         dotted_key = f"backends.{backend.name}.{key}"
         location = f"{settings.sources[dotted_key]}: {dotted_key}"
@@ -87,9 +103,10 @@ def options(backend: Backend, settings: Settings) -> dict[str, Any]:
             known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
             near = nearest(key, backend.options)
             raise SettingsError(f"{location}: backend {backend.name!r} has no such option{near} ({known})")
-        if not plugins.accepts(backend.options[key], value):
+        values[key] = convert(backend.options[key], value)
+        if not plugins.accepts(backend.options[key], values[key]):
             raise SettingsError(f"{location}: expected {backend.options[key].expected}, found {describe_value(value)}")
-    return {key: given.get(key, option.default) for key, option in backend.options.items()}
+    return values
 
 
 def serving(
@@ -124,16 +141,22 @@ def _choose(device_type: str, settings: Settings, known_types: Container[str]) -
     if name != device_type:
         check_device(settings, known_types)
     is_named = _find(name) is not None and get(name).device_type == device_type
-    return available(name) if is_named else _first_candidate(device_type)
+    return available(name, _location(settings)) if is_named else _first_candidate(device_type)
 
 
-def resolve(name: str, known_types: Container[str] = ()) -> tuple[CheckedBackend | None, str]:
+def resolve_chosen(settings: Settings, known_types: Container[str] = ()) -> tuple[CheckedBackend | None, str]:
+    """Resolves the device in the settings, as `resolve` does. The errors give the source of the setting."""
+    check(settings, known_types)
+    return resolve(settings.device, known_types, _location(settings))
+
+
+def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tuple[CheckedBackend | None, str]:
     """Resolves a device name to a backend and a torch device string such as "npu:1".
 
     The name is "auto", a backend's name or a device type; the last two may have an index. "auto" is the first available
     accelerator, or the CPU if there is none. The backend is None if no backend serves the device type.
 
-    Raises:
+    Raises (the messages start with `source`):
         UnknownDeviceError: the name is not one of these, and not in `known_types`, the types that torch knows.
         DeviceUnavailableError: the backend is not available, or it has no device with this index.
         PluginError: the backend's plugin is broken.
@@ -143,17 +166,17 @@ def resolve(name: str, known_types: Container[str] = ()) -> tuple[CheckedBackend
         backend = next(_candidates(), None)
         kind = HOST if backend is None else backend.device_type
     elif _find(kind) is not None:
-        backend = available(kind)
+        backend = available(kind, source)
         kind = backend.device_type
     elif _is_device_type(kind, known_types):
         backend = _first_candidate(kind)
     else:
-        raise _unknown_device(kind)
+        raise _unknown_device(kind, source)
     if index is None:
         return backend, kind
     if backend is not None and index >= (count := backend.device_count()):
         present = f"{count} device{'s' * (count != 1)}, counted from 0"
-        raise DeviceUnavailableError(f"{name!r} is not here: backend {backend.name!r} has {present}")
+        raise DeviceUnavailableError(f"{source}{name!r} is not here: backend {backend.name!r} has {present}")
     return backend, f"{kind}:{index}"
 
 
@@ -179,6 +202,7 @@ def unregister(name: str) -> None:
         if name not in in_code:
             raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
         _replace_entries(entry for entry in registered() if entry is not in_code[name])
+        checked.cache_clear()  # it would keep the backend alive
 
 
 def clear() -> None:
@@ -214,7 +238,7 @@ def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
     """Raises UnknownDeviceError if the setting `device` is not "auto", a backend's name or a device type."""
     name, _ = parse_device(settings.device)
     if name != AUTO and _find(name) is None and not _is_device_type(name, known_types):
-        raise _unknown_device(name, f"{settings.sources['device']}: device: ")
+        raise _unknown_device(name, _location(settings))
 
 
 def check_backends(settings: Settings) -> None:
@@ -229,28 +253,6 @@ def check_backends(settings: Settings) -> None:
             raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(_names())})")
         if entry.backend is not None:
             options(entry.backend, settings)
-
-
-def architectures() -> tuple[dict[str, tuple[CheckedBackend, DeviceProperties]], list[str]]:
-    """Returns all architectures that backends can plan for, by name, and descriptions of the faults of plugins.
-
-    If several backends provide a name, the first one in `registered` keeps it. Another one gets "backend:name".
-    """
-    known: dict[str, tuple[CheckedBackend, DeviceProperties]] = {}
-    problems = []
-    for backend in loaded():
-        try:
-            found = backend.architectures()
-        except TridalError as error:
-            problems.append(str(error))
-            continue
-        for name, properties in found.items():
-            if name in known:
-                own, owner = f"{backend.name}:{name}", known[name][0].label
-                problems.append(f"{backend.label}: architectures(): {owner} has {name!r}, so this one is {own!r}")
-                name = own
-            known[name] = backend, properties
-    return known, problems
 
 
 def _find(name: str) -> Registered | None:
@@ -276,6 +278,22 @@ def _is_device_type(name: str, known_types: Container[str]) -> bool:
     return name in TORCH_ONLY or name in known_types or any(backend.device_type == name for backend in loaded())
 
 
+def _location(settings: Settings) -> str:
+    """Returns where the device is set, as the start of an error message."""
+    return f"{settings.sources['device']}: device: "
+
+
+def device_names() -> list[str]:
+    """Returns the names of devices: "auto", all backends, and the device types that every torch build has."""
+    return sorted({AUTO, *_names(), *TORCH_ONLY})
+
+
 def _unknown_device(name: str, source: str = "") -> UnknownDeviceError:
-    known = sorted({AUTO, *_names(), *TORCH_ONLY})
-    return UnknownDeviceError(f"{source}no device is called {name!r}{nearest(name, known)} (known: {', '.join(known)})")
+    known = device_names()
+    accelerators = [b.name for b in loaded() if b.device_type != HOST and not b.interpreted]
+    near = did_you_mean(accelerators) if name.lower() in _ANY_ACCELERATOR else nearest(name, known)
+    for backend in loaded() if name.lower() not in known else ():
+        with suppress(Exception):  # a third party's backend can raise anything
+            if find_architecture(name, backend.architectures()) is not None:
+                near = f"; it is an architecture of the device {backend.name!r}"
+    return UnknownDeviceError(f"{source}no device is called {name!r}{near} (known: {', '.join(known)})")

@@ -1,4 +1,4 @@
-"""Settings with the source of every value. Precedence: `tridal.use`, environment, YAML file, default.
+"""Settings with the source of every value. Precedence: `tridal.use`, environment, YAML file, TRITON_INTERPRET, default.
 
 Importing this module reads neither the environment nor a file. It does not know the backends: it stores their options
 unchecked, and `tridal.devices.registry` checks them.
@@ -7,61 +7,29 @@ unchecked, and `tridal.devices.registry` checks them.
 from __future__ import annotations
 
 import os
-import re
-import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
-from tridal.devices import yaml_file
+from tridal.devices import settings_file
 from tridal.devices.lock import LOCK
-from tridal.devices.types import Option
-from tridal.devices.yaml_file import KeyPath
-from tridal.errors import SettingsError, UnknownDeviceError, nearest
-
-DEVICE_PATTERN = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]*)(:(?P<index>[0-9]+))?")
-"""Matches a backend's name or a torch device type, with an optional index."""
-
-FIELDS: Mapping[str, Option] = {
-    "device": Option(
-        default="auto",
-        expected="'auto', a backend's name or a torch device, with or without an index (name:1)",
-        accepts=lambda value: isinstance(value, str) and DEVICE_PATTERN.fullmatch(value) is not None,
-        help="the device that tridal.device() returns, and the backend that serves tensors of its type",
-    ),
-    "fallback": Option(
-        default="torch",
-        expected="'torch' or 'error'",
-        accepts=lambda value: value in ("torch", "error"),
-        help="for tensors that no backend serves: 'torch' computes them with torch, 'error' raises an error",
-    ),
-    "batch_invariant": Option(
-        default=False,
-        expected="true or false",
-        accepts=lambda value: isinstance(value, bool),
-        help="whether a row's result is bitwise the same in every batch",
-    ),
-    "plugins": Option(
-        default="all",
-        expected="'all', the names of backends to load (a,b), or those not to load (-a,-b)",
-        accepts=lambda value: isinstance(value, str) and bool(re.fullmatch(r"(-?)\w+(\s*,\s*\1\w+)*", value.strip())),
-        help="the backends that are loaded; read when a process loads the first backend",
-    ),
-}
-"""All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
-
-VARIABLES = ("TRIDAL_CONFIG", "TRIDAL_OVERRIDE_TORCH")
-"""Environment variables that are not settings. `variable` returns the variable of a setting."""
-
-PREFIX = "TRIDAL_"
-DEFAULT = "default"
-ENVIRONMENT = "environment "
-
-_Layer: TypeAlias = dict[KeyPath, tuple[object, str]]  # (value, source) of each changed setting
+from tridal.devices.setting_layers import DEFAULT as DEFAULT
+from tridal.devices.setting_layers import FIELDS as FIELDS
+from tridal.devices.setting_layers import PREFIX as PREFIX
+from tridal.devices.setting_layers import VARIABLES as VARIABLES
+from tridal.devices.setting_layers import Layer, environment_layer, file_layer, flatten, triton_layer
+from tridal.devices.setting_layers import convert as convert
+from tridal.devices.setting_layers import describe_value as describe_value
+from tridal.devices.setting_layers import flag as flag
+from tridal.devices.setting_layers import nearest_variable as nearest_variable
+from tridal.devices.setting_layers import parse_device as parse_device
+from tridal.devices.setting_layers import variable as variable
+from tridal.devices.settings_file import config_file as config_file
+from tridal.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +94,9 @@ def reload() -> Settings:
         _base = None
         _overlays.clear()
         path = config_file()
-        _base = _changed(_DEFAULTS, ({} if path is None else _file_layer(path)) | _environment_layer())
+        layer = triton_layer() | ({} if path is None else file_layer(path)) | environment_layer()
+        _base = _changed(_DEFAULTS, layer)
+        settings_file.warn_of_ignored()
         return _base
 
 
@@ -135,26 +105,23 @@ def read_file(path: str | os.PathLike[str]) -> Settings:
 
     Raises SettingsError with the file, the line, the key, the expected and the found value.
     """
-    return _changed(_DEFAULTS, _file_layer(Path(path)))
+    return _changed(_DEFAULTS, file_layer(Path(path)))
 
 
-def config_file() -> Path | None:
-    """Returns the path of the settings file, or None if there is none.
-
-    It is the path in `TRIDAL_CONFIG` if that is set, even if the file is missing. Otherwise it is the first of
-    `./tridal.yaml` and `$XDG_CONFIG_HOME/tridal/tridal.yaml` (by default in `~/.config`) that exists.
-    """
-    explicit = os.environ.get("TRIDAL_CONFIG")
-    if explicit:
-        return Path(os.path.expanduser(explicit))
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    candidates = (Path("tridal.yaml"), Path(folder, "tridal", "tridal.yaml"))
-    return next((path for path in candidates if os.path.lexists(path)), None)
+def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsError]:
+    """Yields every mistake in a file. Then yields, for each correct setting, Settings with only this one changed."""
+    mistakes: list[SettingsError] = []
+    try:
+        layer = file_layer(Path(path), mistakes)
+    except SettingsError as error:  # the file cannot be read
+        mistakes, layer = [error], {}
+    yield from mistakes
+    yield from (_changed(_DEFAULTS, {keys: value}) for keys, value in layer.items())
 
 
 def use(
-    *,
     device: str | None = None,
+    *,
     fallback: str | None = None,
     batch_invariant: bool | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
@@ -169,11 +136,11 @@ def use(
     """
     arguments = {"device": device, "fallback": fallback, "batch_invariant": batch_invariant, "backends": backends}
     changes = {key: value for key, value in arguments.items() if value is not None}
-    return _overlaid(_flatten(changes, lambda keys: "tridal.use"))
+    return _overlaid(flatten(changes, lambda keys: "tridal.use"))
 
 
 @contextmanager
-def _overlaid(layer: _Layer) -> Iterator[Settings]:
+def _overlaid(layer: Layer) -> Iterator[Settings]:
     # Equal `use` blocks share one object. Caches with settings as keys then hit, and do not grow in a loop.
     key = (current(), repr(sorted(layer.items())))
     settings = _overlays.get(key)  # without the lock, which a thread holds while it compiles or interprets
@@ -205,83 +172,7 @@ def _set_blocks(blocks: tuple[list[Settings], ...]) -> None:
     _context.set(blocks[-1][0] if blocks else None)
 
 
-def describe_value(value: object) -> str:
-    """Formats a value for an error message: shortened, and "nothing" for None."""
-    return "nothing" if value is None else reprlib.repr(value)
-
-
-def variable(*keys: str) -> str:
-    """Returns the environment variable of a setting: `variable("device")`, or `variable(backend_name, option)`."""
-    return PREFIX + "_".join(keys).upper()
-
-
-def nearest_variable(source: str, of_options: Sequence[str] = ()) -> str:
-    """Returns a suggestion as `nearest` does if a setting comes from a misspelt environment variable, else ""."""
-    if not source.startswith(ENVIRONMENT):
-        return ""
-    known = [*VARIABLES, *map(variable, FIELDS), *of_options]
-    return nearest(source.removeprefix(ENVIRONMENT), known, cutoff=0.8)  # high, because all names share a prefix
-
-
-def parse_device(text: str) -> tuple[str, int | None]:
-    """Splits "npu:1" into "npu" and 1, or "npu" into "npu" and None. Raises UnknownDeviceError for any other form."""
-    match = DEVICE_PATTERN.fullmatch(text)
-    if match is None:
-        raise UnknownDeviceError(f"{text!r} is not a device: expected {FIELDS['device'].expected}")
-    return match["name"], None if match["index"] is None else int(match["index"])
-
-
-def _file_layer(path: Path) -> _Layer:
-    data, lines = yaml_file.read(path, depth=3)
-    if data is not None and not isinstance(data, dict):
-        raise SettingsError(f"{path}:1: expected a mapping such as 'device: auto', found {describe_value(data)}")
-    return _flatten(data or {}, lambda keys: f"{path}:{lines[keys]}")
-
-
-def _environment_layer() -> _Layer:
-    layer: _Layer = {}
-    for name, text in sorted(os.environ.items()):
-        if not name.startswith(PREFIX) or name in VARIABLES or not text.strip():
-            continue
-        key, source = name.removeprefix(PREFIX).lower(), ENVIRONMENT + name
-        backend, _, option = key.partition("_")
-        keys = (key,) if key in FIELDS else ("backends", backend, option)
-        if not all(keys):
-            known = ", ".join([*VARIABLES, *map(variable, FIELDS), f"{PREFIX}<BACKEND>_<OPTION>"])
-            raise SettingsError(f"{source}: no such setting{nearest_variable(source)} (known: {known})")
-        layer[keys] = _checked(keys, yaml_file.parse_scalar(text), source)
-    return layer
-
-
-def _flatten(data: Mapping[Any, Any], source_of: Callable[[KeyPath], str], section: KeyPath = ()) -> _Layer:
-    """Checks nested data, with the structure of the settings file, and flattens it."""
-    layer: _Layer = {}
-    for key, value in data.items():
-        keys = (*section, str(key))
-        if keys[0] != "backends" or len(keys) == 3:
-            layer[keys] = _checked(keys, value, source_of(keys))
-        elif value is None or isinstance(value, Mapping):  # None is a section with all its lines commented out
-            layer |= _flatten(value or {}, source_of, keys)
-        else:
-            found = describe_value(value)
-            raise SettingsError(f"{source_of(keys)}: {'.'.join(keys)}: expected a mapping, found {found}")
-    return layer
-
-
-def _checked(keys: KeyPath, value: object, source: str) -> tuple[object, str]:
-    """Returns (value, source). Raises SettingsError for a wrong value; options of backends are not checked."""
-    key = keys[0]
-    if key == "backends":
-        return value, source
-    if key not in FIELDS:
-        known = [*FIELDS, "backends"]
-        raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
-    if not FIELDS[key].accepts(value):
-        raise SettingsError(f"{source}: {key}: expected {FIELDS[key].expected}, found {describe_value(value)}")
-    return value, source
-
-
-def _changed(base: Settings, layer: _Layer) -> Settings:
+def _changed(base: Settings, layer: Layer) -> Settings:
     """Returns a copy of `base` with the values and sources in `layer`."""
     fields: dict[str, Any] = {}
     backends = {name: dict(section) for name, section in base.backends.items()}

@@ -5,11 +5,19 @@ A tensor gives a `Problem`. A backend's `DeviceProperties` and its `plan` give a
 
 from tridal.devices.backend import PROTOCOLS, Backend, BackendBase, Option, Probe
 from tridal.devices.plans import FEATURES, SCHEDULES, KernelConfig, LaunchPlan, Resources, Schedule
-from tridal.devices.problem import ALIGNMENT, ITEMSIZE, DeviceProperties, Layout, Problem
+from tridal.devices.problem import (
+    ALIGNMENT,
+    DTYPE_ALIASES,
+    ITEMSIZE,
+    DeviceProperties,
+    Layout,
+    Problem,
+    find_architecture,
+)
 from tridal.devices.renamed import RENAMED, new_name
 
 __all__ = [
-    "ALIGNMENT", "FEATURES", "ITEMSIZE", "PROTOCOLS", "RENAMED", "SCHEDULES", "Backend", "BackendBase",
-    "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem", "Resources", "Schedule",
-    "new_name",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "PROTOCOLS", "RENAMED", "SCHEDULES", "Backend",
+    "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
+    "Resources", "Schedule", "find_architecture", "new_name",
 ]  # fmt: skip

@@ -18,14 +18,15 @@ _VALUE_ERRORS = (ValueError, OverflowError, TypeError, LookupError, AttributeErr
 """What PyYAML raises for values such as the date 2020-99-99, `!!bool maybe` and `!!timestamp foo`."""
 
 
-def read(path: Path, depth: int) -> tuple[object, dict[KeyPath, int]]:
+def read(path: Path, depth: int, mistakes: list[SettingsError] | None = None) -> tuple[object, dict[KeyPath, int]]:
     """Returns the data of a YAML file (None if the file is empty), and the line of each key by its path of keys.
 
     The keys in the first `depth` levels of mappings are checked and kept as strings ("on" is not True). PyYAML's safe
     constructor makes the values below these levels.
 
     Raises:
-        SettingsError: the file cannot be read, is not UTF-8, is not valid YAML, or has a duplicate key.
+        SettingsError: the file cannot be read, is not UTF-8, is not valid YAML, or has a duplicate key or a wrong
+            value. If `mistakes` is given, errors of keys and values are appended to it instead.
     """
     import yaml
 
@@ -33,7 +34,7 @@ def read(path: Path, depth: int) -> tuple[object, dict[KeyPath, int]]:
     try:
         text = path.read_bytes().decode()
         node = yaml.compose(text, yaml.SafeLoader)
-        return (None if node is None else _construct(node, (), depth, path, lines)), lines
+        return (None if node is None else _construct(node, (), depth, path, lines, mistakes)), lines
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -45,12 +46,20 @@ def read(path: Path, depth: int) -> tuple[object, dict[KeyPath, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         location = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise SettingsError(f"{location}: not valid YAML: {error.problem or error.context}") from None
+        hint = "; use spaces, not tabs" if "'\\t'" in str(error.problem) else ""
+        raise SettingsError(f"{location}: not valid YAML: {error.problem or error.context}{hint}") from None
     except RecursionError:
         raise SettingsError(f"{path}: nested too deeply") from None
 
 
-def _construct(node: yaml.Node, keys: KeyPath, depth: int, path: Path, lines: dict[KeyPath, int]) -> object:
+def _construct(
+    node: yaml.Node,
+    keys: KeyPath,
+    depth: int,
+    path: Path,
+    lines: dict[KeyPath, int],
+    mistakes: list[SettingsError] | None,
+) -> object:
     """Converts a node to data, and records the line of each of its keys in `lines`."""
     import yaml
 
@@ -62,14 +71,19 @@ def _construct(node: yaml.Node, keys: KeyPath, depth: int, path: Path, lines: di
     data: dict[str, object] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise SettingsError(f"{path}:{line}: expected a name as the key, found a {key.id}")
-        key_path = (*keys, str(key.value))
-        if key_path in lines:
-            name = ".".join(key_path)
-            raise SettingsError(f"{path}:{line}: {name}: the key is on line {lines[key_path]} already; remove one")
-        lines[key_path] = line
-        data[key_path[-1]] = _construct(value, key_path, depth - 1, path, lines)
+        try:
+            if not isinstance(key, yaml.ScalarNode):
+                raise SettingsError(f"{path}:{line}: expected a name as the key, found a {key.id}")
+            key_path = (*keys, str(key.value))
+            if key_path in lines:
+                name = ".".join(key_path)
+                raise SettingsError(f"{path}:{line}: {name}: the key is on line {lines[key_path]} already; remove one")
+            lines[key_path] = line
+            data[key_path[-1]] = _construct(value, key_path, depth - 1, path, lines, mistakes)
+        except SettingsError as error:
+            if mistakes is None:
+                raise
+            mistakes.append(error)
     return data
 
 

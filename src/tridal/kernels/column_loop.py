@@ -84,7 +84,8 @@ def column_loop(
                     term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
                     second = merge(second, reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS), SECOND)
                 first = merged
-        count, value = tl.cast(cols, ACC_DTYPE), None
+        count = tl.cast(cols, ACC_DTYPE)
+        value = None  # Triton 3.3 has no None in tuples
         if row_value is not None:
             value = row_value(
                 per_row, per_row2, index, picked, param0, param1, 1.0, first, second, count, EXP2_BIAS, COLS >= 128,

@@ -181,7 +181,8 @@ def whole_row(
                         )  # fmt: skip
                     if DYNAMIC:
                         published = read_claim(workspace, tiles, group, iteration, SLOTS)
-                    count, value = tl.cast(cols, ACC_DTYPE), None
+                    count = tl.cast(cols, ACC_DTYPE)
+                    value = None  # Triton 3.3 has no None in tuples
                     if row_value is not None:
                         value = row_value(
                             per_row, per_row2, index, picked, param0, param1, part_scale, first, second, count,

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from tridal.devices import registry, settings
-from tridal.devices.types import ITEMSIZE, Backend, DeviceProperties, LaunchPlan
+from tridal.devices.architectures import find_architectures
+from tridal.devices.types import (
+    DTYPE_ALIASES,
+    ITEMSIZE,
+    Backend,
+    DeviceProperties,
+    LaunchPlan,
+    find_architecture,
+)
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
 from tridal.ops import table
 from tridal.runtime import launch
@@ -32,11 +40,11 @@ def plan(
     """Returns the launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
 
     Args:
-        dtype: float16, bfloat16, float32 or float64.
+        dtype: float16, bfloat16, float32 or float64, or a short name such as "bf16".
         op: the name of an op or of its gradient, for example "softmax" or "softmax_backward".
         dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
         device: a device that is present. By default, the device in the settings.
-        arch: the name of an architecture in `architectures`. Its device need not be present.
+        arch: the name of an architecture, or of a product such as those in its aliases. No such device is needed.
 
     Raises:
         PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: an argument is wrong or unavailable.
@@ -75,24 +83,33 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
         if device is not None:
             raise PlanError("give a device or an arch, not both")
         known = architectures()
-        if not isinstance(arch, str) or arch not in known:
-            raise UnknownDeviceError(
-                f"unknown architecture {arch!r}{nearest(str(arch), known)}; known are {', '.join(sorted(known))}"
-            )
-        return known[arch]
-    name = str(device) if device is not None else settings.current().device
-    backend, where = registry.resolve(name)
+        devices = {name: properties for name, (_, properties) in known.items()}
+        found = find_architecture(arch, devices) if isinstance(arch, str) else None
+        if found is None:
+            names = [*known, *(alias for device in devices.values() for alias in device.aliases)]
+            near = nearest(str(arch), names, cutoff=0.6)
+            shown = ", ".join(architecture_names())
+            raise UnknownDeviceError(f"unknown architecture {arch!r}{near}; no backend plans for it (known: {shown})")
+        return known[found]
+    chosen = settings.current()
+    if device is not None:
+        name, (backend, where) = repr(str(device)), registry.resolve(str(device))
+    else:
+        name = f"{chosen.device!r} ({chosen.sources['device']})"
+        backend, where = registry.resolve_chosen(chosen)
     if backend is None:
+        fixes = {"arch": next(iter(architectures()), None)}
+        fixes |= {"device": next((backend.name for backend in registry.loaded() if backend.interpreted), None)}
         raise DeviceUnavailableError(
-            f"{name!r} stands for {where} here, which torch computes without a plan: name an architecture that needn't "
-            f"be present (arch={next(iter(architectures()))!r}, ...) or ask for the interpreter"
+            f"the device {name} is {where} here, whose tensors torch computes without a plan",
+            **{key: value for key, value in fixes.items() if value},
         )
     return backend, backend.properties(torch.device(where).index or 0)
 
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     """Returns all architectures that registered backends can plan for, by name. Logs each fault of a plugin once."""
-    known, problems = registry.architectures()
+    known, problems = find_architectures()
     for problem in problems:
         _log_problem(problem)
     return {**known}
@@ -101,6 +118,12 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
 @functools.cache
 def _log_problem(problem: str) -> None:
     _log.warning("%s", problem)
+
+
+def architecture_names() -> list[str]:
+    """Returns the names of all architectures, each with its aliases in parentheses."""
+    known = {name: properties.aliases for name, (_, properties) in architectures().items()}
+    return [f"{name} ({', '.join(aliases)})" if aliases else name for name, aliases in sorted(known.items())]
 
 
 def matrix_call(
@@ -118,6 +141,7 @@ def matrix_call(
         raise DTypeError(f"dtype must be a torch.dtype or its name, got {dtype!r}")
     kernel = table.kernel_named(op)
     name = str(dtype).removeprefix("torch.")
+    name = DTYPE_ALIASES.get(name, name)
     if name not in ITEMSIZE:
         raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
     layout = row_layout((rows, cols), (cols, 1), dim % 2)

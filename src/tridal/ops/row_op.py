@@ -68,6 +68,8 @@ class RowOp:
     """Whether autocast computes the op in float32."""
     bounds: Any = None
     """The op's error bounds for the conformance suite, see `tridal.testing.tolerance`; None derives them."""
+    benchmark: Any = None
+    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmarks.OpBenchmark`; None derives it."""
 
     def __repr__(self) -> str:
         return f"RowOp({self.name!r})"

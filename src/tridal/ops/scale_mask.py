@@ -67,7 +67,7 @@ def modify_scores(
         x = x + modification.mask.to(x.dtype)
     if modification.causal:
         lower = x.new_ones(x.shape[-2:], dtype=torch.bool).tril()  # a DTensor for a DTensor
-        kept = lower if kept is None else kept & lower
+        kept = lower if kept is None else kept.logical_and(lower)  # `&` is wrong for DTensors below autograd
     if kept is not None:
         x = x.masked_fill(~kept, -torch.inf)
     if not modification.zero_masked_rows:

@@ -1,8 +1,8 @@
 """Autograd nodes of the ops.
 
 A kernel computes the backward. For higher-order and forward-mode derivatives, torch differentiates the op's reference
-or gradient. The nodes derive from `SingleLevelFunction`, which costs a quarter less than torch.autograd.Function. It
-does not support torch.func transforms: a node runs where no transform is active, or through `private.apply_node`.
+or gradient. The nodes derive from `private.Node`, which costs a quarter less than torch.autograd.Function. It does
+not support torch.func transforms: a node runs where no transform is active, or through `private.apply_node`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
+from tridal.devices import registry
 from tridal.devices.settings import current, restored
 from tridal.pytorch import prepared
 from tridal.pytorch.device_context import PreparedCall, Run
 from tridal.pytorch.op_call import OpCall
-from tridal.pytorch.private import SingleLevelFunction, is_batched_gradient, needs_dispatcher
+from tridal.pytorch.private import Node, is_batched_gradient, needs_dispatcher, skip_frames
+
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 @functools.lru_cache(maxsize=1024)
@@ -30,7 +33,7 @@ def prepared_node(call: PreparedCall) -> Run:
     run_forward, context, gradient = call.run, call.context, call.gradient
     saves_output = gradient.op.saves == "output"
 
-    class PreparedNode(SingleLevelFunction):  # type: ignore[misc]
+    class PreparedNode(Node):
         @staticmethod
         def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
             """Runs the prepared call."""
@@ -39,9 +42,12 @@ def prepared_node(call: PreparedCall) -> Run:
             return output
 
         @staticmethod
+        @skip_frames
         def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
             """Launches the gradient kernel, or calls the registered op if a mode or another derivative must see it."""
             (saved,) = ctx.saved_tensors
+            if _compiling():  # compiled autograd traces the backward
+                return gradient.dispatch(grad, saved), None
             plain = type(grad) is torch.Tensor is type(saved) and not torch.is_grad_enabled()
             if plain and not needs_dispatcher() and not is_batched_gradient(grad):
                 run = prepared.backward(context, gradient, grad, saved)
@@ -53,7 +59,10 @@ def prepared_node(call: PreparedCall) -> Run:
     return PreparedNode.apply  # type: ignore[no-any-return]
 
 
-class ForwardNode(SingleLevelFunction):  # type: ignore[misc]
+registry.on_change(prepared_node.cache_clear)  # otherwise it keeps the contexts and backends of earlier calls
+
+
+class ForwardNode(Node):
     """The autograd node of all other calls: apply(redispatch, input, call). The mask of the call gets no gradient."""
 
     @staticmethod
@@ -68,8 +77,11 @@ class ForwardNode(SingleLevelFunction):  # type: ignore[misc]
         return output
 
     @staticmethod
+    @skip_frames
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
         """Returns dX."""
         (saved,) = ctx.saved_tensors
+        if _compiling():  # see `PreparedNode.backward`
+            return None, ctx.gradient.dispatch(grad, saved), None
         with restored(ctx.settings):
             return None, ctx.gradient.dispatch(grad, saved), None

@@ -9,21 +9,26 @@ from typing import Any
 import torch
 
 from tridal.devices import registry
-from tridal.devices.types import Backend
+from tridal.devices.types import Backend, LaunchPlan
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.op_call import OpCall
+from tridal.pytorch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
 from tridal.runtime.workspace import with_workspace
 
+registry.on_change(batch_invariance.invariant.cache_clear)
+
 
 def bind(
     context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
-) -> Callable[..., None] | None:
-    """Returns launch(stream, out, source[, saved or mask]). None if no kernel can read `source` or apply the mask.
+) -> tuple[Callable[..., None], LaunchPlan] | None:
+    """Returns launch(stream, out, source[, saved or mask]) and its plan.
+
+    Returns None if no kernel can read `source` or apply the mask.
 
     `launch` accepts all tensors with the shapes, strides, dtypes and alignment of the given ones. `out` is aligned, has
     the dtype `dtype`, and may be `source`. `out` and `saved` are contiguous and have the shape of `source`. No dim of
@@ -63,10 +68,10 @@ def bind(
     log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
-    if backend.interpreted:  # otherwise, dynamo traces `launch_on` in the backward of a compiled function
+    if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
         launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
-        return launch_on
+        return launch_on, plan
 
     guard = backend.guard  # looked up once, because every call uses it
 
@@ -74,7 +79,7 @@ def bind(
         with guard(index):
             launch_on(*arguments)
 
-    return guarded
+    return guarded, plan
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

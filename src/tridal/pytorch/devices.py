@@ -46,9 +46,7 @@ def device(name: str | None = None) -> torch.device:
         SettingsError: the settings cannot be used.
     """
     if name is None:
-        chosen = settings.current()
-        registry.check(chosen, TORCH_TYPES)
-        name = chosen.device
+        return torch.device(registry.resolve_chosen(settings.current(), TORCH_TYPES)[1])
     return torch.device(registry.resolve(name, TORCH_TYPES)[1])
 
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from tridal.ops.row_op import RowOp
+from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.op_call import GradientCall, OpCall
 from tridal.pytorch.private import mesh_all_reduce
 from tridal.pytorch.reference import accumulator, compute_call
@@ -65,6 +66,8 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
         dim = call.dim % max(last.dim(), 1)
         axes = [axis for axis, placement in enumerate(placements) if getattr(placement, "dim", None) == dim]
         if axes:
+            if RECORDERS:
+                record_torch(call.kernel.name, tensors[0], "the rows are sharded over ranks")
             tensors = tensors if kind is GradientCall else [tensors[0].to(call.dtype)]
             wide = accumulator(*(tensor.dtype for tensor in tensors))
             function, values = (

@@ -7,6 +7,7 @@ call -> call guard -> prepared call -> kernel     plain tensors
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -26,9 +27,10 @@ from tridal.ops.softmax import SOFTMAX
 from tridal.pytorch import prepared
 from tridal.pytorch.autograd import prepared_node
 from tridal.pytorch.call_guards import CallGuard, make_call_guard
+from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context, has_autocast
 from tridal.pytorch.op_call import OpCall
-from tridal.pytorch.private import function_modes, needs_dispatcher
+from tridal.pytorch.private import forward_ad_level, function_modes, needs_dispatcher, skip_frames
 from tridal.pytorch.reference import compute_call
 from tridal.pytorch.registered_ops import register
 from tridal.pytorch.validation import check
@@ -129,6 +131,7 @@ registry.on_change(_guarded.clear)
 registry.on_change(_latest.clear)
 
 
+@functools.partial(skip_frames, inlined=True)
 def apply(
     op: RowOp,
     input: torch.Tensor,
@@ -153,6 +156,8 @@ def apply(
     try:
         context = device_context(input.device)
         if context.torch_computes and modification is None and op.torch_function is not None:
+            if RECORDERS:
+                record_torch(op.name, input, prepared.why_torch(context, dtype, input))
             return op.torch_function(input, dim, dtype=dtype)
         if context.torch_computes or needs_dispatcher() or function_modes():
             return _general(OpCall(op, dim, dtype, parameters, modification), input, stream)
@@ -171,6 +176,8 @@ def apply(
         return run(input) if mask is None else run(input, mask)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
         if input.is_nested and stream is None:
+            if RECORDERS:
+                record_torch(op.name, input, "the tensor is nested")
             return compute_call(OpCall(op, dim, dtype, parameters, modification), input)
         check(input, dim, dtype, op.name)  # if an argument is invalid, this error is clearer than torch's
         raise
@@ -183,6 +190,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         given = dict(zip(op.parameters, parameters, strict=True))
         return handle_torch_function(FUNCTIONS[op.name], (input,), input, dim, dtype, stream=stream, **given)
     if isinstance(input, torch.Tensor) and input.is_nested and stream is None:
+        if RECORDERS:
+            record_torch(op.name, input, "the tensor is nested")
         return compute_call(call, input)
     check(input, dim, dtype, op.name)
     call = call if type(dim) is int else call._replace(dim=operator.index(dim))
@@ -195,6 +204,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
             return apply(op, input, call.dim, dtype, None, parameters, modification)
     if not _is_distributed(input, call.mask):
         if context.torch_computes:
+            if RECORDERS:
+                record_torch(op.name, input, prepared.why_torch(context, dtype, input))
             return compute_call(call, input)
         if context.backend is None:
             prepared.backend_computes(context, set())  # raises NoBackendError
@@ -205,6 +216,8 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     except TypeError:
         if type(input).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_distributed(input):
             raise
+        if RECORDERS:
+            record_torch(op.name, input, f"{type(input).__name__} rejects tridal's op")
         return compute_call(call, input)  # a subclass such as MaskedTensor, which rejects the registered op
 
 
@@ -221,7 +234,8 @@ def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         call = call._replace(dim=operator.index(call.dim))
     kind = input.device.type
     distributed = dynamo.distributed_loaded() and _is_distributed(input, call.mask)
-    if not dynamo.is_served(kind) and not distributed:
+    # The registered op cannot see the level of forward-mode AD that a compiled function entered.
+    if forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed):
         return compute_call(call, input)
     if call.dtype is None and call.op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
         call = call._replace(dtype=autocast_dtype(input))

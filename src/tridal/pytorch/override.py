@@ -7,7 +7,6 @@ affects every torch function that calls one of these ops. `docs/pytorch.md` list
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +14,15 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from tridal.devices import registry
+from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
-from tridal.errors import SettingsError
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.pytorch import prepared
+from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context, is_served, log
 from tridal.pytorch.op_call import GradientCall
+from tridal.pytorch.private import skip_frames
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
@@ -43,6 +43,7 @@ class override_torch:
     device_types: tuple[str, ...]
     """The overridden device types. These are the types that a backend serves when the override starts."""
 
+    @skip_frames
     def __init__(self) -> None:
         self._depth = 0
         kinds = {backend.device_type for backend in registry.loaded()}
@@ -52,8 +53,9 @@ class override_torch:
             _libraries.update(self._kept)
             _active.add(self)
         if not self.device_types:
-            log.warning("override_torch has nothing to do: no available backend serves a device")
+            log.warning("override_torch has nothing to do: %s", _why_nothing())
 
+    @skip_frames
     def undo(self) -> None:
         """Ends the override. Does nothing if it has ended."""
         with LOCK:
@@ -76,13 +78,18 @@ def start_from_environment() -> None:
     """Overrides torch for the whole process if the environment variable TRIDAL_OVERRIDE_TORCH is true.
 
     Raises:
-        SettingsError: the variable is neither empty nor 1, true, yes, on, 0, false, no or off.
+        SettingsError: the value of the variable is not a boolean.
     """
-    value = os.environ.get(VARIABLE, "").strip().lower()
-    if value in ("1", "true", "yes", "on"):
+    if settings.flag(VARIABLE):
         override_torch()
-    elif value not in ("", "0", "false", "no", "off"):
-        raise SettingsError(f"environment {VARIABLE}: expected 1 or 0, found {value!r}")
+
+
+def _why_nothing() -> str:
+    chosen = settings.current()
+    device = f"no available backend serves a device type with the device {chosen.device!r} ({chosen.sources['device']})"
+    interpreted = [b.name for b in registry.loaded() if b.interpreted and registry.unavailable(b) is None]
+    hint = f". TRIDAL_DEVICE={interpreted[0]} runs the kernels in Triton's interpreter, slowly" if interpreted else ""
+    return f"{device}. `tridal doctor` shows why each backend is not available{hint}"
 
 
 def _replace(device_type: str) -> Any:
@@ -100,11 +107,15 @@ def _replace(device_type: str) -> Any:
 def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
     torch_out = getattr(torch.ops.aten, str(op.aten)).out  # the override does not replace `.out`
 
+    @skip_frames
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
-        call = prepared.forward(device_context(input.device), input, op, dim, dtype)
+        context = device_context(input.device)
+        call = prepared.forward(context, input, op, dim, dtype)
         if call is not None:
             return call.run(input)
+        if RECORDERS:
+            record_torch(op.name, input, prepared.why_torch(context, dtype, input))
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
         return torch_out(input, dim, half_to_float, out=out)  # type: ignore[no-any-return]
 
@@ -116,11 +127,15 @@ def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
     call_of = functools.cache(functools.partial(GradientCall, op, parameters=op.backward_parameters(())))
     out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen's two ops use different names
 
+    @skip_frames
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+        context = device_context(grad.device)
         if grad.shape == output.shape:
-            run = prepared.backward(device_context(grad.device), call_of(dim, input_dtype), grad, output)
+            run = prepared.backward(context, call_of(dim, input_dtype), grad, output)
             if run is not None:
                 return run(grad, output)
+        if RECORDERS:
+            record_torch(op.backward.name, grad, prepared.why_torch(context, input_dtype, grad, output))
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)
         return torch_out(grad, output, dim, input_dtype, **{out_name: out})  # type: ignore[no-any-return]
 

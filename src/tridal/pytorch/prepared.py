@@ -19,6 +19,7 @@ from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch import private
 from tridal.pytorch.binding import bind, dtype_name
+from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, log
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.validation import check_call
@@ -118,24 +119,32 @@ def _prepare(
         if second is not None and second.dtype is torch.bool:
             convert = _as_bytes
     else:
-        # torch casts float64 results, because Triton's interpreter stores wrong values when it casts them to bfloat16.
-        written, copy_dtype = torch.float64 if saved.dtype is torch.float64 else dtype, first.dtype
+        # torch casts float64 to 16 bits, because Triton's interpreter stores wrong values when it casts to bfloat16.
+        through_float64 = saved.dtype is torch.float64 and dtype.itemsize == 2
+        written, copy_dtype = torch.float64 if through_float64 else dtype, first.dtype
         named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None skips the multiplication
         call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
         if saved.is_neg() or not saved.is_contiguous():
             saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous
     direct_launch = bind(context, call, first, written, saved) if readable else None
-    launch_on = direct_launch or bind(context, call, _contiguous_like(first, copy_dtype), written, saved)
-    if launch_on is None:
+    bound = direct_launch or bind(context, call, _contiguous_like(first, copy_dtype), written, saved)
+    if bound is None:
         return None
+    launch_on, plan = bound
     allocate, copied = _allocator(context, first, written), direct_launch is None
     stream, index = context.backend.stream, context.index
+    computed = CallRecord(
+        call.kernel.name, tuple(first.shape), dtype_name(first.dtype), str(context.device), context.backend.name,
+        plan.schedule, None,
+    )  # fmt: skip
 
     def unary(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
         if copied:
             input = _copy(out, input)  # the kernel then works in place, without another allocation
         launch_on(stream(index), out, input)
+        if RECORDERS:
+            record(computed)
         return out
 
     def binary(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -143,6 +152,8 @@ def _prepare(
         if copied:
             first = _copy(out, first) if copy_dtype is written else _as_contiguous(first)
         launch_on(stream(index), out, first, second if convert is None else convert(second))
+        if RECORDERS:
+            record(computed)
         return out if written is dtype else out.to(dtype)
 
     return unary if second is None else binary
@@ -189,20 +200,36 @@ def backend_computes(context: DeviceContext, dtypes: set[torch.dtype]) -> bool:
     Raises:
         NoBackendError: no kernel computes them, and the setting `fallback` is "error".
     """
-    if context.backend is None:
-        reason = f"no available backend serves {context.device.type} tensors"
-    elif missing := sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes):
-        reason = f"backend {context.backend.name!r} does not compute {', '.join(missing)}"
-    else:
+    reason = _unsupported(context, dtypes)
+    if reason is None:
         return True
     if context.settings.fallback == "error":
         known = ", ".join(sorted(entry.name for entry in registry.registered()))
         raise NoBackendError(
-            f"{reason}, and fallback is 'error'; set fallback='torch' or use one of the backends {known} "
+            f"{reason}, and fallback is 'error' ({context.settings.sources['fallback']}): set the setting fallback to "
+            f"'torch', or the setting device to one of the backends {known} "
             "(`tridal doctor` says which are available)"
         )
     _log_fallback(reason)
     return False
+
+
+def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None:
+    """Returns why no kernel computes these dtypes on the context's device; None if a kernel does."""
+    if context.backend is None:
+        return f"no available backend serves {context.device.type} tensors"
+    missing = sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes)
+    return f"backend {context.backend.name!r} does not compute {', '.join(missing)}" if missing else None
+
+
+def why_torch(context: DeviceContext, dtype: torch.dtype | None, *tensors: torch.Tensor) -> str:
+    """Returns why torch computes a call with this result dtype, for which `forward` or `backward` returned None."""
+    dtypes = {dtype or tensors[0].dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
+    if (reason := _unsupported(context, dtypes)) is not None:
+        return reason
+    if not all(map(_has_memory, tensors)):
+        return "the tensor has no elements, no memory or no dims"
+    return "no kernel supports the strides, the scale or the mask"
 
 
 @functools.cache

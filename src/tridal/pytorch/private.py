@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -92,10 +93,59 @@ def tensor_guards(input: torch.Tensor) -> Callable[[Any], bool] | None:
         return None
 
 
+# Frames that torch.compile evaluates.
+
+_set_strategy = _item("torch._C._dynamo.eval_frame.set_code_exec_strategy")
+_Strategy = _item("torch._C._dynamo.eval_frame._FrameExecStrategy")
+_Action = _item("torch._C._dynamo.eval_frame._FrameAction")
+
+SKIPS_FRAMES = None not in (_set_strategy, _Strategy, _Action)
+"""Whether this version of PyTorch has the private APIs that `skip_frames` needs."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def skip_frames(function: Function, inlined: bool = False) -> Function:
+    """Returns the function. torch.compile runs it, and all functions that it calls, as Python does.
+
+    torch.compile traces every frame that starts while a compiled function runs: the backward of an autograd node, and
+    the kernels of registered ops. The mark belongs to the code of the function and costs nothing per call. A traced
+    function still inlines it. The fallback takes 1 us per call, and a traced function does not inline it. So there is
+    no fallback for functions that have to be `inlined`.
+    """
+    if SKIPS_FRAMES:
+        _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
+    if SKIPS_FRAMES or inlined:
+        return function
+    disabled: Any = None
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        nonlocal disabled
+        if disabled is None:
+            if "torch._dynamo" not in sys.modules:  # its import is slow
+                return function(*args)
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled(*args)
+
+    return call  # type: ignore[return-value]
+
+
 # Nodes of the autograd graph.
 
 SingleLevelFunction: Any = _item("torch.autograd.function._SingleLevelFunction", torch.autograd.Function)
 """The base class of torch.autograd.Function, without support for torch.func transforms."""
+
+
+class Node(SingleLevelFunction):  # type: ignore[misc]
+    """The base class of tridal's autograd nodes. Unlike `SingleLevelFunction`, it supports compiled autograd."""
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[Any, ...]:
+        """Returns what identifies the code of the backward in compiled autograd, as torch.autograd.Function does."""
+        return (ctx._autograd_function_id,)
+
+
 below_autograd: Any = _item("torch._C._AutoDispatchBelowAutograd")
 """A context in which ops are dispatched below autograd."""
 _single_level: Any = _item("torch._functorch.utils.enable_single_level_autograd_function")

@@ -18,6 +18,7 @@ from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.pytorch import prepared, private, reference
 from tridal.pytorch.autograd import ForwardNode
+from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.op_call import GradientCall, OpCall, defaults, overload
 from tridal.pytorch.validation import check_call
@@ -50,8 +51,11 @@ def register(op: RowOp) -> None:
 
 def _forward(call: OpCall, input: torch.Tensor) -> torch.Tensor:
     """Computes an op with a kernel, or with torch if no kernel supports the call."""
-    found = prepared.forward(device_context(input.device), input, *call)
+    context = device_context(input.device)
+    found = prepared.forward(context, input, *call)
     if found is None:
+        if RECORDERS:
+            record_torch(call.kernel.name, input, prepared.why_torch(context, call.dtype, input))
         return reference.compute_call(call, input, dispatch=True).contiguous()
     return found.run(input) if call.mask is None else found.run(input, call.mask)
 
@@ -60,7 +64,10 @@ def _backward(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Te
     """Computes the gradient with a kernel, or with torch if no kernel supports the call."""
     if grad.shape != saved.shape or grad.device != saved.device:
         check_call(call, grad, saved)  # raises an error
-    run = prepared.backward(device_context(grad.device), call, grad, saved)
+    context = device_context(grad.device)
+    run = prepared.backward(context, call, grad, saved)
+    if run is None and RECORDERS:
+        record_torch(call.kernel.name, grad, prepared.why_torch(context, call.dtype, grad, saved))
     return reference.gradient(call, grad, saved).contiguous() if run is None else run(grad, saved)
 
 
@@ -83,14 +90,17 @@ def _define(
     def split(arguments: tuple[Any, ...]) -> tuple[OpCall, tuple[torch.Tensor, ...]]:
         return kind.of(op, *arguments[count:]), arguments[:count]
 
+    @private.skip_frames
     def compute(*arguments: Any) -> torch.Tensor:
         return run(kind.of(op, *arguments[count:]), *arguments[:count])
 
+    @private.skip_frames
     def fake(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
         check_call(call, *tensors)
         return tensors[-1].new_empty(tensors[-1].shape, dtype=call.dtype)
 
+    @private.skip_frames
     def autograd(*arguments: Any) -> torch.Tensor:
         call, tensors = split(arguments)
         read = tensors if call.modification is None or call.mask is None else (*tensors, call.mask)
@@ -102,12 +112,15 @@ def _define(
         has_node = not differentiated or (kind is OpCall and differentiated[-1] is tensors[0])
         if not has_node or not private.HAS_NODES or has_tangent(*read):
             check_call(call, *tensors)
+            if RECORDERS:
+                record_torch(name, tensors[0], "higher-order, forward-mode and mask derivatives use torch's ops")
             return by_torch(call, *tensors)
         if differentiated:
             return private.apply_node(ForwardNode, *tensors, call)  # type: ignore[no-any-return]
         with private.below_autograd():
             return overload(name)(*arguments)  # type: ignore[no-any-return]
 
+    @private.skip_frames
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
         mapped = list(zip(arguments, in_dims, strict=True))
         example, tensors = split(tuple(value if axis is None else value.select(axis, 0) for value, axis in mapped))

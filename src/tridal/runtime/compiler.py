@@ -15,6 +15,7 @@ from typing import Any
 from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources
 from tridal.errors import PluginError
+from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
 from tridal.runtime.op_functions import adapters, fingerprint
 from tridal.runtime.row_kernel import RowKernel
@@ -33,7 +34,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
     """Returns Triton's CompiledKernel for a target (backend, architecture, warp size). No device is needed.
 
     Raises:
-        PluginError: Triton was imported with TRITON_INTERPRET=1, or the op has a fault.
+        PluginError: Triton was imported with TRITON_INTERPRET=1, the op has a fault, or a kernel has a breakpoint.
     """
     with LOCK:
         triton = import_triton()
@@ -44,8 +45,14 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             )
         from triton.backends.compiler import GPUTarget
 
+        functions = op_functions(specialization.kernel, interpret=False).values()
+        if (location := find_breakpoint(entry(specialization.entry), *functions)) is not None:
+            raise PluginError(
+                f"{location}: Triton cannot compile breakpoint(): remove it, or run the kernel in Triton's interpreter"
+            )
         source = _ast_source(specialization, triton)
         options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
+        options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
         if specialization.max_registers:
             options["maxnreg"] = specialization.max_registers
         if specialization.cooperative:

@@ -51,7 +51,8 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
     from triton.runtime import interpreter
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
-    patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype]
+    builder: Any = type(getattr(interpreter, "interpreter_builder", None))
+    patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype, builder]
     before = [dict(vars(owner)) for owner in patched]
     twins = () if interpreted_library(triton) else _twins(triton)
     try:
@@ -60,6 +61,8 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
         # Triton patches its language at every call of a function. Once per function is enough, and halves the time.
         if patch is not None:
             interpreter._patch_lang = functools.cache(patch)
+        if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
+            builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
         with interpret_flag(True):
             yield
     finally:
@@ -73,6 +76,21 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
                 delattr(owner, name)
             for name in (name for name, member in members.items() if now.get(name) is not member):
                 setattr(owner, name, members[name])
+
+
+def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:
+    """Returns `create` for handles of booleans that have the type int1.
+
+    In Triton's interpreter, a comparison has the type of its operands, for example int32. `create_splat` would convert
+    its booleans to that type, and Triton 3.9 rejects a mask that is not boolean.
+    """
+
+    def create_with_bool_type(*args: Any) -> Any:
+        return create(
+            *(handle(a.data, bool_type) if isinstance(a, handle) and a.data.dtype == bool else a for a in args)
+        )
+
+    return create_with_bool_type
 
 
 def interpreted_library(triton: ModuleType) -> bool:

@@ -3,7 +3,7 @@
     from tridal import registry, testing
 
     backend = registry.available("interpreter")
-    for case in testing.cases(backend):
+    for case in (*testing.cases(backend), *testing.search_plans(backend).cases):
         result = testing.run_case(case, backend)
         assert result.passed, result.message
 
@@ -14,18 +14,23 @@ from tridal.testing.cases import Case, cases
 from tridal.testing.checking import Result, check, run_case
 from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
+from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
+from tridal.testing.runtime_check import check_runtime
 
 __all__ = [
     "PLAN_OVERRIDES",
     "Case",
     "Implementation",
+    "PlanSearch",
     "Result",
     "Worked",
     "cases",
     "check",
+    "check_runtime",
     "implementation",
     "overrides",
     "run_case",
+    "search_plans",
     "worked_example",
 ]

@@ -55,7 +55,7 @@ def _column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
 
 def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
     if problem.accumulator == 8:  # cooperative plans do not support float64
-        return _column_loop(plan, problem)
+        return plan
     cols = _block_cols(problem)
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
     sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
@@ -77,8 +77,8 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "whole_row": _whole_row,
     "cooperative": _cooperative,
     "column_loop": _column_loop,
-    "peel": lambda plan, problem: _peel(plan, problem) if problem.layout == "row" else plan,
-    "reload": partial(_whole_row, reload=True),
+    "whole_row+peel": lambda plan, problem: _peel(plan, problem) if problem.layout == "row" else plan,
+    "whole_row+reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
     "cooperative+one_shot": _one_shot,
     "single": lambda plan, problem: replace(

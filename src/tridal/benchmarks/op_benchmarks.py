@@ -1,0 +1,142 @@
+"""The table of what `tridal bench` measures for an op: its implementations, arguments, useful traffic and aims.
+
+An op without an entry is measured too, because everything is derived from its declaration. An entry replaces or adds
+what cannot be derived. A third party declares its entry as `RowOp.benchmark`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tridal.benchmarks.providers import OURS
+from tridal.ops import table
+from tridal.ops.row_op import RowOp
+from tridal.testing.implementation import public_function
+
+Function: TypeAlias = Callable[..., Tensor]
+"""function(x, *arguments): an implementation that normalises along a fixed dim."""
+MakeFunction: TypeAlias = Callable[[int], Function]
+"""make(dim) returns the function. It imports the library, and raises NotImplementedError for an unsupported dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpBenchmark:
+    """How to measure an op."""
+
+    functions: Mapping[str, MakeFunction] = field(default_factory=dict)
+    """The implementations by provider name. Results are compared with "torch" or, without it, with "reference"."""
+    arguments: Callable[[Tensor, int], tuple[Tensor, ...]] = lambda x, dim: ()
+    """arguments(x, dim) returns further tensors of a call, for example a weight. Backward differentiates them too."""
+    passes: Mapping[str, int] = field(default_factory=dict)
+    """Useful traffic by direction: the number of tensors of the input's size that are read or written. By default, the
+    tensors of the kernel: two forward (x, y), three backward (dy, saved, dx)."""
+    aims: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Target share of `copy_`'s rate by shape class and direction."""
+
+
+def benchmark_of(name: str) -> OpBenchmark:
+    """Returns the entry of an op, completed from the op's declaration. Raises PlanError if the op is unknown."""
+    op = table.op_named(name)
+    entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
+    kernels = {"forward": op.forward, "backward": op.backward}
+    passes = {direction: len(kernel.reads) + len(kernel.writes) for direction, kernel in kernels.items()}
+    return replace(entry, functions={**_derived(op), **entry.functions}, passes={**passes, **entry.passes})
+
+
+def _derived(op: RowOp) -> dict[str, MakeFunction]:
+    """Returns the implementations that follow from an op's declaration."""
+
+    def ours(dim: int) -> Function:
+        return partial(public_function(op.name), dim=dim)
+
+    def reference(dim: int) -> Function:
+        """Computes the op's reference in at least float32."""
+        values = tuple(op.parameters.values())
+        return lambda x: op.compute(x.to(torch.promote_types(x.dtype, torch.float32)), dim, values).to(x.dtype)
+
+    if op.torch_function is None:
+        return {OURS: ours, "reference": reference, "torch.compile": lambda dim: _compile(reference(dim))}
+    function = op.torch_function
+
+    def of_torch(dim: int) -> Function:
+        return partial(function, dim=dim)
+
+    # FlagGems replaces the kernels of torch's function.
+    compiled = partial(_compile_torch, function)
+    return {OURS: ours, "torch": of_torch, "torch.compile": compiled, "FlagGems": of_torch}
+
+
+def _compile_torch(function: Function, dim: int) -> Function:
+    return _compile(lambda x: function(x, dim))
+
+
+def _compile(function: Function) -> Function:
+    torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
+    return torch.compile(function, dynamic=False)
+
+
+def _naive_softmax(x: Tensor, dim: int) -> Tensor:
+    z = x - x.max(dim, keepdim=True)[0]
+    numerator = z.exp()
+    return numerator / numerator.sum(dim, keepdim=True)
+
+
+def _naive_log_softmax(x: Tensor, dim: int) -> Tensor:
+    z = x - x.max(dim, keepdim=True)[0]
+    return z - z.exp().sum(dim, keepdim=True).log()
+
+
+def _tutorial(function: Function) -> dict[str, MakeFunction]:
+    """Returns the two baselines of Triton's softmax tutorial."""
+
+    def script(dim: int) -> Function:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit.script warns that it is deprecated
+            scripted = torch.jit.script(function)
+        return lambda x: scripted(x, dim)
+
+    return {"naive": lambda dim: partial(function, dim=dim), "torch.jit.script": script}
+
+
+def _liger_softmax(dim: int) -> Function:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+    _check_last(dim)
+    return LigerSoftmaxFunction.apply  # type: ignore[no-any-return]
+
+
+def _quack_softmax(dim: int) -> Function:
+    from quack.softmax import softmax
+
+    _check_last(dim)
+    return softmax  # type: ignore[no-any-return]
+
+
+def _check_last(dim: int) -> None:
+    if dim != -1:
+        raise NotImplementedError("supports only the last dimension")
+
+
+_SOFTMAX_AIMS: Mapping[str, Mapping[str, float]] = {
+    "rows": {"forward": 0.97, "backward": 1.0},
+    "wide": {"forward": 0.95, "backward": 1.0},
+    "odd": {"forward": 0.92, "backward": 0.90},
+    "few": {"forward": 0.80, "backward": 0.85},
+    "small": {"backward": 1.0},
+    "inner": {"forward": 0.85, "backward": 0.85},
+    "outer": {"forward": 0.85, "backward": 0.85},
+}
+OP_BENCHMARKS: Mapping[str, OpBenchmark] = {
+    "softmax": OpBenchmark(
+        {**_tutorial(_naive_softmax), "Liger-Kernel": _liger_softmax, "quack": _quack_softmax}, aims=_SOFTMAX_AIMS
+    ),
+    "log_softmax": OpBenchmark(_tutorial(_naive_log_softmax), aims=_SOFTMAX_AIMS),
+}
+"""The entries of tridal's ops by name."""

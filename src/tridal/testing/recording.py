@@ -1,0 +1,238 @@
+"""Stand-ins for a device: its torch module, Triton's driver and tensors. They record calls and need no hardware."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.runtime import compiler, launch
+from tridal.runtime.specialization import Specialization
+
+COUNT = 2
+"""The number of devices of a `RecordingDevice`."""
+FUNCTION = 0xF00D
+"""The handle of every kernel that is loaded on a `RecordingDevice`."""
+
+
+class Launch(NamedTuple):
+    """A recorded launch."""
+
+    programs: int
+    stream: int
+    device: int
+    """The device that was current."""
+    arguments: tuple[Any, ...]
+    """The addresses of tensors, and numbers."""
+
+
+class RecordingDevice:
+    """Stands in for the module `torch.<device type>`, with the functions that all of these modules have.
+
+    Attributes that it does not have are those of the real module, if there is one.
+    """
+
+    def __init__(self, real: Any = None) -> None:
+        self.current = 0
+        self.streams = {index: 0x1000 * (index + 1) for index in range(COUNT)}
+        """The handle of the current stream of each device."""
+        self.launches: list[Launch] = []
+        self.error: Exception | None = None
+        """The exception that launches raise."""
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def is_available(self) -> bool:
+        """Returns True."""
+        return True
+
+    def device_count(self) -> int:
+        """Returns `COUNT`."""
+        return COUNT
+
+    def current_device(self) -> int:
+        """Returns the index of the current device."""
+        return self.current
+
+    def set_device(self, device: Any) -> None:
+        """Makes a device the current one."""
+        self.current = _index(device)
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """Makes a device the current one in a context."""
+        before, self.current = self.current, _index(device)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def current_stream(self, device: Any = None) -> _Stream:
+        """Returns the current stream of a device, by default of the current device."""
+        return _Stream(self.raw_stream(self.current if device is None else _index(device)))
+
+    def raw_stream(self, index: int) -> int:
+        """Returns the handle of the current stream of a device."""
+        return self.streams[index]
+
+    def launch(self, *arguments: Any) -> None:
+        """Records a launch, with the arguments of Triton's launcher."""
+        if self.error is not None:
+            raise self.error
+        numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments[9:])
+        self.launches.append(Launch(arguments[0], arguments[3], self.current, numbers))
+
+
+class _Stream:
+    """A stream. Its handle is each attribute whose name ends with "_stream"."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> int:
+        if name.endswith("_stream"):
+            return self._handle
+        raise AttributeError(name)
+
+
+class FakeTensor(torch.Tensor):
+    """A contiguous tensor on any device, with an address and without memory."""
+
+    _addresses = itertools.count(1 << 32, 1 << 24)
+    address: int
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        """Returns a tensor with a new, aligned address."""
+        made: FakeTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made.address = next(cls._addresses)
+        return made
+
+    def data_ptr(self) -> int:
+        """Returns the address."""
+        return self.address
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Supports `torch.empty_like` only."""
+        if func is not torch.ops.aten.empty_like.default:
+            raise NotImplementedError(f"{func} of a tensor without memory")
+        return cls(args[0].shape, (kwargs or {}).get("dtype") or args[0].dtype, args[0].device)
+
+
+class RecordedBackend:
+    """A backend whose results are recorded. The properties are given, because no device is present."""
+
+    def __init__(self, backend: Backend, properties: DeviceProperties, compiles: bool) -> None:
+        self.plans: list[LaunchPlan] = []
+        self.reported: list[tuple[Mapping[str, Any], Resources]] = []
+        """The compiler's outputs that `resources` got, and its results."""
+        self.indices: list[int] = []
+        """The arguments of `properties`."""
+        self._backend, self._properties, self._compiles = backend, properties, compiles
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(self._backend, member)
+
+    def properties(self, index: int) -> DeviceProperties:
+        """Returns the given properties."""
+        self.indices.append(index)
+        return self._properties
+
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
+        """Returns the backend's plan. If Triton cannot compile for the device, probes report 32 registers."""
+
+        def uncompiled(config: KernelConfig) -> Resources:
+            return Resources(registers=32, spills=0, shared_memory=0)
+
+        plan = self._backend.plan(problem, device, probe if self._compiles else uncompiled, options)
+        self.plans.append(plan)
+        return plan
+
+    def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
+        """Returns the backend's resources."""
+        found = self._backend.resources(asm, shared_memory)
+        self.reported.append((asm, found))
+        return found
+
+
+@contextmanager
+def recording(device_type: str, compiler_name: str, modules: Sequence[str] = ()) -> Iterator[RecordingDevice]:
+    """Replaces `torch.<device type>`, other modules by name, and Triton's driver until the context ends.
+
+    `compiler_name` is the name of the driver's compiler, for example "cuda".
+
+    No other thread may compute meanwhile.
+    """
+    triton = compiler.import_triton()
+    device = RecordingDevice(getattr(torch, device_type, None))
+
+    class Launcher:
+        def __init__(self, *_: Any) -> None:
+            self.launch = device.launch
+
+        def __call__(self, *arguments: Any) -> None:
+            self.launch(*arguments)
+
+    def load(specialization: Specialization, target: Any, index: int) -> Any:
+        if not compiles_for(target):
+            source = SimpleNamespace(fn=None, signature=dict(specialization.types))
+            return SimpleNamespace(src=source, metadata=None, packed_metadata=(), function=FUNCTION, run=Launcher())
+        made = compiler.compile_kernel(specialization, target)
+        packed = made.packed_metadata
+        return SimpleNamespace(
+            src=made.src, metadata=made.metadata, packed_metadata=packed, function=FUNCTION, run=Launcher()
+        )
+
+    active = SimpleNamespace(get_current_device=device.current_device, launcher_cls=Launcher)
+    active.get_current_target = lambda: SimpleNamespace(backend=compiler_name)
+    raw_stream = f"_{device_type}_getCurrentRawStream"
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        for name in (f"torch.{device_type}", *modules):
+            enter(_module(name, device))
+            parent, _, attribute = name.rpartition(".")
+            if parent in sys.modules:
+                enter(patch.object(sys.modules[parent], attribute, device, create=True))
+        for owner in (torch._C, sys.modules.get(f"torch_{device_type}._C")):
+            if hasattr(owner, raw_stream):  # a private function that returns a handle without making a Stream
+                enter(patch.object(owner, raw_stream, device.raw_stream))
+        enter(patch.object(triton.runtime, "driver", SimpleNamespace(active=active)))
+        enter(patch.object(launch, "_load", load))
+        yield device
+
+
+@contextmanager
+def _module(name: str, module: Any) -> Iterator[None]:
+    """Replaces one module. `patch.dict` would also remove modules that are imported in the context."""
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
+
+
+def compiles_for(target: tuple[str, int | str, int] | None) -> bool:
+    """Returns whether the installed Triton can compile for a target. The device need not be present."""
+    compiler.import_triton()
+    from triton.backends import backends
+    from triton.backends.compiler import GPUTarget
+
+    return target is not None and any(b.compiler.supports_target(GPUTarget(*target)) for b in backends.values())
+
+
+def _index(device: Any) -> int:
+    return device if isinstance(device, int) else torch.device(device).index or 0

@@ -1,0 +1,194 @@
+"""Checks the stream, guard and resources of a backend without its hardware, with a driver that records calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from tridal.devices import settings
+from tridal.devices.checked import CheckedBackend
+from tridal.devices.types import Backend, DeviceProperties, Resources
+from tridal.ops import table
+from tridal.pytorch import prepared
+from tridal.pytorch.device_context import DeviceContext, PreparedCall
+from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, compiles_for, recording
+
+_SHAPE = (64, 96)
+
+
+class _LaunchError(Exception):
+    """Raised inside a guard, and by a launch."""
+
+
+def check_runtime(backend: Backend, modules: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns a description of each fault of a backend's `guard`, `stream`, `device_count` and `resources`.
+
+    The device need not be present. Until the function returns, a stand-in with two devices replaces the module
+    `torch.<device type>` and Triton's driver. It has `device_count`, `current_device`, `set_device`, `device` and
+    `current_stream`. `modules` are the names of other modules that the stand-in replaces, for a backend that calls
+    these functions of its vendor's module. A kernel is compiled if Triton can compile for the first of the backend's
+    architectures, and is launched on the stand-in. Interpreted backends have no driver: only their guard and their
+    stream are checked. No other thread may compute meanwhile.
+    """
+    backend = backend.plugin if isinstance(backend, CheckedBackend) else backend
+    if backend.interpreted:
+        indices = range(backend.device_count())
+        return tuple(_faults(lambda: _guard_faults(backend, None, indices), lambda: _stream_type(backend, indices)))
+    properties = next(iter(backend.architectures().values()), None)
+    target = properties.target if properties is not None and properties.target is not None else ("", "", 0)
+    with recording(backend.device_type, target[0], modules) as device:
+        checks: list[Callable[[], Iterator[str]]] = [
+            lambda: _count_faults(backend),
+            lambda: _guard_faults(backend, device, range(COUNT)),
+            lambda: _stream_faults(backend, device),
+        ]
+        faults = list(_faults(*checks))
+        if faults:
+            faults[0] += "; if the backend calls another module than torch's, give its name in `modules`"
+        elif properties is None:
+            faults = ["architectures() is empty, so nothing can be launched without a device"]
+        else:
+            for index in reversed(range(COUNT)):
+                faults += _faults(lambda index=index: _launch_faults(backend, properties, device, index))  # type: ignore[misc]
+        return tuple(faults)
+
+
+def _faults(*checks: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yields the faults of all checks. An exception is a fault."""
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:
+            yield f"raised {type(error).__name__}: {error}"
+
+
+def _count_faults(backend: Backend) -> Iterator[str]:
+    count = backend.device_count()
+    if type(count) is not int or count != COUNT:
+        yield f"device_count() returned {count!r}, but there are {COUNT} devices"
+
+
+def _guard_faults(backend: Backend, device: RecordingDevice | None, indices: Sequence[int]) -> Iterator[str]:
+    """Checks that a guard makes its device current, and restores the current device, also after an exception."""
+    for current, index in product(indices, indices):
+        raised = False
+        for error in (None, _LaunchError()):
+            if device is not None:
+                device.current = current
+            after = " after an exception" if error else ""
+            try:
+                guard: Any = backend.guard(index)
+                if not hasattr(type(guard), "__enter__"):
+                    yield f"guard({index}) returned {guard!r}, which is no context manager"
+                    return
+                with guard:
+                    if device is not None and device.current != index:
+                        yield f"device {device.current} is current inside guard({index})"
+                    if error:
+                        raise error
+            except _LaunchError:
+                raised = True
+            if device is not None and device.current != current:
+                yield f"device {device.current} is current{after} after guard({index}), instead of device {current}"
+        if not raised:
+            yield f"guard({index}) suppresses exceptions"
+
+
+def _stream_type(backend: Backend, indices: Sequence[int]) -> Iterator[str]:
+    for index in indices:
+        stream = backend.stream(index)
+        if type(stream) is not int:
+            yield f"stream({index}) returned {stream!r}, which is no int"
+
+
+def _stream_faults(backend: Backend, device: RecordingDevice) -> Iterator[str]:
+    """Checks that `stream` returns the current stream of each device, also after it has changed."""
+    yield from _stream_type(backend, range(COUNT))
+    for current, index, change in product(range(COUNT), range(COUNT), range(2)):
+        device.current = current
+        device.streams[index] += change
+        if (stream := backend.stream(index)) != device.streams[index]:
+            why = "after the stream was changed" if change else f"while device {current} is current"
+            yield f"stream({index}) returned {stream!r} instead of {device.streams[index]} {why}"
+
+
+def _launch_faults(
+    backend: Backend, properties: DeviceProperties, device: RecordingDevice, index: int
+) -> Iterator[str]:
+    """Launches an op on one device while the other one is current: twice, after an error, and on another stream."""
+    other = device.current = COUNT - 1 - index
+    recorded = RecordedBackend(backend, properties, compiles_for(properties.target))
+    x, call = _prepare(recorded, index)
+    if recorded.indices != [index] * len(recorded.indices):
+        yield f"properties of devices {recorded.indices} were used for device {index}"
+    yield from _resource_faults(recorded)
+    for error in (None, _LaunchError("a launch failed"), None):
+        device.streams[index] += 16
+        device.error, raised = error, None
+        device.launches.clear()
+        try:
+            y = call.run(x)
+        except _LaunchError as caught:
+            raised = caught
+        device.error = None
+        if device.current != other:
+            after = "that raised" if error else ""
+            yield f"a launch {after} on device {index} left device {device.current} current instead of device {other}"
+            device.current = other
+        if raised is not error:
+            yield f"a launch raised {error!r}, but the call raised {raised!r}"
+        if error is None:
+            yield from _argument_faults(device, recorded, index, (y, x))
+
+
+def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, PreparedCall]:
+    """Returns a tensor without memory on a device, and the prepared call of the first op for it."""
+    try:
+        torch_device = torch.device(recorded.device_type, index)
+    except RuntimeError:  # torch does not know the device type until the vendor's package is imported
+        torch_device = torch.device("privateuseone", index)
+    context = DeviceContext.__new__(DeviceContext)
+    context.device, context.index, context.settings = torch_device, index, settings.current()
+    context.backend = CheckedBackend(recorded, "tridal.testing")
+    context.torch_computes, context.has_autocast, context.forwards, context.backwards = False, False, {}, {}
+    dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
+    op = next(iter(table.ops().values()))
+    x = FakeTensor(_SHAPE, getattr(torch, dtype), torch_device)
+    call = prepared.forward(context, x, op, -1, None, tuple(op.parameters.values()))
+    assert call is not None
+    return x, call
+
+
+def _argument_faults(
+    device: RecordingDevice, recorded: RecordedBackend, index: int, tensors: tuple[torch.Tensor, ...]
+) -> Iterator[str]:
+    """Checks the arguments of a launch."""
+    if len(device.launches) != 1:
+        yield f"{len(device.launches)} launches instead of one"
+        return
+    launched, plan = device.launches[0], recorded.plans[-1]
+    if launched.device != index:
+        yield f"a launch for device {index} happened while device {launched.device} was current"
+    if launched.stream != device.streams[index]:
+        yield f"a launch got the stream {launched.stream!r} instead of {device.streams[index]}, the current one"
+    if launched.programs != plan.programs:
+        yield f"{launched.programs} programs were launched instead of the plan's {plan.programs}"
+    if list(launched.arguments[: len(tensors)]) != [tensor.data_ptr() for tensor in tensors]:
+        yield "a launch got the addresses of other tensors"
+
+
+def _resource_faults(recorded: RecordedBackend) -> Iterator[str]:
+    """Checks the results of `resources`, and that the plan's resources are one of them."""
+    for asm, found in recorded.reported:
+        if not isinstance(found, Resources):
+            yield f"resources() returned {found!r}, which is no Resources"
+            return
+        for name in ("registers", "spills", "shared_memory"):
+            if type(number := getattr(found, name)) is not int or number < 0:
+                yield f"resources() returned {name}={number!r} for {', '.join(asm)}"
+    used = recorded.plans[-1].resources
+    if used is not None and recorded.reported and used not in [found for _, found in recorded.reported]:
+        yield f"the plan has {used}, which resources() did not return"

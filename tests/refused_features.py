@@ -1,0 +1,58 @@
+"""Pairs of values of `feature_axes.py` that raise an error: those that torch refuses, and the limits of tridal."""
+
+from __future__ import annotations
+
+import itertools
+
+TORCH = "2.13."
+"""The version of torch that refuses these on the CPU. Others refuse more or less."""
+
+MODES = ("mode default", "mode reduce-overhead", "mode max-autotune")
+DISTRIBUTED = ("replicated", "sharded batch", "sharded rows")
+_NEED_GRAD = ("gradient", "backward in compiled", "second gradient", "batched gradients")
+_TRANSFORMS = ("functional gradient", "batched gradients", "jvp", "dual number", "vmap", "vmap of gradient")
+_MASKS = ("boolean mask", "float mask", "causal", "zero rows", "all at once")
+_FORWARD_MODE = ("jvp", "dual number")
+_BY_TORCH: dict[str, tuple[str, ...]] = {
+    "no_grad": _NEED_GRAD,
+    "inference": (*_NEED_GRAD, "dual number"),
+    "enable_grad in inference": (*_NEED_GRAD, "dual number"),
+    "torch dispatch mode": ("compiled",),
+    "compiled": ("jvp", "nested"),
+    "compiled dynamic": (
+        "second gradient", "functional gradient", "jvp", "vmap", "vmap of gradient", "subclass", "nested",
+        "torch dispatch mode",
+    ),
+    **dict.fromkeys(MODES, ("second gradient", "dual number")),
+    "log_softmax": ("nested",),
+    "compiled whole": ("second gradient", "subclass"),
+    "compiled autograd": ("batched gradients",),
+    "exported": ("nested", "jagged"),
+    "integers": ("plain", "dim 1", "scale", *_MASKS[:-1], *_NEED_GRAD, *_TRANSFORMS[:-2], "vmap of gradient"),
+    "expanded": _FORWARD_MODE,
+    "replicated": _FORWARD_MODE,
+    "sharded batch": _FORWARD_MODE,
+    "sharded rows": _FORWARD_MODE,
+    "nested": (*_NEED_GRAD, *_TRANSFORMS, *_MASKS),
+    "jagged": _TRANSFORMS,
+}  # fmt: skip
+REFUSED = {frozenset({one, other}) for one, others in _BY_TORCH.items() for other in others}
+"""torch's functions raise an error of the same kind."""
+_INFERENCE = ("inference", "enable_grad in inference")
+_OF_THREE = [
+    *itertools.product(["jagged"], ["log_softmax", "compiled autograd"], _NEED_GRAD[:3]),
+    *itertools.product(DISTRIBUTED, ["exported"], ["boolean mask", "float mask", "zero rows", "all at once"]),
+    *itertools.product(DISTRIBUTED, ["exported", "traced", "vmap", "vmap of gradient"], _INFERENCE),
+    *itertools.product(DISTRIBUTED, ["compiled whole"], ["backward in compiled", "batched gradients"]),
+    *itertools.product(MODES, ["batched gradients"], ["settings of torch"]),
+]
+REFUSED |= set(map(frozenset, _OF_THREE))
+
+LIMITS = {frozenset({"jagged", mask}) for mask in _MASKS}
+"""torch computes some of these. `tridal.softmax` raises a LayoutError with a proposal."""
+
+WRONG_IN_TORCH = {frozenset({"jagged", "dim 1", gradient}) for gradient in _NEED_GRAD}
+"""torch computes nested tensors for tridal, and its gradient along the ragged dim is wrong."""
+
+SHORTFALLS = {frozenset({"subclass", mode}) for mode in MODES}
+"""torch computes these with its own lowering. tridal raises the TypeError that torch raises with `aot_eager`."""

@@ -1,0 +1,96 @@
+"""Calls allocate their result and no other tensor of that size, except for the calls that docs/pytorch.md lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+import tridal
+from tridal.runtime import launch
+
+F16, F32, F64 = torch.float16, torch.float32, torch.float64
+SHAPE = (8, 16, 8, 32)
+STRIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "permuted": lambda x: x.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1),  # no kernel reads these strides
+}
+NUMBER = 8 * 16 * 8 * 32
+
+
+@pytest.fixture
+def cpu(device: torch.device, nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A CPU device. Launches do nothing, because an interpreted kernel allocates memory for its arithmetic."""
+    if device.type != "cpu":
+        pytest.skip("the profiler measures the memory of the CPU")
+    prepare = launch.prepare
+    monkeypatch.setattr(launch, "prepare", lambda *a: prepare(*a)._replace(launch=lambda *_: None))
+    return device
+
+
+def peak_bytes(compute: Callable[[], Any]) -> int:
+    """Returns the largest number of bytes that were allocated during a call and not freed."""
+    compute()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = compute()
+    assert result is not None
+    results: Any = profiler.profiler
+    events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
+    allocated = largest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        allocated += event.nbytes()
+        largest = max(largest, allocated)
+    return int(largest)
+
+
+def backward(x: torch.Tensor, dtype: torch.dtype, strides: str) -> Callable[[], Any]:
+    x = x.requires_grad_()
+    y = tridal.softmax(x, -1, dtype)
+    dy = STRIDED[strides](torch.ones(SHAPE, dtype=dtype))
+    return lambda: torch.autograd.grad(y, x, dy, retain_graph=True)
+
+
+@pytest.mark.parametrize("strides", STRIDED)
+@pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F32), (F32, F16), (F32, F64), (F64, F32), (F16, F16)], ids=str)
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_forward_allocates_its_result(
+    cpu: torch.device, strides: str, dtypes: tuple[torch.dtype, torch.dtype], invariant: bool
+) -> None:
+    source, dtype = dtypes
+    x = STRIDED[strides](torch.ones(SHAPE, dtype=source))
+    with tridal.use(batch_invariant=invariant):
+        assert peak_bytes(lambda: tridal.softmax(x, -1, dtype)) == NUMBER * dtype.itemsize
+
+
+@pytest.mark.parametrize("strides", STRIDED)
+@pytest.mark.parametrize("dtypes", [(F32, F32), (F16, F32), (F32, F16), (F32, F64), (F64, F32), (F16, F16)], ids=str)
+def test_a_backward_allocates_its_result(
+    cpu: torch.device, strides: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    source, dtype = dtypes
+    copied = strides == "permuted" and source is not dtype  # the copy does not fit into the result
+    expected = NUMBER * (source.itemsize + (dtype.itemsize if copied else 0))
+    assert peak_bytes(backward(torch.ones(SHAPE, dtype=source), dtype, strides)) == expected
+
+
+def test_a_16_bit_gradient_of_a_float64_output_is_cast_by_torch(cpu: torch.device) -> None:
+    assert peak_bytes(backward(torch.ones(SHAPE, dtype=F16), F64, "contiguous")) == NUMBER * (8 + 2)
+
+
+def test_a_saved_tensor_that_is_not_contiguous_is_copied(cpu: torch.device) -> None:
+    x = torch.ones(SHAPE, requires_grad=True)
+    with saved_tensors_hooks(lambda saved: saved.transpose(0, 3).contiguous(), lambda saved: saved.transpose(0, 3)):
+        y = tridal.softmax(x)
+    dy = torch.ones(SHAPE)
+    assert peak_bytes(lambda: torch.autograd.grad(y, x, dy, retain_graph=True)) == NUMBER * (4 + 4)
+
+
+def test_a_negative_view_that_is_cast_is_copied(cpu: torch.device) -> None:
+    x = torch._neg_view(torch.ones(SHAPE))
+    assert peak_bytes(lambda: tridal.softmax(x)) == NUMBER * 4
+    assert peak_bytes(lambda: tridal.softmax(x, dtype=F16)) == NUMBER * (4 + 2)

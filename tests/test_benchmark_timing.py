@@ -1,0 +1,129 @@
+"""Tests of the comparison of calls: interleaving, repetition and noise, with a clock that only the calls advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+
+import pytest
+import torch
+
+from tridal.benchmarks import timing
+from tridal.benchmarks.timing import NoiseLimit, Timing, compare
+
+LIMIT = NoiseLimit(0.25)
+QUIET, NOISY = [1.0] * 10, [1.0] * 7 + [9.0] * 3
+
+
+class Clock:
+    """Replaces the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(timing, "time", found)
+    return found
+
+
+def taking(clock: Clock, *seconds: float) -> Callable[[], None]:
+    """Returns a call that takes these times, again and again."""
+    durations = cycle(seconds)
+
+    def call() -> None:
+        clock.now += next(durations)
+
+    return call
+
+
+def attempts(*rounds: list[float]) -> Callable[[], list[float]]:
+    """Returns a sample with the times of each attempt. All rounds of an attempt are equal."""
+    times: Iterator[list[float]] = iter([found for found in rounds for _ in range(timing.ROUNDS)])
+    return lambda: next(times)
+
+
+def test_timing_has_median_and_quantiles() -> None:
+    assert Timing.of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (3.5, 2.0, 5.0)
+    assert Timing.of([3.0]) == (3.0, 3.0, 3.0)
+
+
+def test_times_are_in_milliseconds(clock: Clock) -> None:
+    sample = timing.sampler(torch.device("cpu"))
+    assert sample(taking(clock, 0.25)) == [pytest.approx(250.0)]
+    assert len(sample(taking(clock, timing._CPU_ROUND_SECONDS / 4.5))) == 5
+    assert timing.sample_host(torch.device("cpu"), taking(clock, 1e-6, 3e-6), 4) == [pytest.approx(2.0)]
+
+
+def test_calls_are_measured_in_turn_and_in_both_orders() -> None:
+    order: list[str] = []
+
+    def sample(name: str) -> list[float]:
+        order.append(name)
+        return [1.0]
+
+    compare({name: partial(sample, name) for name in "abc"}, LIMIT, rounds=4)
+    assert order == [*"abccbaabccba"]
+
+
+def test_disturbance_of_one_window_affects_all_calls_alike(clock: Clock) -> None:
+    """The machine is 100 times slower during half of the time. The ratio of two equal calls stays 1."""
+    slow = cycle([1] * 8 + [100] * 8)
+
+    def sample() -> list[float]:
+        return [float(next(slow))] * 5
+
+    found = compare({"a": sample, "b": sample}, LIMIT)
+    assert found["a"] == found["b"]
+    assert isinstance(found["a"], Timing)
+    assert LIMIT.excess(found["a"]) > 1
+
+
+def test_quiet_comparison_is_not_repeated() -> None:
+    assert compare({"a": attempts(QUIET), "b": attempts([2.0])}, LIMIT) == {"a": (1.0,) * 3, "b": (2.0,) * 3}
+
+
+def test_noise_of_one_call_repeats_the_whole_comparison() -> None:
+    found = compare({"a": attempts(NOISY, QUIET), "b": attempts([2.0], [2.1])}, LIMIT)
+    assert found == {"a": (1.0,) * 3, "b": (2.1,) * 3}, "both from the second attempt"
+
+
+def test_noise_in_all_attempts_returns_the_least_noisy_one() -> None:
+    least = [1.0] * 7 + [2.0] * 3
+    found = compare({"a": attempts(NOISY, least, NOISY)}, LIMIT)
+    assert found == {"a": (1.0, 1.0, 2.0)}
+    assert isinstance(found["a"], Timing)
+    assert LIMIT.excess(found["a"]) > 1
+
+
+def test_attempt_that_is_uniformly_slow_is_not_used() -> None:
+    """A machine that is busy all the time has little spread. The faster attempt shows that it was busy."""
+    found = compare({"a": attempts(NOISY, [50.0], NOISY)}, LIMIT)
+    assert found == {"a": (1.0, 1.0, 9.0)}
+
+
+def test_call_that_raises_an_exception_is_skipped_in_later_rounds() -> None:
+    calls = iter([[1.0], ValueError("out of memory")])
+
+    def failing() -> list[float]:
+        found = next(calls)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    found = compare({"a": failing, "b": attempts(QUIET)}, LIMIT)
+    assert found == {"a": "ValueError: out of memory", "b": (1.0,) * 3}
+
+
+def test_noise_limit_of_short_calls_allows_a_microsecond() -> None:
+    limit = timing.noise_limit(accelerated=True)
+    assert limit.excess(Timing(0.005, 0.0045, 0.0055)) < 1
+    assert limit.excess(Timing(1.0, 0.95, 1.05)) > 1
+    assert str(limit) == "5% of the median + 1 us"
+    assert timing.noise_limit(accelerated=False).excess(Timing(1.0, 0.95, 1.05)) < 1

@@ -1,0 +1,183 @@
+"""Records of calls: every path of a call is recorded with the backend, or with torch and the reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tridal
+from tridal.devices.types import Backend
+from tridal.pytorch.call_records import RECORDERS, CallRecord
+
+
+@pytest.fixture(autouse=True)
+def no_recorders() -> None:
+    assert RECORDERS == []
+
+
+def ops(calls: list[CallRecord], backend: str) -> list[str]:
+    """The names of the recorded ops, all of which were computed by `backend`."""
+    assert {call.backend for call in calls} == {backend}
+    return [call.op for call in calls]
+
+
+def test_record_describes_the_call(backend: Backend, device: torch.device) -> None:
+    x = torch.randn(3, 5, device=device, dtype=torch.float16)
+    with tridal.record_calls() as calls:
+        tridal.softmax(x, dtype=torch.float32)
+    (call,) = calls
+    where = x.device
+    expected = ("softmax", (3, 5), "float16", str(where), backend.name, None)
+    assert (call.op, call.shape, call.dtype, call.device, call.backend, call.reason) == expected
+    assert call.schedule in backend.schedules
+    assert str(call) == f"softmax of [3, 5] float16 on {where} by {backend.name}: {call.schedule}"
+
+
+def test_every_repetition_is_recorded_and_none_outside_of_the_block(backend: Backend, device: torch.device) -> None:
+    x = torch.randn(3, 5, device=device)
+    for _ in range(4):
+        tridal.softmax(x)
+    with tridal.record_calls() as calls:
+        for _ in range(5):
+            tridal.softmax(x)
+    tridal.softmax(x)
+    assert ops(calls, backend.name) == ["softmax"] * 5
+
+
+PATHS: dict[str, tuple[Callable[[torch.Tensor], object], list[str]]] = {
+    "backward": (
+        lambda x: tridal.log_softmax(x).sin().sum().backward(), ["log_softmax", "log_softmax_backward"],
+    ),
+    "scale and mask": (
+        lambda x: tridal.softmax(x, scale=2.0, causal=True).sin().sum().backward(), ["softmax", "softmax_backward"],
+    ),
+    "compiled": (
+        lambda x: torch.compile(lambda t: tridal.softmax(t).sin().sum(), backend="aot_eager", fullgraph=True)(
+            x
+        ).backward(), ["softmax", "softmax_backward"],
+    ),
+    "vmap": (lambda x: torch.vmap(tridal.softmax)(x.detach()), ["softmax"]),
+    "registered op": (lambda x: torch.ops.tridal.softmax(x.detach(), 1, torch.float32), ["softmax"]),
+    "integers": (lambda x: tridal.softmax(x.detach().long(), dtype=torch.float32), ["softmax"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "expected"), PATHS.values(), ids=PATHS)
+def test_kernels_are_recorded_on_every_path(
+    backend: Backend, device: torch.device, function: Callable[[torch.Tensor], object], expected: list[str]
+) -> None:
+    if "scale_mask" not in backend.schedules:
+        pytest.skip("torch applies the mask")
+    x = torch.randn(5, 5, device=device, requires_grad=True)
+    with tridal.record_calls() as calls:
+        function(x)
+    assert ops(calls, backend.name) == expected
+
+
+def test_override_is_recorded(backend: Backend, device: torch.device) -> None:
+    x, target = torch.randn(3, 5, device=device, requires_grad=True), torch.arange(3, device=device)
+    with tridal.override_torch(), tridal.record_calls() as calls:
+        F.cross_entropy(x, target).backward()
+    assert ops(calls, backend.name) == ["log_softmax", "log_softmax_backward"]
+
+
+def test_calls_of_other_threads_are_recorded(backend: Backend, device: torch.device) -> None:
+    def work() -> None:
+        with tridal.use(device=backend.name):
+            tridal.softmax(torch.randn(3, 5, device=device))
+
+    with tridal.record_calls() as calls:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert ops(calls, backend.name) == ["softmax"] * 4
+
+
+TORCH: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
+    "no elements": (lambda x: tridal.softmax(x[:0]), "no elements"),
+    "no dims": (lambda x: tridal.log_softmax(x[0, 0]), "no dims"),
+    "nested": (lambda x: tridal.softmax(torch.nested.nested_tensor([x, x[:1]])), "nested"),
+    "subclass": (
+        lambda x: tridal.softmax(torch.masked.masked_tensor(x, x > 0)), "MaskedTensor rejects tridal's op",
+    ),
+    "forward mode": (
+        lambda x: torch.func.jvp(tridal.softmax, (x,), (x,)), "forward-mode",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # nested and masked tensors are prototypes
+@pytest.mark.parametrize(("function", "reason"), TORCH.values(), ids=TORCH)
+def test_calls_that_torch_computes_are_recorded_with_the_reason(
+    device: torch.device, function: Callable[[torch.Tensor], object], reason: str
+) -> None:
+    x = torch.randn(3, 5, device=device)
+    with tridal.record_calls() as calls:
+        function(x)
+    assert ops(calls, "torch") != []
+    assert {call.schedule for call in calls} == {None}
+    assert any(reason in str(call.reason) for call in calls), calls
+
+
+def test_device_without_a_backend_is_recorded() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    with tridal.use(device="cpu"), tridal.record_calls() as calls:
+        tridal.softmax(x)
+        tridal.softmax(x, scale=2.0)
+    assert ops(calls, "torch") == ["softmax", "softmax"]
+    assert {call.reason for call in calls} == {"no available backend serves cpu tensors"}
+
+
+def test_dtype_without_a_kernel_is_the_reason(
+    backend: Backend, device: torch.device, monkeypatch: pytest.MonkeyPatch, nothing_prepared: None
+) -> None:
+    monkeypatch.setattr(type(backend), "dtypes", frozenset({"float32"}))
+    x = torch.randn(3, 5, device=device)
+    with tridal.override_torch(), tridal.record_calls() as calls:
+        tridal.softmax(x, dtype=torch.float64)
+        torch.softmax(x.double(), -1)
+    reasons = {(call.op, call.reason) for call in calls if call.backend == "torch"}
+    assert reasons == {("softmax", f"backend {backend.name!r} does not compute float64")}
+
+
+def test_blocks_nest_and_an_exception_ends_a_block(device: torch.device) -> None:
+    x = torch.randn(3, 5, device=device)
+    inner: list[CallRecord] = []
+
+    def fail() -> None:
+        with tridal.record_calls() as calls:
+            tridal.softmax(x)
+            inner.extend(calls)
+            raise KeyError
+
+    with tridal.record_calls() as outer:
+        with pytest.raises(KeyError):
+            fail()
+        tridal.softmax(x)
+    assert (len(outer), len(inner)) == (2, 1)
+
+
+def test_variable_prints_the_number_of_calls_when_the_process_ends() -> None:
+    program = """if True:
+        import torch, tridal
+        x = torch.randn(3, 5)
+        tridal.softmax(x)
+        with tridal.use(device="interpreter"):
+            for _ in range(3): tridal.softmax(x)
+    """
+    environment = {**os.environ, "TRIDAL_LOG_CALLS": "1", "TRIDAL_DEVICE": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "tridal: 3 of softmax by interpreter: whole_row",
+        "tridal: 1 of softmax by torch: no available backend serves cpu tensors",
+    ]

@@ -1,0 +1,282 @@
+"""Cleanup: caches stay bounded, memory stays flat, and exceptions leave nothing locked or changed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, Dataset
+
+import tridal
+from conformance_helpers import INTERPRETER
+from tridal.devices import registry, settings
+from tridal.devices.lock import LOCK
+from tridal.pytorch import autograd, device_context, prepared
+from tridal.runtime import launch
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("nothing_prepared")
+
+
+class Wrapped:
+    """The interpreter with another name. A test sets members that raise."""
+
+    def __init__(self, name: str, **members: Any) -> None:
+        self.name = name
+        vars(self).update(members)
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(INTERPRETER, member)
+
+
+@contextmanager
+def registered(backend: Any) -> Iterator[Any]:
+    registry.register(backend)
+    try:
+        yield backend
+    finally:
+        registry.unregister(backend.name)
+
+
+def language() -> list[dict[str, Any]]:
+    """Everything that Triton's interpreter patches."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    owners = (tl, tl.core, tl.math, tl.standard, tl.tensor, tl.dtype)
+    return [dict(vars(owner)) for owner in owners] + [{"_patch_lang": getattr(interpreter, "_patch_lang", None)}]
+
+
+def assert_clean() -> None:
+    """The lock is free for other threads, and a call in this thread and in another one is correct."""
+    results: list[Any] = []
+
+    def work() -> None:
+        acquired = LOCK.acquire(timeout=10)
+        results.append(acquired)
+        if acquired:
+            LOCK.release()
+            with tridal.use(device="interpreter"):
+                results.append(tridal.softmax(x))
+
+    x = torch.randn(3, 5)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert results[0] is True
+    assert_close(results[1], torch.softmax(x, -1))
+    with tridal.use(device="interpreter"):
+        assert_close(tridal.softmax(x), torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, ValueError])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_after_an_exception_inside_a_kernel_everything_is_restored(
+    error: type[BaseException], direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The KeyboardInterrupt is that of a signal, as for Ctrl-C."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    armed: list[bool] = []
+    load = InterpreterBuilder.create_masked_load
+
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        if armed and threading.current_thread() is threading.main_thread():
+            armed.clear()
+            if error is KeyboardInterrupt:
+                signal.raise_signal(signal.SIGINT)
+            raise error("stop")
+        return load(self, *arguments)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", interrupted)
+    assert_clean()  # Triton adds names to a module of its library when it interprets its first kernel
+    x = torch.randn(4, 6, requires_grad=True)
+    before, flag, current = language(), os.environ.get("TRITON_INTERPRET"), settings.current()
+    with tridal.use(device="interpreter"):
+        y = tridal.softmax(x) if direction == "backward" else None
+        armed.append(True)
+        # Triton's interpreter wraps exceptions, but not those that end a program.
+        with pytest.raises(Exception if issubclass(error, Exception) else error):
+            tridal.softmax(x) if y is None else y.sum().backward()
+        assert not armed, "the exception was raised inside the kernel"
+    assert [set(found) for found in language()] == [set(found) for found in before]
+    assert all(now[name] is was[name] for now, was in zip(language(), before, strict=True) for name in was)
+    assert os.environ.get("TRITON_INTERPRET") == flag
+    assert settings.current() is current
+    assert_clean()
+
+
+def raises(*_: Any) -> Any:
+    raise OSError("driver lost")
+
+
+@contextmanager
+def raises_on_exit(index: int) -> Iterator[None]:
+    yield
+    raise OSError("driver lost")
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [("plan", raises), ("properties", raises), ("guard", raises), ("guard", raises_on_exit), ("stream", raises)],
+)
+def test_after_an_exception_of_a_backend_the_same_call_succeeds(member: str, value: Callable[..., Any]) -> None:
+    x, current = torch.randn(3, 7), settings.current()
+    with registered(Wrapped("failing", **{member: value})) as backend:
+        with tridal.use(device="failing"):
+            for _ in range(2):
+                with pytest.raises(Exception, match="driver lost"):
+                    tridal.softmax(x)
+            delattr(backend, member)
+            registry.invalidate()  # a prepared call keeps the stream function
+            assert_close(tridal.softmax(x), torch.softmax(x, -1))
+        assert settings.current() is current
+    assert_clean()
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches write zeros instead of interpreting a kernel, which would take most of the time."""
+    monkeypatch.setattr(launch, "_bind_interpreted", lambda *_: lambda stream, out, *inputs: out.zero_())
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "_CAPACITY", 300)
+    counts = []
+    with tridal.use(device="interpreter"):
+        context = device_context.device_context(torch.device("cpu"))
+        for number in range(1, 3001):
+            x = torch.ones(1 + number % 7, 1 + number // 7, requires_grad=True)
+            tridal.softmax(x).backward(x.detach())
+            if number in (1200, 2100, 3000):  # more than any cache holds, and equal fill levels
+                gc.collect()
+                counts.append(len(gc.get_objects()))
+                assert len(context.forwards) <= 300
+                assert len(context.backwards) <= 300
+        assert autograd.prepared_node.cache_info().currsize <= 1024
+    assert abs(counts[2] - counts[1]) < 1000, counts
+    registry.invalidate()
+    gc.collect()
+    assert len(gc.get_objects()) < counts[-1] - 20_000, "the caches held objects, and were cleared"
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_unregistered_backends_are_released(batch_invariant: bool) -> None:
+    x = torch.ones(3, 5, requires_grad=True)
+    references = []
+    for number in range(200):
+        with registered(Wrapped(f"temporary{number}")) as backend:
+            references.append(weakref.ref(backend))
+            with tridal.use(device=backend.name, batch_invariant=batch_invariant):
+                tridal.softmax(x).sum().backward()
+        del backend
+    settings.reload()
+    gc.collect()
+    assert sum(reference() is not None for reference in references) == 0
+    assert len(device_context._contexts) <= 1
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_contexts_of_hundreds_of_settings_are_bounded() -> None:
+    x = torch.ones(3, 5)
+    for programs in range(1, 300):
+        with tridal.use(device="interpreter", backends={"interpreter": {"num_programs": programs}}):
+            tridal.softmax(x)
+    assert len(device_context._contexts) <= 64
+    assert len(settings._overlays) <= 64
+
+
+def test_threads_compute_while_others_change_settings_and_backends() -> None:
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def guarded(work: Callable[[int], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                for number in range(12):
+                    work(number)
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                stop.set()
+
+        return run
+
+    def compute(number: int) -> None:
+        with tridal.use(device="interpreter"):
+            x = torch.randn(2, 3 + number, requires_grad=True)
+            y = tridal.softmax(x)
+            assert_close(y, torch.softmax(x, -1))
+            y.sum().backward()
+            assert_close(x.grad, torch.zeros_like(x), atol=1e-6, rtol=0)
+            assert settings.current().device == "interpreter"
+
+    def change_settings(number: int) -> None:
+        with tridal.use(device="cpu", fallback="torch"):
+            tridal.softmax(torch.randn(2, 3 + number))
+            assert settings.current().device == "cpu"
+        settings.reload()
+
+    def change_backends(number: int) -> None:
+        with registered(Wrapped(f"other{threading.get_ident()}{number}")):
+            registry.invalidate()
+
+    before = settings.current().device
+    threads = [threading.Thread(target=guarded(work)) for work in (compute, compute, change_settings, change_backends)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert failures == []
+    assert settings.current().device == before
+    assert_clean()
+
+
+class Rows(Dataset[Any]):
+    """Computes each item with the interpreter, in the process of the worker."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.arange(6.0).reshape(2, 3) * index
+        with tridal.use(device="interpreter"):
+            return tridal.softmax(x), torch.softmax(x, -1)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader_compute_while_the_parent_does(method: str) -> None:
+    if method == "fork" and not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    stop = threading.Event()
+    softmax = functools.partial(tridal.softmax, torch.ones(2, 3))
+
+    def compute() -> None:
+        with tridal.use(device="interpreter"):
+            while not stop.wait(0.01):
+                softmax()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        loader = DataLoader(Rows(), num_workers=1, multiprocessing_context=method, timeout=120)
+        items = list(loader)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert len(items) == 2
+    for found, expected in items:
+        assert_close(found, expected)
+    assert_clean()

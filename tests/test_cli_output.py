@@ -1,0 +1,106 @@
+"""Output that cannot be written, and files that cannot be read: one sentence, exit code 1, and no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tridal.cli import app, output
+from tridal.devices import settings
+
+pytestmark = [
+    pytest.mark.usefixtures("no_settings"),
+    pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full"),
+]
+COMMANDS = [
+    ["doctor"], ["doctor", "--json"], ["config"], ["config", "--json"], ["config", "--check", "good.yaml"],
+    ["plan", "4", "8", "--device", "interpreter"], ["plan", "4", "8", "--device", "interpreter", "--json"],
+]  # fmt: skip
+HELP = [["--help"], ["plan", "--help"], ["--version"]]
+FULL = "tridal: the output cannot be written: No space left on device\n"
+CLOSED = "tridal: the output cannot be written: Broken pipe\n"
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[TextIO]:
+    """A file on a disk without space. Python would flush it when it ends, so the test flushes it, too."""
+    with open("/dev/full", "w") as file:
+        yield file
+        file.flush()
+
+
+@contextlib.contextmanager
+def closed_pipe() -> Iterator[TextIO]:
+    """A pipe whose reader has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as file:
+        yield file
+        file.flush()
+
+
+def exit_code(arguments: list[str], stdout: TextIO | None) -> object:
+    """Runs a command in this process, as the console script does."""
+    Path("good.yaml").write_text("device: cpu\n")
+    settings.reload()
+    with contextlib.redirect_stdout(stdout), pytest.raises(SystemExit) as raised:
+        app(arguments, prog_name="tridal")
+    return raised.value.code
+
+
+@pytest.mark.parametrize("arguments", COMMANDS + HELP, ids=" ".join)
+def test_full_disk_is_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with full_disk() as stdout:
+        assert exit_code(arguments, stdout) == 1
+    assert capsys.readouterr() == ("", FULL)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_closed_pipe_is_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_pipe() as stdout:
+        assert exit_code(arguments, stdout) == 1
+    assert capsys.readouterr() == ("", CLOSED)
+
+
+@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
+def test_help_in_a_closed_pipe_ends_without_a_traceback(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closed_pipe() as stdout:
+        assert exit_code(arguments, stdout) == 1
+    assert capsys.readouterr().err in ("", CLOSED)
+
+
+def test_stderr_that_cannot_be_written_is_no_traceback() -> None:
+    code: object = None
+    with contextlib.ExitStack() as files:
+        files.enter_context(contextlib.suppress(OSError))  # the end of the block flushes stderr, which raises
+        stderr, stdout = files.enter_context(open("/dev/full", "w")), files.enter_context(full_disk())
+        with contextlib.redirect_stderr(stderr):
+            code = exit_code(["config"], stdout)
+    assert code == 1
+
+
+def test_stdout_that_is_closed_is_no_error() -> None:
+    assert exit_code(["config"], None) == 0
+
+
+def test_error_of_a_file_gives_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised, output.file_errors():
+        Path("no/such/folder").mkdir()
+    assert raised.value.code == 1
+    assert capsys.readouterr().err == "tridal: no/such/folder: No such file or directory\n"
+
+
+def test_python_prints_nothing_when_it_ends() -> None:
+    command = [sys.executable, "-c", "from tridal.cli import main; main()", "config"]
+    with open("/dev/full", "w") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, FULL)

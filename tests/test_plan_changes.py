@@ -1,0 +1,165 @@
+"""The search for changes of plans: it finds faults in a range of sizes, and its plans are those that cases launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conformance_helpers import INTERPRETER
+from tridal import testing
+from tridal.devices import registry
+from tridal.devices.types import KernelConfig, LaunchPlan, Problem, Resources
+from tridal.errors import PlanError
+from tridal.runtime import launch
+from tridal.testing.call_kinds import call_kinds
+from tridal.testing.cases import Case
+from tridal.testing.plan_changes import search_plans
+
+pytestmark = pytest.mark.skipif(registry.unavailable(INTERPRETER) is not None, reason="needs the interpreter")
+
+MAX_ELEMENTS = 1 << 18
+
+
+class Wrapped:
+    """The interpreter with another name and with changed plans."""
+
+    name = "wrapped"
+    dtypes = frozenset({"float32", "bfloat16"})  # fewer plans than for all dtypes
+
+    def __init__(self, change: Callable[[LaunchPlan, Problem], LaunchPlan], schedules: frozenset[str] | None = None):
+        self.schedules = INTERPRETER.schedules if schedules is None else schedules
+        self._change = change
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(INTERPRETER, member)
+
+    def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+        return self._change(INTERPRETER.plan(problem, device, probe, options), problem)
+
+
+@contextmanager
+def registered(backend: Any) -> Iterator[Any]:
+    registry.register(backend)
+    try:
+        yield backend
+    finally:
+        registry.unregister(backend.name)
+
+
+def wrong_where(is_wrong: Callable[[Problem], bool]) -> Wrapped:
+    """A backend whose kernels compute exp as zero for some problems. Its plans are valid."""
+
+    def change(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+        return replace(plan, config=replace(plan.config, exp2_bias=1.0)) if is_wrong(problem) else plan
+
+    return Wrapped(change)
+
+
+def problem_of(case: Case) -> Problem:
+    rows, cols = case.shape if case.dim == -1 else reversed(case.shape)
+    kinds = call_kinds(INTERPRETER, [case.op])
+    return next(kind.call(rows, cols).problem for kind in kinds if kind.case(rows, cols) == case)
+
+
+def found(is_wrong: Callable[[Problem], bool], ops: list[str]) -> list[Case]:
+    """The small cases of the search that fail. Of those outside of the range of the fault, every 20th is run."""
+    with registered(wrong_where(is_wrong)) as backend:
+        cases = [case for case in search_plans(backend, ops).cases if math.prod(case.shape) <= MAX_ELEMENTS]
+        cases = [case for index, case in enumerate(cases) if is_wrong(problem_of(case)) or index % 20 == 0]
+        return [case for case in cases if not testing.run_case(case, backend).passed]
+
+
+def test_fault_between_8193_and_16384_columns_is_found_only_by_the_search() -> None:
+    def is_wrong(problem: Problem) -> bool:
+        return 8193 <= problem.cols <= 16_384
+
+    failed = found(is_wrong, ["softmax"])
+    cols = {case.shape[case.dim] for case in failed}
+    assert {8193, 16_383} <= cols
+    assert all(8193 <= width <= 16_384 for width in cols)
+    fixed = {case.shape[case.dim] for case in testing.cases(INTERPRETER, ["softmax"]) if case.shape}
+    assert not any(8193 <= width <= 16_384 for width in fixed), "the fixed cases do not find it"
+
+
+@pytest.mark.parametrize(
+    "is_wrong",
+    [
+        lambda problem: 100 <= problem.rows <= 200 and problem.layout == "row",
+        lambda problem: 100 <= problem.rows <= 200 and problem.layout == "inner",
+        lambda problem: problem.rows > 1500,
+        lambda problem: 2500 <= problem.cols <= 3500 and problem.reads == ("bfloat16",),
+        lambda problem: problem.cols == 4096 and problem.rows >= 16,
+        lambda problem: problem.cols > 600 and problem.layout == "strided",
+        lambda problem: problem.cols > 600 and problem.scale_mask,
+        lambda problem: problem.aligned and problem.cols > 2000,
+    ],
+    ids=["rows", "inner_rows", "many_rows", "one_dtype", "one_width", "strided", "scaled", "aligned"],
+)
+def test_fault_in_a_range_is_found(is_wrong: Callable[[Problem], bool]) -> None:
+    assert found(is_wrong, ["softmax"])
+
+
+def test_fault_of_a_gradient_is_found() -> None:
+    failed = found(lambda problem: len(problem.reads) == 2 and 130 <= problem.cols <= 250, ["log_softmax"])
+    assert failed
+    assert {case.direction for case in failed} == {"backward"}
+
+
+def test_exception_of_a_plan_is_found() -> None:
+    def change(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+        if 40 <= problem.rows <= 50:
+            raise PlanError("no plan today")
+        return plan
+
+    with registered(Wrapped(change)) as backend:
+        cases = [case for case in search_plans(backend, ["softmax"]).cases if 40 <= math.prod(case.shape[:-1]) <= 50]
+        messages = {testing.run_case(case, backend).message for case in cases if case.dim == -1}
+    assert messages == {"raised PlanError: backend 'wrapped' (registered in code): plan(): no plan today"}
+
+
+def test_cases_launch_the_plans_that_were_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Problem] = []
+    prepare = launch.prepare
+    monkeypatch.setattr(launch, "prepare", lambda call, *a: launched.append(call.problem) or prepare(call, *a))
+    for kind in call_kinds(INTERPRETER, ["softmax", "log_softmax"]):
+        launched.clear()
+        registry.invalidate()
+        assert testing.run_case(kind.case(9, 24), INTERPRETER).passed
+        assert launched[-1] == kind.call(9, 24).problem
+
+
+def test_search_of_a_correct_backend_is_bounded_and_reaches_every_schedule() -> None:
+    search = search_plans(INTERPRETER)
+    assert 100 < len(search.cases) < 400
+    assert len(set(search.cases)) == len(search.cases)
+    assert search.plans < 30_000
+    assert search.not_reached == search.skipped == ()
+
+
+def test_a_schedule_that_no_plan_uses_and_that_cannot_be_forced_is_reported() -> None:
+    def never_whole_rows(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+        return replace(plan, config=replace(plan.config, schedule="column_loop"))
+
+    backend: Any = Wrapped(never_whole_rows, frozenset({"column_loop", "peel"}))
+    assert search_plans(backend, ["softmax"]).not_reached == ("peel",)
+
+
+def test_search_stops_after_the_limit_of_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiling(Wrapped):
+        def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+            config = KernelConfig("whole_row", 1, 1 << (problem.cols - 1).bit_length())
+            return LaunchPlan(config, 1, "", resources=probe(config))
+
+        def properties(self, index: int) -> Any:
+            return replace(INTERPRETER.properties(index), target=("cuda", 90, 32))
+
+    monkeypatch.setattr("tridal.runtime.compiler.resources", lambda *_: Resources(32, 0, 0))
+    backend: Any = Compiling(lambda plan, problem: plan, frozenset({"whole_row"}))
+    search = search_plans(backend, ["softmax"], max_compiled=30)
+    assert search.cases
+    assert len(search.skipped) == len(list(call_kinds(backend, ["softmax"]))) - 1

@@ -1,0 +1,142 @@
+"""`python -m tridal.run`: programs that it runs, its help, and one sentence for everything that is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tridal
+from tridal import run
+from tridal.devices import registry
+from tridal.errors import DeviceUnavailableError
+
+
+def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TRIDAL_DEVICE": "interpreter", **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_programs_without_tridal_use_its_kernels(backend: Any, tmp_path: Path) -> None:
+    program = (
+        "import sys, torch\n"
+        "print(sys.argv[1:], __name__, torch.softmax(torch.zeros(2), 0).tolist())\n"
+        "import tridal\n"
+        "with tridal.record_calls() as calls: torch.softmax(torch.zeros(2, device=tridal.device()), 0)\n"
+        "print(calls[0].backend)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    for how in (("program.py",), ("-m", "program")):
+        done = run_python("-m", "tridal.run", *how, "a", "-b", cwd=tmp_path, TRIDAL_DEVICE=backend.name)
+        assert done.stdout.splitlines() == ["['a', '-b'] __main__ [0.5, 0.5]", backend.name], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(sys.flags, "safe_path"), reason="Python 3.10 has no safe path")
+def test_search_path_of_a_safe_path_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; print(sys.path)")
+    expected = run_python("program.py", cwd=tmp_path, PYTHONSAFEPATH="1").stdout
+    for how in (("-m", "tridal.run", "program.py"), ("-P", "-m", "tridal.run", str(tmp_path / "program.py"))):
+        done = run_python(*how, cwd=tmp_path, PYTHONSAFEPATH="1")
+        assert done.stdout == expected, done.stderr
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder. `main` changes sys.argv and sys.path, which are restored."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Returns the exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit) as raised:
+        run.main()
+    return raised.value.code
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_printed(
+    option: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", option])
+    run.main()
+    assert capsys.readouterr().out == run.USAGE + "\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("-m",), ("--fast", "train.py"), ("-c", "pass")])
+def test_wrong_usage_prints_the_usage(
+    arguments: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, *arguments) == 2
+    assert capsys.readouterr().err == run.USAGE + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train.py",), "there is no file 'train.py' in "),
+        (("empty",), "the folder 'empty' has no __main__.py"),
+        (("-m", "no_such_module"), "there is no module 'no_such_module'"),
+        (("-m", "no_such_package.train"), "No module named 'no_such_package'"),
+        (("-m", "package"), "there is no module 'package.__main__'"),
+        (("-m", ""), "there is no module ''"),
+    ],
+)
+def test_missing_program_is_one_sentence(
+    arguments: tuple[str, ...],
+    message: str,
+    in_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (in_folder / "empty").mkdir()
+    (in_folder / "package").mkdir()
+    (in_folder / "package" / "__init__.py").write_text("")
+    assert main(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tridal.run: {message}")
+    assert error.count("\n") == 1
+
+
+def test_missing_device_is_one_sentence(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_folder / "train.py").write_text("raise AssertionError('the program must not run')")
+    absent = next((b for b in registry.loaded() if registry.unavailable(b) is not None), None)
+    if absent is None:
+        pytest.skip("every backend is available here")
+    with tridal.use(device=absent.name):
+        assert main(monkeypatch, "train.py") == 1
+        with pytest.raises(DeviceUnavailableError) as raised:
+            registry.serving(absent.device_type)
+    assert capsys.readouterr().err == f"tridal.run: {raised.value}\n"
+
+
+def test_wrong_variable_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise AssertionError('the program must not run')")
+    done = run_python("-m", "tridal.run", "train.py", cwd=tmp_path, TRIDAL_LOG_CALLS="all", TRIDAL_OVERRIDE_TORCH="1")
+    assert done.stderr == "tridal.run: environment TRIDAL_LOG_CALLS: expected 1 or 0, found 'all'\n"
+    assert done.returncode == 1
+
+
+def test_calls_of_the_program_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch; torch.softmax(torch.zeros(2, 3), 0)")
+    done = run_python("-m", "tridal.run", "train.py", cwd=tmp_path, TRIDAL_LOG_CALLS="1")
+    assert done.stderr == "tridal: 1 of softmax by interpreter: whole_row\n"
+
+
+def test_error_of_the_program_is_not_hidden(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (in_folder / "train.py").write_text("import no_such_module_of_the_program")
+    monkeypatch.setattr(sys, "argv", ["run.py", "train.py"])
+    monkeypatch.setattr(tridal, "override_torch", lambda: None)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_the_program"):
+        run.main()

@@ -1,0 +1,244 @@
+"""The check of stream, guard and resources without hardware: every backend passes it, and it finds each fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import pytest
+import torch
+
+from backend_helpers import FakeBackend
+from conformance_helpers import INTERPRETER
+from tridal import testing
+from tridal.devices import registry
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
+from tridal.testing.recording import RecordingDevice, compiles_for, recording
+
+pytest.importorskip("triton")
+
+COMPILED = [backend for backend in registry.loaded() if not backend.interpreted]
+TARGETS = [next(iter(backend.architectures().values())).target for backend in COMPILED]
+
+
+@pytest.mark.parametrize("checked", registry.loaded(), ids=lambda backend: backend.name)
+def test_every_registered_backend_passes_without_its_hardware(checked: Backend) -> None:
+    assert testing.check_runtime(checked) == ()
+
+
+def test_resources_get_the_compilers_output_where_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = next((b for b, target in zip(COMPILED, TARGETS, strict=True) if compiles_for(target)), None)
+    assert backend is not None
+    stages: list[set[str]] = []
+    resources = type(backend).resources
+
+    def record(self: Any, asm: Any, shared_memory: int) -> Resources:
+        stages.append(set(asm))
+        return resources(self, asm, shared_memory)
+
+    monkeypatch.setattr(type(backend), "resources", record)
+    assert testing.check_runtime(backend) == ()
+    assert stages
+    assert all("ttir" in found for found in stages)
+    monkeypatch.setattr(type(backend), "resources", lambda *_: (32, 0, 0))
+    assert testing.check_runtime(backend)
+
+
+class Vendor(FakeBackend):
+    """A correct backend, whose functions call the vendor's module `vendorlib`. Triton cannot compile for it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="vendor", device_type="vendor")
+
+    @property
+    def library(self) -> Any:
+        import vendorlib
+
+        return vendorlib
+
+    def device_count(self) -> int:
+        return int(self.library.device_count())
+
+    def architectures(self) -> dict[str, DeviceProperties]:
+        return {"v1": DeviceProperties("Vendor 1", "v1", cores=4, target=("vendor", "v1", 1))}
+
+    def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+        config = KernelConfig("whole_row", 1, 1 << (problem.cols - 1).bit_length())
+        return LaunchPlan(config, device.cores, "because", resources=probe(config))
+
+    def stream(self, index: int) -> int:
+        return int(self.library.current_stream(index).vendor_stream)
+
+    def guard(self, index: int) -> Any:
+        return self.library.device(index)
+
+
+def faults(backend: Any) -> str:
+    return "\n".join(testing.check_runtime(backend, modules=["vendorlib"]))
+
+
+def test_backend_that_calls_a_module_of_its_vendor_passes() -> None:
+    assert faults(Vendor()) == ""
+
+
+def test_hint_names_the_argument_for_other_modules() -> None:
+    (first, *_) = testing.check_runtime(Vendor())
+    assert first == (
+        "raised ModuleNotFoundError: No module named 'vendorlib'; "
+        "if the backend calls another module than torch's, give its name in `modules`"
+    )
+
+
+class Always0(Vendor):
+    def stream(self, index: int) -> int:
+        return 0
+
+
+class CurrentDevicesStream(Vendor):
+    def stream(self, index: int) -> int:
+        return int(self.library.current_stream().vendor_stream)
+
+
+class CachedStream(Vendor):
+    streams: dict[int, int]
+
+    def stream(self, index: int) -> int:
+        self.streams = getattr(self, "streams", {})
+        return self.streams.setdefault(index, super().stream(index))
+
+
+class StreamObject(Vendor):
+    def stream(self, index: int) -> Any:
+        return self.library.current_stream(index)
+
+
+class NoGuard(Vendor):
+    def guard(self, index: int) -> Any:
+        return None
+
+
+class EmptyGuard(Vendor):
+    def guard(self, index: int) -> Any:
+        return nullcontext()
+
+
+class GuardOfDevice0(Vendor):
+    def guard(self, index: int) -> Any:
+        return self.library.device(0)
+
+
+class GuardWithoutFinally(Vendor):
+    @contextmanager
+    def guard(self, index: int) -> Iterator[None]:
+        before = self.library.current_device()
+        self.library.set_device(index)
+        yield
+        self.library.set_device(before)
+
+
+class GuardThatNeverRestores(Vendor):
+    def guard(self, index: int) -> Any:
+        self.library.set_device(index)
+        return nullcontext()
+
+
+class GuardThatSuppresses(Vendor):
+    @contextmanager
+    def guard(self, index: int) -> Iterator[None]:
+        with self.library.device(index), suppress(Exception):
+            yield
+
+
+class GuardThatRaises(Vendor):
+    def guard(self, index: int) -> Any:
+        raise RuntimeError("no driver")
+
+
+class WrongCount(Vendor):
+    def device_count(self) -> int:
+        return 1
+
+
+class NoArchitectures(Vendor):
+    def architectures(self) -> dict[str, DeviceProperties]:
+        return {}
+
+
+class PlanThatRaises(Vendor):
+    def plan(self, *_: Any) -> LaunchPlan:
+        raise KeyError("v1")
+
+
+@pytest.mark.parametrize(
+    ("faulty", "message"),
+    [
+        (Always0, "stream(0) returned 0 instead of 4096 while device 0 is current"),
+        (CurrentDevicesStream, "stream(1) returned 4097 instead of 8192 while device 0 is current"),
+        (CachedStream, "stream(0) returned 4096 instead of 4097 after the stream was changed"),
+        (StreamObject, "which is no int"),
+        (NoGuard, "guard(0) returned None, which is no context manager"),
+        (EmptyGuard, "device 0 is current inside guard(1)"),
+        (GuardOfDevice0, "device 0 is current inside guard(1)"),
+        (GuardWithoutFinally, "device 1 is current after an exception after guard(1), instead of device 0"),
+        (GuardThatNeverRestores, "device 1 is current after guard(1), instead of device 0"),
+        (GuardThatSuppresses, "guard(0) suppresses exceptions"),
+        (GuardThatRaises, "raised RuntimeError: no driver"),
+        (WrongCount, "device_count() returned 1, but there are 2 devices"),
+        (NoArchitectures, "architectures() is empty"),
+        (PlanThatRaises, "raised KeyError: 'v1'"),
+    ],
+)
+def test_fault_is_reported(faulty: type[Vendor], message: str) -> None:
+    assert message in faults(faulty())
+
+
+def test_a_plan_with_other_resources_than_those_of_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if compiles_for(target))
+    backend = checked.plugin
+    plan = type(backend).plan
+
+    def other(self: Any, *arguments: Any) -> LaunchPlan:
+        return dataclasses.replace(plan(self, *arguments), resources=Resources(7, 7, 7))
+
+    monkeypatch.setattr(type(backend), "plan", other)
+    assert "which resources() did not return" in "\n".join(testing.check_runtime(backend))
+
+
+def test_interpreted_backend_with_a_wrong_stream_or_guard_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(INTERPRETER.plugin), "stream", lambda self, index: None)
+    monkeypatch.setattr(type(INTERPRETER.plugin), "guard", lambda self, index: None)
+    assert testing.check_runtime(INTERPRETER) == (
+        "guard(0) returned None, which is no context manager",
+        "stream(0) returned None, which is no int",
+    )
+
+
+def test_a_wrong_order_of_guard_and_launch_in_the_runtime_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check also covers the code between a backend and the driver."""
+    launch = RecordingDevice.launch
+
+    def without_guard(self: Any, *arguments: Any) -> None:
+        self.current = 0
+        launch(self, *arguments)
+
+    monkeypatch.setattr(RecordingDevice, "launch", without_guard)
+    assert "a launch for device 1 happened while device 0 was current" in faults(Vendor())
+
+
+def test_modules_and_the_driver_are_restored() -> None:
+    import triton
+
+    before = torch.cuda, sys.modules["torch.cuda"], triton.runtime.driver
+    with suppress(RuntimeError), recording("cuda", "cuda", ["vendorlib"]) as device:
+        assert torch.cuda is device
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.Event is not None, "other attributes are those of the real module"
+        raise RuntimeError
+    assert (torch.cuda, sys.modules["torch.cuda"], triton.runtime.driver) == before
+    assert "vendorlib" not in sys.modules
+    with recording("vendor", "vendor"):
+        pass
+    assert not hasattr(torch, "vendor")

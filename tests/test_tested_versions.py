@@ -1,0 +1,54 @@
+"""The tested versions: the warnings of `tridal doctor`, and the pages and requirements that state the same versions."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tridal.cli import tested_versions
+from tridal.cli.doctor import examine
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_versions_outside_the_tested_range_give_a_warning(package: str) -> None:
+    oldest, newest = tested_versions.TESTED[package]
+    major, minor = map(int, newest.split("."))
+    inside = dict.fromkeys(tested_versions.TESTED)
+    for version in (oldest, newest, f"{oldest}.1", f"{newest}.7+cu132"):
+        assert tested_versions.warnings(inside | {package: version}) == []
+    for version, age in (
+        ("1.9", "older"),
+        (f"{major}.{minor + 1}.0", "newer"),
+        (f"{major}.{minor + 1}.0.dev20260101+cpu", "newer"),
+        (f"{major}.{minor + 1}.0a0+git1234567", "newer"),
+        (f"{major + 1}.0", "newer"),
+    ):
+        (line,) = tested_versions.warnings(inside | {package: version})
+        assert (
+            f"{package} {version} is {age} than the versions that tridal is tested with ({oldest} to {newest})" in line
+        )
+        assert "tridal check --all" in line
+
+
+def test_doctor_reports_the_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tested_versions, "TESTED", {"torch": ("1.0", "1.1")})
+    (line,) = examine()["warnings"]
+    assert line.startswith(f"torch {metadata.version('torch')} is newer")
+
+
+def test_readme_states_the_tested_versions() -> None:
+    for package, (oldest, newest) in tested_versions.TESTED.items():
+        assert f"| {package} | {oldest} to {newest} |" in README.read_text()
+
+
+def test_requirements_allow_all_tested_versions() -> None:
+    requirements = metadata.requires("tridal") or []
+    for package, (oldest, _) in tested_versions.TESTED.items():
+        (least,) = {found[1] for line in requirements if (found := re.match(rf"{package}>=([\d.]+)(;|$)", line))}
+        assert [int(part) for part in least.split(".")] <= [int(part) for part in oldest.split(".")]
+        assert not any(re.match(rf"{package}\b.*<", line) for line in requirements), "pip would replace torch"
