@@ -87,8 +87,95 @@ def rms_norm_gradient(dy, x, weight, root, dot, count, AXIS: tl.constexpr):
     return (dy * weight - projection) * tl.expand_dims(root, AXIS)
 
 
+@triton.jit
+def normalised_product(dy, x, root, AXIS: tl.constexpr):
+    return dy * x * tl.expand_dims(root, AXIS)
+
+
 RMS_NORM_BACKWARD = RowKernel(
     name="rms_norm_backward", module=__name__, reads=("dy", "x"), row_reads=("root",), column_reads=("weight",),
     statistics=(Statistic("dot", "sum", term="weighted_product"),), writes=("rms_norm_gradient",),
-    neutral_padding=True,
+    column_writes=("normalised_product",), neutral_padding=True,
+)  # fmt: skip
+
+
+@triton.jit
+def weighted(dy, weight):
+    return dy * weight
+
+
+@triton.jit
+def weighted_deviation(dy, x, weight, mean, AXIS: tl.constexpr):
+    return dy * weight * (x - tl.expand_dims(mean, AXIS))
+
+
+@triton.jit
+def layer_norm_gradient(dy, x, weight, mean, inverse, total, dot, count, AXIS: tl.constexpr):
+    centred = (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse * inverse * dot / count, AXIS)
+    return (dy * weight - tl.expand_dims(total / count, AXIS) - centred) * tl.expand_dims(inverse, AXIS)
+
+
+@triton.jit
+def weight_gradient(dy, x, mean, inverse, AXIS: tl.constexpr):
+    return dy * (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse, AXIS)
+
+
+@triton.jit
+def bias_gradient(dy):
+    return dy
+
+
+LAYER_NORM_BACKWARD = RowKernel(
+    name="layer_norm_backward", module=__name__, reads=("dy", "x"), row_reads=("mean", "inverse"),
+    column_reads=("weight",), writes=("layer_norm_gradient",), column_writes=("weight_gradient", "bias_gradient"),
+    statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_deviation")),
+    live_tiles=4,
+)  # fmt: skip
+
+
+@triton.jit
+def exp_term(x, row_max, AXIS: tl.constexpr):
+    return tl.exp(x - tl.expand_dims(row_max, AXIS))
+
+
+@triton.jit
+def shift_sum(total, part_row_max, row_max):
+    return total * tl.exp(part_row_max - row_max)
+
+
+@triton.jit
+def log_sum_exp(row_max, total):
+    return row_max + tl.log(total)
+
+
+@triton.jit
+def loss(picked, log_sum_exp):
+    return log_sum_exp - picked
+
+
+@triton.jit
+def lse(log_sum_exp):
+    return log_sum_exp
+
+
+CROSS_ENTROPY = RowKernel(
+    name="cross_entropy", module=__name__, reads=("x",), row_index="target", row_writes=("loss", "lse"), writes=(),
+    statistics=(
+        Statistic("row_max", "max", term="element"),
+        Statistic("total", "sum", term="exp_term", rebase="shift_sum"),
+    ),
+    row_value="log_sum_exp", padding=float("-inf"), neutral_padding=True, live_tiles=1,
+)  # fmt: skip
+
+
+@triton.jit
+def cross_entropy_gradient(x, lse, dy, target, column, AXIS: tl.constexpr):
+    probability = tl.exp(x - tl.expand_dims(lse, AXIS))
+    one_hot = tl.where(column == tl.expand_dims(target, AXIS), 1.0, 0.0)
+    return (probability - one_hot) * tl.expand_dims(dy, AXIS)
+
+
+CROSS_ENTROPY_BACKWARD = RowKernel(
+    name="cross_entropy_backward", module=__name__, reads=("x",), row_reads=("lse", "dy"), row_index="target",
+    statistics=(), writes=("cross_entropy_gradient",), live_tiles=1,
 )  # fmt: skip

@@ -37,8 +37,8 @@ def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
             "kernel 'norm' has 3 statistics: at most 2 are supported",
         ),
         ({"parameters": ("a", "b", "c")}, "kernel 'norm' has 3 parameters: at most 2 are supported"),
-        ({"reads": ()}, "kernel 'norm' needs at least one tensor to read, one to write and one statistic"),
-        ({"statistics": ()}, "kernel 'norm' needs at least one tensor to read, one to write and one statistic"),
+        ({"reads": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
+        ({"writes": ()}, "kernel 'norm' needs a tensor to read, and one to write with a number per element or per row"),
         ({"statistics": (SPREAD, MEAN)}, "kernel 'norm': rebase is for the second statistic only"),
         ({"statistics": (SPREAD,)}, "kernel 'norm': rebase is for the second statistic only"),
         (

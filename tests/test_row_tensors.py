@@ -29,7 +29,14 @@ SHAPES = [((9, 200), 1, 0), ((5, 781), 1, 0), ((5, 780), 1, 1), ((3, 300, 33), 1
 
 def expected(kernel: RowKernel, tensors: dict[str, torch.Tensor], dim: int) -> list[torch.Tensor]:
     """The written tensors, in float64: those with a number per element first."""
-    wide = {name: tensor.double() for name, tensor in tensors.items()}
+    wide = {name: tensor.double() for name, tensor in tensors.items() if name != "target"}
+    if "target" in tensors:
+        x, target = wide["x"], tensors["target"]
+        if kernel is row_tensors.CROSS_ENTROPY:
+            lse = x.logsumexp(dim, keepdim=True)
+            return [lse - x.gather(dim, target), lse]
+        one_hot = torch.zeros_like(x).scatter(dim, target, 1)
+        return [((x - wide["lse"]).exp() - one_hot) * wide["dy"]]
     if kernel is row_tensors.LAYER_NORM:
         x = wide["x"]
         mean, variance = x.mean(dim, keepdim=True), x.var(dim, correction=0, keepdim=True)
@@ -39,8 +46,16 @@ def expected(kernel: RowKernel, tensors: dict[str, torch.Tensor], dim: int) -> l
         total = wide["x"] + wide["residual"]
         inverse = 1 / (total.square().mean(dim, keepdim=True) + EPS).sqrt()
         return [total * inverse * wide["weight"], total, inverse]
-    dy, x, root = wide["dy"] * wide["weight"], wide["x"], wide["root"]
-    return [(dy - x * root.square() * (dy * x).mean(dim, keepdim=True)) * root]
+    rows = [axis for axis in range(len(wide["x"].shape)) if axis != dim]
+    dy, x = wide["dy"] * wide["weight"], wide["x"]
+    if kernel is row_tensors.LAYER_NORM_BACKWARD:
+        inverse, deviation = wide["inverse"], x - wide["mean"]
+        projection = deviation * inverse.square() * (dy * deviation).mean(dim, keepdim=True)
+        gradient = (dy - dy.mean(dim, keepdim=True) - projection) * inverse
+        return [gradient, (wide["dy"] * deviation * inverse).sum(rows), wide["dy"].sum(rows)]
+    root = wide["root"]
+    gradient = (dy - x * root.square() * (dy * x).mean(dim, keepdim=True)) * root
+    return [gradient, (wide["dy"] * x * root).sum(rows)]
 
 
 def make(kernel: RowKernel, shape: tuple[int, ...], dim: int, offset: int, device: torch.device) -> dict[str, Any]:
@@ -52,11 +67,22 @@ def make(kernel: RowKernel, shape: tuple[int, ...], dim: int, offset: int, devic
         memory = torch.randn(offset + torch.Size(shape).numel(), device=device)
         tensors[name] = memory[(0 if index else offset) :][: torch.Size(shape).numel()].view(shape)
     tensors |= {name: torch.rand(row, device=device) + 0.5 for name in kernel.row_reads}
+    if kernel.row_index is not None:
+        tensors[kernel.row_index] = torch.randint(shape[dim], row, device=device)
     return tensors | {name: torch.randn(column, device=device) for name in kernel.column_reads}
 
 
+def dtypes(kernel: RowKernel, element: str = "float32") -> tuple[str, ...]:
+    """The dtypes of a kernel's tensors: those with a number per row or per column are float32, and indices int64."""
+    known = {"index_ptr": "int64", **dict.fromkeys(("out_ptr", "out2_ptr", "in_ptr", "in2_ptr"), element)}
+    return tuple(known.get(pointer, "float32") for pointer in kernel.pointers)
+
+
 @pytest.mark.parametrize(("shape", "dim", "offset"), SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD"])
+@pytest.mark.parametrize(
+    "name",
+    ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY", "CROSS_ENTROPY_BACKWARD"],
+)
 def test_written_tensors_agree_with_float64(
     backend: Backend, device: torch.device, name: str, shape: tuple[int, ...], dim: int, offset: int
 ) -> None:
@@ -68,16 +94,19 @@ def test_written_tensors_agree_with_float64(
     for override in ("planned", *overrides(backend)):
         written = [torch.full(shape, torch.nan, device=device) for _ in kernel.writes]
         written += [torch.full(row, torch.nan, device=device) for _ in kernel.row_writes]
-        arguments = (*written, *tensors.values())
-        addresses = tuple(tensor.data_ptr() & 63 for tensor in arguments)
-        dtypes = ("float32",) * len(arguments)
-        call = KernelCall(kernel, layout, dtypes, addresses, (EPS,) * len(kernel.parameters))
+        addresses = [t.data_ptr() & 63 for t in written] + [0] * len(kernel.column_writes)
+        addresses += [t.data_ptr() & 63 for t in tensors.values()]
+        call = KernelCall(kernel, layout, dtypes(kernel), tuple(addresses), (EPS,) * len(kernel.parameters))
         overridden: Any = Overridden(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
         options = {name: option.default for name, option in backend.options.items()}
         plan, run, slots = launch.prepare(call, overridden, backend.properties(0), options)
+        written += [torch.full((plan.groups, shape[dim]), torch.nan, device=device) for _ in kernel.column_writes]
+        arguments = (*written, *tensors.values())
         workspace = [torch.zeros(slots, dtype=torch.int64, device=device)] if slots else []
         with backend.guard(0):
             run(backend.stream(0), *arguments, *workspace)
+        for index in range(-len(kernel.column_writes), 0):
+            written[index] = written[index].double().sum(0)
         for index, (found, wanted) in enumerate(zip(written, expected(kernel, tensors, dim), strict=True)):
             message = f"{override} ({plan.config}), tensor {index}"
             torch.testing.assert_close(
@@ -97,13 +126,15 @@ def test_written_tensors_agree_with_float64(
     ],
     ids=lambda config: f"{config.schedule}{' peel' * config.peel}{' reload' * config.reload}",
 )
-@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD"])
+@pytest.mark.parametrize(
+    "name",
+    ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY", "CROSS_ENTROPY_BACKWARD"],
+)
 def test_kernels_compile_with_mixed_dtypes(name: str, config: KernelConfig) -> None:
     kernel: RowKernel = getattr(row_tensors, name)
-    dtypes = tuple("float32" if "row" in pointer or "col" in pointer else "bfloat16" for pointer in kernel.pointers)
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
-    call = KernelCall(kernel, layout, dtypes, (), (EPS,) * len(kernel.parameters))
+    call = KernelCall(kernel, layout, dtypes(kernel, "bfloat16"), (), (EPS,) * len(kernel.parameters))
     compiled = compiler.compile_kernel(call.specialize(config), SM_90)
     assert compiled.asm["ptx"].count("st.global") > 0
 
@@ -120,7 +151,10 @@ def test_a_problem_has_the_dtypes_of_all_tensors() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"writes": ()}, "needs at least one tensor to read, one to write and one statistic"),
+        (
+            {"writes": (), "row_writes": ()},
+            "needs a tensor to read, and one to write with a number per element or per row",
+        ),
         ({"writes": ("a", "b", "c")}, "has 3 written tensors: at most 2 are supported"),
         ({"row_reads": ("a", "b", "c")}, "has 3 tensors with a number per row: at most 2 are supported"),
         ({"column_reads": ("x",)}, "uses one name for two things: x, residual, x, eps, squares, inverse_root"),

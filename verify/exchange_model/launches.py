@@ -66,7 +66,9 @@ class Launch:
 
     def workspace(self) -> tuple[int, int]:
         """Returns the number of slots of a tile and of the workspace."""
-        config = SimpleNamespace(programs_per_row=self.programs_per_row, rows=self.rows, persistent=self.persistent)
+        config = SimpleNamespace(
+            programs_per_row=self.programs_per_row, rows=self.rows, persistent=self.persistent, peel=False
+        )
         slots, length = source.workspace(config, self.tiles, self.programs, self.block)
         if self.blocks:
             more = -(-self.programs_per_row // self.block)
@@ -102,10 +104,11 @@ class Launch:
         return strides | {
             "outer": self.tiles, "inner": rows, "cols": p, "ROWS": rows, "COLS": 1, "AXIS": 1 if rows == 1 else 0,
             "first_term": _element, "second_term": _square, "finish": _first, "finish2": _second, "FIRST": "sum",
-            "SECOND": "sum", "COUNTS": False, "PADDING": 0.0, "NEUTRAL_PADDING": True, "ACC_DTYPE": np.float32,
-            "INT64_OFFSETS": False, "PERSISTENT": self.persistent, "STAGES": 1 if self.dynamic else 2,
-            "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots, "PEEL": False, "VECTOR": 1,
-            "SAME_MISALIGNMENT": False, "RELOAD": False, "CAUSAL": False, "ZERO_MASKED_ROWS": False, "MASK_BYTES": 1,
+            "SECOND": "sum", "COUNTS": False, "PICKS": False, "PADDING": 0.0, "NEUTRAL_PADDING": True, "ACC_DTYPE":
+            np.float32, "INT64_OFFSETS": False, "PERSISTENT": self.persistent, "STAGES": 1 if self.dynamic else 2,
+            "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots, "PEEL": False, "VECTOR":
+            1, "SAME_MISALIGNMENT": False, "RELOAD": False, "CAUSAL": False, "ZERO_MASKED_ROWS": False, "MASK_BYTES":
+            1,
         }  # fmt: skip
 
 
@@ -120,12 +123,12 @@ def _square(x: Any, *_: Any) -> Steps:
 
 
 def _first(x: Any, *arguments: Any) -> Steps:
-    return np.broadcast_to(arguments[9], x.shape)
+    return np.broadcast_to(arguments[11], x.shape)
     yield
 
 
 def _second(x: Any, *arguments: Any) -> Steps:
-    return np.broadcast_to(arguments[10], x.shape)
+    return np.broadcast_to(arguments[12], x.shape)
     yield
 
 

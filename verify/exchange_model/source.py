@@ -17,7 +17,7 @@ from typing import Any
 
 from exchange_model.language import Language
 
-MODULES = ("reductions", "tiles", "scale_mask", "exchange", "tile_counter", "whole_row")
+MODULES = ("reductions", "tiles", "column_sums", "scale_mask", "exchange", "tile_counter", "whole_row")
 """The modules of the kernel, each after those that it imports."""
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier", "max", "min", "sum"}
 """Functions of `triton.language` that are generators in the model."""
@@ -126,7 +126,7 @@ def kernel(language: Callable[[bool], Language], edits: tuple[Edit, ...], block:
 def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, int]:
     """Returns the number of slots of a tile and of the workspace, as `tridal.runtime.specialization` counts them."""
     text, file = _read("runtime.specialization")
-    wanted = {"slots_per_tile", "workspace_slots"}
+    wanted = {"exchanges", "slots_per_tile", "workspace_slots"}
     nodes = ast.walk(ast.parse(text))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in wanted]
     for function in functions:
@@ -135,6 +135,7 @@ def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, 
             argument.annotation = None
     names: dict[str, Any] = {"BLOCK": block}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    call = SimpleNamespace(problem=SimpleNamespace(tiles=lambda rows: tiles))
+    problem, kernel = SimpleNamespace(tiles=lambda rows, peel: tiles), SimpleNamespace(statistics=("first", "second"))
+    call = SimpleNamespace(problem=problem, kernel=kernel)
     plan = SimpleNamespace(config=config, programs=programs)
     return names["slots_per_tile"](config), names["workspace_slots"](call, plan)

@@ -83,6 +83,11 @@ class LaunchPlan(Renamed):
         """The schedule of the configuration."""
         return self.config.schedule
 
+    @property
+    def groups(self) -> int:
+        """Number of groups of programs that compute the same rows."""
+        return self.programs // self.config.programs_per_row
+
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON."""
         return {"schedule": self.schedule, **asdict(self)}

@@ -97,6 +97,9 @@ class Problem(Renamed):
     """dtype of each input with a number per column."""
     row_writes: tuple[str, ...] = ()
     """dtype of each output with a number per row."""
+    column_writes: tuple[str, ...] = ()
+    """dtype of each output with a number per column: the sums of a term over the rows of a group of programs. Programs
+    keep these sums in registers or in fast memory, as many as a tile has elements."""
     passes: int = 3
     """Passes over a row: one for each statistic that depends on the one before it, and one that writes the results."""
     live_tiles: int = 1
@@ -115,10 +118,15 @@ class Problem(Renamed):
         """Number of rows."""
         return self.outer * self.inner
 
-    def tiles(self, rows: int) -> int:
-        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
+    def tiles(self, rows: int, peel: bool = False) -> int:
+        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks.
+
+        With sums over peeled rows, every `vector`-th row belongs to the same block, so that its rows have equal heads.
+        """
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
+        if peel and self.column_writes:
+            return self.vector * -(-self.rows // (self.vector * rows))
         return self.outer * -(-self.inner // rows)
 
     @property

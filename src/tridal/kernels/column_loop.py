@@ -6,82 +6,101 @@ The first loop computes the statistics of the rows, the second loop the output. 
 import triton
 import triton.language as tl
 
+from tridal.kernels.column_sums import add_to_sums
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
-from tridal.kernels.tiles import load_columns, load_rows, store_rows, tile_bounds, tile_pointers
+from tridal.kernels.tiles import (
+    index_along,
+    load_columns,
+    load_index,
+    load_rows,
+    store_rows,
+    tile_bounds,
+    tile_pointers,
+)
 
 _INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def column_loop(
-    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, in_ptr, in2_ptr, per_row_ptr, per_row2_ptr, per_column_ptr,
-    per_column2_ptr, mask_ptr, outer, inner, cols,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, per_row_ptr,
+    per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, outer, inner, cols,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner,
     param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PADDING: tl.constexpr,
     NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr,
     ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
-        per_row = load_rows(per_row_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
-        per_row2 = load_rows(per_row2_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
+        per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
+        per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
+        index, picked = load_index(
+            index_ptr, in_ptr, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner, in_col, ROWS, 1,
+            ACC_DTYPE, PICKS,
+        )  # fmt: skip
         first = tl.full([ROWS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
         second = tl.full([ROWS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)
-        for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
-            block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
-            )
-            pointers = tile_pointers(
-                in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
-            )  # fmt: skip
-            x = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-            x = scale_mask(
-                x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head,
-                mask_query, mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
-            )  # fmt: skip
-            x2 = None
-            if in2_ptr is not None:
-                pointers2 = tile_pointers(
-                    in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
+        if FIRST is not None:
+            for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+                block, row, column, in_bounds, _, _ = tile_bounds(
+                    tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
+                    False, 1,
                 )  # fmt: skip
-                x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-            term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
-            term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
-            merged = merge(first, reduce(term, FIRST, AXIS, ROWS, 1, EXP2_BIAS), FIRST)
-            if SECOND is not None:
-                before = tl.cast(column_block * COLS, ACC_DTYPE)
-                count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
-                if rebase is not None:  # None: the device's exp is fast enough for one number per row
-                    second = rebase(second, first, merged, before, count, param0, param1, None)
-                term = second_term(
-                    x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count, AXIS, EXP2_BIAS,
-                    False, True,
+                pointers = tile_pointers(
+                    in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
                 )  # fmt: skip
-                term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
-                second = merge(second, reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS), SECOND)
-            first = merged
+                x = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
+                x = scale_mask(
+                    x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head,
+                    mask_query, mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
+                )  # fmt: skip
+                x2 = None
+                if in2_ptr is not None:
+                    pointers2 = tile_pointers(
+                        in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS,
+                        False,
+                    )  # fmt: skip
+                    x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
+                per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+                per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+                term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
+                term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
+                merged = merge(first, reduce(term, FIRST, AXIS, ROWS, 1, EXP2_BIAS), FIRST)
+                if SECOND is not None:
+                    before = tl.cast(column_block * COLS, ACC_DTYPE)
+                    count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
+                    if rebase is not None:  # None: the device's exp is fast enough for one number per row
+                        second = rebase(second, first, merged, before, count, param0, param1, None)
+                    term = second_term(
+                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count, AXIS,
+                        EXP2_BIAS, False, True,
+                    )  # fmt: skip
+                    term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
+                    second = merge(second, reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS), SECOND)
+                first = merged
         count = tl.cast(cols, ACC_DTYPE)
         value = None  # Triton 3.3 has no None in tuples
         if row_value is not None:
             value = row_value(
-                per_row, per_row2, param0, param1, 1.0, first, second, count, EXP2_BIAS, COLS >= 128, ZERO_MASKED_ROWS
+                per_row, per_row2, index, picked, param0, param1, 1.0, first, second, count, EXP2_BIAS, COLS >= 128,
+                ZERO_MASKED_ROWS,
             )  # fmt: skip
         if row_out_ptr is not None:
-            number = row_write(per_row, per_row2, param0, param1, first, second, value, count)
-            store_rows(row_out_ptr, number, tile, 0, inner, row_outer, row_inner, ROWS)
+            number = row_write(per_row, per_row2, index, picked, param0, param1, first, second, value, count)
+            store_rows(row_out_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
         if row_out2_ptr is not None:
-            number = row_write2(per_row, per_row2, param0, param1, first, second, value, count)
-            store_rows(row_out2_ptr, number, tile, 0, inner, row_outer, row_inner, ROWS)
-        for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
+            number = row_write2(per_row, per_row2, index, picked, param0, param1, first, second, value, count)
+            store_rows(row_out2_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
+        WRITES: tl.constexpr = out_ptr is not None or column_out_ptr is not None
+        for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
+                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
             )
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -100,20 +119,45 @@ def column_loop(
                 x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
             per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
             per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-            y = finish(
-                x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, 1.0, first, second, value,
-                count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
-            )  # fmt: skip
-            pointers = tile_pointers(
-                out_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
-            )  # fmt: skip
-            tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
-            if out2_ptr is not None:
-                y2 = finish2(
-                    x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, 1.0, first, second, value,
-                    count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128, ZERO_MASKED_ROWS,
+            tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
+            if out_ptr is not None:
+                y = finish(
+                    x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1, first, 1.0,
+                    first, second, value, count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128,
+                    ZERO_MASKED_ROWS,
                 )  # fmt: skip
-                pointers2 = tile_pointers(
-                    out2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
+                pointers = tile_pointers(
+                    out_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
                 )  # fmt: skip
-                tl.store(pointers2, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
+                tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
+                if out2_ptr is not None:
+                    y2 = finish2(
+                        x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1, first,
+                        1.0, first, second, value, count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128,
+                        ZERO_MASKED_ROWS,
+                    )  # fmt: skip
+                    pointers2 = tile_pointers(
+                        out2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS,
+                        False,
+                    )  # fmt: skip
+                    tl.store(pointers2, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
+            if column_out_ptr is not None:
+                term = column_term(
+                    x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1, first, 1.0,
+                    first, second, value, count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128,
+                    ZERO_MASKED_ROWS,
+                )  # fmt: skip
+                add_to_sums(
+                    column_out_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    ROWS, COLS,
+                )  # fmt: skip
+            if column_out2_ptr is not None:
+                term = column_term2(
+                    x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1, first, 1.0,
+                    first, second, value, count, AXIS, EXP2_BIAS, False, ZERO_MASKED_ROWS, COLS >= 128,
+                    ZERO_MASKED_ROWS,
+                )  # fmt: skip
+                add_to_sums(
+                    column_out2_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    ROWS, COLS,
+                )  # fmt: skip

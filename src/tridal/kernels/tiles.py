@@ -32,8 +32,18 @@ def head_length(start, cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def interleaved_position(tile, inner, long_blocks, ROWS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Returns the block, the first row and the number of rows of the block for a tile of interleaved blocks.
+
+    Row i of the tensor is row i // BLOCKS of block i % BLOCKS. Neighbouring tiles belong to neighbouring blocks.
+    """
+    block, row = tl.cast(tile % BLOCKS, tl.int64), tl.cast(tile // BLOCKS, tl.int64) * ROWS
+    return block, row, tl.where(block < long_blocks, inner, inner - 1)
+
+
+@triton.jit
 def tile_bounds(
-    tile, rank, inner, cols, misalignment, outer_stride, inner_stride,
+    tile, rank, inner, cols, long_blocks, misalignment, outer_stride, inner_stride,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
@@ -42,25 +52,34 @@ def tile_bounds(
     Returns block, first row, first column, bounds; columns and bounds of the head and tail. With PEEL, the first column
     differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS].
     """
-    tiles = tl.cdiv(inner, ROWS)
-    block = tl.cast(tile // tiles, tl.int64)
-    row = tl.cast(tile % tiles, tl.int64) * ROWS
+    if long_blocks is None:
+        tiles = tl.cdiv(inner, ROWS)
+        block = tl.cast(tile // tiles, tl.int64)
+        row = tl.cast(tile % tiles, tl.int64) * ROWS
+    else:
+        block, row, inner = interleaved_position(tile, inner, long_blocks, ROWS, VECTOR)
     column = rank * COLS
     if PEEL:
         start = misalignment + block * outer_stride + row * inner_stride
-        head = head_length(start + row_index(ROWS, AXIS, INT64_OFFSETS) * inner_stride, cols, VECTOR)
-        body = (cols - head) // VECTOR * VECTOR - column
+        if long_blocks is None:
+            head = head_length(start + row_index(ROWS, AXIS, INT64_OFFSETS) * inner_stride, cols, VECTOR)
+            body = (cols - head) // VECTOR * VECTOR - column
+        else:
+            head = head_length(start, cols, VECTOR)  # all rows of a block have the same head
+            body = tl.where(row < inner, (cols - head) // VECTOR * VECTOR - column, 0)
         if ROWS == 1:
             in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < tl.multiple_of(body, VECTOR)
         else:
             body = tl.where(row_index(ROWS, AXIS, INT64_OFFSETS) < inner - row, body, 0)
             in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < tl.multiple_of(body, [VECTOR, VECTOR])
         edge = index_along(2 * VECTOR, 0, False)
-        head_end = head_length(start + row_index(ROWS, 0, INT64_OFFSETS) * inner_stride, cols, VECTOR)
+        head_end = head
+        if long_blocks is None:
+            head_end = head_length(start + row_index(ROWS, 0, INT64_OFFSETS) * inner_stride, cols, VECTOR)
         tail = head_end + (cols - head_end) // VECTOR * VECTOR + edge - VECTOR
         edge_column = tl.where(edge < VECTOR, edge, tail)
         edge_in_bounds = (edge_column < tl.where(edge < VECTOR, head_end, cols)) & (rank == 0)
-        if ROWS > 1:
+        if ROWS > 1 or long_blocks is not None:
             edge_in_bounds = edge_in_bounds & (row_index(ROWS, 0, INT64_OFFSETS) < inner - row)
         return block, row, head + column, in_bounds, edge_column, edge_in_bounds
     else:
@@ -116,25 +135,60 @@ def load_columns(
 
 
 @triton.jit
-def _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr):
+def _row_pointers(
+    pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS: tl.constexpr, VECTOR: tl.constexpr
+):  # fmt: skip
     """Returns pointers into a tensor with a number per row, for the rows of a tile, and whether they are in bounds."""
-    tiles = tl.cdiv(inner, ROWS)
-    row = tl.cast(tile % tiles, tl.int64) * ROWS + tl.arange(0, ROWS)
-    return pointer + tl.cast(tile // tiles, tl.int64) * row_outer + row * row_inner, row < inner
+    if long_blocks is None:
+        tiles = tl.cdiv(inner, ROWS)
+        row = tl.cast(tile % tiles, tl.int64) * ROWS + tl.arange(0, ROWS)
+        return pointer + tl.cast(tile // tiles, tl.int64) * row_outer + row * row_inner, row < inner
+    else:
+        block, first, rows = interleaved_position(tile, inner, long_blocks, ROWS, VECTOR)
+        row = first + tl.arange(0, ROWS)
+        return pointer + block * row_outer + row * row_inner, row < rows
 
 
 @triton.jit
-def load_rows(pointer, tile, inner, row_outer, row_inner, ROWS: tl.constexpr, ACC_DTYPE: tl.constexpr):
+def load_rows(
+    pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS: tl.constexpr, VECTOR: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+):  # fmt: skip
     """Loads a number for each row of a tile. Returns 0 without a tensor."""
     if pointer is None:
         return 0.0
     else:
-        pointers, in_bounds = _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS)
+        pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
         return tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)
 
 
 @triton.jit
-def store_rows(pointer, number, tile, rank, inner, row_outer, row_inner, ROWS: tl.constexpr):
+def store_rows(
+    pointer, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS: tl.constexpr, VECTOR: tl.constexpr
+):  # fmt: skip
     """Stores a number for each row of a tile. Rank 0 of the programs of a row stores it."""
-    pointers, in_bounds = _row_pointers(pointer, tile, inner, row_outer, row_inner, ROWS)
+    pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
     tl.store(pointers, number.to(pointer.dtype.element_ty), mask=in_bounds & (rank == 0))
+
+
+@triton.jit
+def load_index(
+    pointer, in_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
+    ROWS: tl.constexpr, VECTOR: tl.constexpr, ACC_DTYPE: tl.constexpr, PICKS: tl.constexpr,
+):  # fmt: skip
+    """Loads a column index for each row of a tile, and with PICKS the element of `in_ptr` in that column.
+
+    The element is NaN if the index is not one of a column. Returns 0 without a tensor.
+    """
+    if pointer is None:
+        return 0, 0.0
+    else:
+        pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
+        index = tl.load(pointers, mask=in_bounds, other=0)
+        picked = 0.0
+        if PICKS:
+            start, _ = _row_pointers(in_ptr, tile, inner, long_blocks, in_outer, in_inner, ROWS, VECTOR)
+            valid = (index >= 0) & (index < cols)
+            element = tl.load(start + tl.where(valid, index, 0) * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
+            picked = tl.where(valid, element, float("nan"))
+        return index, picked

@@ -19,6 +19,7 @@ The source uses only features of Triton 3.2.
 import triton
 import triton.language as tl
 
+from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
 from tridal.kernels.exchange import clear_slots, exchange, part_count
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
@@ -26,7 +27,9 @@ from tridal.kernels.tile_counter import await_claim, claim, iterations, read_cla
 from tridal.kernels.tiles import (
     anti_hoist_pointers,
     head_length,
+    index_along,
     load_columns,
+    load_index,
     load_rows,
     store_rows,
     tile_bounds,
@@ -36,13 +39,14 @@ from tridal.kernels.tiles import (
 
 @triton.jit
 def whole_row(
-    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, in_ptr, in2_ptr, per_row_ptr, per_row2_ptr, per_column_ptr,
-    per_column2_ptr, mask_ptr, workspace, outer, inner, cols,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, per_row_ptr,
+    per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, workspace, outer, inner, cols, long_blocks,
     in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment,
     param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PADDING: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PADDING: tl.constexpr,
     NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
     AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
     PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, SLOTS: tl.constexpr, PEEL: tl.constexpr,
@@ -51,28 +55,40 @@ def whole_row(
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     tiles = outer * tl.cdiv(inner, ROWS)
-    DYNAMIC: tl.constexpr = (PROGRAMS_PER_ROW > 1 and PERSISTENT) and STAGES == 1
+    # Sums over rows are the same in every run only if each program always computes the same rows.
+    EXCHANGE: tl.constexpr = PROGRAMS_PER_ROW > 1 and FIRST is not None
+    DYNAMIC: tl.constexpr = (EXCHANGE and PERSISTENT) and STAGES == 1 and column_out_ptr is None
     UNNORMALISED: tl.constexpr = PROGRAMS_PER_ROW == 1 and AXIS == 1  # AXIS 0 would take two registers per row
-    GUARD: tl.constexpr = PROGRAMS_PER_ROW > 1 or ZERO_MASKED_ROWS  # a part may be all -inf
+    GUARD: tl.constexpr = EXCHANGE or ZERO_MASKED_ROWS  # a part may be all -inf
     REFINE: tl.constexpr = COLS >= 128
     SECOND_PASS: tl.constexpr = -1 if SECOND is None else (0 if rebase is None else 1)
-    LAST_PASS: tl.constexpr = 2 if SECOND_PASS == 1 else 1
+    STATISTICS_PASS: tl.constexpr = 1 if SECOND_PASS == 1 else 0
+    LAST_PASS: tl.constexpr = 0 if FIRST is None else STATISTICS_PASS + 1
     rank, group, groups, begin, end, step = iterations(tiles, PROGRAMS_PER_ROW, PERSISTENT, DYNAMIC)
     claimed, last = group, -1
+    sums = zero_sums(column_out_ptr, AXIS, ROWS, COLS, ACC_DTYPE)
+    sums2 = zero_sums(column_out2_ptr, AXIS, ROWS, COLS, ACC_DTYPE)
+    edge_sums = zero_sums(column_out_ptr if PEEL else None, 0, ROWS, 2 * VECTOR, ACC_DTYPE)
+    edge_sums2 = zero_sums(column_out2_ptr if PEEL else None, 0, ROWS, 2 * VECTOR, ACC_DTYPE)
     for iteration in tl.range(begin, end, step, num_stages=STAGES):
         tile = claimed if DYNAMIC else iteration
         if not DYNAMIC or tile < tiles:
             block, row, column, in_bounds, edge_column, edge_in_bounds = tile_bounds(
-                tile, rank, inner, cols, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, VECTOR
+                tile, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
+                PEEL, VECTOR,
             )  # fmt: skip
             body, count = cols, tl.cast(cols, ACC_DTYPE)
-            if COUNTS and PROGRAMS_PER_ROW > 1:
+            if COUNTS and EXCHANGE:
                 if PEEL:
                     head = head_length(misalignment + block * in_outer + row * in_inner, cols, VECTOR)
                     body = (cols - head) // VECTOR * VECTOR
                 count = part_count(rank, body, cols, COLS)
-            per_row = load_rows(per_row_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
-            per_row2 = load_rows(per_row2_ptr, tile, inner, row_outer, row_inner, ROWS, ACC_DTYPE)
+            per_row = load_rows(per_row_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
+            index, picked = load_index(
+                index_ptr, in_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
+                ROWS, VECTOR, ACC_DTYPE, PICKS,
+            )  # fmt: skip
+            per_row2 = load_rows(per_row2_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             for PASS in tl.static_range(0, LAST_PASS + 1):
                 per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
                 per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
@@ -108,12 +124,14 @@ def whole_row(
                 if PASS == 0:
                     if DYNAMIC:
                         claim(workspace, tiles, group, rank, iteration, end, SLOTS)
-                    term = first_term(
-                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS
-                    )  # fmt: skip
-                    term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
-                    first = reduce(term, FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
-                    second = tl.zeros_like(first)
+                    first, second = 0.0, 0.0
+                    if FIRST is not None:
+                        term = first_term(
+                            x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS
+                        )  # fmt: skip
+                        term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
+                        first = reduce(term, FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
+                        second = tl.zeros_like(first)
                     if PEEL:
                         pointers = tile_pointers(
                             in_ptr, block, row, edge_column, in_outer, in_inner, in_col, INT64_OFFSETS, 0, ROWS, 1,
@@ -132,12 +150,13 @@ def whole_row(
                         x2_edge = None
                         if in2_ptr is not None:
                             x2_edge = tl.load(pointers2, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
-                        term = first_term(
-                            x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1, 0,
-                            EXP2_BIAS,
-                        )  # fmt: skip
-                        term = masked(term, edge_in_bounds, FIRST, NEUTRAL_PADDING)
-                        first = merge(first, reduce(term, FIRST, 0, 1, 1, EXP2_BIAS), FIRST)
+                        if FIRST is not None:
+                            term = first_term(
+                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
+                                0, EXP2_BIAS,
+                            )  # fmt: skip
+                            term = masked(term, edge_in_bounds, FIRST, NEUTRAL_PADDING)
+                            first = merge(first, reduce(term, FIRST, 0, 1, 1, EXP2_BIAS), FIRST)
                 if PASS == SECOND_PASS:
                     term = second_term(
                         x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, count, AXIS,
@@ -153,9 +172,9 @@ def whole_row(
                         )  # fmt: skip
                         term = masked(term, edge_in_bounds, SECOND, NEUTRAL_PADDING)
                         second = merge(second, reduce(term, SECOND, 0, 1, 1, EXP2_BIAS), SECOND)
-                if PASS == LAST_PASS - 1:
+                if PASS == STATISTICS_PASS:
                     part_first, part_scale = first, 1.0
-                    if PROGRAMS_PER_ROW > 1:
+                    if EXCHANGE:
                         first, second, part_scale = exchange(
                             workspace, tile, rank, first, second, body, cols, param0, param1, rebase, FIRST, SECOND,
                             PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS, PERSISTENT, SLOTS, COUNTS, EXP2_BIAS,
@@ -166,65 +185,115 @@ def whole_row(
                     value = None  # Triton 3.3 has no None in tuples
                     if row_value is not None:
                         value = row_value(
-                            per_row, per_row2, param0, param1, part_scale, first, second, count, EXP2_BIAS, REFINE,
-                            ZERO_MASKED_ROWS,
+                            per_row, per_row2, index, picked, param0, param1, part_scale, first, second, count,
+                            EXP2_BIAS, REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
                     if row_out_ptr is not None:
-                        number = row_write(per_row, per_row2, param0, param1, first, second, value, count)
-                        store_rows(row_out_ptr, number, tile, rank, inner, row_outer, row_inner, ROWS)
+                        number = row_write(
+                            per_row, per_row2, index, picked, param0, param1, first, second, value, count
+                        )  # fmt: skip
+                        store_rows(
+                            row_out_ptr, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR
+                        )  # fmt: skip
                     if row_out2_ptr is not None:
-                        number = row_write2(per_row, per_row2, param0, param1, first, second, value, count)
-                        store_rows(row_out2_ptr, number, tile, rank, inner, row_outer, row_inner, ROWS)
-                    out_pointers = anti_hoist_pointers(
-                        out_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
-                        COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
-                    )  # fmt: skip
+                        number = row_write2(
+                            per_row, per_row2, index, picked, param0, param1, first, second, value, count
+                        )  # fmt: skip
+                        store_rows(
+                            row_out2_ptr, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR
+                        )  # fmt: skip
+                    if out_ptr is not None:
+                        out_pointers = anti_hoist_pointers(
+                            out_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
+                            COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
+                        )  # fmt: skip
                 if PASS == LAST_PASS:
-                    y = finish(
-                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, part_first, part_scale,
-                        first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
-                    )  # fmt: skip
-                    tl.store(
-                        out_pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds,
-                        eviction_policy="evict_first" if RELOAD else "",
-                    )  # fmt: skip
-                    if out2_ptr is not None:
-                        out2_pointers = anti_hoist_pointers(
-                            out2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS,
-                            ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
-                        )  # fmt: skip
-                        y2 = finish2(
-                            x, x2, per_row, per_row2, per_column, per_column2, param0, param1, part_first, part_scale,
-                            first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
-                        )  # fmt: skip
-                        tl.store(out2_pointers, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
-                    if PEEL:
-                        pointers = tile_pointers(
-                            out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS, 1,
-                            False,
-                        )  # fmt: skip
-                        y_edge = finish(
-                            x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
-                            part_first, part_scale, first, second, value, count, 0, EXP2_BIAS, UNNORMALISED, GUARD,
+                    tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
+                    if out_ptr is not None:
+                        y = finish(
+                            x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
+                            part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
                             REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
-                        tl.store(pointers, y_edge.to(out_ptr.dtype.element_ty), mask=edge_in_bounds)
+                        tl.store(
+                            out_pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds,
+                            eviction_policy="evict_first" if RELOAD else "",
+                        )  # fmt: skip
                         if out2_ptr is not None:
-                            pointers2 = tile_pointers(
-                                out2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0,
-                                ROWS, 1, False,
+                            out2_pointers = anti_hoist_pointers(
+                                out2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS,
+                                ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
                             )  # fmt: skip
-                            y2_edge = finish2(
-                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
-                                part_first, part_scale, first, second, value, count, 0, EXP2_BIAS, UNNORMALISED, GUARD,
-                                REFINE, ZERO_MASKED_ROWS,
+                            y2 = finish2(
+                                x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
+                                part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED,
+                                GUARD, REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
-                            tl.store(pointers2, y2_edge.to(out2_ptr.dtype.element_ty), mask=edge_in_bounds)
-            if PROGRAMS_PER_ROW > 1 and PERSISTENT:
+                            tl.store(out2_pointers, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
+                        if PEEL:
+                            pointers = tile_pointers(
+                                out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS,
+                                1, False,
+                            )  # fmt: skip
+                            y_edge = finish(
+                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
+                                edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
+                                EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                            )  # fmt: skip
+                            tl.store(pointers, y_edge.to(out_ptr.dtype.element_ty), mask=edge_in_bounds)
+                            if out2_ptr is not None:
+                                pointers2 = tile_pointers(
+                                    out2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0,
+                                    ROWS, 1, False,
+                                )  # fmt: skip
+                                y2_edge = finish2(
+                                    x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
+                                    edge_column, param0, param1, part_first, part_scale, first, second, value, count,
+                                    0, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                                )  # fmt: skip
+                                tl.store(pointers2, y2_edge.to(out2_ptr.dtype.element_ty), mask=edge_in_bounds)
+                    if column_out_ptr is not None:
+                        term = column_term(
+                            x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
+                            part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
+                            REFINE, ZERO_MASKED_ROWS,
+                        )  # fmt: skip
+                        sums = add_terms(sums, term, in_bounds, ROWS, PEEL)
+                        if PEEL:
+                            term = column_term(
+                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
+                                edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
+                                EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                            )  # fmt: skip
+                            edge_sums = add_terms(edge_sums, term, edge_in_bounds, ROWS, PEEL)
+                    if column_out2_ptr is not None:
+                        term = column_term2(
+                            x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
+                            part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
+                            REFINE, ZERO_MASKED_ROWS,
+                        )  # fmt: skip
+                        sums2 = add_terms(sums2, term, in_bounds, ROWS, PEEL)
+                        if PEEL:
+                            term = column_term2(
+                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
+                                edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
+                                EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                            )  # fmt: skip
+                            edge_sums2 = add_terms(edge_sums2, term, edge_in_bounds, ROWS, PEEL)
+            if EXCHANGE and PERSISTENT:
                 clear_slots(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, SLOTS)
             if DYNAMIC:
                 last = tile
                 claimed = await_claim(published, workspace, tiles, group, groups, iteration, end, tile, SLOTS)
-    if PROGRAMS_PER_ROW > 1 and PERSISTENT:
+    if EXCHANGE and PERSISTENT:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
         release_group(workspace, last, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, SLOTS)
+    if column_out_ptr is not None:
+        store_sums(
+            column_out_ptr, sums, edge_sums, group, rank, cols, misalignment, in_outer, AXIS, ROWS, COLS, PEEL, VECTOR
+        )
+    if column_out2_ptr is not None:
+        store_sums(
+            column_out2_ptr, sums2, edge_sums2, group, rank, cols, misalignment, in_outer, AXIS, ROWS, COLS, PEEL,
+            VECTOR,
+        )  # fmt: skip

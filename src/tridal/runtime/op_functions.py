@@ -5,6 +5,9 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 
 - the op's parameters, and the statistics that are known when the function is called;
 - the tensors that the kernel reads, in terms and `writes`; in `row_value` and `row_writes`, only those of `row_reads`;
+- the input `row_index`, in `row_value`, `writes`, `row_writes` and `column_writes`;
+- `picked`, in `row_value` and `row_writes`: the element of the first tensor in the column that `row_index` gives;
+- `column`, in `writes` and `column_writes`: the column of each element;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
 - `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
 - `part_scale`, in `row_value` and `writes`: the factor that `rebase` applies to the terms of the part;
@@ -31,10 +34,10 @@ from tridal.errors import PluginError
 from tridal.runtime.row_kernel import RowKernel
 
 _TENSORS = ("x", "x2", "per_row", "per_row2", "per_column", "per_column2")
-_NUMBERS = ("per_row", "per_row2", "param0", "param1")
+_NUMBERS = ("per_row", "per_row2", "index", "picked", "param0", "param1")
 _FINISH = (
-    *_TENSORS, "param0", "param1", "part_first", "part_scale", "first", "second", "row_value", "count", "AXIS",
-    "EXP2_BIAS", "UNNORMALISED", "GUARD", "REFINE", "ZERO_MASKED_ROWS",
+    *_TENSORS, "index", "column", "param0", "param1", "part_first", "part_scale", "first", "second", "row_value",
+    "count", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD", "REFINE", "ZERO_MASKED_ROWS",
 )  # fmt: skip
 _ROW_WRITE = (*_NUMBERS, "first", "second", "row_value", "count")
 
@@ -51,6 +54,8 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "finish2": _FINISH,
     "row_write": _ROW_WRITE,
     "row_write2": _ROW_WRITE,
+    "column_term": _FINISH,
+    "column_term2": _FINISH,
 }  # fmt: skip
 """The arguments that the schedules pass, in order, for each role of an op's function."""
 
@@ -60,15 +65,16 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
 
     `wrap` turns a Python or Triton function into one that the kernel can call: compiled or interpreted.
     """
-    first, second = [*kernel.statistics, None][:2]
-    assert first is not None
-    names: list[Any] = [first.term, second and second.term, second and second.rebase, kernel.row_value]
-    names += [*(*kernel.writes, None)[:2], *(*kernel.row_writes, None, None)[:2]]
+    first, second = [*kernel.statistics, None, None][:2]
+    names: list[Any] = [first and first.term, second and second.term, second and second.rebase, kernel.row_value]
+    for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
+        names += (*written, None, None)[:2]
     functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
     return {
         **{role: function and _adapter(kernel, role, function, wrap) for role, function in functions.items()},
-        "FIRST": first.reduce,
+        "FIRST": first and first.reduce,
         "SECOND": second and second.reduce,
+        "PICKS": any("picked" in found.arg_names for found in functions.values() if found),
         "COUNTS": any({"count", "part_count"} & set(found.arg_names) for found in functions.values() if found),
         "PADDING": kernel.padding,
         "NEUTRAL_PADDING": kernel.neutral_padding,
@@ -92,7 +98,11 @@ def function_named(kernel: RowKernel, name: str) -> Any:
 def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], Any]) -> Any:
     """Generates the adapter of an op's function for a role, which is a key of `CALLS`."""
     own, given = kernel.arguments, CALLS[role]
-    known = {name: name for name in given if name.isupper() or name in ("count", "part_count", "part_scale")}
+    known = {
+        name: name
+        for name in given
+        if name.isupper() or name in ("count", "part_count", "part_scale", "column", "picked")
+    }
     known |= {name: argument for name, argument in own.items() if argument in given}
     unknown = [name for name in function.arg_names if name not in known]
     if unknown:

@@ -45,7 +45,7 @@ def _problems(
     yield from _unsupported(backend, problem, config)
     yield from _uncovered(problem, config)
     yield from _wrong_programs(problem, config, plan.programs)
-    if config.programs_per_row > 1:
+    if config.programs_per_row > 1 and problem.statistics:
         yield from _not_resident(backend, device, plan, probe)
 
 
@@ -89,7 +89,9 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _P
             yield feature, True, f"False, because {schedule!r} does not support it"
     if config.peel and problem.layout != "row":
         yield "peel", True, f'False, because only the layout "row" has aligned vectors, not {problem.layout!r}'
-    if schedule == "cooperative":
+    if config.peel and problem.column_writes and problem.outer > 1:
+        yield "peel", True, "False, because sums over peeled rows need one block of rows"
+    if schedule == "cooperative" and problem.statistics:
         if problem.accumulator != 4:
             yield (
                 "schedule",
@@ -101,7 +103,7 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _P
         if config.rows > 1 and (config.peel or not config.persistent):
             why = "with peel" if config.peel else "if programs are not persistent"
             yield "rows", config.rows, f"1, because cooperative programs exchange one row at a time {why}"
-    elif config.programs_per_row > 1:
+    if schedule != "cooperative" and config.programs_per_row > 1:
         yield "programs_per_row", config.programs_per_row, f'1, because the schedule is {schedule!r}, not "cooperative"'
     if config.exp2_bias is not None and problem.accumulator != 4:
         yield "exp2_bias", config.exp2_bias, "None, because exp2 has float32 precision and a dtype is float64"
@@ -128,9 +130,13 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Problems:
 
 def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Problems:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
-    per_row, tiles = config.programs_per_row, problem.tiles(config.rows)
+    per_row, tiles = config.programs_per_row, problem.tiles(config.rows, config.peel)
     if programs % per_row:
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
+    if config.peel and problem.column_writes and programs % (problem.vector * per_row):
+        yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each sums rows with equal heads"
+    if config.schedule == "column_loop" and problem.column_writes and programs > tiles:
+        yield "programs", programs, f"at most {tiles}: programs without a tile write no sums"
     if not config.persistent and programs != tiles * per_row:
         yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
     if per_row > 1 and programs > tiles * per_row:  # a group without a tile would clear memory that it does not own

@@ -10,7 +10,15 @@ Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 MAX_PER_ELEMENT = MAX_PER_ROW = MAX_PER_COLUMN = 2
 MAX_STATISTICS = 2
 MAX_PARAMETERS = 2
-POINTERS = tuple((f"{kind}_ptr", f"{kind}2_ptr") for kind in ("out", "row_out", "in", "per_row", "per_column"))
+POINTERS: tuple[tuple[str, ...], ...] = (
+    ("out_ptr", "out2_ptr"),
+    ("row_out_ptr", "row_out2_ptr"),
+    ("column_out_ptr", "column_out2_ptr"),
+    ("in_ptr", "in2_ptr"),
+    ("per_row_ptr", "per_row2_ptr"),
+    ("index_ptr",),
+    ("per_column_ptr", "per_column2_ptr"),
+)
 """The schedules' pointer arguments, by kind of tensor in the order of `RowKernel.tensors`."""
 
 
@@ -44,10 +52,17 @@ class RowKernel:
     """For each output with a number per element: the name of its Triton function. The outputs are contiguous."""
     row_reads: tuple[str, ...] = ()
     """Names of the inputs with a number per row. They are contiguous."""
+    row_index: str | None = None
+    """Name of an input with a column index per row, in int64. It is contiguous. Functions that are called once per row
+    also get `picked`: the element of the first tensor in that column, or NaN if there is no such column."""
     column_reads: tuple[str, ...] = ()
     """Names of the inputs with a number per column, for example a weight. They are contiguous."""
     row_writes: tuple[str, ...] = ()
     """For each output with a number per row: the name of its Triton function. The outputs are contiguous."""
+    column_writes: tuple[str, ...] = ()
+    """For each output with a number per column: the name of the Triton function of its term. The output is the sum of
+    the term over all rows, in the accumulator's dtype. Each group of programs that compute the same rows writes one row
+    of partial sums, so the tensor has `LaunchPlan.groups` rows; it is contiguous."""
     parameters: tuple[str, ...] = ()
     """Names of numbers that are the same for all elements. They are run-time arguments. A None is a constant."""
     padding: float = 0.0
@@ -65,12 +80,14 @@ class RowKernel:
     @property
     def passes(self) -> int:
         """Number of passes over a row, see `Problem.passes`."""
-        return 2 + any(statistic.rebase is not None for statistic in self.statistics)
+        written = bool(self.writes or self.column_writes)
+        return bool(self.statistics) + written + any(statistic.rebase is not None for statistic in self.statistics)
 
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
         """The names of all tensors, grouped by kind in the order of `pointers`."""
-        return self.writes, self.row_writes, self.reads, self.row_reads, self.column_reads
+        index = () if self.row_index is None else (self.row_index,)
+        return self.writes, self.row_writes, self.column_writes, self.reads, self.row_reads, index, self.column_reads
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -80,9 +97,10 @@ class RowKernel:
     @property
     def arguments(self) -> dict[str, str]:
         """The schedules' argument for each tensor, parameter, statistic and row value, by its name in the op."""
-        first, *second = (statistic.name for statistic in self.statistics)
+        first, second = ([*(statistic.name for statistic in self.statistics), "", ""])[:2]
         groups = {"x": self.reads, "per_row": self.row_reads, "per_column": self.column_reads, "first": (first,)}
-        groups |= {"part_first": (f"part_{first}",), "second": tuple(second), "row_value": (self.row_value or "",)}
+        groups |= {"part_first": (f"part_{first}",), "second": (second,), "row_value": (self.row_value or "",)}
+        groups |= {"index": (self.row_index or "",)}
         numbers = {name: f"param{index}" for index, name in enumerate(self.parameters)}
         return numbers | {n: f"{a}{'2' * i}" for a, given in groups.items() for i, n in enumerate(given)}
 
@@ -95,19 +113,20 @@ class RowKernel:
             ("tensors with a number per row", self.row_reads, MAX_PER_ROW),
             ("tensors with a number per column", self.column_reads, MAX_PER_COLUMN),
             ("written tensors with a number per row", self.row_writes, MAX_PER_ROW),
+            ("written tensors with a number per column", self.column_writes, MAX_PER_COLUMN),
             ("statistics", statistics, MAX_STATISTICS),
             ("parameters", self.parameters, MAX_PARAMETERS),
         ):
             if len(given) > limit:
                 return f"kernel {self.name!r} has {len(given)} {what}: at most {limit} are supported"
-        if not self.reads or not statistics or not self.writes:
-            return f"kernel {self.name!r} needs at least one tensor to read, one to write and one statistic"
-        if statistics[0].rebase is not None:
+        if not self.reads or not (self.writes or self.row_writes):
+            return f"kernel {self.name!r} needs a tensor to read, and one to write with a number per element or per row"
+        if any(statistic.rebase is not None for statistic in statistics[:1]):
             return f"kernel {self.name!r}: rebase is for the second statistic only"
-        if statistics[-1].rebase is not None and statistics[-1].reduce == "max":
+        if statistics and statistics[-1].rebase is not None and statistics[-1].reduce == "max":
             return f"kernel {self.name!r}: a statistic with rebase has to be a sum"
         names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
-        names += [] if self.row_value is None else [self.row_value]
+        names += [name for name in (self.row_value, self.row_index) if name is not None]
         if len(set(names)) < len(names):
             return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
         unknown = [s.reduce for s in statistics if s.reduce not in get_args(Reduction)]

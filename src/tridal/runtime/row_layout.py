@@ -29,6 +29,17 @@ class RowLayout:
     row_strides: tuple[int, int] = (0, 1)
     """Strides of contiguous tensors with a number per row: from block to block, from row to row."""
 
+    def interleaved(self, blocks: int) -> RowLayout:
+        """Returns the layout of one block of rows as `blocks` blocks: row i is row i // blocks of block i % blocks.
+
+        If `blocks` is the number of elements of a vector, all rows of a block have the same misalignment. The first
+        blocks may have one row more than the others; `inner` is the larger number.
+        """
+        assert self.outer == 1
+        first, second = ((s[1], s[1] * blocks, s[2]) for s in (self.in_strides, self.out_strides))
+        row = self.row_strides[1]
+        return RowLayout(blocks, -(-self.inner // blocks), self.cols, first, second, (row, row * blocks))
+
     @property
     def layout(self) -> Layout:
         """The layout that all tensors have (see `Problem.layout`), or "strided" if their layouts differ."""

@@ -19,7 +19,7 @@ _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
 _ROW_STRIDES = ("row_outer", "row_inner")
 _PARAMETERS = ("param0", "param1")
-TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8"}
+TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
 ADDRESS_BITS = 63
 """Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
 BLOCK = 32
@@ -71,7 +71,7 @@ class KernelCall:
     def problem(self) -> Problem:
         """The problem that a backend plans for."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
-        writes, row_writes, reads, row_reads, column_reads = (
+        writes, row_writes, column_writes, reads, row_reads, _, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
         )
         units = _UNIT_STRIDES[layout.layout]
@@ -86,6 +86,7 @@ class KernelCall:
             row_reads=row_reads,
             column_reads=column_reads,
             row_writes=row_writes,
+            column_writes=column_writes,
             passes=kernel.passes,
             live_tiles=kernel.live_tiles,
             statistics=len(kernel.statistics),
@@ -94,23 +95,34 @@ class KernelCall:
             scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
 
+    def launched_layout(self, config: KernelConfig) -> RowLayout:
+        """Returns the layout that the kernel gets: with peeled rows and sums over rows, its blocks are interleaved."""
+        interleaved = config.peel and self.problem.column_writes
+        return self.layout.interleaved(self.problem.vector) if interleaved else self.layout
+
+    @property
+    def _has_row_tensors(self) -> bool:
+        kernel = self.kernel
+        return bool(kernel.row_reads or kernel.row_writes or kernel.row_index)
+
     def _misalignments(self) -> dict[str, int]:
         """Returns, for each tensor, the number of elements from the last vector boundary to its first row."""
         tensors = zip(self.kernel.pointers, self.dtypes, self.addresses, strict=True)
         return {
             name: address // ITEMSIZE[dtype] % self.problem.vector
             for name, dtype, address in tensors
-            if name.startswith(("out", "in"))
+            if name.startswith(("out", "in_", "in2"))
         }
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
         """Returns the scalar arguments of the kernel by name."""
-        layout, p = self.layout, self.problem
-        row_strides = layout.row_strides if p.row_reads or p.row_writes else (0, 0)
+        layout, p = self.launched_layout(config), self.problem
+        row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
         if config.schedule != "column_loop":
             values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
+            values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer
         values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
         return values | self.scale_mask.numbers
 
@@ -133,7 +145,8 @@ class KernelCall:
         constants |= {
             "ACC_DTYPE": accumulator,
             "EXP2_BIAS": config.exp2_bias,
-            "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.cols), mask_extent) >= 2**31,
+            "INT64_OFFSETS": max(self.launched_layout(config).max_offset(config.rows, config.cols), mask_extent)
+            >= 2**31,
             "AXIS": 0 if p.layout == "inner" else 1,
             "ROWS": config.rows,
             "COLS": config.cols,
@@ -144,18 +157,18 @@ class KernelCall:
         }
         if config.schedule != "column_loop":
             constants |= self._whole_row_constants(config)
-        if not p.row_reads and not p.row_writes:
+        if not self._has_row_tensors:
             constants |= dict.fromkeys(_ROW_STRIDES, 0)
         elif scalars["row_inner"] == 1:
             constants["row_inner"] = 1
         constants |= {name: None for name in _PARAMETERS if scalars[name] is None}
         constants |= {n: v for n, v in s.numbers.items() if v is None or (n != "scale" and v in (0, 1))}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "misalignment", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
+        unspecialised = {"outer", "misalignment", "long_blocks", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
         unspecialised |= {"inner"} if p.layout != "inner" else set()
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
-        if config.programs_per_row > 1:
+        if exchanges(config, self.kernel):
             types["workspace"] = "*i64"
             divisible.append("workspace")
         floats = {"scale", *_PARAMETERS}
@@ -169,7 +182,7 @@ class KernelCall:
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             max_registers=config.max_registers,
-            cooperative=config.programs_per_row > 1,
+            cooperative=exchanges(config, self.kernel),
         )
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
@@ -177,9 +190,11 @@ class KernelCall:
         vector, misalignments = self.problem.vector, set(self._misalignments().values())
         strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
         same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
-        unused: dict[str, Any] = {} if config.programs_per_row > 1 else {"workspace": None}
+        unused: dict[str, Any] = {} if exchanges(config, self.kernel) else {"workspace": None}
         if not config.peel:
             unused["misalignment"] = 0
+        if not config.peel or not self.problem.column_writes:
+            unused["long_blocks"] = None
         return unused | {
             "PERSISTENT": config.persistent,
             "PROGRAMS_PER_ROW": config.programs_per_row,
@@ -201,10 +216,15 @@ class KernelCall:
     def workspace_slots(self, plan: LaunchPlan) -> int:
         """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it."""
         config = plan.config
-        if config.programs_per_row == 1:
+        if not exchanges(config, self.kernel):
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.problem.tiles(config.rows) * slots_per_tile(config) + counter
+        return self.problem.tiles(config.rows, config.peel) * slots_per_tile(config) + counter
+
+
+def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:
+    """Returns whether programs exchange statistics, so that all of them have to be resident at the same time."""
+    return config.programs_per_row > 1 and bool(kernel.statistics)
 
 
 def slots_per_tile(config: KernelConfig) -> int:

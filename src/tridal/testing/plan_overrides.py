@@ -30,6 +30,19 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
     return _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
 
 
+def _groups(plan: LaunchPlan, problem: Problem, groups: int) -> int:
+    """Returns a number of groups that suits the plan: sums over peeled rows need a multiple of `Problem.vector`."""
+    multiple = problem.vector if plan.config.peel and problem.column_writes else 1
+    return -(-groups // multiple) * multiple
+
+
+def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    if problem.column_writes and problem.outer > 1:
+        return plan
+    plan = _whole_row(plan, problem, peel=True)
+    return replace(plan, programs=_groups(plan, problem, plan.programs))
+
+
 def _block_cols(problem: Problem) -> int:
     """Returns a block width that divides a row into three or four blocks, if the row has more than 32 columns."""
     return max(16, (1 << (problem.cols - 1).bit_length()) // 4)
@@ -64,11 +77,13 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "whole_row": _whole_row,
     "cooperative": _cooperative,
     "column_loop": _column_loop,
-    "whole_row+peel": lambda plan, problem: _whole_row(plan, problem, peel=True) if problem.layout == "row" else plan,
+    "whole_row+peel": lambda plan, problem: _peel(plan, problem) if problem.layout == "row" else plan,
     "whole_row+reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
     "cooperative+one_shot": _one_shot,
-    "single": lambda plan, problem: replace(_configured(plan), programs=plan.config.programs_per_row),
+    "single": lambda plan, problem: replace(
+        _configured(plan), programs=_groups(plan, problem, 1) * plan.config.programs_per_row
+    ),
 }
 """The overrides by name. "planned" is the backend's plan, and "single" launches one program for all tiles."""
 
