@@ -14,7 +14,8 @@ CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_message_ends_with_arguments_or_options(kind: type[TridalError]) -> None:
-    error = kind("no plan", arch="x1", device="y")
+    error = kind("no plan")
+    error.fixes = {"arch": "x1", "device": "y"}
     assert str(error) == "no plan; use arch='x1' or device='y'"
     assert error.for_commands() == "no plan; use --arch x1 or --device y"
     restored = pickle.loads(pickle.dumps(error))

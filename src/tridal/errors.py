@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
@@ -22,15 +22,11 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 class TridalError(Exception):
-    """Base class of all errors that tridal defines.
+    """Base class of all errors that tridal defines. It has no `__init__`, which torch.compile could not trace."""
 
-    Keyword arguments of the constructor are arguments that avoid the error, such as `device="auto"`. The message ends
-    with them: as arguments of a Python function, or as options of a command.
-    """
-
-    def __init__(self, message: str = "", **fixes: str) -> None:
-        super().__init__(message)
-        self.fixes = fixes
+    fixes: Mapping[str, str] = {}
+    """Arguments that avoid the error, such as `device="auto"`. The message ends with them: as arguments of a Python
+    function, or as options of a command."""
 
     def __str__(self) -> str:
         """Returns the message for Python code."""
@@ -42,7 +38,7 @@ class TridalError(Exception):
 
     def _with_fixes(self, template: str) -> str:
         fixes = " or ".join(template.format(name, value) for name, value in self.fixes.items())
-        return f"{self.args[0]}{fixes and f'; use {fixes}'}"
+        return f"{self.args[0] if self.args else ''}{fixes and f'; use {fixes}'}"
 
 
 class DTypeError(TridalError, NotImplementedError, TypeError):

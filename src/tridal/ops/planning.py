@@ -100,10 +100,11 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
     if backend is None:
         fixes = {"arch": next(iter(architectures()), None)}
         fixes |= {"device": next((backend.name for backend in registry.loaded() if backend.interpreted), None)}
-        raise DeviceUnavailableError(
-            f"the device {name} is {where} here, whose tensors torch computes without a plan",
-            **{key: value for key, value in fixes.items() if value},
+        error = DeviceUnavailableError(
+            f"the device {name} is {where} here, whose tensors torch computes without a plan"
         )
+        error.fixes = {key: value for key, value in fixes.items() if value}
+        raise error
     return backend, backend.properties(torch.device(where).index or 0)
 
 

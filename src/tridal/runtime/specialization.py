@@ -122,7 +122,8 @@ class KernelCall:
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
         if config.schedule != "column_loop":
             values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
-            values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer
+            interleaved = layout is not self.layout
+            values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None
         values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
         return values | self.scale_mask.numbers
 

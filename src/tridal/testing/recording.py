@@ -203,7 +203,8 @@ def recording(device_type: str, compiler_name: str, modules: Sequence[str] = ())
             parent, _, attribute = name.rpartition(".")
             if parent in sys.modules:
                 enter(patch.object(sys.modules[parent], attribute, device, create=True))
-        for owner in (torch._C, sys.modules.get(f"torch_{device_type}._C")):
+        for package in ("torch", f"torch_{device_type}"):
+            owner = sys.modules.get(f"{package}._C")
             if hasattr(owner, raw_stream):  # a private function that returns a handle without making a Stream
                 enter(patch.object(owner, raw_stream, device.raw_stream))
         enter(patch.object(triton.runtime, "driver", SimpleNamespace(active=active)))
