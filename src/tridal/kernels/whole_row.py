@@ -57,7 +57,7 @@ def whole_row(
     tiles = outer * tl.cdiv(inner, ROWS)
     # Sums over rows are the same in every run only if each program always computes the same rows.
     EXCHANGE: tl.constexpr = PROGRAMS_PER_ROW > 1 and FIRST is not None
-    DYNAMIC: tl.constexpr = (EXCHANGE and PERSISTENT) and STAGES == 1 and column_out_ptr is None
+    DYNAMIC: tl.constexpr = ((EXCHANGE and PERSISTENT) and STAGES == 1) and (column_out_ptr is None)
     UNNORMALISED: tl.constexpr = PROGRAMS_PER_ROW == 1 and AXIS == 1  # AXIS 0 would take two registers per row
     GUARD: tl.constexpr = EXCHANGE or ZERO_MASKED_ROWS  # a part may be all -inf
     REFINE: tl.constexpr = COLS >= 128

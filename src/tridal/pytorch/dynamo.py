@@ -19,3 +19,9 @@ def is_served(device_type: str) -> bool:
 def distributed_loaded() -> bool:
     """Returns whether torch's DTensor module is imported. Otherwise, no tensor is a DTensor."""
     return "torch.distributed.tensor" in sys.modules
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def has_autocast(device_type: str) -> bool:
+    """Returns whether autocast computes softmax in float32 on a device type."""
+    return device_context.has_autocast(device_type)

@@ -28,7 +28,7 @@ from tridal.pytorch import prepared
 from tridal.pytorch.autograd import prepared_node
 from tridal.pytorch.call_guards import CallGuard, make_call_guard
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context, has_autocast
+from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import forward_ad_level, function_modes, needs_dispatcher, skip_frames
 from tridal.pytorch.reference import compute_call
@@ -237,7 +237,7 @@ def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     # The registered op cannot see the level of forward-mode AD that a compiled function entered.
     if forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed):
         return compute_call(call, input)
-    if call.dtype is None and call.op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
+    if call.dtype is None and call.op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
         call = call._replace(dtype=autocast_dtype(input))
     return call.dispatch(input)
 

@@ -60,7 +60,7 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
     sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
     plan = _configured(plan, schedule="cooperative", **sizes, **flags)
-    return replace(plan, programs=min(2, problem.tiles(rows)) * plan.config.programs_per_row)
+    return replace(plan, programs=_groups(plan, problem, min(2, problem.tiles(rows))) * plan.config.programs_per_row)
 
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
