@@ -52,9 +52,12 @@ class GpuProblem(Problem):
 
     @property
     def peel(self) -> bool:
-        """Whether rows are peeled: they are if they are unaligned and have at least four vectors."""
+        """Whether rows are peeled: they are if they are unaligned and have at least four vectors.
+
+        Rows with sums over rows are not: the number of programs would have to be a multiple of `Problem.vector`.
+        """
         vector = tuning.VECTOR // ITEMSIZE[self.dtype]
-        return self.layout == "row" and not self.aligned and self.cols >= 4 * vector
+        return self.layout == "row" and not self.aligned and self.cols >= 4 * vector and not self.column_writes
 
     @property
     def tile_cols(self) -> int:
