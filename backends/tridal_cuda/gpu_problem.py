@@ -112,7 +112,7 @@ class GpuProblem(Problem):
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
         # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
-        bias = tuning.EXP2_BIAS if self.writes[0] == "float32" else 0.0
+        bias = tuning.EXP2_BIAS if (*self.writes, *self.row_writes)[0] == "float32" else 0.0
         peel = self.peel and config.schedule != "column_loop"
         config = replace(config, peel=peel, exp2_bias=bias if self.accumulator == 4 else None)
         resources = self.probe(config)
