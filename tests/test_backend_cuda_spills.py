@@ -24,6 +24,8 @@ pytest.importorskip("triton")
 CUDA = registry.get("cuda")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 OPS = ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
+MOST_COMPILED = 15
+"""Kernels that are compiled for one plan, at most. A compiler that always spills reaches this number."""
 SCALE_MASKS = (ScaleMask(scale=0.5), ScaleMask(causal=True), ScaleMask(mask="float32", strides=(0, 0, 0, 1)))
 
 
@@ -57,7 +59,7 @@ def check_spills(call: KernelCall, arch: str) -> None:
     device = CUDA.architectures()[arch]
     before = compiler.resources.cache_info().misses
     plan = launch.plan(call, CUDA, device, {})
-    assert compiler.resources.cache_info().misses - before <= 12
+    assert compiler.resources.cache_info().misses - before <= MOST_COMPILED
     assert plan.resources is not None
     assert plan.resources.spills <= MAX_SPILL, plan
     check_plan(call.problem, device, plan)
