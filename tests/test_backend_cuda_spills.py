@@ -80,7 +80,7 @@ def test_plans_that_spilled_spill_little(question: Question) -> None:
 
 def test_no_plan_spills(request: pytest.FixtureRequest) -> None:
     """Every new kernel takes up to seconds to compile, so only `--matrix` tries many calls."""
-    count = 300 if request.config.getoption("--matrix") else 3
+    count = 60 if request.config.getoption("--matrix") else 3
 
     @settings(max_examples=count, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(calls(), st.sampled_from(ARCHITECTURES))
