@@ -43,7 +43,7 @@ def backends(config: pytest.Config) -> list[Backend]:
             return [registry.available(name) for name in names]
         except TridalError as error:
             raise pytest.UsageError(f"--backend: {error}") from error
-    return [backend for backend in registry.loaded() if registry.unavailable(backend) is None]
+    return [backend for backend in registry.loaded() if backend.unavailable() is None]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -139,7 +139,7 @@ def test_a_guard_keeps_no_tensor_alive() -> None:
 def served(nothing_prepared: None) -> Iterator[None]:
     """The interpreter serves CPU tensors."""
     pytest.importorskip("triton")
-    if registry.unavailable(registry.get("interpreter")):
+    if registry.get("interpreter").unavailable():
         pytest.skip("needs the interpreter")
     with tridal.use(device="interpreter"):
         yield

@@ -108,7 +108,7 @@ def test_check_accepts_the_files_in_configs(name):
     file = str(CONFIGS / f"{name}.yaml")
     first, *notes = printed("--check", file).splitlines()
     assert first == f"{file}: ok"
-    unavailable = name in {*NAMES} - {"default"} and registry.unavailable(registry.get(name))
+    unavailable = name in {*NAMES} - {"default"} and registry.get(name).unavailable()
     assert len(notes) == bool(unavailable)
     assert all(note.startswith(f"note: {file}:2: device: {name!r} is not available here") for note in notes)
     report = json.loads(printed("--check", file, "--json"))

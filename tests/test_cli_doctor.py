@@ -162,7 +162,7 @@ def test_exit_code_is_1_for_a_bad_device_name(monkeypatch: pytest.MonkeyPatch, d
 
 
 def test_exit_code_is_1_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = next((e.backend for e in registry.registered() if e.backend and registry.unavailable(e.backend)), None)
+    absent = next((e.backend for e in registry.registered() if e.backend and e.backend.unavailable()), None)
     if absent is None:
         pytest.skip("every backend is available here")
     monkeypatch.setenv("TRIDAL_DEVICE", absent.name)
@@ -254,7 +254,7 @@ def test_wrong_value_of_a_flag_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_unavailable_device_is_reported_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = next((e.backend for e in registry.registered() if e.backend and registry.unavailable(e.backend)), None)
+    absent = next((e.backend for e in registry.registered() if e.backend and e.backend.unavailable()), None)
     if absent is None:
         pytest.skip("every backend is available here")
     monkeypatch.setenv("TRIDAL_DEVICE", absent.name)

@@ -20,7 +20,7 @@ from tridal.testing.call_kinds import call_kinds
 from tridal.testing.cases import Case
 from tridal.testing.plan_changes import search_plans
 
-pytestmark = pytest.mark.skipif(registry.unavailable(INTERPRETER) is not None, reason="needs the interpreter")
+pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 
 MAX_ELEMENTS = 1 << 18
 

@@ -8,7 +8,6 @@ import pytest
 
 from conformance_helpers import INTERPRETER
 from tridal import testing
-from tridal.devices import registry
 from tridal.devices.types import FEATURES, SCHEDULES, LaunchPlan
 from tridal.runtime import launch
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
@@ -33,7 +32,7 @@ def test_backend_with_all_features_gets_every_override() -> None:
 
 @pytest.mark.usefixtures("nothing_prepared")
 def test_overridden_plans_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    if registry.unavailable(INTERPRETER):
+    if INTERPRETER.unavailable():
         pytest.skip("needs the interpreter")
     launched: list[LaunchPlan] = []
     prepare = launch.prepare

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("fresh_registry")
 @pytest.mark.parametrize("name", sorted(BUNDLED))
 def test_bundled_backend_is_available_or_gives_reason_and_install_command(name):
     backend = registry.get(name)
-    reason = registry.unavailable(backend)
+    reason = backend.unavailable()
     if reason is None:
         assert registry.available(name) is backend
         assert registry.resolve(name)[0] is backend

@@ -111,7 +111,7 @@ def test_missing_device_is_one_sentence(
     in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (in_folder / "train.py").write_text("raise AssertionError('the program must not run')")
-    absent = next((b for b in registry.loaded() if registry.unavailable(b) is not None), None)
+    absent = next((b for b in registry.loaded() if b.unavailable() is not None), None)
     if absent is None:
         pytest.skip("every backend is available here")
     with tridal.use(device=absent.name):

@@ -103,7 +103,7 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
         raise DeviceUnavailableError(
             f"nothing to check with {why}, so torch computes them; run `tridal doctor` to see what is missing"
         )
-    if (reason := registry.unavailable(interpreter)) is not None:
+    if (reason := interpreter.unavailable()) is not None:
         raise DeviceUnavailableError(
             f"nothing to check with {why}, and backend {interpreter.name!r} is not available: {reason}. "
             f"To get it: {interpreter.install}"

@@ -99,7 +99,7 @@ def _settings(problems: list[str]) -> dict[str, Any]:
 
 def _backend(entry: registry.Registered) -> dict[str, Any]:
     backend = entry.backend
-    problem = entry.problem if backend is None else registry.unavailable(backend)
+    problem = entry.problem if backend is None else backend.unavailable()
     return {
         "name": entry.name,
         "origin": entry.origin,
@@ -131,7 +131,7 @@ def _ops(problems: list[str]) -> list[dict[str, Any]]:
 
 def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, Any]]:
     backend = entry.backend
-    if backend is None or entry.problem or registry.unavailable(backend) is not None:
+    if backend is None or entry.problem or backend.unavailable() is not None:
         return []
     try:
         devices = [asdict(backend.properties(index)) for index in range(backend.device_count())]

@@ -76,17 +76,12 @@ def available(name: str, source: str = "") -> CheckedBackend:
     The message of the error starts with `source`.
     """
     backend = get(name)
-    if (reason := unavailable(backend)) is not None:
+    if (reason := backend.unavailable()) is not None:
         raise DeviceUnavailableError(
             f"{source}{name!r} is not available here: {reason}. To get it: {backend.install}. "
             f"To use the first available device: {AUTO!r}"
         )
     return backend
-
-
-def unavailable(backend: Backend) -> str | None:
-    """Returns why a backend of the registry cannot run on this machine. A fault of its plugin is also a reason."""
-    return backend.unavailable()
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:

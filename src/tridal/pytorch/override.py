@@ -87,7 +87,7 @@ def start_from_environment() -> None:
 def _why_nothing() -> str:
     chosen = settings.current()
     device = f"no available backend serves a device type with the device {chosen.device!r} ({chosen.sources['device']})"
-    interpreted = [b.name for b in registry.loaded() if b.interpreted and registry.unavailable(b) is None]
+    interpreted = [b.name for b in registry.loaded() if b.interpreted and b.unavailable() is None]
     hint = f". TRIDAL_DEVICE={interpreted[0]} runs the kernels in Triton's interpreter, slowly" if interpreted else ""
     return f"{device}. `tridal doctor` shows why each backend is not available{hint}"
 
