@@ -13,6 +13,7 @@ import torch
 
 from tridal.devices import settings
 from tridal.devices.lock import LOCK
+from tridal.pytorch.binding import dtype_name
 
 VARIABLE = "TRIDAL_LOG_CALLS"
 TORCH = "torch"
@@ -78,8 +79,7 @@ def record(call: CallRecord) -> None:
 def record_torch(op: str, tensor: torch.Tensor, reason: str) -> None:
     """Records a call that torch computes."""
     shape = () if tensor.is_nested else tuple(tensor.shape)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    record(CallRecord(op, shape, dtype, str(tensor.device), TORCH, None, reason))
+    record(CallRecord(op, shape, dtype_name(tensor.dtype), str(tensor.device), TORCH, None, reason))
 
 
 def start_from_environment() -> None:
