@@ -134,8 +134,8 @@ class RecordedBackend:
 
     def __init__(self, backend: Backend, properties: DeviceProperties, compiles: bool) -> None:
         self.plans: list[LaunchPlan] = []
-        self.reported: list[tuple[Mapping[str, Any], Resources]] = []
-        """The compiler's outputs that `resources` got, and its results."""
+        self.reported: list[Resources] = []
+        """The results of `resources`."""
         self.indices: list[int] = []
         """The arguments of `properties`."""
         self._backend, self._properties, self._compiles = backend, properties, compiles
@@ -161,7 +161,7 @@ class RecordedBackend:
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Returns the backend's resources."""
         found = self._backend.resources(asm, shared_memory)
-        self.reported.append((asm, found))
+        self.reported.append(found)
         return found
 
 
