@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typer import Exit
 
-from tridal.benchmarks.providers import COPY
 from tridal.cli.bench_options import BenchOptions
 from tridal.cli.op_option import check_op
 from tridal.cli.output import console, count, escape, print_json, progress_bar, table
@@ -166,6 +165,7 @@ def _write(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def _print_tables(document: Mapping[str, Any]) -> None:
     from tridal.benchmarks import report
+    from tridal.benchmarks.providers import COPY
 
     rows, host_rows, out = document["measurements"], document["host"], console()
     names = report.providers(rows, skipped=False)

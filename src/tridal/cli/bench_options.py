@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import BadParameter, Option
 
-from tridal.benchmarks.providers import PROVIDERS, Provider
-from tridal.benchmarks.workloads import SHAPE_CLASSES
 from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, OPS, check_op
 from tridal.cli.op_option import PROVIDERS as PROVIDER_NAMES
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
@@ -19,6 +17,7 @@ from tridal.errors import nearest
 
 if TYPE_CHECKING:
     from tridal.benchmarks.op_benchmarks import OpBenchmark
+    from tridal.benchmarks.providers import Provider
     from tridal.benchmarks.workloads import Workload
 
 _DIRECTIONS = ("forward", "backward", "both")
@@ -72,6 +71,7 @@ class BenchOptions:
     def make_workloads(self, accelerated: bool) -> list[Workload]:
         """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
+        from tridal.benchmarks.workloads import SHAPE_CLASSES
 
         suite = self.suite or self.classes is not None
         directions = _check_names("--direction", [self.direction], _DIRECTIONS)
@@ -95,6 +95,8 @@ class BenchOptions:
 
     def select_providers(self, entry: OpBenchmark, accelerated: bool) -> list[Provider]:
         """Returns the providers to compare: by default, all that are installed and have the op."""
+        from tridal.benchmarks.providers import PROVIDERS, Provider
+
         # A third party's op can have implementations of other providers.
         known = {**{name: Provider(name, distribution=None) for name in entry.functions}, **PROVIDERS}
         if self.providers:
