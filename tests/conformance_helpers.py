@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,16 @@ INTERPRETER = next(backend for backend in registry.loaded() if backend.interpret
 MAX_ELEMENTS = 100_000
 
 Function = Callable[..., torch.Tensor]
+
+
+@contextmanager
+def registered(backend: Any) -> Iterator[Any]:
+    """Registers a backend in code until the context ends."""
+    registry.register(backend)
+    try:
+        yield backend
+    finally:
+        registry.unregister(backend.name)
 
 
 def small_cases(op: str) -> list[Case]:

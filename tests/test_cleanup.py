@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset
 
 import tridal
-from conformance_helpers import INTERPRETER
+from conformance_helpers import INTERPRETER, registered
 from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
 from tridal.pytorch import autograd, device_context, prepared
@@ -37,15 +37,6 @@ class Wrapped:
 
     def __getattr__(self, member: str) -> Any:
         return getattr(INTERPRETER, member)
-
-
-@contextmanager
-def registered(backend: Any) -> Iterator[Any]:
-    registry.register(backend)
-    try:
-        yield backend
-    finally:
-        registry.unregister(backend.name)
 
 
 def language() -> list[dict[str, Any]]:

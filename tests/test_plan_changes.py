@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from conformance_helpers import INTERPRETER
+from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig, LaunchPlan, Problem, Resources
@@ -40,15 +39,6 @@ class Wrapped:
 
     def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
         return self._change(INTERPRETER.plan(problem, device, probe, options), problem)
-
-
-@contextmanager
-def registered(backend: Any) -> Iterator[Any]:
-    registry.register(backend)
-    try:
-        yield backend
-    finally:
-        registry.unregister(backend.name)
 
 
 def wrong_where(is_wrong: Callable[[Problem], bool]) -> Wrapped:
