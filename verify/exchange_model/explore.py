@@ -123,13 +123,13 @@ def waits(machine: Machine, state: State) -> str:
             waiting.append(f"program {program} has not started")
         elif at.request is not None:
             what = ", ".join(map(machine.name, at.request[1])) if at.request[0] == "load" else at.request[1]
-            waiting.append(f"program {program} warp {warp} waits in {at.place} for {what}")
+            waiting.append(f"program {program} warp {warp} waits in {at.location} for {what}")
     return "; ".join(waiting)
 
 
 def trace(machine: Machine, events: list[Event]) -> tuple[str, ...]:
     """Returns a line for each step."""
     return tuple(
-        f"program {e.program} warp {e.warp} {e.place}: {e.what} {machine.name(e.slot)}: {e.word & 2**64 - 1:#x}"
+        f"program {e.program} warp {e.warp} {e.location}: {e.what} {machine.name(e.slot)}: {e.word & 2**64 - 1:#x}"
         for e in events
     )

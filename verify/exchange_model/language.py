@@ -7,7 +7,7 @@ and the scheduler sends its result:
     ("store", slots, words)    writes slots
     ("swap", slots, words)     writes slots with an atomic whose result is not used
     ("add", slot, number)      adds to a slot atomically; the result is the old word
-    ("meet", place, payload)   waits for all warps of the program; the result is the tuple of their payloads
+    ("meet", location, payload)   waits for all warps of the program; the result is the tuple of their payloads
     ("write", name, cells)     writes results to the output `name`: a tuple of (index, number)
 """
 

@@ -54,15 +54,15 @@ class Launch:
     def __str__(self) -> str:
         """Describes the launch."""
         schedule = "one-shot" if not self.persistent else "dynamic" if self.dynamic else "static"
-        words = [f"{schedule}, {self.tiles} tiles of {self.rows} rows"]
-        words += [
+        parts = [f"{schedule}, {self.tiles} tiles of {self.rows} rows"]
+        parts += [
             f"{self.programs} programs, {self.programs_per_row} a row",
             f"warps {'+'.join(map(str, self.warps))} {self.layout}",
         ]
-        words += ["tile in one warp"] * self.tile_in_one_warp
-        words += ["blocks of programs"] if self.blocks or self.programs_per_row > 2 * self.block else []
-        words += ["delayed writes"] * self.delayed + ["elements in order"] * self.ordered
-        return ", ".join(words + [f"{self.resident} programs resident"] * (self.resident > 0))
+        parts += ["tile in one warp"] * self.tile_in_one_warp
+        parts += ["blocks of programs"] if self.blocks or self.programs_per_row > 2 * self.block else []
+        parts += ["delayed writes"] * self.delayed + ["elements in order"] * self.ordered
+        return ", ".join(parts + [f"{self.resident} programs resident"] * (self.resident > 0))
 
     def workspace(self) -> tuple[int, int]:
         """Returns the number of slots of a tile and of the workspace."""

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
     program: int
     warp: int
-    place: str
+    location: str
     what: str
     slot: Slot
     word: Word
@@ -54,7 +54,7 @@ class Write(NamedTuple):
     kind: str
     program: int
     seen_by: frozenset[int]
-    place: str
+    location: str
 
 
 class State:
@@ -143,17 +143,17 @@ class Machine:
         elif request[0] in ("store", "swap"):
             for slot, word in zip(request[1], request[2], strict=True):
                 self._check_bounds(slot)
-                place = state.warps[t].place
-                state.in_flight.append(Write(slot, word, request[0], program, frozenset([warp]), place))
+                location = state.warps[t].location
+                state.in_flight.append(Write(slot, word, request[0], program, frozenset([warp]), location))
         state.warps[t] = state.warps[t].advance(None)
 
     def _meet(self, state: State, members: list[int], requests: list[Any]) -> None:
-        places = sorted(
-            {f"{request[1]} in {state.warps[t].place}" for t, request in zip(members, requests, strict=True)}
+        locations = sorted(
+            {f"{request[1]} in {state.warps[t].location}" for t, request in zip(members, requests, strict=True)}
         )
         program = self.owners[members[0]][0]
-        if len(places) > 1:
-            raise Fault(f"warps of program {program} wait at different barriers: {', '.join(places)}")
+        if len(locations) > 1:
+            raise Fault(f"warps of program {program} wait at different barriers: {', '.join(locations)}")
         payloads = tuple(request[2] for request in requests)
         for t in members:
             state.warps[t] = state.warps[t].advance(payloads)
@@ -198,11 +198,11 @@ class Machine:
             write = state.in_flight.pop(i)
             self._store(state, write.slot, write.word, write.kind, write.program)
             return Event(
-                write.program, min(write.seen_by), write.place, f"delayed {write.kind}", write.slot, write.word
+                write.program, min(write.seen_by), write.location, f"delayed {write.kind}", write.slot, write.word
             )
         program, warp = self.owners[t]
         kind, slots, *rest = state.warps[t].request or ()
-        place = state.warps[t].place
+        location = state.warps[t].location
         slot = slots if kind == "add" else slots[i]
         self._check_bounds(slot)
         if kind == "load":
@@ -211,7 +211,7 @@ class Machine:
             word = state.memory[slot]
             state.memory[slot] += rest[0]
             state.warps[t] = state.warps[t].advance(word)
-            return Event(program, warp, place, "add", slot, state.memory[slot])
+            return Event(program, warp, location, "add", slot, state.memory[slot])
         else:
             word = rest[0][i]
             self._store(state, slot, word, kind, program)
@@ -222,7 +222,7 @@ class Machine:
         else:
             state.found[t] = None
             state.warps[t] = state.warps[t].advance(tuple(found) if kind == "load" else None)
-        return Event(program, warp, place, kind, slot, word)
+        return Event(program, warp, location, kind, slot, word)
 
     def _store(self, state: State, slot: Slot, word: Word, kind: str, program: int) -> None:
         if isinstance(slot, tuple):

@@ -64,12 +64,12 @@ class _Generators(ast.NodeTransformer):
         self.generic_visit(node)
         assigned: set[str] = set()
         names = [name for statement in node.body for name in _names(statement)]
-        stored = {name for name, is_stored in names if is_stored}
-        for name, is_stored in names:
-            assert is_stored or name in assigned or name not in stored, (
+        targets = {name for name, is_target in names if is_target}
+        for name, is_target in names:
+            assert is_target or name in assigned or name not in targets, (
                 f"a loop that waits reads {name} of the last one"
             )
-            assigned |= {name} if is_stored else set()
+            assigned |= {name} if is_target else set()
         before, after = ast.parse("yield 'wait',\n_again = False").body, ast.parse("yield 'done',").body
         node.body[:0] = ast.parse("if _again: yield 'retry',\n_again = True").body
         return [*before, node, *after]

@@ -19,7 +19,7 @@ class Warp(Protocol):
 
     request: tuple[Any, ...] | None
     """The next request, see `language`; None at the end."""
-    place: str
+    location: str
     """The function and the line of the kernel."""
     waiting: bool
     """Whether it is in a loop that waits."""
@@ -38,7 +38,7 @@ class Live:
         self.request: tuple[Any, ...] | None = None
         self.waiting = self.trying = False
         self.send(None)
-        self.place = _place(self._steps)
+        self.location = _location(self._steps)
 
     def send(self, result: Any) -> None:
         """Runs the kernel to its next request."""
@@ -53,19 +53,19 @@ class Live:
     def advance(self, result: Any) -> Live:
         """Runs the kernel to its next request."""
         self.send(result)
-        self.place = _place(self._steps)
+        self.location = _location(self._steps)
         return self
 
 
 class Known:
     """A node of the tree of results."""
 
-    __slots__ = ("_begin", "_live", "_next", "_results", "place", "request", "trying", "waiting")
+    __slots__ = ("_begin", "_live", "_next", "_results", "location", "request", "trying", "waiting")
 
     def __init__(self, begin: Callable[[], Steps], results: tuple[Any, ...], live: Live) -> None:
         self._begin, self._results, self._live = begin, results, live
         self._next: dict[Any, Known] = {}
-        self.request, self.place = live.request, _place(live._steps)
+        self.request, self.location = live.request, _location(live._steps)
         self.waiting, self.trying = live.waiting, live.trying
 
     def advance(self, result: Any) -> Known:
@@ -82,14 +82,14 @@ class Known:
         return node
 
 
-def _place(steps: Any) -> str:
+def _location(steps: Any) -> str:
     """Returns the innermost function of a kernel that a generator runs, and its line."""
-    place = ""
+    location = ""
     while steps is not None and steps.gi_frame is not None:
         if "/kernels/" in steps.gi_code.co_filename:
-            place = f"{steps.gi_code.co_name}:{steps.gi_frame.f_lineno}"
+            location = f"{steps.gi_code.co_name}:{steps.gi_frame.f_lineno}"
         steps = steps.gi_yieldfrom
-    return place
+    return location
 
 
 def start(
