@@ -38,7 +38,7 @@ def _ops() -> list[str]:
 def _kernels() -> list[str]:
     from tridal.ops import table
 
-    return list(table.kernels())
+    return list(table.all_kernels())
 
 
 def _architectures() -> list[str]:

@@ -173,22 +173,28 @@ def store_rows(
 
 @triton.jit
 def load_index(
-    pointer, in_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
-    ROWS: tl.constexpr, VECTOR: tl.constexpr, ACC_DTYPE: tl.constexpr, PICKS: tl.constexpr,
+    pointer, in_ptr, per_column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
+    ROWS: tl.constexpr, VECTOR: tl.constexpr, ACC_DTYPE: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Loads a column index for each row of a tile, and with PICKS the element of `in_ptr` in that column.
+    """Loads a column index for each row of a tile, and the elements of `in_ptr` and `per_column_ptr` in that column.
 
-    The element is NaN if the index is not one of a column. Returns 0 without a tensor.
+    PICKS and PICKS_COLUMN select what is loaded besides the index. The element is NaN, and the number of the column is
+    zero, if the index is not one of a column. Returns 0 without a tensor.
     """
     if pointer is None:
-        return 0, 0.0
+        return 0, 0.0, 0.0
     else:
         pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
         index = tl.load(pointers, mask=in_bounds, other=0)
+        valid = (index >= 0) & (index < cols)
         picked = 0.0
         if PICKS:
             start, _ = _row_pointers(in_ptr, tile, inner, long_blocks, in_outer, in_inner, ROWS, VECTOR)
-            valid = (index >= 0) & (index < cols)
             element = tl.load(start + tl.where(valid, index, 0) * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
             picked = tl.where(valid, element, float("nan"))
-        return index, picked
+        picked_column = 0.0
+        if PICKS_COLUMN:
+            picked_column = tl.load(
+                per_column_ptr + tl.where(valid, index, 0), mask=in_bounds & valid, other=0
+            ).to(ACC_DTYPE)  # fmt: skip
+        return index, picked, picked_column

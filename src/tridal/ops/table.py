@@ -15,6 +15,7 @@ from tridal.devices.entry_points import entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
+from tridal.ops.fused_op import FusedOp
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
@@ -22,6 +23,8 @@ from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
+FUSED: tuple[FusedOp, ...] = ()
+"""The ops of several tensors."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
@@ -70,7 +73,13 @@ def op_named(name: str) -> RowOp:
 
 def kernel_named(name: str) -> RowKernel:
     """Returns the kernel with this name, for example "softmax_backward". Raises PlanError as `op_named` does."""
-    return _find(name, kernels())[1]
+    return _find(name, all_kernels())
+
+
+def all_kernels() -> dict[str, RowKernel]:
+    """Returns the kernels of all ops by name, including those of the ops of several tensors."""
+    fused = {kernel.name: kernel for op in FUSED for kernel in op.kernels}
+    return {name: kernel for name, (_, kernel) in kernels().items()} | fused
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:
