@@ -148,7 +148,7 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
             if column_out2_ptr is not None:
@@ -158,6 +158,6 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out2_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out2_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip

@@ -72,5 +72,5 @@ def modify_scores(
         x = x.masked_fill(~kept, -torch.inf)
     if not modification.zero_masked_rows:
         return x, None
-    empty = (x == -torch.inf).all(dim, keepdim=True)
+    empty = (x != -torch.inf).sum(dim, keepdim=True) == 0  # torch 2.7's `all` is wrong for a sharded dim of a DTensor
     return x.masked_fill(empty, 0.0), empty
