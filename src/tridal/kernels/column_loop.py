@@ -152,7 +152,7 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
             if column_out2_ptr is not None:
@@ -162,6 +162,6 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out2_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out2_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
