@@ -43,7 +43,7 @@ def interleaved_position(tile, inner, long_blocks, ROWS: tl.constexpr, BLOCKS: t
 
 @triton.jit
 def rows_left(inner, row, ROWS: tl.constexpr):
-    """Returns the number of rows from `row` to the end of the block, at most ROWS. NPUs compare no 64-bit tiles."""
+    """Returns the number of rows from `row` to the end of the block, at most ROWS, in 32 bits."""
     return tl.cast(tl.minimum(inner - row, ROWS), tl.int32)
 
 
@@ -51,12 +51,13 @@ def rows_left(inner, row, ROWS: tl.constexpr):
 def tile_bounds(
     tile, rank, inner, cols, long_blocks, misalignment, outer_stride, inner_stride,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr,
-    VECTOR: tl.constexpr,
+    VECTOR: tl.constexpr, MASKS_TERMS: tl.constexpr,
 ):  # fmt: skip
     """Returns the position and the bounds of the part of a tile that program `rank` of a row computes.
 
     Returns block, first row, first column, bounds; columns and bounds of the head and tail. With PEEL, the first column
-    differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS].
+    differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS]. MASKS_TERMS
+    says whether the bounds also mask terms. They are then compared in 32 bits, because NPUs compare no 64-bit tiles.
     """
     if long_blocks is None:
         tiles = tl.cdiv(inner, ROWS)
@@ -91,7 +92,8 @@ def tile_bounds(
     else:
         in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < cols - column
         if ROWS > 1:
-            in_bounds = (row_index(ROWS, AXIS, INT64_OFFSETS) < rows_left(inner, row, ROWS)) & in_bounds
+            rows = rows_left(inner, row, ROWS) if MASKS_TERMS else inner - row
+            in_bounds = (row_index(ROWS, AXIS, INT64_OFFSETS) < rows) & in_bounds
         return block, row, column, in_bounds, column, column < cols
 
 
