@@ -16,14 +16,16 @@ from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.fused_op import FusedOp
+from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = ()
+FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM)
 """The ops of several tensors."""
 
 _T = TypeVar("_T")
