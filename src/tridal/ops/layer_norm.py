@@ -97,4 +97,5 @@ LAYER_NORM = FusedOp(
     inputs=(0, 0, 1, 2, -1, -1),
     differentiable=2,
     autocast=True,
+    cases="tridal.testing.norm_cases",
 )

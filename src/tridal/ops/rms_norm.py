@@ -120,4 +120,5 @@ RMS_NORM = FusedOp(
     inputs=(0, 0, 1, -1, -1, -1, -1),
     differentiable=2,
     autocast=True,
+    cases="tridal.testing.norm_cases",
 )

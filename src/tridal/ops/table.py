@@ -84,6 +84,12 @@ def all_kernels() -> dict[str, RowKernel]:
     return {name: kernel for name, (_, kernel) in kernels().items()} | fused
 
 
+def any_op_named(name: str) -> RowOp | FusedOp:
+    """Returns the op with this name, also one of several tensors. Raises PlanError as `op_named` does."""
+    known: dict[str, RowOp | FusedOp] = {**ops()}
+    return _find(name, known | {op.name: op for op in FUSED})
+
+
 def _find(name: str, known: Mapping[str, _T]) -> _T:
     if name in known:
         return known[name]

@@ -9,13 +9,16 @@ from typing import Any
 
 import torch
 
+from tridal.ops.fused_op import FusedOp
 from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.norms import gradient_of_sum, statistics_dtype, sum_dtype
 from tridal.ops.rms_norm import RMS_NORM, result_dtype
 from tridal.pytorch.binding import dtype_name
+from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.fused_ops import Results, Rules, define
 from tridal.pytorch.kernel_run import run_kernel
+from tridal.pytorch.prepared import why_torch
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -91,7 +94,7 @@ def _rms_norm(
     dtype = result_dtype(sum_dtype(input, residual), weight, casting)
     tensors, parameters = {"x": input, "residual": residual, "weight": weight}, (eps, weight_offset or None)
     found = _forward(RMS_NORM.kernels[0], dtype, dims, tensors, parameters, CASTING=casting)
-    return found or _contiguous(RMS_NORM.reference(input, residual, weight, dims, eps, weight_offset, casting))
+    return found or _by_torch(RMS_NORM, False, input, residual, weight, dims, eps, weight_offset, casting)
 
 
 def _rms_norm_backward(
@@ -102,7 +105,7 @@ def _rms_norm_backward(
     if dy is not None:
         kernel, parameters = RMS_NORM.kernels[1], (weight_offset or None,)
         found = _backward(kernel, dims, dy, dsum, x, (root,), weight, parameters, output_mask)
-    return found or _contiguous(RMS_NORM.gradient(dy, dsum, x, root, weight, dims, eps, weight_offset, output_mask))
+    return found or _by_torch(RMS_NORM, True, dy, dsum, x, root, weight, dims, eps, weight_offset, output_mask)
 
 
 def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
@@ -115,7 +118,7 @@ def _layer_norm(
 ) -> Results:
     tensors = {"x": input, "residual": residual, "weight": weight, "bias": bias}
     found = _forward(LAYER_NORM.kernels[0], sum_dtype(input, residual), dims, tensors, (eps,))
-    return found or _contiguous(LAYER_NORM.reference(input, residual, weight, bias, dims, eps))
+    return found or _by_torch(LAYER_NORM, False, input, residual, weight, bias, dims, eps)
 
 
 def _layer_norm_backward(
@@ -125,7 +128,7 @@ def _layer_norm_backward(
     found = None
     if dy is not None:
         found = _backward(LAYER_NORM.kernels[1], dims, dy, dsum, x, (mean, inverse), weight, (), output_mask)
-    return found or _contiguous(LAYER_NORM.gradient(dy, dsum, x, mean, inverse, weight, dims, eps, output_mask))
+    return found or _by_torch(LAYER_NORM, True, dy, dsum, x, mean, inverse, weight, dims, eps, output_mask)
 
 
 def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
@@ -133,8 +136,13 @@ def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any,
     return input if residual is None else results[1], *results[2:], weight, dims, eps
 
 
-def _contiguous(results: Results) -> Results:
-    """Makes results of torch's ops contiguous, as those of kernels are."""
+def _by_torch(op: FusedOp, backward: bool, *arguments: Any) -> Results:
+    """Computes an op, or its gradient, with torch's ops. Makes the results contiguous, as those of kernels are."""
+    if RECORDERS:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        reason = why_torch(device_context(tensors[0].device), None, *tensors)
+        record_torch(op.kernels[backward].name, tensors[0], reason)
+    results = (op.gradient if backward else op.reference)(*arguments)
     return tuple(None if result is None else result.contiguous() for result in results)
 
 
