@@ -1,5 +1,6 @@
 """`tridal.nn`: modules with the same signatures as in `torch.nn`."""
 
 from tridal.pytorch.nn import LogSoftmax, Softmax
+from tridal.pytorch.norm_modules import LayerNorm, RMSNorm
 
-__all__ = ["LogSoftmax", "Softmax"]
+__all__ = ["LayerNorm", "LogSoftmax", "RMSNorm", "Softmax"]

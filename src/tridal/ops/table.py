@@ -16,14 +16,16 @@ from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.fused_op import FusedOp
+from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = ()
+FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM)
 """The ops of several tensors."""
 
 _T = TypeVar("_T")
@@ -80,6 +82,12 @@ def all_kernels() -> dict[str, RowKernel]:
     """Returns the kernels of all ops by name, including those of the ops of several tensors."""
     fused = {kernel.name: kernel for op in FUSED for kernel in op.kernels}
     return {name: kernel for name, (_, kernel) in kernels().items()} | fused
+
+
+def any_op_named(name: str) -> RowOp | FusedOp:
+    """Returns the op with this name, also one of several tensors. Raises PlanError as `op_named` does."""
+    known: dict[str, RowOp | FusedOp] = {**ops()}
+    return _find(name, known | {op.name: op for op in FUSED})
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:
