@@ -17,6 +17,7 @@ else:
     from tridal.ops.planning import plan
     from tridal.pytorch import call_records, nn
     from tridal.pytorch.call_records import record_calls
+    from tridal.pytorch.cross_entropy import cross_entropy
     from tridal.pytorch.devices import backends, device
     from tridal.pytorch.functions import log_softmax, row_function, softmax
     from tridal.pytorch.override import override_torch, start_from_environment
@@ -27,8 +28,8 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "record_calls", "registry",
-    "row_function", "settings", "softmax", "types", "use",
+    "backends", "cross_entropy", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "record_calls",
+    "registry", "row_function", "settings", "softmax", "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -15,6 +15,7 @@ from tridal.devices.entry_points import entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
+from tridal.ops.cross_entropy import CROSS_ENTROPY
 from tridal.ops.fused_op import FusedOp
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.row_op import RowOp
@@ -23,7 +24,7 @@ from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = ()
+FUSED: tuple[FusedOp, ...] = (CROSS_ENTROPY,)
 """The ops of several tensors."""
 
 _T = TypeVar("_T")
