@@ -20,6 +20,7 @@ else:
     from tridal.pytorch.cross_entropy import cross_entropy
     from tridal.pytorch.devices import backends, device
     from tridal.pytorch.functions import log_softmax, row_function, softmax
+    from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
     from tridal.pytorch.override import override_torch, start_from_environment
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
@@ -28,8 +29,8 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "cross_entropy", "device", "errors", "log_softmax", "nn", "override_torch", "plan", "record_calls",
-    "registry", "row_function", "settings", "softmax", "types", "use",
+    "backends", "cross_entropy", "device", "errors", "linear_cross_entropy", "log_softmax", "nn", "override_torch",
+    "plan", "record_calls", "registry", "row_function", "settings", "softmax", "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -16,7 +16,7 @@ from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.functions import _is_distributed
 from tridal.pytorch.fused_ops import FusedNode, Rules
-from tridal.pytorch.loss_checks import check_numbers, check_tensors
+from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
 from tridal.pytorch.loss_kernels import logits_gradient, row_losses, rows_last
 
 Tensor = torch.Tensor
@@ -71,8 +71,9 @@ def cross_entropy(
     if not _compiling() and has_torch_function((input, target, weight)):
         return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
-    autocast = isinstance(input, Tensor) and torch.is_autocast_enabled(input.device.type)
-    check_tensors(input, target, weight, ignore_index, autocast)
+    check_tensors("input", input, target=target, weight=weight)
+    autocast = torch.is_autocast_enabled(input.device.type)
+    check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
     number = REDUCTIONS[reduction]
     cap = None if softcap is None else float(softcap)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, result_dtype(input, target, weight))

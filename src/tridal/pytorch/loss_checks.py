@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tridal.errors import DTypeError, LayoutError
-from tridal.ops.cross_entropy import REDUCTIONS, classes_dim
+from tridal.ops.cross_entropy import REDUCTIONS
 
 Tensor = torch.Tensor
 INDEX_DTYPES = (torch.int64, torch.uint8)
@@ -36,65 +38,76 @@ def check_numbers(
         raise ValueError(f"softcap must be a positive number or None, got {softcap!r}")
 
 
-def check_tensors(
-    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, autocast: bool, name: str = "input"
-) -> None:
-    """Checks logits, targets and the weights of classes. `name` is the name of the logits in messages.
+def check_tensors(name: str, input: object, **others: object) -> None:
+    """Checks that all arguments are dense tensors on one device. `name` is the name of the input. Some may be None.
 
     Raises:
         TypeError: an argument is not a tensor.
-        DTypeError, LayoutError: the loss is not defined for a dtype or a layout.
-        ValueError: the target has another number of rows.
-        RuntimeError: the target or the weight has another shape or device, or ignore_index is given for probabilities.
+        LayoutError: a tensor is sparse.
+        RuntimeError: the tensors are on different devices.
     """
-    for argument, tensor in ((name, input), ("target", target), ("weight", weight)):
-        if not isinstance(tensor, Tensor) and (argument != "weight" or tensor is not None):
+    for argument, tensor in ((name, input), *others.items()):
+        if tensor is None and argument not in (name, "linear_weight", "target"):
+            continue
+        if not isinstance(tensor, Tensor):
             raise TypeError(f"{argument} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor is not None and tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             raise LayoutError(
-                f"cross_entropy of a {argument} with layout {tensor.layout} is not defined: use to_dense()"
+                f"cross_entropy is not defined for {argument} with layout {tensor.layout}: use to_dense()"
             )
-        if tensor is not None and tensor.device != input.device:
+        assert isinstance(input, Tensor)
+        if tensor.device != input.device:
             raise RuntimeError(f"{argument} is on {tensor.device}, but {name} is on {input.device}: move it there")
-    if not input.is_floating_point():
-        raise DTypeError(f"cross_entropy of {input.dtype} is not defined: {name} must have a floating-point dtype")
-    if input.dim() == 0:
+
+
+def check_targets(
+    shape: Sequence[int], dtype: torch.dtype, target: Tensor, weight: Tensor | None, ignore_index: int, autocast: bool
+) -> None:
+    """Checks the target and the weights of the classes for logits of this shape and dtype.
+
+    Raises:
+        DTypeError: the loss is not defined for a dtype.
+        ValueError: the target has another number of rows.
+        RuntimeError: the target or the weight has another shape, or ignore_index is given for probabilities.
+    """
+    if not dtype.is_floating_point:
+        raise DTypeError(f"cross_entropy of {dtype} is not defined: logits must have a floating-point dtype")
+    if not shape:
         raise RuntimeError("cross_entropy needs classes: expected logits of shape (C,), (N, C) or (N, C, d1, ...)")
-    dim = classes_dim(input)
-    _check_target(input, target, ignore_index, dim)
+    dim = min(len(shape) - 1, 1)
+    _check_target(shape, target, ignore_index, dim)
     if weight is None:
         return
-    if tuple(weight.shape) != (input.shape[dim],):
+    if tuple(weight.shape) != (shape[dim],):
         raise RuntimeError(
-            f"weight tensor should be defined either for all {input.shape[dim]} classes or no classes but got weight "
+            f"weight tensor should be defined either for all {shape[dim]} classes or no classes but got weight "
             f"tensor of shape: {list(weight.shape)}"
         )
-    if not weight.is_floating_point() or not (autocast or target.is_floating_point() or weight.dtype == input.dtype):
+    if not weight.is_floating_point() or not (autocast or target.is_floating_point() or weight.dtype == dtype):
         raise DTypeError(
-            f"expected a weight of the dtype of {name}, {input.dtype}, but got {weight.dtype}: "
-            f"use weight.to({name}.dtype)"
+            f"expected a weight of the dtype of the logits, {dtype}, but got {weight.dtype}: use weight.to({dtype})"
         )
 
 
-def _check_target(input: Tensor, target: Tensor, ignore_index: int, dim: int) -> None:
-    if target.shape == input.shape:
+def _check_target(shape: Sequence[int], target: Tensor, ignore_index: int, dim: int) -> None:
+    if target.shape == shape:
         if not target.is_floating_point():
             raise DTypeError(
                 f"Expected floating point type for target with class probabilities, got {target.dtype}: a target of "
-                f"the shape of the logits, {tuple(input.shape)}, holds probabilities"
+                f"the shape of the logits, {tuple(shape)}, holds probabilities"
             )
         if ignore_index >= 0:
             raise RuntimeError("ignore_index is not supported for floating point target: set the loss's weight instead")
         return
-    rows = (*input.shape[:dim], *input.shape[dim + 1 :])
-    if input.dim() > 1 and (target.dim() == 0 or target.shape[0] != input.shape[0]):
+    rows = (*shape[:dim], *shape[dim + 1 :])
+    if len(shape) > 1 and (target.dim() == 0 or target.shape[0] != shape[0]):
         raise ValueError(
-            f"Expected input batch_size ({input.shape[0]}) to match target batch_size "
+            f"Expected input batch_size ({shape[0]}) to match target batch_size "
             f"({target.shape[0] if target.dim() else 'none, it has no dims'})"
         )
-    if tuple(target.shape) != rows and not (input.dim() == 1 and tuple(target.shape) == (1,)):
+    if tuple(target.shape) != rows and not (len(shape) == 1 and tuple(target.shape) == (1,)):
         raise RuntimeError(
-            f"Expected target size {list(rows)} for indices or {list(input.shape)} for probabilities, "
+            f"Expected target size {list(rows)} for indices or {list(shape)} for probabilities, "
             f"got {list(target.shape)}"
         )
     if target.dtype not in INDEX_DTYPES:
