@@ -15,6 +15,7 @@ from tridal.devices.entry_points import entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
+from tridal.ops.cross_entropy import CROSS_ENTROPY
 from tridal.ops.fused_op import FusedOp
 from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.log_softmax import LOG_SOFTMAX
@@ -25,7 +26,7 @@ from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM)
+FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY)
 """The ops of several tensors."""
 
 _T = TypeVar("_T")

@@ -49,6 +49,9 @@ tracing_state: Callable[[], Any] = _item("torch._C._get_tracing_state", _always(
 is_batched_gradient: Callable[[Any], bool] = _item("torch._C._functorch.is_legacy_batchedtensor", _always(True))
 """Returns whether a gradient is batched by the legacy vmap of `torch.autograd.grad(is_grads_batched=True)`."""
 
+keeps_graph: Callable[[], bool] = _item("torch._C._autograd._get_current_graph_task_keep_graph", _always(True))
+"""Returns whether the backward that runs keeps the graph, so that it may run again (`retain_graph=True`)."""
+
 _has_forward_ad_level = _item("torch.autograd.forward_ad._current_level") is not None
 
 
