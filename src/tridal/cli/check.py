@@ -43,7 +43,7 @@ def check(
     """
     from tridal import testing
 
-    ops = [check_op(name, fused=True) for name in op or ()]
+    ops = [check_op(name) for name in op or ()]
     backend, index, why = choose(device)
     out = console(quiet=as_json)
     with testing.implementation(backend, index=index) as implementation:

@@ -32,7 +32,7 @@ def _needs_torch(values: Callable[[], list[str]]) -> Callable[[], list[str]]:
 def _ops() -> list[str]:
     from tridal.ops import table
 
-    return list(table.ops())
+    return list(table.all_ops())
 
 
 def _kernels() -> list[str]:
@@ -105,11 +105,11 @@ class CommandWithOps(HelpWithoutType, TyperCommand):
         super(CommandWithOps, command).format_help(ctx, formatter)
 
 
-def check_op(name: str, fused: bool = False) -> str:
-    """Returns `name` if the op can be used, else raises typer.BadParameter. `fused` allows ops of several tensors."""
+def check_op(name: str) -> str:
+    """Returns `name` if the op can be used. Otherwise raises typer.BadParameter with a suggestion."""
     from tridal.ops import table
 
     try:
-        return (table.any_op_named if fused else table.op_named)(name).name
+        return table.any_op_named(name).name
     except PlanError as error:
         raise typer.BadParameter(str(error), param_hint="--op") from error

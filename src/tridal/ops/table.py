@@ -79,16 +79,20 @@ def kernel_named(name: str) -> RowKernel:
     return _find(name, all_kernels())
 
 
+def all_ops() -> dict[str, RowOp | FusedOp]:
+    """Returns the ops of one tensor that can be used, and the ops of several tensors, by name."""
+    return {**ops(), **{op.name: op for op in FUSED}}
+
+
+def any_op_named(name: str) -> RowOp | FusedOp:
+    """Returns the op with this name, of one or several tensors. Raises PlanError as `op_named` does."""
+    return _find(name, all_ops())
+
+
 def all_kernels() -> dict[str, RowKernel]:
     """Returns the kernels of all ops by name, including those of the ops of several tensors."""
     fused = {kernel.name: kernel for op in FUSED for kernel in op.kernels}
     return {name: kernel for name, (_, kernel) in kernels().items()} | fused
-
-
-def any_op_named(name: str) -> RowOp | FusedOp:
-    """Returns the op with this name, also one of several tensors. Raises PlanError as `op_named` does."""
-    known: dict[str, RowOp | FusedOp] = {**ops()}
-    return _find(name, known | {op.name: op for op in FUSED})
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:
