@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tridal.benchmarks.op_benchmarks import Function, MakeFunction, OpBenchmark, check_last, compiled
+from tridal.benchmarks.op_benchmark import Function, MakeFunction, OpBenchmark, check_last, compiled
 from tridal.benchmarks.providers import OURS
 
 _EPS = 1e-6

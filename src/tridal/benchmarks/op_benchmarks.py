@@ -7,46 +7,23 @@ what cannot be derived. A third party declares its entry as `RowOp.benchmark`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
+from tridal.benchmarks.op_benchmark import Function, MakeFunction, OpBenchmark, check_last, compiled
 from tridal.benchmarks.providers import OURS
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.testing.implementation import public_function
 
-Function: TypeAlias = Callable[..., Tensor]
-"""function(x, *arguments): an implementation that normalises along a fixed dim."""
-MakeFunction: TypeAlias = Callable[[int], Function]
-"""make(dim) returns the function. It imports the library, and raises NotImplementedError for an unsupported dim."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpBenchmark:
-    """How to measure an op."""
-
-    functions: Mapping[str, MakeFunction] = field(default_factory=dict)
-    """The implementations by provider name. Results are compared with "torch" or, without it, with "reference"."""
-    arguments: Callable[[Tensor, int], tuple[Tensor, ...]] = lambda x, dim: ()
-    """arguments(x, dim) returns further tensors of a call, for example a weight. Backward differentiates them too."""
-    passes: Mapping[str, int] = field(default_factory=dict)
-    """Useful traffic by direction: the number of tensors of the input's size that are read or written. By default, the
-    tensors of the kernel: two forward (x, y), three backward (dy, saved, dx)."""
-    aims: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Target share of `copy_`'s rate by shape class and direction."""
-    suite: str = "rows"
-    """The suite of shape classes, a key of `workloads.SUITES`."""
-
 
 def benchmark_of(name: str) -> OpBenchmark:
     """Returns the entry of an op, completed from the op's declaration. Raises PlanError if the op is unknown."""
-    from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
-
     if name in FUSED_BENCHMARKS:
         return FUSED_BENCHMARKS[name]
     op = table.op_named(name)
@@ -81,12 +58,6 @@ def _derived(op: RowOp) -> dict[str, MakeFunction]:
 
 def _compile_torch(function: Function, dim: int) -> Function:
     return compiled(lambda x: function(x, dim))
-
-
-def compiled(function: Function) -> Function:
-    """Returns the function, compiled by torch for each shape."""
-    torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
-    return torch.compile(function, dynamic=False)
 
 
 def _naive_softmax(x: Tensor, dim: int) -> Tensor:
@@ -124,12 +95,6 @@ def _quack_softmax(dim: int) -> Function:
 
     check_last(dim)
     return softmax  # type: ignore[no-any-return]
-
-
-def check_last(dim: int) -> None:
-    """Raises NotImplementedError if the dim is not the last."""
-    if dim != -1:
-        raise NotImplementedError("supports only the last dimension")
 
 
 _SOFTMAX_AIMS: Mapping[str, Mapping[str, float]] = {

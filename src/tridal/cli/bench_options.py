@@ -16,7 +16,7 @@ from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import nearest
 
 if TYPE_CHECKING:
-    from tridal.benchmarks.op_benchmarks import OpBenchmark
+    from tridal.benchmarks.op_benchmark import OpBenchmark
     from tridal.benchmarks.providers import Provider
     from tridal.benchmarks.workloads import Workload
 

@@ -6,7 +6,7 @@ The first loop computes the statistics of the rows, the second loop the output. 
 import triton
 import triton.language as tl
 
-from tridal.kernels.column_sums import add_to_sums
+from tridal.kernels.column_sums import add_to_sums, zero_stored_sums
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tiles import (
@@ -167,3 +167,8 @@ def column_loop(
                     column_out2_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
+    if column_out_ptr is not None:
+        if tl.program_id(0) >= outer * tl.cdiv(inner, ROWS):
+            zero_stored_sums(column_out_ptr, tl.program_id(0), cols, COLS)
+            if column_out2_ptr is not None:
+                zero_stored_sums(column_out2_ptr, tl.program_id(0), cols, COLS)

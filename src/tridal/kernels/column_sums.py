@@ -55,3 +55,12 @@ def add_to_sums(
     pointers = pointer + tl.cast(part, tl.int64) * cols + index
     before = tl.load(pointers, mask=(index < cols) & follows, other=0.0)
     tl.store(pointers, before + tl.sum(tl.where(in_bounds, term, 0.0), 1 - AXIS), mask=index < cols)
+
+
+@triton.jit
+def zero_stored_sums(pointer, part, cols, COLS: tl.constexpr):
+    """Sets row `part` of the stored partial sums to zero, for a program that has no tile."""
+    for column in tl.range(0, cols, COLS):
+        index = column + tl.arange(0, COLS)
+        zeros = tl.zeros([COLS], pointer.dtype.element_ty)
+        tl.store(pointer + tl.cast(part, tl.int64) * cols + index, zeros, mask=index < cols)

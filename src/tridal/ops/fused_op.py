@@ -43,4 +43,4 @@ class FusedOp:
     cases: str | None = None
     """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
     benchmark: Any = None
-    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmarks.OpBenchmark`."""
+    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`."""

@@ -66,7 +66,7 @@ def ops() -> dict[str, RowOp]:
 
 def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
     """Returns all ops and their kernels by the kernel's name, for example "softmax" and "softmax_backward"."""
-    return {kernel.name: (op, kernel) for op in ops().values() for kernel in (op.forward, op.backward)}
+    return {kernel.name: (op, kernel) for op in ops().values() for kernel in op.kernels}
 
 
 def op_named(name: str) -> RowOp:
@@ -91,8 +91,7 @@ def any_op_named(name: str) -> RowOp | FusedOp:
 
 def all_kernels() -> dict[str, RowKernel]:
     """Returns the kernels of all ops by name, including those of the ops of several tensors."""
-    fused = {kernel.name: kernel for op in FUSED for kernel in op.kernels}
-    return {name: kernel for name, (_, kernel) in kernels().items()} | fused
+    return {kernel.name: kernel for op in all_ops().values() for kernel in op.kernels}
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:
