@@ -147,19 +147,29 @@ def test_configurations_that_do_not_fit_in_the_lds_are_skipped() -> None:
         ROCM.plan(rows, MI300X, lambda config: Resources(64, 0, 1 << 20), {})
 
 
-@pytest.mark.parametrize(("cols", "dtype"), [(131_072, "bfloat16"), (100_000, "float32"), (262_144, "float16")])
-def test_rows_of_a_column_loop_fit_in_the_cache_for_the_second_read(cols: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("cols", "dtype", "per_core", "fits"),
+    [
+        (66_000, "bfloat16", 3, "fits in"),
+        (131_072, "bfloat16", 2, "fits in"),
+        (100_000, "float32", 2, "fits in"),
+        (262_144, "float16", 2, "exceeds"),
+    ],
+)
+def test_more_than_two_column_loops_per_core_fill_half_of_the_cache(
+    cols: int, dtype: str, per_core: int, fits: str
+) -> None:
     wide = problem(cols, 100_000, dtype)
     launch_plan = plan(wide)
-    assert launch_plan.programs % MI300X.cores == 0
+    assert launch_plan.programs == per_core * MI300X.cores
     size = launch_plan.programs * cols * wide.bytes_read
-    assert size <= (MI300X.l2_cache or 0)
-    assert f"= {size} bytes fits in the cache of 268435456" in launch_plan.reason
+    assert per_core == 2 or size <= (MI300X.l2_cache or 0) / 2
+    assert f"= {size} bytes {fits} the cache of 268435456" in launch_plan.reason
 
 
 def test_a_small_cache_does_not_leave_compute_units_idle() -> None:
     launch_plan = plan(problem(131_072, 100_000), MI250X)
-    assert launch_plan.programs >= 2 * MI250X.cores
+    assert launch_plan.programs == 2 * MI250X.cores
     assert "exceeds the cache of 8388608" in launch_plan.reason
 
 

@@ -86,7 +86,8 @@ def _count_programs(problem: Problem, device: DeviceProperties, fitted: _Fit, ti
     """Returns the number of programs to launch, and the explanation for the plan's `reason`.
 
     Programs that loop are as many as keep `_BYTES_IN_FLIGHT` in flight. More would write more partial sums. With
-    `column_loop`, they are fewer if their rows then fit in the cache, so that the second read does not use the memory.
+    `column_loop`, they are fewer if their rows would fill more than half of the cache, from which they are read again.
+    The other half is for the results.
     """
     config = fitted.config
     if not config.persistent:
@@ -98,7 +99,7 @@ def _count_programs(problem: Problem, device: DeviceProperties, fitted: _Fit, ti
         programs = min(tiles, device.cores * per_core)
         return programs, f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}"
     rows, cache = config.rows * problem.cols * problem.bytes_read, device.l2_cache or 0
-    per_core = min(per_core, cache // (device.cores * rows) or per_core)
+    per_core = min(per_core, max(_MIN_PERSISTENT, cache // 2 // (device.cores * rows)))
     programs = min(tiles, device.cores * per_core)
     fits = "fits in the cache of" if programs * rows <= cache else "exceeds the cache of"
     explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}, and read twice"
