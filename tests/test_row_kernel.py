@@ -62,3 +62,21 @@ def test_passes_count_a_rebased_statistic_and_the_output() -> None:
     assert KERNEL.passes == 3
     assert replace(KERNEL, statistics=(MEAN,)).passes == 2
     assert replace(KERNEL, statistics=(MEAN, replace(SPREAD, rebase=None))).passes == 2
+
+
+def test_bind_replaces_tensors_and_parameters_by_constants() -> None:
+    kernel = replace(KERNEL, column_reads=("weight", "bias"), row_reads=("root",), row_index="target")
+    bound = kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")
+    assert (bound.column_reads, bound.row_reads, bound.row_index, bound.parameters) == (("bias",), ("root",), None, ())
+    assert bound.constants == (("weight", None), ("target", None), ("eps", 1e-5), ("OUT_DTYPE", "bfloat16"))
+    assert bound.pointers == ("out_ptr", "in_ptr", "per_row_ptr", "per_column_ptr")
+    assert bound.problem() is None
+    assert bound is kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")
+    assert bound.bind(weight=1).problem() is not None, "a name cannot be bound twice"
+
+
+def test_writing_keeps_the_named_outputs_of_each_kind() -> None:
+    kernel = replace(KERNEL, writes=("a", "b"), row_writes=("c", "d"), column_writes=("e",))
+    kept = kernel.writing("b", "c")
+    assert (kept.writes, kept.row_writes, kept.column_writes) == (("b",), ("c",), ())
+    assert kept is kernel.writing("b", "c")

@@ -6,13 +6,20 @@ from dataclasses import asdict
 
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
 from tridal_cuda import tuning
+from tridal_cuda.column_sums import fit_column_sums
 from tridal_cuda.cooperative import fit_cooperative
-from tridal_cuda.gpu_problem import Fit, GpuProblem, first_with_few_spills, next_power_of_2, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, first_with_few_spills, next_power_of_2, warps_for
+from tridal_cuda.single_pass import fit_single_pass
 from tridal_cuda.whole_row import fit_whole_row
+
+_FITS = (fit_column_sums, fit_single_pass, fit_whole_row, fit_cooperative)
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
-    """Returns a plan with the first schedule that is suitable: `whole_row`, then `cooperative`, then `column_loop`.
+    """Returns a plan with the first configuration that is suitable.
+
+    Kernels that sum over rows, and kernels whose programs exchange nothing, have their own. For all others, the order
+    of the schedules is `whole_row`, `cooperative`, `column_loop`.
 
     A configuration that spills more than `MAX_SPILL` bytes per thread is used only if no other one spills less.
 
@@ -20,7 +27,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
         PlanError: no program of the chosen configuration fits on a multiprocessor.
     """
     gpu_problem = GpuProblem(**asdict(problem), device=device, probe=probe)
-    fitted = first_with_few_spills(fit(gpu_problem) for fit in (fit_whole_row, fit_cooperative, _fit_column_loop))
+    fitted = first_with_few_spills(fit(gpu_problem) for fit in (*_FITS, _fit_column_loop))
     assert fitted is not None, "column_loop fits every problem"
     programs, explanation = _count_programs(fitted)
     config = fitted.config
@@ -35,14 +42,21 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
 
 def _count_programs(fitted: Fit) -> tuple[int, str]:
     """Returns the number of programs to launch, and the explanation for the plan's `reason`."""
-    config, tiles = fitted.config, fitted.problem.tiles(fitted.config.rows)
+    config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
+    tiles = problem.tiles(config.rows)
+    groups = min(tiles, fitted.resident // per_row)
+    if problem.column_writes:
+        enough = cdiv(problem.device.cores, per_row)
+        groups = min(groups, max(enough, tiles // tuning.SUMS_MIN_TILES))
+        programs = groups * per_row
+        return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
+    if not problem.statistics and per_row > 1:
+        return tiles * per_row, f"{per_row} programs compute each row and do not wait for each other"
     if config.schedule == "cooperative":
-        per_row = config.programs_per_row
-        programs = min(tiles, fitted.resident // per_row) * per_row
+        programs = groups * per_row
         return programs, f"{per_row} programs compute each row and all are resident at once, so {programs} are launched"
     if config.persistent:
-        programs = min(tiles, fitted.resident)
-        return programs, f"{programs} programs loop over the tiles"
+        return groups, f"{groups} programs loop over the tiles"
     return tiles, f"one program per tile, {tiles / fitted.resident:.1f} times as many as are resident"
 
 

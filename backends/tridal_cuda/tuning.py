@@ -26,6 +26,18 @@ MAX_SPILL = 64  # a plan spills more only if no other plan that was tried spills
 MAX_HALVINGS = 2  # of the elements per thread, to spill less; each takes a compilation
 MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 
+# Sums over rows, as in the gradient of a weight
+SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
+SUMS_BLOCK_COLS = 2048  # of one of these programs
+SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
+SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a second kernel reads
+
+# Kernels whose programs exchange nothing
+SINGLE_PASS_COLS = 4096  # per block of a row
+LOOP_COLS = 2048  # per step of "column_loop", if nothing is written per element
+MIN_LOOP_STEPS = 3  # a narrower row fits in one tile
+MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per row
+
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows
 MAX_INNER_ELEMENTS = 16_384  # per tile; a tile with half of INNER_ROWS can have more

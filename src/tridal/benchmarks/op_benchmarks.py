@@ -39,10 +39,16 @@ class OpBenchmark:
     tensors of the kernel: two forward (x, y), three backward (dy, saved, dx)."""
     aims: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Target share of `copy_`'s rate by shape class and direction."""
+    suite: str = "rows"
+    """The suite of shape classes, a key of `workloads.SUITES`."""
 
 
 def benchmark_of(name: str) -> OpBenchmark:
     """Returns the entry of an op, completed from the op's declaration. Raises PlanError if the op is unknown."""
+    from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
+
+    if name in FUSED_BENCHMARKS:
+        return FUSED_BENCHMARKS[name]
     op = table.op_named(name)
     entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
     kernels = {"forward": op.forward, "backward": op.backward}
@@ -62,22 +68,23 @@ def _derived(op: RowOp) -> dict[str, MakeFunction]:
         return lambda x: op.compute(x.to(torch.promote_types(x.dtype, torch.float32)), dim, values).to(x.dtype)
 
     if op.torch_function is None:
-        return {OURS: ours, "reference": reference, "torch.compile": lambda dim: _compile(reference(dim))}
+        return {OURS: ours, "reference": reference, "torch.compile": lambda dim: compiled(reference(dim))}
     function = op.torch_function
 
     def of_torch(dim: int) -> Function:
         return partial(function, dim=dim)
 
     # FlagGems replaces the kernels of torch's function.
-    compiled = partial(_compile_torch, function)
-    return {OURS: ours, "torch": of_torch, "torch.compile": compiled, "FlagGems": of_torch}
+    by_inductor = partial(_compile_torch, function)
+    return {OURS: ours, "torch": of_torch, "torch.compile": by_inductor, "FlagGems": of_torch}
 
 
 def _compile_torch(function: Function, dim: int) -> Function:
-    return _compile(lambda x: function(x, dim))
+    return compiled(lambda x: function(x, dim))
 
 
-def _compile(function: Function) -> Function:
+def compiled(function: Function) -> Function:
+    """Returns the function, compiled by torch for each shape."""
     torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
     return torch.compile(function, dynamic=False)
 
@@ -108,18 +115,19 @@ def _tutorial(function: Function) -> dict[str, MakeFunction]:
 def _liger_softmax(dim: int) -> Function:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
-    _check_last(dim)
+    check_last(dim)
     return LigerSoftmaxFunction.apply  # type: ignore[no-any-return]
 
 
 def _quack_softmax(dim: int) -> Function:
     from quack.softmax import softmax
 
-    _check_last(dim)
+    check_last(dim)
     return softmax  # type: ignore[no-any-return]
 
 
-def _check_last(dim: int) -> None:
+def check_last(dim: int) -> None:
+    """Raises NotImplementedError if the dim is not the last."""
     if dim != -1:
         raise NotImplementedError("supports only the last dimension")
 

@@ -31,18 +31,19 @@ def column_loop(
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     column_term: tl.constexpr, column_term2: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PADDING: tl.constexpr,
-    NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
-    AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, CAUSAL: tl.constexpr,
-    ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
+    PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
+    MASKS_TERMS: tl.constexpr = not NEUTRAL_PADDING or column_out_ptr is not None
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
         per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
-        index, picked = load_index(
-            index_ptr, in_ptr, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner, in_col, ROWS, 1,
-            ACC_DTYPE, PICKS,
+        index, picked, picked_column = load_index(
+            index_ptr, in_ptr, per_column_ptr, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner,
+            in_col, ROWS, 1, ACC_DTYPE, PICKS, PICKS_COLUMN,
         )  # fmt: skip
         first = tl.full([ROWS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
         second = tl.full([ROWS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)
@@ -50,7 +51,7 @@ def column_loop(
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
                     tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
-                    False, 1,
+                    False, 1, MASKS_TERMS,
                 )  # fmt: skip
                 pointers = tile_pointers(
                     in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -88,20 +89,25 @@ def column_loop(
         value = None  # Triton 3.3 has no None in tuples
         if row_value is not None:
             value = row_value(
-                per_row, per_row2, index, picked, param0, param1, 1.0, first, second, count, EXP2_BIAS, COLS >= 128,
-                ZERO_MASKED_ROWS,
+                per_row, per_row2, index, picked, picked_column, param0, param1, 1.0, first, second, count, EXP2_BIAS,
+                COLS >= 128, ZERO_MASKED_ROWS,
             )  # fmt: skip
         if row_out_ptr is not None:
-            number = row_write(per_row, per_row2, index, picked, param0, param1, first, second, value, count)
+            number = row_write(
+                per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
+            )  # fmt: skip
             store_rows(row_out_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
         if row_out2_ptr is not None:
-            number = row_write2(per_row, per_row2, index, picked, param0, param1, first, second, value, count)
+            number = row_write2(
+                per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
+            )  # fmt: skip
             store_rows(row_out2_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
         WRITES: tl.constexpr = out_ptr is not None or column_out_ptr is not None
         for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
-            )
+                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1,
+                MASKS_TERMS,
+            )  # fmt: skip
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
             )  # fmt: skip
@@ -148,7 +154,7 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
             if column_out2_ptr is not None:
@@ -158,6 +164,6 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out2_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out2_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip

@@ -46,12 +46,12 @@ def whole_row(
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     column_term: tl.constexpr, column_term2: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PADDING: tl.constexpr,
-    NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr, INT64_OFFSETS: tl.constexpr,
-    AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, SLOTS: tl.constexpr, PEEL: tl.constexpr,
-    VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, RELOAD: tl.constexpr, CAUSAL: tl.constexpr,
-    ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
+    PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr,
+    STAGES: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, SLOTS: tl.constexpr,
+    PEEL: tl.constexpr, VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, RELOAD: tl.constexpr,
+    CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     tiles = outer * tl.cdiv(inner, ROWS)
@@ -75,7 +75,7 @@ def whole_row(
         if not DYNAMIC or tile < tiles:
             block, row, column, in_bounds, edge_column, edge_in_bounds = tile_bounds(
                 tile, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
-                PEEL, VECTOR,
+                PEEL, VECTOR, not NEUTRAL_PADDING or column_out_ptr is not None,
             )  # fmt: skip
             body, count = cols, tl.cast(cols, ACC_DTYPE)
             if COUNTS and EXCHANGE:
@@ -84,9 +84,9 @@ def whole_row(
                     body = (cols - head) // VECTOR * VECTOR
                 count = part_count(rank, body, cols, COLS)
             per_row = load_rows(per_row_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
-            index, picked = load_index(
-                index_ptr, in_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
-                ROWS, VECTOR, ACC_DTYPE, PICKS,
+            index, picked, picked_column = load_index(
+                index_ptr, in_ptr, per_column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer,
+                in_inner, in_col, ROWS, VECTOR, ACC_DTYPE, PICKS, PICKS_COLUMN,
             )  # fmt: skip
             per_row2 = load_rows(per_row2_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             for PASS in tl.static_range(0, LAST_PASS + 1):
@@ -185,19 +185,19 @@ def whole_row(
                     value = None  # Triton 3.3 has no None in tuples
                     if row_value is not None:
                         value = row_value(
-                            per_row, per_row2, index, picked, param0, param1, part_scale, first, second, count,
-                            EXP2_BIAS, REFINE, ZERO_MASKED_ROWS,
+                            per_row, per_row2, index, picked, picked_column, param0, param1, part_scale, first, second,
+                            count, EXP2_BIAS, REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
                     if row_out_ptr is not None:
                         number = row_write(
-                            per_row, per_row2, index, picked, param0, param1, first, second, value, count
+                            per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
                         )  # fmt: skip
                         store_rows(
                             row_out_ptr, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR
                         )  # fmt: skip
                     if row_out2_ptr is not None:
                         number = row_write2(
-                            per_row, per_row2, index, picked, param0, param1, first, second, value, count
+                            per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
                         )  # fmt: skip
                         store_rows(
                             row_out2_ptr, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR

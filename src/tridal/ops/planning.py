@@ -148,4 +148,15 @@ def matrix_call(
     layout = row_layout((rows, cols), (cols, 1), dim % 2)
     assert layout is not None
     parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
-    return KernelCall(kernel, layout, (name,) * (1 + len(kernel.reads)), (), parameters)
+    return KernelCall(kernel, layout, tuple(_dtype(pointer, name) for pointer in kernel.pointers), (), parameters)
+
+
+def _dtype(pointer: str, dtype: str) -> str:
+    """Returns the dtype of the tensor of a pointer argument, where tensors with a number per element have `dtype`.
+
+    Weights have this dtype, too. What a kernel computes once per row or sums over rows has the accumulator's dtype.
+    """
+    if pointer == "index_ptr":
+        return "int64"
+    accumulated = pointer.startswith(("row_out", "column_out", "per_row"))
+    return ("float64" if dtype == "float64" else "float32") if accumulated else dtype

@@ -15,13 +15,19 @@ from tridal.devices.entry_points import entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
+from tridal.ops.cross_entropy import CROSS_ENTROPY
+from tridal.ops.fused_op import FusedOp
+from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
+FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY)
+"""The ops of several tensors."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
@@ -70,7 +76,23 @@ def op_named(name: str) -> RowOp:
 
 def kernel_named(name: str) -> RowKernel:
     """Returns the kernel with this name, for example "softmax_backward". Raises PlanError as `op_named` does."""
-    return _find(name, kernels())[1]
+    return _find(name, all_kernels())
+
+
+def all_ops() -> dict[str, RowOp | FusedOp]:
+    """Returns the ops of one tensor that can be used, and the ops of several tensors, by name."""
+    return {**ops(), **{op.name: op for op in FUSED}}
+
+
+def any_op_named(name: str) -> RowOp | FusedOp:
+    """Returns the op with this name, of one or several tensors. Raises PlanError as `op_named` does."""
+    return _find(name, all_ops())
+
+
+def all_kernels() -> dict[str, RowKernel]:
+    """Returns the kernels of all ops by name, including those of the ops of several tensors."""
+    fused = {kernel.name: kernel for op in FUSED for kernel in op.kernels}
+    return {name: kernel for name, (_, kernel) in kernels().items()} | fused
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
+from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
@@ -36,36 +37,55 @@ def bind(
     """
     dim, modification, mask = call.dim, call.modification, call.mask
     assert context.backend is not None
-    backend: Backend = context.backend
-    index, invariant = context.index, context.settings.batch_invariant
     scale_mask = NO_SCALE_MASK
     if modification is not None:
         in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
         found = scale_mask_of(source, dim, modification)
-        if found is None or not in_memory or "scale_mask" not in backend.schedules:
+        if found is None or not in_memory or "scale_mask" not in context.backend.schedules:
             return None
         scale_mask = found
     # A mask and causal masking depend on the row index, so the layout must keep the order of the rows.
     in_order = mask is not None or scale_mask.causal
-    layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
-    if layout is None:
-        return None
     read = [source] if saved is None else [source, saved]
     dtypes = [dtype, *(tensor.dtype for tensor in read)]
     addresses = [0, *(tensor.data_ptr() & ADDRESS_BITS for tensor in read)]
+    return bind_kernel(context, call.kernel, source, dim, dtypes, addresses, call.parameters, scale_mask, in_order)
+
+
+def bind_kernel(
+    context: DeviceContext,
+    kernel: RowKernel,
+    source: torch.Tensor,
+    dim: int,
+    dtypes: Sequence[torch.dtype],
+    addresses: Sequence[int],
+    parameters: tuple[float | None, ...] = (),
+    scale_mask: ScaleMask = NO_SCALE_MASK,
+    in_order: bool = False,
+) -> tuple[Callable[..., None], LaunchPlan] | None:
+    """Returns launch(stream, *tensors[, mask]) of a kernel, and its plan. `source` is the first tensor that it reads.
+
+    `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. All tensors except `source` are
+    contiguous. `in_order` keeps the order of the rows. Returns None if the kernel cannot read `source`.
+    """
+    assert context.backend is not None
+    backend: Backend = context.backend
+    index, invariant = context.index, context.settings.batch_invariant
+    layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
+    if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
+        return None
     kind = KernelCall
     if invariant:
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
-        if not source.is_contiguous() or addresses[1]:
+        if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS:
             return None
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
-    names = tuple(map(dtype_name, dtypes))
-    kernel_call = kind(call.kernel, layout, names, tuple(addresses), call.parameters, scale_mask)
+    kernel_call = kind(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
     with backend.guard(index):
         plan, launch_on, workspace_slots = launch.prepare(kernel_call, backend, properties, options)
-    log.debug("%s: %s on %s:%d: %s", call.kernel.name, kernel_call.problem, backend.name, index, plan)
+    log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
         launch_on = with_workspace(launch_on, workspace_slots, context.device)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter

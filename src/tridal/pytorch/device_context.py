@@ -28,7 +28,9 @@ registry.on_change(_contexts.clear)
 class DeviceContext:
     """The backend of a device under given settings, or None, and the calls prepared for the device's tensors."""
 
-    __slots__ = ("backend", "backwards", "device", "forwards", "has_autocast", "index", "settings", "torch_computes")
+    __slots__ = (
+        "backend", "backwards", "device", "forwards", "has_autocast", "index", "runs", "settings", "torch_computes",
+    )  # fmt: skip
 
     def __init__(self, device: torch.device, settings: Settings) -> None:
         self.device = device
@@ -39,6 +41,7 @@ class DeviceContext:
         self.has_autocast = has_autocast(device.type)
         self.forwards: dict[tuple[Any, ...], PreparedCall | None] = {}
         self.backwards: dict[tuple[Any, ...], Run | None] = {}
+        self.runs: dict[tuple[Any, ...], Any] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

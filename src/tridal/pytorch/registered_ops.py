@@ -23,8 +23,8 @@ from tridal.pytorch.device_context import device_context
 from tridal.pytorch.op_call import GradientCall, OpCall, defaults, overload
 from tridal.pytorch.validation import check_call
 
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-_LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
 REGISTERED: dict[str, RowOp] = {}
 ON_REGISTER: list[Callable[[RowOp], None]] = []
 """Functions that `register` calls with each new op."""
@@ -133,11 +133,11 @@ def _define(
         batched[count] = example.dim % rank + 1
         return overload(name)(*batched).reshape(info.batch_size, *tensors[0].shape), 0
 
-    _LIBRARY.define(f"{name}({', '.join(schema)}) -> Tensor", tags=_TAGS)
-    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, autograd, "Autograd")
-    torch.library.register_fake(f"tridal::{name}", fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"tridal::{name}", vmap, lib=_LIBRARY)
+    LIBRARY.define(f"{name}({', '.join(schema)}) -> Tensor", tags=TAGS)
+    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, autograd, "Autograd")
+    torch.library.register_fake(f"tridal::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"tridal::{name}", vmap, lib=LIBRARY)
 
 
 def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: int) -> torch.Tensor:
@@ -159,7 +159,7 @@ def has_tangent(*tensors: torch.Tensor) -> bool:
 
 def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
     """Registers rule(kind, op, types, args, kwargs) for the tensor subclass `kind`, which has `__torch_dispatch__`."""
-    torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=_LIBRARY)
+    torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=LIBRARY)
 
 
 def _masked_softmax(
@@ -172,9 +172,9 @@ def _masked_softmax(
 
 for _op in table.BUILT_IN:
     register(_op)
-_LIBRARY.define(
+LIBRARY.define(
     "masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, bool zero_rows, int dim, ScalarType dtype)"
     " -> Tensor",
-    tags=_TAGS,
+    tags=TAGS,
 )
-_LIBRARY.impl("masked_softmax", _masked_softmax, "CompositeImplicitAutograd")
+LIBRARY.impl("masked_softmax", _masked_softmax, "CompositeImplicitAutograd")

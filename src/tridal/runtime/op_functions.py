@@ -7,6 +7,8 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 - the tensors that the kernel reads, in terms and `writes`; in `row_value` and `row_writes`, only those of `row_reads`;
 - the input `row_index`, in `row_value`, `writes`, `row_writes` and `column_writes`;
 - `picked`, in `row_value` and `row_writes`: the element of the first tensor in the column that `row_index` gives;
+- `picked_<name>`, in `row_value` and `row_writes`: the number of the first tensor of `column_reads` for that column;
+- the kernel's constants, see `RowKernel.bind`;
 - `column`, in `writes` and `column_writes`: the column of each element;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
 - `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
@@ -26,6 +28,7 @@ import hashlib
 import importlib
 import inspect
 import linecache
+import math
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -34,7 +37,7 @@ from tridal.errors import PluginError
 from tridal.runtime.row_kernel import RowKernel
 
 _TENSORS = ("x", "x2", "per_row", "per_row2", "per_column", "per_column2")
-_NUMBERS = ("per_row", "per_row2", "index", "picked", "param0", "param1")
+_NUMBERS = ("per_row", "per_row2", "index", "picked", "picked_column", "param0", "param1")
 _FINISH = (
     *_TENSORS, "index", "column", "param0", "param1", "part_first", "part_scale", "first", "second", "row_value",
     "count", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD", "REFINE", "ZERO_MASKED_ROWS",
@@ -70,12 +73,14 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
         names += (*written, None, None)[:2]
     functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
+    declared = {argument for function in functions.values() if function for argument in function.arg_names}
     return {
         **{role: function and _adapter(kernel, role, function, wrap) for role, function in functions.items()},
         "FIRST": first and first.reduce,
         "SECOND": second and second.reduce,
-        "PICKS": any("picked" in found.arg_names for found in functions.values() if found),
-        "COUNTS": any({"count", "part_count"} & set(found.arg_names) for found in functions.values() if found),
+        "PICKS": "picked" in declared,
+        "PICKS_COLUMN": any(f"picked_{name}" in declared for name in kernel.column_reads[:1]),
+        "COUNTS": not declared.isdisjoint({"count", "part_count"}),
         "PADDING": kernel.padding,
         "NEUTRAL_PADDING": kernel.neutral_padding,
     }
@@ -104,6 +109,9 @@ def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], 
         if name.isupper() or name in ("count", "part_count", "part_scale", "column", "picked")
     }
     known |= {name: argument for name, argument in own.items() if argument in given}
+    for name, value in kernel.constants:
+        known[name] = f"tl.{value}" if name.endswith("_DTYPE") else _literal(value)
+        known.setdefault(f"picked_{name}", "None")
     unknown = [name for name in function.arg_names if name not in known]
     if unknown:
         raise PluginError(
@@ -130,6 +138,11 @@ def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], 
     assert isinstance(adapted, FunctionType)
     assert inspect.getsource(adapted) == source
     return wrap(adapted)
+
+
+def _literal(value: Any) -> str:
+    """Returns a constant as source."""
+    return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
 
 def fingerprint(functions: Mapping[str, Any]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
 Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 
@@ -35,11 +36,12 @@ class Statistic:
     statistic of a part of a row from the first statistic of the part to the first statistic of the whole row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowKernel:
     """A kernel over rows: the tensors it reads and writes, the statistics of a row, and its Triton functions.
 
     It does not depend on tiles, programs or devices. `tridal.runtime.op_functions` lists the parameters of functions.
+    Compared and hashed by identity.
     """
 
     name: str
@@ -54,7 +56,8 @@ class RowKernel:
     """Names of the inputs with a number per row. They are contiguous."""
     row_index: str | None = None
     """Name of an input with a column index per row, in int64. It is contiguous. Functions that are called once per row
-    also get `picked`: the element of the first tensor in that column, or NaN if there is no such column."""
+    also get `picked`: the element of the first tensor in that column, or NaN if there is no such column. They get
+    `picked_<name>`, too: the number that the first of `column_reads` has for that column, or zero."""
     column_reads: tuple[str, ...] = ()
     """Names of the inputs with a number per column, for example a weight. They are contiguous."""
     row_writes: tuple[str, ...] = ()
@@ -76,6 +79,21 @@ class RowKernel:
     row_value: str | None = None
     """Name of the Triton function that computes a number per row from the statistics, before elements are computed.
     `writes` and `row_writes` get it by the function's name."""
+    constants: tuple[tuple[str, Any], ...] = ()
+    """Compile-time constants that functions may declare by name, see `bind`."""
+
+    def bind(self, **constants: Any) -> RowKernel:
+        """Returns the kernel with constants: each replaces the tensor or parameter of its name, or is a new one.
+
+        `weight=None` is a kernel without the tensor `weight`. The names of other constants are in upper case. The value
+        of a constant whose name ends in `_DTYPE` is the name of a dtype. The others are numbers, strings or None.
+        Equal arguments give the same kernel.
+        """
+        return _bound(self, tuple(constants.items()))
+
+    def writing(self, *names: str) -> RowKernel:
+        """Returns the kernel without the outputs that are not named. Equal arguments give the same kernel."""
+        return _writing(self, names)
 
     @property
     def passes(self) -> int:
@@ -101,6 +119,7 @@ class RowKernel:
         groups = {"x": self.reads, "per_row": self.row_reads, "per_column": self.column_reads, "first": (first,)}
         groups |= {"part_first": (f"part_{first}",), "second": (second,), "row_value": (self.row_value or "",)}
         groups |= {"index": (self.row_index or "",)}
+        groups |= {"picked_column": tuple(f"picked_{name}" for name in self.column_reads[:1])}
         numbers = {name: f"param{index}" for index, name in enumerate(self.parameters)}
         return numbers | {n: f"{a}{'2' * i}" for a, given in groups.items() for i, n in enumerate(given)}
 
@@ -127,9 +146,35 @@ class RowKernel:
             return f"kernel {self.name!r}: a statistic with rebase has to be a sum"
         names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
         names += [name for name in (self.row_value, self.row_index) if name is not None]
+        names += [name for name, _ in self.constants]
         if len(set(names)) < len(names):
             return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
         unknown = [s.reduce for s in statistics if s.reduce not in get_args(Reduction)]
         if unknown:
             return f"kernel {self.name!r}: unknown reduction {unknown[0]!r} (known: {', '.join(get_args(Reduction))})"
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _bound(kernel: RowKernel, constants: tuple[tuple[str, Any], ...]) -> RowKernel:
+    bound = {name for name, _ in constants}
+
+    def rest(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name not in bound)
+
+    return replace(
+        kernel,
+        reads=rest(kernel.reads),
+        row_reads=rest(kernel.row_reads),
+        row_index=None if kernel.row_index in bound else kernel.row_index,
+        column_reads=rest(kernel.column_reads),
+        parameters=rest(kernel.parameters),
+        constants=(*kernel.constants, *constants),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _writing(kernel: RowKernel, names: tuple[str, ...]) -> RowKernel:
+    kinds = {kind: getattr(kernel, kind) for kind in ("writes", "row_writes", "column_writes")}
+    kept: dict[str, Any] = {kind: tuple(n for n in given if n in names) for kind, given in kinds.items()}
+    return replace(kernel, **kept)

@@ -1,0 +1,46 @@
+"""The declaration of an op of several tensors: its kernels, its schemas, and its maths in torch's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tridal.runtime.row_kernel import RowKernel
+
+
+@dataclass(frozen=True, eq=False)
+class FusedOp:
+    """An op that reads or writes several tensors, some of them optional. Compared and hashed by identity.
+
+    `torch.ops.tridal.<name>`, its gradient, the plans of all backends and the choices of the commands follow from it.
+    `tridal.pytorch.fused_ops.define` adds the functions that run its kernels.
+    """
+
+    name: str
+    kernels: tuple[RowKernel, ...]
+    """All kernels of the op, with all of their tensors. The first one has the op's name, and the second one, the kernel
+    of the gradient, is called "<op>_backward"."""
+    schema: str
+    """The registered op's arguments and results, for example "(Tensor input, Tensor? weight, float eps) -> (Tensor,
+    Tensor)". The registered op returns an empty tensor for a result that its arguments do not ask for."""
+    backward_schema: str
+    """The same for the gradient: the gradients of the results ("Tensor? dy"), what the forward saved, and
+    `bool[] output_mask`, which selects results."""
+    reference: Callable[..., tuple[torch.Tensor | None, ...]]
+    """The op in torch's ops, with the arguments and results of `schema`. Autograd can differentiate it."""
+    gradient: Callable[..., tuple[torch.Tensor | None, ...]]
+    """The gradient in torch's ops, with the arguments and results of `backward_schema`. Autograd can differentiate it.
+    It computes statistics again instead of using saved ones, which are constants for autograd."""
+    inputs: tuple[int, ...]
+    """For each argument of `schema`: the index of its gradient in the results of `backward_schema`, or -1."""
+    differentiable: int = 1
+    """How many results have gradients. These are the first ones."""
+    autocast: bool = False
+    """Whether autocast computes the op in float32."""
+    cases: str | None = None
+    """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
+    benchmark: Any = None
+    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmarks.OpBenchmark`."""

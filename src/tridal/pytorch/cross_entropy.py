@@ -1,0 +1,207 @@
+"""Cross-entropy: the public function, its kernels for plain tensors, and the rules of the registered op."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from tridal.ops import cross_entropy as maths
+from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, accumulator, classes_dim
+from tridal.pytorch import fused_ops, private
+from tridal.pytorch.device_context import device_context
+from tridal.pytorch.functions import _is_distributed
+from tridal.pytorch.fused_ops import FusedNode, Rules
+from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
+from tridal.pytorch.loss_kernels import logits_gradient, row_losses, rows_last
+
+Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    inplace_backward: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The cross-entropy of logits and targets, as torch.nn.functional.cross_entropy defines it.
+
+    Args:
+        input: logits of shape (C,), (N, C) or (N, C, d1, ...), with any strides. Dim 1 holds the classes.
+        target: indices of classes of shape (), (N,) or (N, d1, ...), in int64 or uint8; or probabilities of the shape
+            and device of the input, in a floating-point dtype.
+        weight: a factor for each class, of shape (C,).
+        ignore_index: rows with this target index have the loss and the gradient zero, and do not count in the mean.
+        reduction: "mean" divides the sum by the sum of the weights of the targets, or by the number of rows for
+            probabilities. It is NaN if there are no such targets. "none" returns the loss of each row.
+        label_smoothing: the part of each target, from 0 to 1, that is replaced by the uniform distribution.
+        z_loss: adds z_loss * logsumexp^2 to the loss of each target index, times its weight; or to each row, for
+            probabilities.
+        softcap: the logits are replaced by softcap * tanh(input / softcap).
+        return_lse: also returns the log-sum-exp of each row. It is differentiable.
+        inplace_backward: the backward writes the gradient into the memory of the input, which must be contiguous and no
+            leaf. After the backward, the input holds its own gradient. Autograd raises an error if another operation
+            needs the logits that it has saved. Compiled functions, transforms and second derivatives do not write.
+
+    Returns:
+        The loss in the input's dtype; in torch's promoted dtype for probabilities; in float32 under autocast. Sums
+        are float32 (float64 for float64). With `return_lse`, (loss, lse), lse in the dtype of the sums.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, DTypeError, LayoutError: an argument is wrong.
+        IndexError: a target is out of range, on the CPU. On other devices the loss and the row's gradient are NaN.
+        NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
+    """
+    options: dict[str, Any] = {
+        "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss,
+        "softcap": softcap, "return_lse": return_lse, "inplace_backward": inplace_backward,
+    }  # fmt: skip
+    if not _compiling() and has_torch_function((input, target, weight)):
+        return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
+    check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
+    check_tensors("input", input, target=target, weight=weight)
+    autocast = torch.is_autocast_enabled(input.device.type)
+    check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
+    number = REDUCTIONS[reduction]
+    cap = None if softcap is None else float(softcap)
+    numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, result_dtype(input, target, weight))
+    if inplace_backward:
+        _check_inplace(input)
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
+    elif not _compiling() and _is_distributed(input, target, weight):
+        rows, lse, _ = fused_ops.call(RULES, input, target, weight, NONE, *numbers[:-1], accumulator(input))
+        assert rows is not None
+        loss = maths.reduce_rows(rows, target, weight, number, ignore_index)[0].to(numbers[-1])
+    elif inplace_backward and _writes_gradient(input, target, weight):
+        rules = INPLACE_RULES
+        loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
+    else:
+        loss, lse, _ = fused_ops.call(RULES, input, target, weight, number, *numbers)
+    assert loss is not None
+    assert lse is not None
+    return (loss, lse) if return_lse else loss
+
+
+def result_dtype(input: Tensor, target: Tensor, weight: Tensor | None) -> torch.dtype:
+    """Returns the dtype of the loss, as torch promotes it."""
+    dtype = input.dtype
+    if torch.is_autocast_enabled(input.device.type):
+        dtype = torch.promote_types(dtype, torch.float32)
+    if target.is_floating_point():
+        dtype = torch.promote_types(dtype, target.dtype)
+        dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)
+    return dtype
+
+
+def _check_inplace(input: Tensor) -> None:
+    """Raises RuntimeError if the backward must not write into the logits."""
+    if not (input.requires_grad and torch.is_grad_enabled()):
+        return
+    base = input._base if input._is_view() else input
+    if input.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
+        raise RuntimeError(
+            "inplace_backward=True would write the gradient into a leaf that requires grad, whose values are needed "
+            "again: pass logits that an operation has computed, or inplace_backward=False"
+        )
+    if rows_last(input) is None and not _compiling():
+        raise RuntimeError(
+            f"inplace_backward=True needs contiguous logits, got strides {input.stride()}: use input.contiguous(), or "
+            "inplace_backward=False"
+        )
+
+
+def _writes_gradient(*tensors: Tensor | None) -> bool:
+    """Returns whether the call is one of plain tensors that records a gradient of the first tensor."""
+    if _compiling() or private.needs_dispatcher() or private.function_modes():
+        return False
+    plain = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+    return plain and torch.is_grad_enabled() and tensors[0] is not None and tensors[0].requires_grad
+
+
+def _compute(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
+    z_loss: float, softcap: float | None, dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Computes the loss with kernels, or with torch where no kernel computes it."""
+    context = device_context(input.device)
+    found = None
+    if not context.torch_computes:
+        found = row_losses(context, input, target, weight, ignore_index, label_smoothing, z_loss, softcap)
+    if found is None:
+        return maths.reference(
+            input, target, weight, reduction, ignore_index, label_smoothing, z_loss, softcap, dtype
+        )  # fmt: skip
+    rows, lse = found
+    shape = target.shape if not target.is_floating_point() else (*input.shape[:1], *input.shape[2:])
+    rows, lse = rows.view(shape if input.dim() > 1 else ()), lse.view(shape if input.dim() > 1 else ())
+    loss, denominator = maths.reduce_rows(rows, target, weight, reduction, ignore_index)
+    return loss.to(dtype), lse, denominator
+
+
+def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+    input, target, weight, *numbers, _ = arguments
+    _, lse, denominator = results
+    has_denominator = numbers[0] == MEAN and not target.is_floating_point()
+    return input, target, weight, lse, denominator if has_denominator else None, *numbers
+
+
+def _gradient(
+    grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
+    denominator: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float | None, output_mask: list[bool], *, inplace: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Computes the gradients with a kernel, or with torch where no kernel computes them. May write into the input."""
+    numbers = (ignore_index, label_smoothing, z_loss, softcap)
+    found = None
+    context = device_context(input.device)
+    if output_mask[0] and not output_mask[1] and not context.torch_computes:
+        row_grad = torch.zeros_like(lse) if grad is None else maths.row_gradient(grad, lse, denominator, reduction)
+        found = logits_gradient(context, input, target, weight, lse, row_grad, lse_grad, numbers, inplace)
+    if found is None:
+        found, target_grad = maths.gradient(
+            grad, lse_grad, input, target, weight, lse, denominator, reduction, *numbers, output_mask
+        )  # fmt: skip
+        if inplace and found is not None:
+            found = input.detach().copy_(found)
+        return found, target_grad
+    if inplace:
+        torch.autograd.graph.increment_version(input)
+    return found, None
+
+
+def _fake(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
+    z_loss: float, softcap: float | None, dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    dim, wide = classes_dim(input), accumulator(input, target, weight)
+    shape = (*input.shape[:dim], *input.shape[dim + 1 :])
+    loss = input.new_empty(shape if reduction == NONE else (), dtype=dtype)
+    has_denominator = reduction == MEAN and not target.is_floating_point()
+    denominator = input.new_empty((), dtype=wide) if has_denominator else None
+    return loss, input.new_empty(shape, dtype=wide), denominator
+
+
+def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
+    input, target, output_mask = arguments[2], arguments[3], arguments[-1]
+    return (
+        torch.empty_like(input) if output_mask[0] else None,
+        torch.empty_like(target) if output_mask[1] else None,
+    )
+
+
+RULES = Rules(CROSS_ENTROPY, _compute, _fake, _save, _gradient, _fake_gradient)
+INPLACE_RULES = replace(RULES, backward=functools.partial(_gradient, inplace=True))
+fused_ops.define(RULES)

@@ -1,0 +1,119 @@
+"""Runs a kernel of several tensors: allocates its outputs and launches it.
+
+The plan, the compiled kernel and the shapes of the outputs are the same for all tensors with the same description. They
+are cached in the device context. This module supports neither autograd nor tensor subclasses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tridal.pytorch.binding import bind_kernel, dtype_name
+from tridal.pytorch.call_records import RECORDERS, CallRecord, record
+from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.prepared import backend_computes
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.specialization import ADDRESS_BITS
+
+Outputs = tuple[torch.Tensor, ...]
+_CAPACITY = 4096
+
+
+def run_kernel(
+    context: DeviceContext,
+    kernel: RowKernel,
+    dim: int,
+    inputs: Sequence[torch.Tensor],
+    out_dtypes: tuple[torch.dtype, ...],
+    parameters: tuple[float, ...] = (),
+    out: torch.Tensor | None = None,
+) -> Outputs | None:
+    """Runs a kernel on plain tensors of the context's device. Returns None if no kernel computes them.
+
+    Args:
+        dim: the dim along which rows run, 0 <= dim < rank of the first input.
+        inputs: the tensors of `reads`, `row_reads`, `row_index` and `column_reads`, in this order. The first may have
+            any strides. The others are made contiguous. Those with a number per element have the shape of the first.
+            Those with a number per row have this shape without `dim`. Those with a number per column have one dim.
+        out_dtypes: the dtypes of `writes`, then of `row_writes`.
+        out: receives the first of `writes`. It is contiguous, and may be the first input.
+
+    Returns:
+        The tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of `column_writes` have the shape
+        [groups, columns] and the accumulator's dtype: the caller adds their rows.
+
+    Raises:
+        NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
+    """
+    described = [
+        (t.shape, t.stride(), t.dtype, t.data_ptr() & ADDRESS_BITS if t.data_ptr() else None, t.is_neg())
+        for t in inputs
+    ]  # fmt: skip
+    alignment = 0 if out is None else out.data_ptr() & ADDRESS_BITS
+    key = (kernel, dim, *described, out_dtypes, parameters, alignment)
+    try:
+        run = context.runs[key]
+    except KeyError:
+        if len(context.runs) >= _CAPACITY:
+            context.runs.clear()
+        run = context.runs[key] = _prepare(context, kernel, dim, inputs, out_dtypes, parameters, alignment)
+    return None if run is None else run(out, inputs)
+
+
+def _prepare(
+    context: DeviceContext,
+    kernel: RowKernel,
+    dim: int,
+    inputs: Sequence[torch.Tensor],
+    out_dtypes: tuple[torch.dtype, ...],
+    parameters: tuple[float, ...],
+    alignment: int,
+) -> Callable[[torch.Tensor | None, Sequence[torch.Tensor]], Outputs] | None:
+    """Returns run(out, inputs) for tensors like these and an `out` of this alignment, or None."""
+    floating = {*out_dtypes, *(tensor.dtype for tensor in inputs if tensor.is_floating_point())}
+    if not backend_computes(context, floating) or not all(t.data_ptr() and t.numel() for t in inputs):
+        return None
+    assert context.backend is not None
+    first, rest = inputs[0], inputs[1:]
+    per_element, per_row = len(kernel.writes), len(kernel.row_writes)
+    accumulator = torch.float64 if torch.float64 in floating else torch.float32
+    dtypes = [*out_dtypes, *[accumulator] * len(kernel.column_writes), *(tensor.dtype for tensor in inputs)]
+    copied = [tensor.is_neg() or not tensor.is_contiguous() for tensor in rest]
+    addresses = [alignment] + [0] * (len(dtypes) - len(inputs) - 1) + [first.data_ptr() & ADDRESS_BITS]
+    addresses += [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copied, rest, strict=True)]
+    bound = None if first.is_neg() else bind_kernel(context, kernel, first, dim, dtypes, addresses, parameters)
+    copies_first = bound is None
+    if bound is None:
+        addresses[len(dtypes) - len(inputs)] = 0
+        like = torch.empty(first.shape, dtype=first.dtype, device="meta")
+        bound = bind_kernel(context, kernel, like, dim, dtypes, addresses, parameters)
+    if bound is None:
+        return None
+    launch, plan = bound
+    copies = [copies_first, *copied]
+    any_copies = any(copies)
+    shape, row_shape = first.shape, (*first.shape[:dim], *first.shape[dim + 1 :])
+    column_shape = (plan.groups, first.shape[dim])
+    shapes = [shape] * per_element + [row_shape] * per_row + [column_shape] * len(kernel.column_writes)
+    outputs = list(zip(shapes, dtypes, strict=False))
+    device, stream, index = context.device, context.backend.stream, context.index
+    computed = CallRecord(
+        kernel.name, tuple(shape), dtype_name(first.dtype), str(device), context.backend.name, plan.schedule, None
+    )
+
+    def run(out: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> Outputs:
+        if any_copies:
+            given = zip(copies, tensors, strict=True)
+            tensors = [tensor.resolve_neg().contiguous() if copy else tensor for copy, tensor in given]
+        skipped = 0 if out is None else 1
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs[skipped:]]
+        written: list[Any] = made if out is None else [out, *made]
+        launch(stream(index), *written, *tensors)
+        if RECORDERS:
+            record(computed)
+        return tuple(written)
+
+    return run

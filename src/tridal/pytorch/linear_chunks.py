@@ -1,0 +1,117 @@
+"""Losses and gradients of a linear layer and cross-entropy in chunks of rows, so that the full logits never exist.
+
+torch's matmul computes the logits of a chunk. The kernels of cross-entropy compute its losses and write the gradient of
+the logits into their memory. Two matmuls turn it into the chunk's part of the gradients of input and weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from tridal.ops import cross_entropy as maths
+from tridal.ops.cross_entropy import NONE
+from tridal.pytorch.device_context import device_context
+from tridal.pytorch.loss_kernels import logits_gradient, row_losses
+
+Tensor = torch.Tensor
+_CHUNK_BYTES = 2**26
+
+
+def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype) -> int:
+    """Returns the number of rows of a chunk: its logits take at most 64 MiB, or half the bytes of the weight.
+
+    The chunks of a call have nearly the same number of rows, a multiple of 128.
+    """
+    columns = max(linear_weight.shape[:-1].numel(), 1)
+    limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), linear_weight.shape[-1] // 2, 1)
+    if rows <= limit:
+        return max(rows, 1)
+    limit = max(limit // 128 * 128, min(limit, 128))
+    even = math.ceil(rows / math.ceil(rows / limit))
+    return min(math.ceil(even / 128) * 128, limit)
+
+
+@functools.cache
+def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
+    """Returns whether torch's matmul on a device adds products of `dtype` to a sum in `accum_dtype`."""
+    try:
+        factor = torch.ones(16, 16, dtype=dtype, device=device)
+        total = torch.zeros(16, 16, dtype=accum_dtype, device=device)
+        torch.addmm(total, factor, factor, out_dtype=accum_dtype, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left @ right to `total` in its dtype."""
+    if total.dtype is left.dtype:
+        total.addmm_(left, right)
+    elif _sums_in(left.device, left.dtype, total.dtype):
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+
+
+def chunked(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
+    numbers: tuple[int, float, float, float | None], matmul_dtype: torch.dtype, accum_dtype: torch.dtype,
+    chunk_size: int, needs: list[bool], row_grad: Tensor | None,
+) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+    """Returns the loss of each row, and the gradients of input, weight and bias that `needs` selects.
+
+    `row_grad` is the gradient of each row's loss; None is one. It may be a number or a tensor that can be broadcast.
+    """
+    context = device_context(input.device)
+    x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
+    bias = None if linear_bias is None else linear_bias.detach().flatten().to(matmul_dtype)
+    rows, shape = x.shape[0], linear_weight.shape[:-1]
+    wide = maths.accumulator(x, target, weight)
+    losses = x.new_empty((rows, *shape[1:]), dtype=wide)
+    grads: list[Any] = [
+        x.new_empty(x.shape) if needs[0] else None,
+        x.new_zeros(matrix.shape, dtype=accum_dtype) if needs[1] else None,
+        x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
+    ]
+    row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
+    row_grad = row_grad.expand(losses.shape)
+    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        flat = torch.mm(x[part], matrix.t()) if bias is None else torch.addmm(bias, x[part], matrix.t())
+        logits, targets = flat.view(-1, *shape), target.detach()[part]
+        found = None
+        if not context.torch_computes:
+            found = row_losses(context, logits, targets, weight, *numbers)
+        if found is None:
+            results = maths.reference(logits, targets, weight, NONE, *numbers, wide)
+            assert results[0] is not None
+            assert results[1] is not None
+            found = results[0], results[1]
+        losses[part] = found[0].view(-1, *shape[1:])
+        if not any(needs):
+            continue
+        lse = found[1].view(-1, *shape[1:])
+        dlogits = None
+        if not context.torch_computes:
+            dlogits = logits_gradient(
+                context, logits, targets, weight, lse, row_grad[part], None, numbers, inplace=True
+            )  # fmt: skip
+        if dlogits is None:
+            mask = [True, False]
+            dlogits, _ = maths.gradient(
+                row_grad[part], None, logits, targets, weight, lse, None, NONE, *numbers, mask
+            )  # fmt: skip
+        assert dlogits is not None
+        flat = dlogits.reshape(flat.shape)
+        if grads[0] is not None:
+            torch.mm(flat, matrix, out=grads[0][part])
+        if grads[1] is not None:
+            _add_product(grads[1], flat.t(), x[part])
+        if grads[2] is not None:
+            grads[2] += flat.sum(0, dtype=accum_dtype)
+    return losses, grads

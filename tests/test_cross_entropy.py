@@ -1,0 +1,195 @@
+"""tridal.cross_entropy: results and gradients of all arguments, held to float64, and torch's behaviour at the edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+from pairwise import covering_rows
+from tridal.ops import cross_entropy as maths
+
+AXES: dict[str, list[Any]] = {
+    "shape": [(5, 7), (3, 300), (2, 5, 4), (2, 3, 2, 5), (6,)],
+    "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+    "probabilities": [False, True],
+    "weight": [False, True],
+    "label_smoothing": [0.0, 0.2, 1.0],
+    "z_loss": [0.0, 0.1],
+    "softcap": [None, 3.0],
+    "reduction": ["none", "mean", "sum"],
+    "lse_gradient": [False, True],
+}
+CASES: Any = covering_rows(AXES, lambda row: True)
+UNITS = {torch.float64: 2**-52, torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+
+
+def arguments(
+    shape: tuple[int, ...], dtype: torch.dtype, probabilities: bool, weighted: bool, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    classes = shape[min(1, len(shape) - 1)]
+    x = (torch.randn(shape, device=device) * 2).to(dtype).requires_grad_()
+    if probabilities:
+        target = torch.rand(shape, device=device).to(dtype)
+    else:
+        target = torch.randint(classes, rows_of(shape), device=device)
+        target.view(-1)[1:2] = -100
+    return x, target, torch.rand(classes, device=device).to(dtype) if weighted else None
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_loss_and_gradients_agree_with_float64(device: torch.device, case: dict[str, Any]) -> None:
+    dtype, reduction = case["dtype"], case["reduction"]
+    x, target, weight = arguments(case["shape"], dtype, case["probabilities"], case["weight"], device)
+    names = ("label_smoothing", "z_loss", "softcap")
+    options = {name: case[name] for name in names}
+    with tridal.record_calls() as records:
+        loss, lse = tridal.cross_entropy(x, target, weight, reduction=reduction, return_lse=True, **options)
+    assert loss.dtype is dtype
+    assert all(record.backend for record in records), "kernels compute the loss"
+    wide = x.detach().double().requires_grad_()
+    wide_target = target.double() if case["probabilities"] else target
+    numbers = (maths.REDUCTIONS[reduction], -100, *options.values(), torch.float64)
+    results = maths.reference(wide, wide_target, None if weight is None else weight.double(), *numbers)
+    count = 2 if case["lse_gradient"] else 1
+    grads = [torch.randn(t.shape, device=device).to(t.dtype) for t in (loss, lse)][:count]
+    (gradient,) = torch.autograd.grad([loss, lse][:count], x, grads)
+    (expected,) = torch.autograd.grad(results[:count], wide, [grad.double() for grad in grads])
+    # The loss and the gradient are rounded once to the dtype. Before, sums have float32's errors, a few units each.
+    largest = sum(float(grad.abs().max()) for grad in grads) * 8
+    accumulator = 64 * max(UNITS[dtype] if dtype is torch.float64 else 0, UNITS[torch.float32] * (dtype.itemsize < 8))
+    assert_close(loss.double(), results[0], rtol=UNITS[dtype] + accumulator, atol=accumulator)
+    assert_close(lse.double(), results[1], rtol=accumulator, atol=accumulator)
+    assert_close(gradient.double(), expected, rtol=UNITS[dtype] + accumulator, atol=largest * accumulator + 1e-7)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_gradient_formula_agrees_with_autograd_of_the_reference(case: dict[str, Any]) -> None:
+    x, target, weight = arguments(
+        case["shape"], torch.float64, case["probabilities"], case["weight"], torch.device("cpu")
+    )
+    tensors = [x, target.requires_grad_()] if case["probabilities"] else [x]
+    numbers = (-100, case["label_smoothing"], case["z_loss"], case["softcap"])
+    reduction = maths.REDUCTIONS[case["reduction"]]
+    loss, lse, denominator = maths.reference(x, target, weight, reduction, *numbers, torch.float64)
+    assert loss is not None
+    assert lse is not None
+    grads = (torch.randn_like(loss), torch.randn_like(lse) if case["lse_gradient"] else None)
+    outputs = [loss, lse] if case["lse_gradient"] else [loss]
+    expected = torch.autograd.grad(outputs, tensors, [g for g in grads if g is not None], allow_unused=True)
+    found = maths.gradient(
+        *grads, x, target, weight, lse, denominator, reduction, *numbers, [True, case["probabilities"]]
+    )
+    assert_close(found[0], expected[0])
+    if case["probabilities"]:
+        assert_close(found[1], expected[1])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [
+        ((0, 5), torch.zeros(0, dtype=torch.long)),
+        ((0, 5), torch.zeros(0, 5)),
+        ((3, 5), torch.full((3,), -100)),
+        ((3, 0), torch.full((3,), -100)),
+        ((2, 5, 0), torch.zeros(2, 0, dtype=torch.long)),
+        ((5,), torch.tensor(-100)),
+        ((5,), torch.tensor([2])),
+        ((2, 5), torch.tensor([2, 4], dtype=torch.uint8)),
+    ],
+    ids=str,
+)
+def test_edges_equal_torch(device: torch.device, shape: tuple[int, ...], target: torch.Tensor, reduction: Any) -> None:
+    x, target = torch.randn(shape, device=device, requires_grad=True), target.to(device)
+    ours = tridal.cross_entropy(x, target, reduction=reduction)
+    theirs = functional.cross_entropy(x, target, reduction=reduction)
+    assert_close(ours, theirs, equal_nan=True)
+    gradient = torch.autograd.grad(ours.sum(), x)
+    if len(shape) > target.dim():  # torch cannot compute the gradient for a target of shape (1,) and one row
+        assert_close(gradient, torch.autograd.grad(theirs.sum(), x), equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e4])
+@pytest.mark.parametrize("where", ["target", "other", "row", "ignored"])
+def test_special_values_equal_torch(device: torch.device, value: float, where: str) -> None:
+    x, target = torch.randn(4, 9, device=device), torch.tensor([3, 1, -100, 8], device=device)
+    x[{"row": 0, "ignored": 2}.get(where, 0), {"target": 3, "other": 4}.get(where, slice(None))] = value
+    x.requires_grad_()
+    ours, theirs = (f(x, target, reduction="none") for f in (tridal.cross_entropy, functional.cross_entropy))
+    assert_close(ours, theirs, equal_nan=True)
+    gradients = [torch.autograd.grad(loss.sum(), x)[0] for loss in (ours, theirs)]
+    assert_close(*gradients, equal_nan=True, rtol=1e-3 if value == 1e4 else 1e-5, atol=1e-5)  # of |lse| 2^-24
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_logits_of_any_strides_and_their_gradient_need_no_transposed_copy(
+    device: torch.device, probabilities: bool
+) -> None:
+    dense = torch.randn(3, 4, 7, device=device)
+    for x in (dense.movedim(-1, 1), dense, dense.repeat(1, 2, 1)[:, ::2], dense.flip(0)):
+        x = x.detach().requires_grad_()
+        target = torch.rand(x.shape, device=device)
+        target = target if probabilities else target.argmax(1)
+        ours, theirs = tridal.cross_entropy(x, target), functional.cross_entropy(x, target)
+        assert_close(ours, theirs)
+        found, expected = (torch.autograd.grad(loss, x)[0] for loss in (ours, theirs))
+        assert_close(found, expected)
+        if x.movedim(1, -1).is_contiguous():
+            assert found.stride() == x.stride()
+
+
+def test_gradient_of_probabilities_and_of_the_weight_equal_torch(device: torch.device) -> None:
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    target, weight = (torch.rand(shape, device=device, requires_grad=True) for shape in ((4, 6), (6,)))
+    for tensors in ((x, target), (target,), (x, weight), (x, target, weight)):
+        w = weight if any(weight is tensor for tensor in tensors) else weight.detach()
+        t = target if any(target is tensor for tensor in tensors) else target.detach()
+        ours, theirs = (f(x, t, w, label_smoothing=0.1) for f in (tridal.cross_entropy, functional.cross_entropy))
+        assert_close(torch.autograd.grad(ours, tensors), torch.autograd.grad(theirs, tensors))
+
+
+def test_derivatives_of_all_kinds_equal_torch(device: torch.device) -> None:
+    x, target = torch.randn(4, 6, dtype=torch.float64, device=device), torch.tensor([1, -100, 5, 0], device=device)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return tridal.cross_entropy(x, target, label_smoothing=0.1)  # type: ignore[return-value]
+
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(x, target, label_smoothing=0.1)
+
+    with tridal.use(device="auto"):  # gradcheck makes hundreds of calls
+        assert torch.autograd.gradcheck(ours, x.clone().requires_grad_(), check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(ours, x.clone().requires_grad_())
+    (first,) = torch.autograd.grad(ours(leaf := x.clone().requires_grad_()), leaf, create_graph=True)
+    (wanted,) = torch.autograd.grad(theirs(leaf), leaf, create_graph=True)
+    assert_close(torch.autograd.grad(first.sin().sum(), leaf), torch.autograd.grad(wanted.sin().sum(), leaf))
+    assert_close(torch.func.hessian(ours)(x), torch.func.hessian(theirs)(x))
+    assert_close(torch.func.jvp(ours, (x,), (x,)), torch.func.jvp(theirs, (x,), (x,)))
+
+    def per_sample(function: Any) -> Any:
+        def loss(row: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return function(row.unsqueeze(0), index.unsqueeze(0))  # type: ignore[no-any-return]
+
+        return torch.vmap(torch.func.grad(loss))(x, target.clamp(min=0))
+
+    assert_close(per_sample(tridal.cross_entropy), per_sample(functional.cross_entropy))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_autocast_computes_in_float32(device: torch.device, dtype: torch.dtype) -> None:
+    x, target = torch.randn(4, 6, device=device).to(dtype).requires_grad_(), torch.tensor([1, 2, 5, 0], device=device)
+    weight = torch.rand(6, device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        for w in (None, weight if dtype is not torch.float64 else weight.double()):
+            ours, theirs = (f(x, target, w) for f in (tridal.cross_entropy, functional.cross_entropy))
+            assert_close(ours, theirs)
+            assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))

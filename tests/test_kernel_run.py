@@ -1,0 +1,143 @@
+"""Runs of kernels with several tensors: constants, outputs, layouts of the inputs, and the cache of prepared runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from tridal.devices.types import Backend
+from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.kernel_run import run_kernel
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+import row_tensors
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+F32 = torch.float32
+
+
+@triton.jit
+def weighted_square(x, weight):
+    return x * x if weight is None else x * x * weight
+
+
+@triton.jit
+def rounded_sum(squares, SUM_DTYPE: tl.constexpr, FACTOR: tl.constexpr):
+    return squares.to(SUM_DTYPE).to(tl.float32) * FACTOR
+
+
+@triton.jit
+def picked_product(picked, picked_weight):
+    return picked if picked_weight is None else picked * picked_weight
+
+
+SQUARES = RowKernel(
+    name="squares", module=__name__, reads=("x",), row_index="index", column_reads=("weight",), writes=(),
+    statistics=(Statistic("squares", "sum", term="weighted_square"),), row_writes=("rounded_sum", "picked_product"),
+    neutral_padding=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def context(backend: Backend, device: torch.device) -> Iterator[DeviceContext]:
+    with tridal.use(device=backend.name, fallback="error"):
+        yield device_context(device)
+
+
+def run(context: DeviceContext, kernel: RowKernel, *inputs: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, ...]:
+    dtypes = (F32,) * (len(kernel.writes) + len(kernel.row_writes))
+    results = run_kernel(context, kernel, 1, inputs, dtypes, **keywords)
+    assert results is not None
+    return results
+
+
+def test_constants_replace_tensors_and_reach_functions(context: DeviceContext, device: torch.device) -> None:
+    x, weight = torch.randn(5, 37, device=device), torch.rand(37, device=device)
+    index = torch.randint(37, (5,), device=device)
+    picked = x.gather(1, index[:, None])[:, 0]
+    kernel = SQUARES.bind(SUM_DTYPE="bfloat16", FACTOR=2.0)
+    total, product = run(context, kernel, x, index, weight)
+    torch.testing.assert_close(total, (x * x * weight).sum(1).bfloat16().float() * 2, rtol=2**-7, atol=0)
+    torch.testing.assert_close(product, picked * weight[index])
+    assert (total / 2 == (total / 2).bfloat16()).all()
+    total, product = run(context, kernel.bind(weight=None), x, index)
+    torch.testing.assert_close(total, (x * x).sum(1).bfloat16().float() * 2, rtol=2**-7, atol=0)
+    torch.testing.assert_close(product, picked, rtol=0, atol=0)
+
+
+def test_an_index_out_of_range_picks_nan_and_a_weight_of_zero(context: DeviceContext, device: torch.device) -> None:
+    x, index = torch.ones(3, 8, device=device), torch.tensor([-1, 8, 7], device=device)
+    kernel = SQUARES.bind(SUM_DTYPE="float32", FACTOR=1.0, weight=None).writing("picked_product")
+    (product,) = run(context, kernel, x, index)
+    assert torch.isnan(product).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "unaligned", "negative", "permuted"])
+def test_inputs_of_any_layout(context: DeviceContext, device: torch.device, layout: str) -> None:
+    x, other = torch.randn(2, 12, 40, device=device).unbind()
+    if layout == "negative":
+        x, other = (torch._neg_view(tensor) for tensor in (x, other))
+    elif layout == "transposed":
+        x, other = (tensor.t().contiguous().t() for tensor in (x, other))
+    elif layout == "unaligned":
+        x, other = (torch.cat([tensor[:, :1], tensor], 1)[:, 1:] for tensor in (x, other))
+    dim, weight = (1 if layout == "permuted" else -1), torch.randn(40, device=device)
+    if layout == "permuted":
+        x, other = (tensor.reshape(3, 4, 40).permute(1, 2, 0) for tensor in (x, other))
+    out = run_kernel(context, row_tensors.RMS_NORM, dim % x.dim(), (x, other, weight), (F32,) * 3, (1e-5,))
+    assert out is not None
+    total = (x + other).movedim(dim, -1)
+    root = (total.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    expected = (total * root * weight).movedim(-1, dim).float()
+    torch.testing.assert_close(out[0], expected, rtol=2e-6, atol=4e-6)
+    torch.testing.assert_close(out[1], x + other, rtol=0, atol=0)
+    assert out[0].is_contiguous()
+    assert out[2].shape == total.shape[:-1]
+
+
+def test_out_may_be_the_first_input(context: DeviceContext, device: torch.device) -> None:
+    kernel = row_tensors.CROSS_ENTROPY_BACKWARD
+    for offset in (0, 1):
+        memory = torch.randn(5 * 37 + offset, device=device)
+        x, target = memory[offset:].view(5, 37), torch.randint(37, (5,), device=device)
+        lse, dy = x.logsumexp(1), torch.rand(5, device=device)
+        (apart,) = run(context, kernel, x, lse, dy, target)
+        (inside,) = run(context, kernel, x, lse, dy, target, out=x)
+        assert inside is x
+        torch.testing.assert_close(inside, apart, rtol=0, atol=0)
+
+
+def test_column_sums_have_a_row_for_each_group(context: DeviceContext, device: torch.device) -> None:
+    dy, x = torch.randn(2, 50, 130, device=device).unbind()
+    root, weight = torch.rand(50, device=device), torch.rand(130, device=device)
+    _, sums = run(context, row_tensors.RMS_NORM_BACKWARD, dy, x, root, weight)
+    assert sums.shape[1:] == (130,)
+    torch.testing.assert_close(sums.sum(0), (dy * x * root[:, None]).sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_equal_descriptions_share_a_prepared_run(context: DeviceContext, device: torch.device) -> None:
+    kernel = row_tensors.CROSS_ENTROPY_BACKWARD
+    context.runs.clear()
+    for rows, entries in ((5, 1), (5, 1), (6, 2)):
+        x, dy = torch.randn(rows, 37, device=device), torch.rand(rows, device=device)
+        run(context, kernel, x, dy, dy, torch.zeros(rows, dtype=torch.int64, device=device))
+        assert len(context.runs) == entries
+
+
+def test_torch_computes_empty_and_unsupported_tensors(context: DeviceContext, device: torch.device) -> None:
+    x, dy = torch.randn(0, 37, device=device), torch.rand(0, device=device)
+    index = torch.zeros(0, dtype=torch.int64, device=device)
+    assert run_kernel(context, row_tensors.CROSS_ENTROPY_BACKWARD, 1, (x, dy, dy, index), (F32,)) is None
+    with tridal.use(fallback="torch"):
+        plain = device_context(device)
+        wide = torch.randn(2, 3, device=device).to(torch.float8_e5m2)
+        inputs = (wide, dy[:0], dy[:0], index)
+        assert run_kernel(plain, row_tensors.CROSS_ENTROPY_BACKWARD, 1, inputs, (F32,)) is None

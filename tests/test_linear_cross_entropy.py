@@ -1,0 +1,191 @@
+"""tridal.linear_cross_entropy: losses and gradients in chunks, held to float64 and to torch's functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+from pairwise import covering_rows
+from tridal.pytorch.linear_chunks import chunk_rows
+
+AXES: dict[str, list[Any]] = {
+    "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+    "batch": [(), (7,), (2, 3)],
+    "outputs": [(5,), (5, 2)],
+    "chunk_size": [None, 1, 2, 100],
+    "probabilities": [False, True],
+    "weight": [False, True],
+    "bias": [False, True],
+    "reduction": ["none", "mean", "sum"],
+    "label_smoothing": [0.0, 0.2],
+    "z_loss": [0.0, 0.1],
+    "softcap": [None, 3.0],
+    "accum_dtype": [None, torch.float64],
+}
+CASES: Any = covering_rows(AXES, lambda row: len(row.get("outputs", ())) < 2 or len(row.get("batch", "1")) == 1)  # type: ignore[arg-type]
+UNITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+Tensors = dict[str, torch.Tensor | None]
+
+
+def make(case: dict[str, Any], device: torch.device) -> tuple[Tensors, torch.Tensor]:
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).to(case["dtype"]).requires_grad_()
+
+    batch, outputs = case["batch"], case["outputs"]
+    tensors: Tensors = {"input": random(*batch, 6), "linear_weight": random(*outputs, 6)}
+    tensors["linear_bias"] = random(*outputs) if case["bias"] else None
+    tensors["weight"] = torch.rand(outputs[:1], device=device).to(case["dtype"]) if case["weight"] else None
+    if case["probabilities"]:
+        return tensors, torch.rand((*batch, *outputs), device=device).to(case["dtype"])
+    target = torch.randint(outputs[0], (*batch, *outputs[1:]), device=device)
+    target.view(-1)[1:2] = -100
+    return tensors, target
+
+
+def expected(case: dict[str, Any], tensors: Tensors, target: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+    """The loss in float64, and its inputs."""
+    wide: Tensors = {
+        name: None if tensor is None else tensor.detach().double().requires_grad_() for name, tensor in tensors.items()
+    }
+    x, matrix, bias, weight = wide.values()
+    assert x is not None
+    assert matrix is not None
+    logits = functional.linear(x.reshape(-1, 6), matrix.flatten(0, -2), None if bias is None else bias.flatten())
+    logits = logits.view(-1, *case["outputs"])
+    flat = target.double() if case["probabilities"] else target
+    flat = flat.reshape(logits.shape if case["probabilities"] else (-1, *case["outputs"][1:]))
+    options = {name: case[name] for name in ("reduction", "label_smoothing", "z_loss", "softcap")}
+    with tridal.use(device="auto"):
+        loss = tridal.cross_entropy(logits, flat, None if weight is None else weight.detach(), **options)
+    assert isinstance(loss, torch.Tensor)
+    return loss, wide
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_loss_and_gradients_agree_with_float64(device: torch.device, case: dict[str, Any]) -> None:
+    tensors, target = make(case, device)
+    options = {name: case[name] for name in ("reduction", "label_smoothing", "z_loss", "softcap")}
+    arguments: Any = {**tensors, **options, "chunk_size": case["chunk_size"], "accum_dtype": case["accum_dtype"]}
+    loss = tridal.linear_cross_entropy(target=target, **arguments)
+    wanted, wide = expected(case, tensors, target)
+    assert loss.dtype is case["dtype"]
+    if case["reduction"] == "none":
+        assert loss.shape == (*case["batch"], *case["outputs"][1:])
+    unit = UNITS[case["dtype"]]
+    assert_close(loss.double(), wanted.view(loss.shape), rtol=unit, atol=8 * unit)
+    names = [name for name in ("input", "linear_weight", "linear_bias") if tensors[name] is not None]
+    grad = torch.randn(loss.shape, device=device).to(loss.dtype)
+    found = torch.autograd.grad(loss, [tensors[name] for name in names], grad)  # type: ignore[misc]
+    exact = torch.autograd.grad(wanted, [wide[name] for name in names], grad.double().view(wanted.shape))  # type: ignore[misc]
+    for name, ours, reference in zip(names, found, exact, strict=True):
+        assert ours.dtype is case["dtype"]
+        scale = max(1.0, float(reference.abs().max()))
+        assert_close(ours.double(), reference, rtol=unit, atol=4 * unit * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_repeated_and_higher_derivatives_equal_torch(device: torch.device, reduction: Any) -> None:
+    x, matrix = (torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
+    target = torch.tensor([1, -100, 0], device=device)
+
+    def ours(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        return tridal.linear_cross_entropy(x, matrix, target, reduction=reduction, chunk_size=2)
+
+    def theirs(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(x @ matrix.t(), target, reduction=reduction)
+
+    loss, wanted = ours(x, matrix).sum(), theirs(x, matrix).sum()
+    first = torch.autograd.grad(loss, (x, matrix), retain_graph=True)
+    assert_close(torch.autograd.grad(2 * loss, (x, matrix), retain_graph=True), tuple(2 * grad for grad in first))
+    assert_close(first, torch.autograd.grad(wanted, (x, matrix), retain_graph=True))
+    tangents = (torch.ones_like(x), torch.ones_like(matrix))
+    inputs = (x.detach(), matrix.detach())
+    assert_close(torch.func.jvp(ours, inputs, tangents), torch.func.jvp(theirs, inputs, tangents))
+    if reduction == "mean":
+        assert_close(torch.func.hessian(ours)(*inputs), torch.func.hessian(theirs)(*inputs))
+    with tridal.use(device="auto"):  # gradcheck makes hundreds of calls
+        assert torch.autograd.gradcheck(ours, (x, matrix), check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(ours, (x, matrix))
+
+
+def test_only_requested_gradients_are_computed(device: torch.device) -> None:
+    target = torch.tensor([1, 2, 0], device=device)
+    for needs in ((True, False), (False, True), (False, False)):
+        x, matrix = (torch.randn(3, 4, device=device, requires_grad=need) for need in needs)
+        with tridal.record_calls() as records:
+            loss = tridal.linear_cross_entropy(x, matrix, target)
+        assert_close(loss, functional.cross_entropy(x @ matrix.t(), target))
+        assert loss.requires_grad is any(needs)
+        assert [record.op for record in records] == ["cross_entropy", *["cross_entropy_backward"] * any(needs)]
+        if any(needs):
+            loss.backward()
+            assert [tensor.grad is not None for tensor in (x, matrix)] == list(needs)
+
+
+def test_no_grad_computes_the_loss_only(device: torch.device) -> None:
+    x, matrix = (torch.randn(3, 4, device=device, requires_grad=True) for _ in range(2))
+    with torch.no_grad(), tridal.record_calls() as records:
+        loss = tridal.linear_cross_entropy(x, matrix, torch.tensor([1, 2, 0], device=device))
+    assert not loss.requires_grad
+    assert [record.op for record in records] == ["cross_entropy"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_keeps_float32_gradients_of_the_weight(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 4, device=device, dtype=dtype, requires_grad=True)
+    matrix = torch.randn(5, 4, device=device, requires_grad=True)
+    target = torch.tensor([1, 2, 0], device=device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        ours = tridal.linear_cross_entropy(x, matrix, target)
+        theirs = functional.cross_entropy(functional.linear(x, matrix), target)
+    assert ours.dtype is theirs.dtype is torch.float32
+    assert_close(ours, theirs)
+    for found, wanted in zip(*(torch.autograd.grad(f, (x, matrix)) for f in (ours, theirs)), strict=True):
+        assert found.dtype is wanted.dtype
+        assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_float16_gradients_of_a_mean_keep_small_numbers(device: torch.device) -> None:
+    """A mean of n rows divides gradients by n. A scale of the loss can restore them only if that is done last."""
+    rows = 4096
+    x = torch.full((rows, 2), 1.0, dtype=torch.float16, device=device, requires_grad=True)
+    matrix = torch.tensor([[6.0, 4.0], [0.0, 0.0]], dtype=torch.float16, device=device, requires_grad=True)
+    target = torch.zeros(rows, dtype=torch.long, device=device)
+    loss = tridal.linear_cross_entropy(x, matrix, target) * 4096.0
+    (found,) = torch.autograd.grad(loss, x)
+    wide = x.detach().double().requires_grad_()
+    exact = functional.cross_entropy(wide @ matrix.detach().double().t(), target) * 4096
+    assert_close(found.double(), torch.autograd.grad(exact, wide)[0], rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "dtype", "wanted"),
+    [
+        (8192, (128256, 4096), torch.bfloat16, 2048),
+        (8193, (128256, 4096), torch.bfloat16, 1664),
+        (8192, (50257, 768), torch.bfloat16, 640),
+        (100, (50257, 768), torch.bfloat16, 100),
+        (10**6, (10**6, 16), torch.float32, 16),
+        (0, (5, 4), torch.float32, 1),
+    ],
+)
+def test_chunks_follow_from_shapes_and_dtypes(
+    rows: int, shape: tuple[int, int], dtype: torch.dtype, wanted: int
+) -> None:
+    matrix = torch.empty(shape, device="meta", dtype=dtype)
+    assert chunk_rows(rows, matrix, dtype) == wanted
+
+
+def test_empty_batch_equals_torch(device: torch.device) -> None:
+    x, matrix = torch.randn(0, 4, device=device, requires_grad=True), torch.randn(5, 4, device=device)
+    target = torch.zeros(0, dtype=torch.long, device=device)
+    assert tridal.linear_cross_entropy(x, matrix, target).isnan()
+    assert tridal.linear_cross_entropy(x, matrix, target, reduction="sum") == 0
+    loss = tridal.linear_cross_entropy(x, matrix, target, reduction="none")
+    assert loss.shape == (0,)
+    assert torch.autograd.grad(loss.sum(), x)[0].shape == (0, 4)
