@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,15 @@ def test_more_than_two_column_loops_per_core_fill_half_of_the_cache(
     size = launch_plan.programs * cols * wide.bytes_read
     assert per_core == 2 or size <= (MI300X.l2_cache or 0) / 2
     assert f"= {size} bytes {fits} the cache of 268435456" in launch_plan.reason
+
+
+@pytest.mark.parametrize("traits", [{"statistics": 0}, {"row_writes": ("float32",)}])
+def test_a_column_loop_that_reads_once_does_not_depend_on_the_cache(traits: dict[str, Any]) -> None:
+    once = replace(problem(131_072, 100_000), **traits)
+    once = once if once.statistics == 0 else replace(once, writes=())
+    launch_plan = plan(once)
+    assert (launch_plan.schedule, launch_plan.programs) == ("column_loop", 4 * MI300X.cores)
+    assert "read twice" not in launch_plan.reason
 
 
 def test_a_small_cache_does_not_leave_compute_units_idle() -> None:

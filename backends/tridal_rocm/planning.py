@@ -95,15 +95,17 @@ def _count_programs(problem: Problem, device: DeviceProperties, fitted: _Fit, ti
         return tiles, f"one program per tile, {tiles / resident:.1f} times as many as are resident"
     tile = config.rows * min(config.cols, problem.cols) * problem.bytes_read
     per_core = min(fitted.occupancy, max(_MIN_PERSISTENT, -(-_BYTES_IN_FLIGHT // tile)))
-    if config.schedule != "column_loop":
-        programs = min(tiles, device.cores * per_core)
-        return programs, f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}"
     rows, cache = config.rows * problem.cols * problem.bytes_read, device.l2_cache or 0
-    per_core = min(per_core, max(_MIN_PERSISTENT, cache // 2 // (device.cores * rows)))
+    writes = bool(problem.writes or problem.column_writes)
+    read_twice = config.schedule == "column_loop" and problem.statistics > 0 and writes
+    if read_twice:
+        per_core = min(per_core, max(_MIN_PERSISTENT, cache // 2 // (device.cores * rows)))
     programs = min(tiles, device.cores * per_core)
-    fits = "fits in the cache of" if programs * rows <= cache else "exceeds the cache of"
-    explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}, and read twice"
-    return programs, f"{explanation}: {programs} x {rows} = {programs * rows} bytes {fits} {cache}"
+    explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}"
+    if read_twice:
+        fits = "fits in the cache of" if programs * rows <= cache else "exceeds the cache of"
+        explanation += f", and read twice: {programs} x {rows} = {programs * rows} bytes {fits} {cache}"
+    return programs, explanation
 
 
 def _whole_rows(problem: Problem, device: DeviceProperties) -> Iterator[KernelConfig]:
