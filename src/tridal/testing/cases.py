@@ -157,7 +157,8 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | Fu
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
     """
-    chosen = [*table.ops().values(), *table.FUSED] if ops is None else [table.any_op_named(name) for name in ops]
+    names = [*table.ops(), *(op.name for op in table.FUSED)] if ops is None else ops
+    chosen = [table.any_op_named(name) for name in names]
     return tuple(dict.fromkeys(case for op in chosen for case in _cases_of(op, backend)))
 
 

@@ -96,7 +96,7 @@ def _rounding(case: NormCase, implementation: Implementation, total: Tensor) -> 
     last_dim = case.layout == case.grad_layout == "contiguous"  # of rows whose elements are neighbours in memory
     wide = "float64" if "float64" in names else "float32"
     arithmetic = Arithmetic.of((wide,), wide, cols, implementation.interpreted, last_dim)
-    sum_unit = 2 * UNIT[names[0]] if case.casting == "llama" else 0.0
+    sum_unit = 2 * UNIT[_name(total.dtype)] if case.casting == "llama" else 0.0
     return _Rounding(arithmetic, implementation.interpreted, sum_unit)
 
 
