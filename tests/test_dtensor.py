@@ -28,10 +28,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import loss_dtensor_checks
 import tridal
 
 NAMES = ("softmax", "log_softmax")
-CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
+CHECKS: dict[str, Callable[[DeviceMesh], None]] = {**loss_dtensor_checks.CHECKS}
 
 
 def check(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:

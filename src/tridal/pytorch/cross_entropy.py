@@ -81,10 +81,10 @@ def cross_entropy(
         _check_inplace(input)
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
         loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
-    elif not _compiling() and _is_distributed(input, target, weight):
-        rows, lse, _ = fused_ops.call(RULES, input, target, weight, NONE, *numbers[:-1], accumulator(input))
-        assert rows is not None
-        loss = maths.reduce_rows(rows, target, weight, number, ignore_index)[0].to(numbers[-1])
+    elif is_distributed(input, target, weight):
+        from tridal.pytorch.loss_dtensor import reduced
+
+        loss, lse = reduced(input, target, weight, number, *numbers)
     elif inplace_backward and _writes_gradient(input, target, weight):
         rules = INPLACE_RULES
         loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
@@ -93,6 +93,16 @@ def cross_entropy(
     assert loss is not None
     assert lse is not None
     return (loss, lse) if return_lse else loss
+
+
+def is_distributed(*tensors: Tensor | None) -> bool:
+    """Returns whether one of the tensors is a DTensor."""
+    if _compiling():
+        from tridal.pytorch import dynamo
+
+        if not dynamo.distributed_loaded():
+            return False
+    return _is_distributed(*tensors)
 
 
 def result_dtype(input: Tensor, target: Tensor, weight: Tensor | None) -> torch.dtype:

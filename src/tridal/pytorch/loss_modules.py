@@ -106,6 +106,8 @@ class LinearCrossEntropyLoss(_Linear):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """Returns the arguments, except those of the submodule `linear`."""
-        names = ("num_classes", "out_features", "reduction", "ignore_index", "label_smoothing", "z_loss", "softcap")
-        names += ("chunk_size", "accum_dtype")
+        names = (
+            "num_classes", "out_features", "reduction", "ignore_index", "label_smoothing", "z_loss", "softcap",
+            "chunk_size", "accum_dtype",
+        )  # fmt: skip
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
