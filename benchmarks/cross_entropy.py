@@ -2,8 +2,8 @@
 
     python benchmarks/cross_entropy.py [--rows 8192] [--classes 128256] [--hidden 4096]
 
-It needs an accelerator. "share" is the share of the rate of a copy of the logits, counting useful bytes: one pass for the
-forward, two for the backward. Errors are relative to float64.
+It needs an accelerator. "share" is the share of the rate of a copy of the logits, counting useful bytes: one pass for
+the forward, two for the backward. Errors are relative to float64.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def inplace(x: torch.Tensor, target: torch.Tensor) -> Any:
 
 
 def linear(x: torch.Tensor, target: torch.Tensor) -> Any:
-    return (tridal.linear_cross_entropy(x, x.cos(), target.clamp(max=3), chunk_size=2),)
+    return (tridal.linear_cross_entropy(x, x.cos(), target.clamp(max=2), chunk_size=2),)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -72,7 +72,8 @@ def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...],
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
     for kernel in maths.CROSS_ENTROPY.kernels:
-        constants = [(name, None) for name in absent if name in (*kernel.column_reads, *kernel.parameters)]
+        can_be_absent = (*kernel.column_reads, *(kernel.parameters if len(kernel.parameters) > 1 else ()))
+        constants = [(name, None) for name in absent if name in can_be_absent]
         base = next(k for k in vars(maths).values() if getattr(k, "name", None) == kernel.name and k is not kernel)
         options = (("IGNORE_INDEX", -100), ("CLASSES", 1000), *constants)
         bound = maths.bound(base, softcap, options)

@@ -76,8 +76,9 @@ def cross_entropy(
     check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
     number = REDUCTIONS[reduction]
     cap = None if softcap is None else float(softcap)
-    numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, result_dtype(input, target, weight))
-    if inplace_backward:
+    dtype = result_dtype(input.dtype, target, weight, autocast)
+    numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
+    if inplace_backward and not _compiling():
         _check_inplace(input)
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
         loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
@@ -105,10 +106,9 @@ def is_distributed(*tensors: Tensor | None) -> bool:
     return _is_distributed(*tensors)
 
 
-def result_dtype(input: Tensor, target: Tensor, weight: Tensor | None) -> torch.dtype:
-    """Returns the dtype of the loss, as torch promotes it."""
-    dtype = input.dtype
-    if torch.is_autocast_enabled(input.device.type):
+def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
+    """Returns the dtype of the loss of logits of a dtype, as torch promotes it."""
+    if autocast:
         dtype = torch.promote_types(dtype, torch.float32)
     if target.is_floating_point():
         dtype = torch.promote_types(dtype, target.dtype)
@@ -126,7 +126,7 @@ def _check_inplace(input: Tensor) -> None:
             "inplace_backward=True would write the gradient into a leaf that requires grad, whose values are needed "
             "again: pass logits that an operation has computed, or inplace_backward=False"
         )
-    if rows_last(input) is None and not _compiling():
+    if rows_last(input) is None:
         raise RuntimeError(
             f"inplace_backward=True needs contiguous logits, got strides {input.stride()}: use input.contiguous(), or "
             "inplace_backward=False"

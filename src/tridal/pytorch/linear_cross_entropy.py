@@ -77,7 +77,7 @@ def linear_cross_entropy(
     matmul_dtype = input.dtype
     if autocast and input.dtype is not torch.float64:
         matmul_dtype = torch.get_autocast_dtype(input.device.type)
-    dtype = result_dtype(x[:0].to(matmul_dtype), target, weight)
+    dtype = result_dtype(matmul_dtype, target, weight, autocast)
     wide = torch.promote_types(matmul_dtype, torch.float32)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (input, linear_weight, linear_bias)]
     arguments = (
@@ -89,7 +89,7 @@ def linear_cross_entropy(
         from tridal.pytorch.loss_dtensor import linear_cross_entropy as distributed
 
         loss: Tensor | None = distributed(*arguments[:-1])
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (target, weight)):
+    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (target, weight)):
         loss = reference(*arguments)[0]
     else:
         loss = fused_ops.call(EAGER_RULES, *arguments)[0]
