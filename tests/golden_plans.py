@@ -48,7 +48,7 @@ class Question(NamedTuple):
         layout = row_layout(self.shape, contiguous_strides(self.shape), self.dim % len(self.shape))
         assert layout is not None
         parameters = tuple(None if name == "scale" else 1.0 for name in kernel.parameters)
-        return KernelCall(kernel, layout, (self.dtype,) * (1 + len(kernel.reads)), (), parameters)
+        return KernelCall(kernel, layout, planning.tensor_dtypes(kernel, self.dtype), (), parameters)
 
 
 NPU = [

@@ -159,8 +159,8 @@ def override(tridal: Any) -> None:
 
 
 def sharded(tridal: Any) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         x = torch.randn(3, 5)
         y = tridal.softmax(distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(1)]))
         assert_close(y.to_local(), torch.softmax(x, -1))

@@ -80,17 +80,16 @@ def test_unavailable_names_what_is_missing_without_a_gpu() -> None:
 def test_properties_of_a_present_gpu_are_those_of_torch_and_triton(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], max_programs: int | None
 ) -> None:
-    pytest.importorskip("triton")
+    runtime = pytest.importorskip("triton.runtime")
     import torch
-    from triton.runtime import driver
 
     major, minor = capability
     from_torch = {"major": major, "minor": minor, "name": "Some GPU", "max_threads_per_multi_processor": 2048}
     from_torch |= {"L2_cache_size": 60 << 20, "total_memory": 141 << 30}
     from_triton = {"multiprocessor_count": 78, "max_num_regs": 65_536, "max_shared_mem": 232_448, "warpSize": 32}
-    utils = SimpleNamespace(get_device_properties=lambda index: from_triton)
+    active = SimpleNamespace(utils=SimpleNamespace(get_device_properties=lambda index: from_triton))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**from_torch))
-    monkeypatch.setattr(type(driver), "active", SimpleNamespace(utils=utils), raising=False)
+    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=active))
     assert present_gpu.__wrapped__(0) == DeviceProperties(
         name="Some GPU",
         arch=f"sm_{major}{minor}",

@@ -17,7 +17,8 @@ import torch
 from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
 from tridal.benchmarks import measuring, timing, workloads
 from tridal.benchmarks.measuring import make_row
-from tridal.benchmarks.op_benchmarks import OP_BENCHMARKS, Function, OpBenchmark, benchmark_of
+from tridal.benchmarks.op_benchmark import Function, OpBenchmark
+from tridal.benchmarks.op_benchmarks import OP_BENCHMARKS, benchmark_of
 from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Timing

@@ -18,7 +18,7 @@ from tridal.cli.plan import SCHEDULES
 from tridal.devices import registry, types
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DeviceUnavailableError, TridalError
-from tridal.ops import planning
+from tridal.ops import planning, table
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -78,7 +78,8 @@ def test_every_schedule_has_a_description() -> None:
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_help_lists_the_ops_and_gradients_of_the_table() -> None:
     output = " ".join(plan("--help").replace("│", " ").split())
-    assert "softmax, softmax_backward, log_softmax, log_softmax_backward, unit_norm, unit_norm_backward." in output
+    assert "softmax, softmax_backward, log_softmax, log_softmax_backward, unit_norm, unit_norm_backward, " in output
+    assert f"{', '.join(kernel.name for op in table.FUSED for kernel in op.kernels)}." in output
 
 
 @pytest.mark.parametrize(

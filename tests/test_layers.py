@@ -21,12 +21,11 @@ CORE = Path(tridal.__file__).parent
 BACKENDS = Path(__file__).parents[1] / "backends"
 DEVICE = re.compile(r"(?<![a-z])(cuda|npu|ascend|hip|rocm|xpu|mps|sm_)(?![a-z])|ascend[0-9]", re.IGNORECASE)
 """A device name, also as a part of a name in snake case. "input" and "chip" contain no device name."""
-OP = re.compile(rf"(?<![a-z])({'|'.join(op.name for op in table.BUILT_IN)})(?![a-z])", re.IGNORECASE)
+OPS = (*table.BUILT_IN, *table.FUSED)
+OP = re.compile(rf"(?<![a-z])({'|'.join(op.name for op in OPS)})(?![a-z])", re.IGNORECASE)
 """The name of an op, also as a part of a name in snake case."""
 
-MATHS = {
-    importlib.import_module(kernel.module).__file__ for op in table.BUILT_IN for kernel in (op.forward, op.backward)
-}
+MATHS = {importlib.import_module(kernel.module).__file__ for op in OPS for kernel in op.kernels}
 """The files with the Triton functions of the ops."""
 WITHOUT_OPS = sorted(
     path

@@ -72,13 +72,13 @@ def test_outputs_and_gradients_are_the_same_under_override(
 
 
 def mixtral() -> Any:
-    config = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4, attn_implementation="sdpa")
+    config = transformers.MixtralConfig(**SMALL, num_key_value_heads=4, num_local_experts=4, attn_implementation="sdpa")
     return transformers.MixtralForCausalLM(config)
 
 
 def llama_with_sdpa() -> Any:
     return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SMALL, num_key_value_heads=2, attn_implementation="sdpa")
+        transformers.LlamaConfig(**SMALL, num_key_value_heads=4, attn_implementation="sdpa")
     )
 
 

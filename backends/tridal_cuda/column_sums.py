@@ -25,5 +25,5 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
         cols = tuning.SUMS_BLOCK_COLS
         warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
         config = KernelConfig("cooperative", 1, cols, warps, tuning.SUMS_STAGES, blocks)
-    fitted = problem.fit(config)
-    return fitted if fitted.few_spills and fitted.resident >= config.programs_per_row else None
+    fitted = problem.fit(config).with_few_spills()
+    return fitted if fitted.few_spills and fitted.resident >= fitted.config.programs_per_row else None

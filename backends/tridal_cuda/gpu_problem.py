@@ -106,7 +106,7 @@ class GpuProblem(Problem):
         return replace(config, num_warps=warps_for(config.rows * config.cols, elements_per_thread), reload=True)
 
     def fit(self, config: KernelConfig) -> Fit:
-        """Sets `peel` and `exp2_bias` of a configuration, compiles it, and computes its occupancy.
+        """Sets `peel`, `persistent` and `exp2_bias` of a configuration, compiles it, and computes its occupancy.
 
         Raises:
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
@@ -114,7 +114,9 @@ class GpuProblem(Problem):
         # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
         bias = tuning.EXP2_BIAS if (*self.writes, *self.row_writes)[0] == "float32" else 0.0
         peel = self.peel and config.schedule != "column_loop"
-        config = replace(config, peel=peel, exp2_bias=bias if self.accumulator == 4 else None)
+        persistent = config.persistent or bool(self.column_writes)  # otherwise each tile would store its sums
+        exp2_bias = bias if self.accumulator == 4 else None
+        config = replace(config, peel=peel, persistent=persistent, exp2_bias=exp2_bias)
         resources = self.probe(config)
         programs, formula = occupancy(config, resources, self.device)
         if programs == 0 and config.num_stages == 1:

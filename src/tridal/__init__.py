@@ -14,13 +14,15 @@ try:
 except Exception as error:  # a broken torch may raise any exception; `tridal doctor` reports it
     _torch_error = error
 else:
+    from tridal import nn
     from tridal.ops.planning import plan
-    from tridal.pytorch import call_records, nn
+    from tridal.pytorch import call_records
     from tridal.pytorch.call_records import record_calls
     from tridal.pytorch.cross_entropy import cross_entropy
     from tridal.pytorch.devices import backends, device
     from tridal.pytorch.functions import log_softmax, row_function, softmax
     from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
+    from tridal.pytorch.norms import layer_norm, rms_norm
     from tridal.pytorch.override import override_torch, start_from_environment
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
@@ -29,8 +31,9 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "cross_entropy", "device", "errors", "linear_cross_entropy", "log_softmax", "nn", "override_torch",
-    "plan", "record_calls", "registry", "row_function", "settings", "softmax", "types", "use",
+    "backends", "cross_entropy", "device", "errors", "layer_norm", "linear_cross_entropy", "log_softmax", "nn",
+    "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function", "settings", "softmax", "types",
+    "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -49,6 +49,14 @@ class DimensionError(TridalError, IndexError):
     """`dim` is out of range for the tensor."""
 
 
+class ShapeError(TridalError, RuntimeError, ValueError):
+    """Tensors, or a tensor and an argument, have shapes that do not fit together."""
+
+
+class TensorDeviceError(TridalError, RuntimeError):
+    """The tensors of a call are on different devices."""
+
+
 class LayoutError(TridalError, NotImplementedError):
     """The tensor's `layout` is not `torch.strided`. For example, the tensor is sparse."""
 

@@ -10,6 +10,12 @@ _VIEW = re.compile(r"memref\.reinterpret_cast .*strides: \[([^\]]*)\]")
 _DIALECTS = {"arith", "bufferization", "func", "linalg", "math", "memref", "scf", "tensor"}
 _SCALAR_AS_TENSOR = re.compile(r"^.*\btensor\.(?:insert|extract) .*: tensor<(?:1x)+[a-z]+\d+>$\n?", re.MULTILINE)
 """Matches accesses to tensors of one element, which triton-ascend uses for scalars. They need no loop."""
+_ARANGE = re.compile(
+    r"^.*= linalg\.generic .*\n *\^bb0\(.*\n.*linalg\.index 0 : index\n.*arith\.index_cast .*\n *linalg\.yield .*\n",
+    re.MULTILINE,
+)
+"""Matches `tl.arange`, for which the next compiler has an operation (hfusion.arange)."""
+_GATHER = {"tensor.extract", "tensor.insert", "memref.load"}
 _ONE_AT_A_TIME = {"memref.load", "memref.store", "tensor.extract", "tensor.insert", "tensor.generate", "linalg.generic"}
 
 
@@ -18,13 +24,16 @@ def operations(linalg: str) -> Counter[str]:
     return Counter(_OPERATION.findall(linalg))
 
 
-def problems(linalg: str, *, contiguous: bool) -> list[str]:
+def problems(linalg: str, *, contiguous: bool, gathers: bool = False) -> list[str]:
     """Returns a description of each problem in a kernel's linalg IR.
 
-    `contiguous` says whether the last axis of a tile is contiguous in memory.
+    `contiguous` says whether the last axis of a tile is contiguous in memory. `gathers` says whether the kernel reads
+    an element per row at an index, which takes a loop over the rows.
     """
     found = []
-    for operation in operations(_SCALAR_AS_TENSOR.sub("", linalg)):
+    for operation in operations(_ARANGE.sub("", _SCALAR_AS_TENSOR.sub("", linalg))):
+        if gathers and operation in _GATHER:
+            continue
         dialect = operation.split(".")[0]
         if dialect == "tt":
             found.append(f"{operation} was not lowered")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tridal.benchmarks import timing
-from tridal.benchmarks.op_benchmarks import Function, OpBenchmark, benchmark_of
+from tridal.benchmarks.op_benchmark import Function, OpBenchmark
+from tridal.benchmarks.op_benchmarks import benchmark_of
 from tridal.benchmarks.providers import COPY, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Call, NoiseLimit, Sample, Timing, attempt

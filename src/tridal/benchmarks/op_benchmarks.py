@@ -7,42 +7,25 @@ what cannot be derived. A third party declares its entry as `RowOp.benchmark`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
+from tridal.benchmarks.op_benchmark import Function, MakeFunction, OpBenchmark, check_last, compiled
 from tridal.benchmarks.providers import OURS
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.testing.implementation import public_function
 
-Function: TypeAlias = Callable[..., Tensor]
-"""function(x, *arguments): an implementation that normalises along a fixed dim."""
-MakeFunction: TypeAlias = Callable[[int], Function]
-"""make(dim) returns the function. It imports the library, and raises NotImplementedError for an unsupported dim."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpBenchmark:
-    """How to measure an op."""
-
-    functions: Mapping[str, MakeFunction] = field(default_factory=dict)
-    """The implementations by provider name. Results are compared with "torch" or, without it, with "reference"."""
-    arguments: Callable[[Tensor, int], tuple[Tensor, ...]] = lambda x, dim: ()
-    """arguments(x, dim) returns further tensors of a call, for example a weight. Backward differentiates them too."""
-    passes: Mapping[str, int] = field(default_factory=dict)
-    """Useful traffic by direction: the number of tensors of the input's size that are read or written. By default, the
-    tensors of the kernel: two forward (x, y), three backward (dy, saved, dx)."""
-    aims: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Target share of `copy_`'s rate by shape class and direction."""
-
 
 def benchmark_of(name: str) -> OpBenchmark:
     """Returns the entry of an op, completed from the op's declaration. Raises PlanError if the op is unknown."""
+    if name in FUSED_BENCHMARKS:
+        return FUSED_BENCHMARKS[name]
     op = table.op_named(name)
     entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
     kernels = {"forward": op.forward, "backward": op.backward}
@@ -62,24 +45,19 @@ def _derived(op: RowOp) -> dict[str, MakeFunction]:
         return lambda x: op.compute(x.to(torch.promote_types(x.dtype, torch.float32)), dim, values).to(x.dtype)
 
     if op.torch_function is None:
-        return {OURS: ours, "reference": reference, "torch.compile": lambda dim: _compile(reference(dim))}
+        return {OURS: ours, "reference": reference, "torch.compile": lambda dim: compiled(reference(dim))}
     function = op.torch_function
 
     def of_torch(dim: int) -> Function:
         return partial(function, dim=dim)
 
     # FlagGems replaces the kernels of torch's function.
-    compiled = partial(_compile_torch, function)
-    return {OURS: ours, "torch": of_torch, "torch.compile": compiled, "FlagGems": of_torch}
+    by_inductor = partial(_compile_torch, function)
+    return {OURS: ours, "torch": of_torch, "torch.compile": by_inductor, "FlagGems": of_torch}
 
 
 def _compile_torch(function: Function, dim: int) -> Function:
-    return _compile(lambda x: function(x, dim))
-
-
-def _compile(function: Function) -> Function:
-    torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
-    return torch.compile(function, dynamic=False)
+    return compiled(lambda x: function(x, dim))
 
 
 def _naive_softmax(x: Tensor, dim: int) -> Tensor:
@@ -108,20 +86,15 @@ def _tutorial(function: Function) -> dict[str, MakeFunction]:
 def _liger_softmax(dim: int) -> Function:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
-    _check_last(dim)
+    check_last(dim)
     return LigerSoftmaxFunction.apply  # type: ignore[no-any-return]
 
 
 def _quack_softmax(dim: int) -> Function:
     from quack.softmax import softmax
 
-    _check_last(dim)
+    check_last(dim)
     return softmax  # type: ignore[no-any-return]
-
-
-def _check_last(dim: int) -> None:
-    if dim != -1:
-        raise NotImplementedError("supports only the last dimension")
 
 
 _SOFTMAX_AIMS: Mapping[str, Mapping[str, float]] = {

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import torch
 
 import tridal
-from tridal.benchmarks.op_benchmarks import OpBenchmark
+from tridal.benchmarks.op_benchmark import OpBenchmark
 from tridal.benchmarks.providers import Provider
 from tridal.devices.types import Backend
 from tridal.errors import TridalError

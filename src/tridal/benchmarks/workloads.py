@@ -88,8 +88,31 @@ _SUITE = (
     ShapeClass("inner", "over the middle dimension", ((64, 4096, 256), (256, 256, 1024), (32, 1000, 1001)), dim=1),
     ShapeClass("outer", "over the first dimension", ((512, 512, 512), (4096, 16_384), (50_257, 512)), dim=0),
 )  # fmt: skip
-SHAPE_CLASSES: Mapping[str, ShapeClass] = {shape_class.name: shape_class for shape_class in _SUITE}
-"""The shape classes of the suite, by name. The shapes of the suite are defined only here."""
+_HIDDEN = (
+    ShapeClass("hidden", "hidden sizes of models", ((524_288, 1024), (131_072, 4096), (65_536, 8192))),
+    ShapeClass("hidden_wide", "wide hidden sizes", ((4096, 16_384), (16_384, 32_768))),
+    ShapeClass("hidden_65536", "65,536 columns", ((4096, 65_536),)),
+    ShapeClass("hidden_262144", "262,144 columns", ((1024, 262_144),)),
+    ShapeClass("hidden_odd", "odd hidden sizes", ((131_072, 4097), (65_536, 781))),
+    ShapeClass("heads", "normalised heads", ((1_048_576, 128),)),
+)
+_VOCABULARIES = (
+    ShapeClass(
+        "vocabulary", "vocabularies",
+        ((512, 262_144), (2048, 151_936), (4096, 128_256), (8192, 32_000), (8192, 128_256)),
+    ),
+    ShapeClass("vocabulary_odd", "an odd vocabulary", ((4096, 50_257),)),
+    ShapeClass("few_classes", "few classes", ((32_768, 1024),)),
+)  # fmt: skip
+SUITES: Mapping[str, tuple[str, ...]] = {
+    name: tuple(shape_class.name for shape_class in suite)
+    for name, suite in (("rows", _SUITE), ("hidden", _HIDDEN), ("vocabularies", _VOCABULARIES))
+}
+"""The names of the shape classes of each suite."""
+SHAPE_CLASSES: Mapping[str, ShapeClass] = {
+    shape_class.name: shape_class for shape_class in (*_SUITE, *_HIDDEN, *_VOCABULARIES)
+}
+"""All shape classes, by name. The shapes of the suites are defined only here."""
 
 GRID, CPU_GRID = (4096, range(256, 12_672 + 1, 128)), (256, (256, 781, 1024))
 """Rows and columns of the default grid on an accelerator (the shapes of Triton's softmax tutorial) and on a CPU."""

@@ -16,7 +16,7 @@ from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import nearest
 
 if TYPE_CHECKING:
-    from tridal.benchmarks.op_benchmarks import OpBenchmark
+    from tridal.benchmarks.op_benchmark import OpBenchmark
     from tridal.benchmarks.providers import Provider
     from tridal.benchmarks.workloads import Workload
 
@@ -71,6 +71,7 @@ class BenchOptions:
     def make_workloads(self, accelerated: bool) -> list[Workload]:
         """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
+        from tridal.benchmarks.op_benchmarks import benchmark_of
         from tridal.benchmarks.workloads import SHAPE_CLASSES
 
         suite = self.suite or self.classes is not None
@@ -80,7 +81,9 @@ class BenchOptions:
         op = check_op(self.op)
         dtype = self.dtype or ("float32,bfloat16,float16" if suite else "float32")
         dtypes = _check_names("--dtype", [DTYPE_ALIASES.get(name, name) for name in dtype.split(",")], ITEMSIZE)
-        names = _check_names("--classes", self.classes.split(","), SHAPE_CLASSES) if self.classes else SHAPE_CLASSES
+        names: Collection[str] = workloads.SUITES[benchmark_of(op).suite]
+        if self.classes:
+            names = _check_names("--classes", self.classes.split(","), names)
         for option, value in (("--rows", self.rows), ("--cols", self.cols)):
             if suite and value is not None:
                 raise BadParameter("the suite has its own shapes; omit --suite and --classes", param_hint=option)

@@ -32,7 +32,7 @@ def _needs_torch(values: Callable[[], list[str]]) -> Callable[[], list[str]]:
 def _ops() -> list[str]:
     from tridal.ops import table
 
-    return list(table.ops())
+    return list(table.all_ops())
 
 
 def _kernels() -> list[str]:
@@ -110,6 +110,6 @@ def check_op(name: str) -> str:
     from tridal.ops import table
 
     try:
-        return table.op_named(name).name
+        return table.any_op_named(name).name
     except PlanError as error:
         raise typer.BadParameter(str(error), param_hint="--op") from error

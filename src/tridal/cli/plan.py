@@ -14,7 +14,7 @@ from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, Launc
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
-    "cooperative": "several programs compute a row and exchange its statistics; each element is read and written once",
+    "cooperative": "several programs compute a row, and exchange statistics if it has any; each element is read once",
     "column_loop": "each program loops over the columns twice, for the row's statistics and for the result",
 }
 """Descriptions of the schedules, for the output."""

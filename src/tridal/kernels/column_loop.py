@@ -6,7 +6,7 @@ The first loop computes the statistics of the rows, the second loop the output. 
 import triton
 import triton.language as tl
 
-from tridal.kernels.column_sums import add_to_sums
+from tridal.kernels.column_sums import add_to_sums, zero_stored_sums
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tiles import (
@@ -37,6 +37,7 @@ def column_loop(
     CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
+    MASKS_TERMS: tl.constexpr = not NEUTRAL_PADDING or column_out_ptr is not None
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
         per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
@@ -50,7 +51,7 @@ def column_loop(
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
                     tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
-                    False, 1,
+                    False, 1, MASKS_TERMS,
                 )  # fmt: skip
                 pointers = tile_pointers(
                     in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -104,8 +105,9 @@ def column_loop(
         WRITES: tl.constexpr = out_ptr is not None or column_out_ptr is not None
         for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1
-            )
+                tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1,
+                MASKS_TERMS,
+            )  # fmt: skip
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
             )  # fmt: skip
@@ -152,7 +154,7 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
             if column_out2_ptr is not None:
@@ -162,6 +164,11 @@ def column_loop(
                     ZERO_MASKED_ROWS,
                 )  # fmt: skip
                 add_to_sums(
-                    column_out2_ptr, term, in_bounds, tile == tl.program_id(0), tl.program_id(0), column, cols, AXIS,
+                    column_out2_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
                     ROWS, COLS,
                 )  # fmt: skip
+    if column_out_ptr is not None:
+        if tl.program_id(0) >= outer * tl.cdiv(inner, ROWS):
+            zero_stored_sums(column_out_ptr, tl.program_id(0), cols, COLS)
+            if column_out2_ptr is not None:
+                zero_stored_sums(column_out2_ptr, tl.program_id(0), cols, COLS)

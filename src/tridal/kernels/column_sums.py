@@ -48,10 +48,19 @@ def store_sums(
 
 @triton.jit
 def add_to_sums(
-    pointer, term, in_bounds, is_first, part, column, cols, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    pointer, term, in_bounds, follows, part, column, cols, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):  # fmt: skip
-    """Adds the terms of one block of columns to the stored partial sums. If `is_first`, replaces what is stored."""
+    """Adds the terms of one block of columns to the stored partial sums. Unless `follows`, replaces them."""
     index = column + tl.arange(0, COLS)
     pointers = pointer + tl.cast(part, tl.int64) * cols + index
-    before = tl.load(pointers, mask=(index < cols) & (not is_first), other=0.0)
+    before = tl.load(pointers, mask=(index < cols) & follows, other=0.0)
     tl.store(pointers, before + tl.sum(tl.where(in_bounds, term, 0.0), 1 - AXIS), mask=index < cols)
+
+
+@triton.jit
+def zero_stored_sums(pointer, part, cols, COLS: tl.constexpr):
+    """Sets row `part` of the stored partial sums to zero, for a program that has no tile."""
+    for column in tl.range(0, cols, COLS):
+        index = column + tl.arange(0, COLS)
+        zeros = tl.zeros([COLS], pointer.dtype.element_ty)
+        tl.store(pointer + tl.cast(part, tl.int64) * cols + index, zeros, mask=index < cols)

@@ -1,4 +1,4 @@
-"""Maths functions for ops: exp, exp of a difference, reciprocal.
+"""Maths functions for ops: exp, exp of a difference, reciprocal, the sum of an input and a residual.
 
 EXP2_BIAS is the mean relative error of the device's exp2, see `KernelConfig.exp2_bias`. If it is not zero, results are
 float32 and functions correct their rounding errors. REFINE, set for wide tiles, also corrects numbers per row.
@@ -56,3 +56,12 @@ def reciprocal(x, EXP2_BIAS: tl.constexpr, REFINE: tl.constexpr):
 def finite(row_max):
     """Returns row_max, or 0 where it is -inf, because -inf - -inf is NaN."""
     return tl.where(row_max == -_INF, 0.0, row_max)
+
+
+@triton.jit
+def residual_sum(x, residual, SUM_DTYPE: tl.constexpr):
+    """Returns x + residual, rounded to the dtype in which the sum is stored. Returns x without a residual."""
+    if residual is None:
+        return x
+    else:
+        return (x + residual).to(SUM_DTYPE).to(x.dtype)

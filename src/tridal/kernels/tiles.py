@@ -42,15 +42,22 @@ def interleaved_position(tile, inner, long_blocks, ROWS: tl.constexpr, BLOCKS: t
 
 
 @triton.jit
+def rows_left(inner, row, ROWS: tl.constexpr):
+    """Returns the number of rows from `row` to the end of the block, at most ROWS, in 32 bits."""
+    return tl.cast(tl.minimum(inner - row, ROWS), tl.int32)
+
+
+@triton.jit
 def tile_bounds(
     tile, rank, inner, cols, long_blocks, misalignment, outer_stride, inner_stride,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr,
-    VECTOR: tl.constexpr,
+    VECTOR: tl.constexpr, MASKS_TERMS: tl.constexpr,
 ):  # fmt: skip
     """Returns the position and the bounds of the part of a tile that program `rank` of a row computes.
 
     Returns block, first row, first column, bounds; columns and bounds of the head and tail. With PEEL, the first column
-    differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS].
+    differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS]. MASKS_TERMS
+    says whether the bounds also mask terms. They are then compared in 32 bits, because NPUs compare no 64-bit tiles.
     """
     if long_blocks is None:
         tiles = tl.cdiv(inner, ROWS)
@@ -85,7 +92,8 @@ def tile_bounds(
     else:
         in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < cols - column
         if ROWS > 1:
-            in_bounds = (row_index(ROWS, AXIS, INT64_OFFSETS) < inner - row) & in_bounds
+            rows = rows_left(inner, row, ROWS) if MASKS_TERMS else inner - row
+            in_bounds = (row_index(ROWS, AXIS, INT64_OFFSETS) < rows) & in_bounds
         return block, row, column, in_bounds, column, column < cols
 
 
@@ -141,12 +149,11 @@ def _row_pointers(
     """Returns pointers into a tensor with a number per row, for the rows of a tile, and whether they are in bounds."""
     if long_blocks is None:
         tiles = tl.cdiv(inner, ROWS)
-        row = tl.cast(tile % tiles, tl.int64) * ROWS + tl.arange(0, ROWS)
-        return pointer + tl.cast(tile // tiles, tl.int64) * row_outer + row * row_inner, row < inner
+        block, first = tl.cast(tile // tiles, tl.int64), tl.cast(tile % tiles, tl.int64) * ROWS
     else:
-        block, first, rows = interleaved_position(tile, inner, long_blocks, ROWS, VECTOR)
-        row = first + tl.arange(0, ROWS)
-        return pointer + block * row_outer + row * row_inner, row < rows
+        block, first, inner = interleaved_position(tile, inner, long_blocks, ROWS, VECTOR)
+    row = tl.arange(0, ROWS)
+    return pointer + block * row_outer + first * row_inner + row * row_inner, row < rows_left(inner, first, ROWS)
 
 
 @triton.jit
@@ -179,22 +186,24 @@ def load_index(
     """Loads a column index for each row of a tile, and the elements of `in_ptr` and `per_column_ptr` in that column.
 
     PICKS and PICKS_COLUMN select what is loaded besides the index. The element is NaN, and the number of the column is
-    zero, if the index is not one of a column. Returns 0 without a tensor.
+    zero, if the index is not one of a column. The index is returned in 32 bits, and is then the lowest number if it
+    needs more: NPUs compare no int64. Returns 0 without a tensor.
     """
     if pointer is None:
         return 0, 0.0, 0.0
     else:
         pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
-        index = tl.load(pointers, mask=in_bounds, other=0)
+        wide = tl.load(pointers, mask=in_bounds, other=0)
+        index = tl.cast(wide, tl.int32)
+        index = tl.where(tl.cast(wide >> 32, tl.int32) == (index >> 31), index, -2147483648)
         valid = (index >= 0) & (index < cols)
+        column = tl.cast(tl.where(valid, index, 0), tl.int64)
         picked = 0.0
         if PICKS:
             start, _ = _row_pointers(in_ptr, tile, inner, long_blocks, in_outer, in_inner, ROWS, VECTOR)
-            element = tl.load(start + tl.where(valid, index, 0) * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
+            element = tl.load(start + column * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
             picked = tl.where(valid, element, float("nan"))
         picked_column = 0.0
         if PICKS_COLUMN:
-            picked_column = tl.load(
-                per_column_ptr + tl.where(valid, index, 0), mask=in_bounds & valid, other=0
-            ).to(ACC_DTYPE)  # fmt: skip
+            picked_column = tl.load(per_column_ptr + column, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
         return index, picked, picked_column

@@ -75,7 +75,7 @@ def whole_row(
         if not DYNAMIC or tile < tiles:
             block, row, column, in_bounds, edge_column, edge_in_bounds = tile_bounds(
                 tile, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
-                PEEL, VECTOR,
+                PEEL, VECTOR, not NEUTRAL_PADDING or column_out_ptr is not None,
             )  # fmt: skip
             body, count = cols, tl.cast(cols, ACC_DTYPE)
             if COUNTS and EXCHANGE:

@@ -40,7 +40,7 @@ class FusedOp:
     """How many results have gradients. These are the first ones."""
     autocast: bool = False
     """Whether autocast computes the op in float32."""
-    bounds: Any = None
-    """The op's error bounds for the conformance suite."""
+    cases: str | None = None
+    """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
     benchmark: Any = None
-    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmarks.OpBenchmark`."""
+    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`."""

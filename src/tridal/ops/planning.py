@@ -21,6 +21,7 @@ from tridal.devices.types import (
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
 from tridal.ops import table
 from tridal.runtime import launch
+from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 
@@ -148,15 +149,16 @@ def matrix_call(
     layout = row_layout((rows, cols), (cols, 1), dim % 2)
     assert layout is not None
     parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
-    return KernelCall(kernel, layout, tuple(_dtype(pointer, name) for pointer in kernel.pointers), (), parameters)
+    return KernelCall(kernel, layout, tensor_dtypes(kernel, name), (), parameters)
 
 
-def _dtype(pointer: str, dtype: str) -> str:
-    """Returns the dtype of the tensor of a pointer argument, where tensors with a number per element have `dtype`.
+def tensor_dtypes(kernel: RowKernel, dtype: str) -> tuple[str, ...]:
+    """Returns the dtypes of a kernel's tensors, where those with a number per element or per column have `dtype`.
 
-    Weights have this dtype, too. What a kernel computes once per row or sums over rows has the accumulator's dtype.
+    What a kernel computes once per row, or sums over rows, has the accumulator's dtype.
     """
-    if pointer == "index_ptr":
-        return "int64"
-    accumulated = pointer.startswith(("row_out", "column_out", "per_row"))
-    return ("float64" if dtype == "float64" else "float32") if accumulated else dtype
+    accumulator = "float64" if dtype == "float64" else "float32"
+    known = {"index_ptr": "int64"} | {
+        pointer: accumulator for pointer in kernel.pointers if pointer.startswith(("row_out", "column_out", "per_row"))
+    }
+    return tuple(known.get(pointer, dtype) for pointer in kernel.pointers)

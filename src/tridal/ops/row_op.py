@@ -69,10 +69,15 @@ class RowOp:
     bounds: Any = None
     """The op's error bounds for the conformance suite, see `tridal.testing.tolerance`; None derives them."""
     benchmark: Any = None
-    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmarks.OpBenchmark`; None derives it."""
+    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`; None derives it."""
 
     def __repr__(self) -> str:
         return f"RowOp({self.name!r})"
+
+    @property
+    def kernels(self) -> tuple[RowKernel, ...]:
+        """The kernel of the op and that of its gradient."""
+        return self.forward, self.backward
 
     @property
     def scale_mask(self) -> bool:

@@ -48,8 +48,8 @@ def check_scale_mask(
         raise TypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         raise DTypeError(f"mask must be boolean (True stays) or floating (added), got {mask.dtype}")
-    sizes = zip(reversed(mask.shape), reversed(input.shape), strict=False)
-    if mask.dim() > input.dim() or any(size not in (1, wanted) for size, wanted in sizes):
+    added = input.dim() - mask.dim()  # torch 2.7 compiles `zip` for equal lengths only
+    if added < 0 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, input.shape[added:], strict=True)):
         raise DimensionError(
             f"a mask of shape {tuple(mask.shape)} cannot be broadcast to the input's {tuple(input.shape)}"
         )
@@ -72,5 +72,5 @@ def modify_scores(
         x = x.masked_fill(~kept, -torch.inf)
     if not modification.zero_masked_rows:
         return x, None
-    empty = (x == -torch.inf).all(dim, keepdim=True)
+    empty = (x != -torch.inf).sum(dim, keepdim=True) == 0  # torch 2.7's `all` is wrong for a sharded dim of a DTensor
     return x.masked_fill(empty, 0.0), empty

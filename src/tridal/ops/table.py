@@ -17,14 +17,16 @@ from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.cross_entropy import CROSS_ENTROPY
 from tridal.ops.fused_op import FusedOp
+from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = (CROSS_ENTROPY,)
+FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY)
 """The ops of several tensors."""
 
 _T = TypeVar("_T")
@@ -64,7 +66,7 @@ def ops() -> dict[str, RowOp]:
 
 def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
     """Returns all ops and their kernels by the kernel's name, for example "softmax" and "softmax_backward"."""
-    return {kernel.name: (op, kernel) for op in ops().values() for kernel in (op.forward, op.backward)}
+    return {kernel.name: (op, kernel) for op in ops().values() for kernel in op.kernels}
 
 
 def op_named(name: str) -> RowOp:
@@ -77,10 +79,19 @@ def kernel_named(name: str) -> RowKernel:
     return _find(name, all_kernels())
 
 
+def all_ops() -> dict[str, RowOp | FusedOp]:
+    """Returns the ops of one tensor that can be used, and the ops of several tensors, by name."""
+    return {**ops(), **{op.name: op for op in FUSED}}
+
+
+def any_op_named(name: str) -> RowOp | FusedOp:
+    """Returns the op with this name, of one or several tensors. Raises PlanError as `op_named` does."""
+    return _find(name, all_ops())
+
+
 def all_kernels() -> dict[str, RowKernel]:
     """Returns the kernels of all ops by name, including those of the ops of several tensors."""
-    fused = {kernel.name: kernel for op in FUSED for kernel in op.kernels}
-    return {name: kernel for name, (_, kernel) in kernels().items()} | fused
+    return {kernel.name: kernel for op in all_ops().values() for kernel in op.kernels}
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:

@@ -72,7 +72,7 @@ def bind_kernel(
     backend: Backend = context.backend
     index, invariant = context.index, context.settings.batch_invariant
     layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
-    if layout is None:
+    if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
     kind = KernelCall
     if invariant:

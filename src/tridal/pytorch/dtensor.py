@@ -62,7 +62,7 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
             return compute_call(call, args[0], dispatch=True)
         # The op is not linear, so a partial placement is reduced before the op.
         placements = [Replicate() if placement.is_partial() else placement for placement in last.placements]
-        tensors = [_redistributed(tensor, last.device_mesh, placements).to_local() for tensor in args[:count]]
+        tensors = [redistributed(tensor, last.device_mesh, placements).to_local() for tensor in args[:count]]
         dim = call.dim % max(last.dim(), 1)
         axes = [axis for axis, placement in enumerate(placements) if getattr(placement, "dim", None) == dim]
         if axes:
@@ -85,7 +85,7 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
     return compute
 
 
-def _redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+def redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
     """Returns the tensor with these placements. Before torch 2.12, an unneeded redistribute fails below autograd."""
     same = tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements)
     return tensor if same else tensor.redistribute(mesh, placements)

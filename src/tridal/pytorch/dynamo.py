@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from tridal.pytorch import device_context
+from tridal.pytorch import device_context, private
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -25,3 +25,9 @@ def distributed_loaded() -> bool:
 def has_autocast(device_type: str) -> bool:
     """Returns whether autocast computes softmax in float32 on a device type."""
     return device_context.has_autocast(device_type)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def autocasts(op: str, device_type: str) -> bool:
+    """Returns whether autocast has a rule for an ATen op on a device type."""
+    return private.autocasts(op, device_type)

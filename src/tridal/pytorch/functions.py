@@ -143,7 +143,7 @@ def apply(
 ) -> torch.Tensor:
     """Computes an op. The most frequent calls do not construct an `OpCall`, because its construction takes time."""
     if _compiling():
-        return _compiled(OpCall(op, dim, dtype, parameters, modification), input, stream)
+        return _compiled(op, input, dim, dtype, stream, parameters, modification)
     if modification is None and stream is None:
         guarded = _guarded.get(op)
         if guarded is not None and guarded[1] == parameters and guarded[0](input, dim, dtype):
@@ -221,25 +221,35 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         return compute_call(call, input)  # a subclass such as MaskedTensor, which rejects the registered op
 
 
-def _compiled(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
-    """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it."""
+def _compiled(
+    op: RowOp,
+    input: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    stream: Any,
+    parameters: tuple[float, ...],
+    modification: ScoreModification | None,
+) -> torch.Tensor:
+    """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it.
+
+    dynamo traces this function. The dynamo of torch 2.7 traces neither properties nor `_replace` of a named tuple.
+    """
     from tridal.pytorch import dynamo
 
     if stream is not None:
         raise StreamError("stream= has no meaning in a compiled function, which runs on the current stream")
-    if input.is_nested:
-        return compute_call(call, input)
-    if call.modification is not None or type(call.dim) is not int:
-        check(input, call.dim, call.dtype, call.op.name)
-        call = call._replace(dim=operator.index(call.dim))
+    if not input.is_nested and (modification is not None or type(dim) is not int):
+        check(input, dim, dtype, op.name)
+        dim = operator.index(dim)
     kind = input.device.type
-    distributed = dynamo.distributed_loaded() and _is_distributed(input, call.mask)
+    mask = None if modification is None else modification.mask
+    distributed = dynamo.distributed_loaded() and _is_distributed(input, mask)
     # The registered op cannot see the level of forward-mode AD that a compiled function entered.
-    if forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed):
-        return compute_call(call, input)
-    if call.dtype is None and call.op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
-        call = call._replace(dtype=autocast_dtype(input))
-    return call.dispatch(input)
+    by_torch = input.is_nested or forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed)
+    if not by_torch and dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
+        dtype = autocast_dtype(input)
+    call = OpCall(op, dim, dtype, parameters, modification)
+    return compute_call(call, input) if by_torch else call.dispatch(input)
 
 
 def _autocast_active(op: RowOp, context: DeviceContext) -> bool:

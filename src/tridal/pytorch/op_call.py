@@ -47,12 +47,15 @@ class OpCall(NamedTuple):
 
     def dispatch(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Calls the registered op, which accepts plain tensors and tensor subclasses."""
+        return self._dispatch(self.op.forward, tensors)
+
+    def _dispatch(self, kernel: RowKernel, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         arguments: list[Any] = [1.0 if value is None else value for value in self.parameters]
         if self.modification is not None:
             scale, mask, causal, zero_masked_rows = self.modification
             arguments += [mask, scale, causal, zero_masked_rows]
         dtype = self.dtype or tensors[0].dtype
-        return overload(self.kernel.name)(*tensors, self.dim, dtype, *arguments)  # type: ignore[no-any-return]
+        return overload(kernel.name)(*tensors, self.dim, dtype, *arguments)  # type: ignore[no-any-return]
 
     def gradient(self, dtype: torch.dtype) -> GradientCall:
         """Returns the arguments of the op's gradient, for an input of this dtype."""
@@ -74,6 +77,10 @@ class GradientCall(OpCall):
     def kernel(self) -> RowKernel:
         """The kernel that computes the call."""
         return self.op.backward
+
+    def dispatch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Calls the registered op of the gradient."""
+        return self._dispatch(self.op.backward, tensors)
 
 
 @functools.cache

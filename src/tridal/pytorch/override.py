@@ -18,7 +18,7 @@ from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
-from tridal.pytorch import prepared
+from tridal.pytorch import norm_override, prepared
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context, is_served, log
 from tridal.pytorch.op_call import GradientCall
@@ -32,7 +32,7 @@ _libraries: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 class override_torch:
-    """Makes tridal compute torch.softmax, torch.log_softmax and the functions that call them.
+    """Makes tridal compute torch.softmax, torch.log_softmax, layer_norm, rms_norm and the functions that call them.
 
     A call takes effect immediately. It lasts until the process ends, or until the end of a block:
     `with tridal.override_torch():`. Blocks may be nested and may end in any order. When the last block ends, torch is
@@ -101,6 +101,9 @@ def _replace(device_type: str) -> Any:
             if op.aten is not None:
                 torch.library.impl(f"aten::{op.aten}", device_type, _forward(op), lib=library)
                 torch.library.impl(f"aten::{op.aten}_backward_data", device_type, _backward(op), lib=library)
+        for name, kernel in norm_override.KERNELS.items():
+            if hasattr(torch.ops.aten, name):
+                torch.library.impl(f"aten::{name}", device_type, kernel, lib=library)
     return library
 
 

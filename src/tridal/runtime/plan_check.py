@@ -135,8 +135,6 @@ def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _P
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
     if config.peel and problem.column_writes and programs % (problem.vector * per_row):
         yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each sums rows with equal heads"
-    if config.schedule == "column_loop" and problem.column_writes and programs > tiles:
-        yield "programs", programs, f"at most {tiles}: programs without a tile write no sums"
     if not config.persistent and programs != tiles * per_row:
         yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
     if per_row > 1 and programs > tiles * per_row:  # a group without a tile would clear memory that it does not own

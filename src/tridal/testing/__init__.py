@@ -10,7 +10,7 @@
 `tridal check --all` and `pytest --backend NAME` in this repository run the same cases.
 """
 
-from tridal.testing.cases import Case, cases
+from tridal.testing.cases import Case, FusedCase, cases
 from tridal.testing.checking import Result, check, run_case
 from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
@@ -21,6 +21,7 @@ from tridal.testing.runtime_check import check_runtime
 __all__ = [
     "PLAN_OVERRIDES",
     "Case",
+    "FusedCase",
     "Implementation",
     "PlanSearch",
     "Result",

@@ -55,7 +55,7 @@ class CallKind:
 def call_kinds(backend: Backend, ops: Sequence[str] | None) -> Iterator[CallKind]:
     """Yields every kind of call that the backend computes. float32 is the first dtype of an op."""
     for name, dtype, layout in product(
-        table.ops() if ops is None else ops,
+        table.ops() if ops is None else [name for name in ops if name not in {op.name for op in table.FUSED}],
         sorted(backend.dtypes, key=lambda name: (name != "float32", name)),
         get_args(Layout),
     ):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 
 from tridal.devices.types import Backend
 from tridal.ops import table
+from tridal.ops.fused_op import FusedOp
 from tridal.ops.row_op import RowOp
 from tridal.testing.plan_overrides import overrides
 
@@ -83,6 +85,39 @@ class Case:
         return " ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class FusedCase:
+    """One call of the function of an op of several tensors. A subclass adds the op's arguments."""
+
+    op: str
+    direction: Direction
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    """The input's dtype."""
+    layout: Layout = "contiguous"
+    """The input's memory layout."""
+    values: Values = "normal"
+    plan: str = "planned"
+    """A key of `tridal.testing.PLAN_OVERRIDES`."""
+    last_device: bool = False
+    """Whether the tensors are on the last device while another device is current."""
+    modified: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """One line that identifies the case: the op, the direction, the shape, and the fields that differ."""
+        shape = "x".join(map(str, self.shape)) or "0-d"
+        rest = fields(self)[3:]
+        changed = [
+            (field.name, getattr(self, field.name)) for field in rest if getattr(self, field.name) != field.default
+        ]
+        return " ".join((self.op, self.direction, shape, *(f"{name}={value}" for name, value in changed)))
+
+    def compare(self, implementation: Any) -> tuple[float, float, str | None]:
+        """Calls the function of an `Implementation`. Returns the error, its bound and the message of a `Result`."""
+        raise NotImplementedError
+
+
 _MODIFICATIONS: tuple[dict[str, Any], ...] = (
     {"scale": 0.25}, {"scale": -0.5, "causal": True}, {"mask": "boolean", "masked_rows": "zero"},
     {"mask": "added", "scale": 2.0}, {"mask": "boolean keys", "causal": True, "masked_rows": "zero"},
@@ -113,7 +148,7 @@ _CASTS = (
 )  # fmt: skip
 
 
-def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...]:
+def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | FusedCase, ...]:
     """Returns all cases for a backend that is available here. `ops` are names; None stands for all ops.
 
     Cases with a dtype that the backend does not compute are left out. Cases with a stream are included only if the
@@ -122,8 +157,15 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
     """
-    chosen = table.ops().values() if ops is None else [table.op_named(name) for name in ops]
-    return tuple(dict.fromkeys(case for op in chosen for case in _cases(op, backend) if _is_defined(case, backend)))
+    chosen = list(table.all_ops().values()) if ops is None else [table.any_op_named(name) for name in ops]
+    return tuple(dict.fromkeys(case for op in chosen for case in _cases_of(op, backend)))
+
+
+def _cases_of(op: RowOp | FusedOp, backend: Backend) -> Iterator[Case | FusedCase]:
+    if isinstance(op, RowOp):
+        yield from (case for case in _cases(op, backend) if _is_defined(case, backend))
+    elif op.cases is not None:
+        yield from importlib.import_module(op.cases).cases(op, backend)
 
 
 def _is_defined(case: Case, backend: Backend) -> bool:

@@ -13,7 +13,7 @@ from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.pytorch.reference import compute
-from tridal.testing.cases import Case
+from tridal.testing.cases import Case, FusedCase
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_mask, make_values, with_layout
 from tridal.testing.tolerance import Arithmetic, bounds_of, second_gradient
@@ -34,18 +34,19 @@ class Result:
     seconds: float
 
 
-def run_case(case: Case, backend: Backend) -> Result:
+def run_case(case: Case | FusedCase, backend: Backend) -> Result:
     """Checks a case on a backend that is available here. An exception of the backend is a failure of the case."""
     index = backend.device_count() - 1 if case.last_device else None
     with implementation(backend, case.plan, index) as tested:
         return check(case, tested)
 
 
-def check(case: Case, implementation: Implementation) -> Result:
+def check(case: Case | FusedCase, implementation: Implementation) -> Result:
     """Checks a case on any implementation. An exception of the implementation is a failure of the case."""
     start = time.perf_counter()
     try:
-        error, bound, message = _compare(case, implementation)
+        compared = case.compare(implementation) if isinstance(case, FusedCase) else _compare(case, implementation)
+        error, bound, message = compared
     except Exception as raised:
         error, bound, message = float("nan"), 0.0, f"raised {type(raised).__name__}: {raised}"
     return Result(case.name, message is None, error, bound, message, time.perf_counter() - start)
@@ -89,7 +90,7 @@ def _compare(case: Case, implementation: Implementation) -> tuple[float, float, 
     wrong += ["the input was changed"] if not torch.equal(before.nan_to_num(), x.detach().nan_to_num()) else []
     if wrong:
         return float("nan"), 0.0, ", ".join(wrong)
-    return _difference(result.detach().cpu().double(), exact, bound)
+    return difference(result.detach().cpu().double(), exact, bound)
 
 
 def _exact_rows(x: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ def _exact_rows(x: torch.Tensor) -> torch.Tensor:
     return x.detach().cpu().double().reshape(x.shape or (1,))
 
 
-def _difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
+def difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> tuple[float, float, str | None]:
     """Returns error, bound and message as in `Result`. The error of two equal values or two NaN values is zero."""
     if result.numel() == 0:
         return 0.0, 0.0, None

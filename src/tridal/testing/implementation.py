@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import tridal
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.ops import table
@@ -33,6 +34,8 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
     Raises:
         PlanError: the op is unknown or cannot be used. The message suggests similar names.
     """
+    if op in (fused.name for fused in table.FUSED):
+        return getattr(tridal, op)  # type: ignore[no-any-return]
     return FUNCTIONS.get(op) or row_function(table.op_named(op))
 
 

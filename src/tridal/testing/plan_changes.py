@@ -90,7 +90,7 @@ def search_plans(backend: Backend, ops: Sequence[str] | None = None, max_compile
     for (*_, change), kinds in found.items():
         kind = kinds[zlib.crc32(repr(change).encode()) % len(kinds)]
         cases |= dict.fromkeys(kind.case(*size) for size in (change.below, change.above))
-    not_reached = backend.schedules - planner.used_schedules
+    not_reached = backend.schedules - planner.used_schedules if planner.plans else frozenset()
     if not_reached:
         not_reached -= _overridden_schedules(backend, ops)
     return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped))

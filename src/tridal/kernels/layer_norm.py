@@ -1,0 +1,88 @@
+"""The maths of LayerNorm and its gradient. Statistics have one value per row."""
+
+import triton
+import triton.language as tl
+
+from tridal.kernels.numerics import residual_sum
+
+
+@triton.jit
+def deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+    """Returns the difference of x + residual from the mean of its row."""
+    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(total / count, AXIS)
+
+
+@triton.jit
+def square_deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+    """Returns the term of squares."""
+    difference = deviation(x, residual, total, count, SUM_DTYPE, AXIS)
+    return difference * difference
+
+
+@triton.jit
+def rebase_squares(squares, part_total, total, part_count, count):
+    """Converts a part's sum of squared differences from its mean to one of differences from the mean of the row."""
+    shift = part_total / tl.where(part_count == 0, 1.0, part_count) - total / count
+    return squares + part_count * shift * shift
+
+
+@triton.jit
+def mean(total, count):
+    """Returns the mean of a row."""
+    return total / count
+
+
+@triton.jit
+def inverse_deviation(squares, count, eps):
+    """Returns 1 / sqrt(variance + eps)."""
+    return 1.0 / tl.sqrt(squares / count + eps)
+
+
+@triton.jit
+def layer_norm(
+    x, residual, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+):  # fmt: skip
+    """(x + residual - mean) * inverse_deviation * weight + bias."""
+    y = deviation(x, residual, total, count, SUM_DTYPE, AXIS) * tl.expand_dims(inverse_deviation, AXIS)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y
+
+
+@triton.jit
+def normalised(x, mean, inverse, AXIS: tl.constexpr):
+    """Returns the normalised element from the saved statistics of its row."""
+    return (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse, AXIS)
+
+
+@triton.jit
+def weighted(dy, weight):
+    """Returns the term of total: the gradient of the normalised element."""
+    return dy if weight is None else dy * weight
+
+
+@triton.jit
+def weighted_product(dy, x, weight, mean, inverse, AXIS: tl.constexpr):
+    """Returns the term of dot: the gradient of the normalised element times the normalised element."""
+    return weighted(dy, weight) * normalised(x, mean, inverse, AXIS)
+
+
+@triton.jit
+def layer_norm_gradient(dy, x, weight, mean, inverse, total, dot, count, AXIS: tl.constexpr):
+    """(dn - mean(dn) - n * mean(n * dn)) * inverse, where n is the normalised element and dn its gradient."""
+    projection = normalised(x, mean, inverse, AXIS) * tl.expand_dims(dot / count, AXIS)
+    return (weighted(dy, weight) - tl.expand_dims(total / count, AXIS) - projection) * tl.expand_dims(inverse, AXIS)
+
+
+@triton.jit
+def weight_gradient(dy, x, mean, inverse, AXIS: tl.constexpr):
+    """Returns the term of the weight's gradient."""
+    return dy * normalised(x, mean, inverse, AXIS)
+
+
+@triton.jit
+def bias_gradient(dy):
+    """Returns the term of the bias's gradient."""
+    return dy

@@ -1,0 +1,101 @@
+"""LayerNorm: its kernels, its maths in torch's ops, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tridal.ops.fused_op import FusedOp
+from tridal.ops.norms import RowSum, Tensor, column_sum, gradient_of_sum, row_sum, statistics_dtype, widened
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+MODULE = "tridal.kernels.layer_norm"
+
+
+def reference(
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float,
+    rows: RowSum | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the normalised sum, the sum if there is a residual, and mean and 1 / sqrt(variance + eps) of each row."""
+    total = input if residual is None else input + residual
+    dtype, rows = statistics_dtype(input, residual, weight, bias), rows or row_sum(input, dims)
+    x, scale, shift = (widened(tensor, dtype, dims) for tensor in (total, weight, bias))
+    mean = rows.mean(x)
+    centred = x - mean
+    inverse = torch.rsqrt(rows.mean(centred * centred) + eps)
+    y = centred * inverse
+    y = y if scale is None else y * scale
+    y = (y if shift is None else y + shift).to(total.dtype).reshape(total.shape)
+    return y, None if residual is None else total, mean.squeeze(-1), inverse.squeeze(-1)
+
+
+def gradient(
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, dims: int,
+    eps: float, output_mask: Sequence[bool], rows: RowSum | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the gradients of the sum x, and of weight and bias in the dtype of statistics."""
+    shape, dsum = x.shape[x.dim() - dims :], gradient_of_sum(dsum, x)
+    if dy is None:
+        zeros = x.new_zeros(shape, dtype=statistics_dtype(x, weight))
+        return None if dsum is None else dsum.clone(), zeros, zeros.clone()
+    dtype, rows = statistics_dtype(dy, x, weight), rows or row_sum(x, dims)
+    dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
+    if torch.is_grad_enabled():
+        centred = wide - rows.mean(wide)
+        inverse = torch.rsqrt(rows.mean(centred * centred) + eps)
+    else:
+        centred, inverse = wide - mean.to(dtype).unsqueeze(-1), inverse.to(dtype).unsqueeze(-1)
+    n, dx = centred * inverse, None
+    dweight = column_sum(dn * n).reshape(shape) if output_mask[1] else None
+    dbias = column_sum(dn).reshape(shape) if output_mask[2] else None
+    if output_mask[0]:
+        dn = dn if scale is None else dn * scale
+        dx = ((dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse).to(x.dtype).reshape(x.shape)
+        dx = dx if dsum is None else dx + dsum
+    return dx, dweight, dbias
+
+
+LAYER_NORM = FusedOp(
+    name="layer_norm",
+    kernels=(
+        RowKernel(
+            name="layer_norm",
+            module=MODULE,
+            reads=("x", "residual"),
+            column_reads=("weight", "bias"),
+            statistics=(
+                Statistic("total", "sum", term="residual_sum"),
+                Statistic("squares", "sum", term="square_deviation", rebase="rebase_squares"),
+            ),
+            row_value="inverse_deviation",
+            writes=("layer_norm", "residual_sum"),
+            row_writes=("mean", "inverse_deviation"),
+            parameters=("eps",),
+            constants=(("SUM_DTYPE", "float32"),),
+            live_tiles=2,
+        ),
+        RowKernel(
+            name="layer_norm_backward",
+            module=MODULE,
+            reads=("dy", "x"),
+            row_reads=("mean", "inverse"),
+            column_reads=("weight",),
+            statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_product")),
+            writes=("layer_norm_gradient",),
+            column_writes=("weight_gradient", "bias_gradient"),
+            neutral_padding=True,
+            live_tiles=4,
+        ),
+    ),
+    schema="(Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, int dims, float eps) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor mean, Tensor inverse, Tensor? weight, int dims, "
+    "float eps, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
+    reference=reference,
+    gradient=gradient,
+    inputs=(0, 0, 1, 2, -1, -1),
+    differentiable=2,
+    autocast=True,
+    cases="tridal.testing.norm_cases",
+)

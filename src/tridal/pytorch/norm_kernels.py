@@ -1,0 +1,188 @@
+"""How rms_norm and layer_norm, and their gradients, run their kernels on plain tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tridal.ops.fused_op import FusedOp
+from tridal.ops.layer_norm import LAYER_NORM
+from tridal.ops.norms import gradient_of_sum, statistics_dtype, sum_dtype
+from tridal.ops.rms_norm import RMS_NORM, result_dtype
+from tridal.pytorch.binding import dtype_name
+from tridal.pytorch.call_records import RECORDERS, record_torch
+from tridal.pytorch.device_context import device_context
+from tridal.pytorch.fused_ops import Results, Rules, define
+from tridal.pytorch.kernel_run import run_kernel
+from tridal.pytorch.prepared import why_torch
+from tridal.runtime.row_kernel import RowKernel
+
+Tensor = torch.Tensor
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_kernel(kernel: RowKernel, dtype: torch.dtype, absent: tuple[str, ...], **constants: str) -> RowKernel:
+    """Returns the kernel without the tensors in `absent`, for a sum of this dtype."""
+    kernel = replace(kernel, constants=()).bind(SUM_DTYPE=dtype_name(dtype), **constants, **dict.fromkeys(absent))
+    if "residual" in absent:
+        kernel = kernel.writing(kernel.name, *kernel.row_writes)
+    return kernel
+
+
+def _forward(
+    kernel: RowKernel, dtype: torch.dtype, dims: int, tensors: dict[str, Tensor | None], parameters: tuple[Any, ...],
+    **constants: str,
+) -> Results | None:  # fmt: skip
+    """Runs the kernel of a norm. Returns the results with None for an absent sum; None if no kernel computes them."""
+    input, residual = tensors["x"], tensors["residual"]
+    assert input is not None
+    wide, total = statistics_dtype(*tensors.values()), sum_dtype(input, residual)
+    if wide is torch.float64 and (total is not wide or dtype is not wide):
+        return None
+    kernel = _forward_kernel(kernel, total, tuple(n for n, tensor in tensors.items() if tensor is None), **constants)
+    given = [_flat(tensor, dims) for tensor in tensors.values() if tensor is not None]
+    dtypes = (dtype, *[total] * (residual is not None), *[wide] * len(kernel.row_writes))
+    found = run_kernel(device_context(input.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
+    if found is None:
+        return None
+    elements = [tensor if dims == 1 else tensor.view(input.shape) for tensor in found[: len(kernel.writes)]]
+    return (*elements, *[None] * (residual is None), *found[len(kernel.writes) :])
+
+
+def _flat(tensor: Tensor, dims: int) -> Tensor:
+    return tensor if dims == 1 else tensor.flatten(-dims)
+
+
+@functools.lru_cache(maxsize=1024)
+def _backward_kernel(kernel: RowKernel, weighted: bool, outputs: tuple[str, ...]) -> RowKernel:
+    """Returns the kernel that writes only these outputs. Gradients of parameters need no statistics."""
+    kernel = (kernel if weighted else kernel.bind(weight=None)).writing(*outputs)
+    return kernel if kernel.writes else replace(kernel, statistics=())
+
+
+def _backward(
+    kernel: RowKernel, dims: int, dy: Tensor, dsum: Tensor | None, x: Tensor, rows: tuple[Tensor, ...],
+    weight: Tensor | None, parameters: tuple[Any, ...], output_mask: Sequence[bool],
+) -> Results | None:  # fmt: skip
+    """Runs the kernel of a gradient. Returns None if no kernel computes it."""
+    wide = statistics_dtype(dy, x, weight)
+    if wide is torch.float64 and x.dtype is not wide:
+        return None
+    names = (*kernel.writes, *kernel.column_writes)
+    outputs = tuple(name for name, needed in zip(names, output_mask, strict=True) if needed)
+    kernel = _backward_kernel(kernel, weight is not None, outputs)
+    given = [_flat(dy, dims), _flat(x, dims), *rows, *[w.flatten() for w in (weight,) if w is not None]]
+    dtypes = (x.dtype,) * len(kernel.writes)
+    found = run_kernel(device_context(x.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
+    if found is None:
+        return None
+    results, shape = iter(found), x.shape[x.dim() - dims :]
+    dx = next(results).view(x.shape) if output_mask[0] else None
+    if dx is not None and (dsum := gradient_of_sum(dsum, x)) is not None:
+        dx += dsum
+    return (dx, *((next(results).sum(0).view(shape)) if needed else None for needed in output_mask[1:]))
+
+
+def _rms_norm(
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
+    casting: str,
+) -> Results:  # fmt: skip
+    dtype = result_dtype(sum_dtype(input, residual), weight, casting)
+    tensors, parameters = {"x": input, "residual": residual, "weight": weight}, (eps, weight_offset or None)
+    found = _forward(RMS_NORM.kernels[0], dtype, dims, tensors, parameters, CASTING=casting)
+    return found or _by_torch(RMS_NORM, False, input, residual, weight, dims, eps, weight_offset, casting)
+
+
+def _rms_norm_backward(
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, root: Tensor, weight: Tensor | None, dims: int, eps: float,
+    weight_offset: float, output_mask: Sequence[bool],
+) -> Results:  # fmt: skip
+    found = None
+    if dy is not None:
+        kernel, parameters = RMS_NORM.kernels[1], (weight_offset or None,)
+        found = _backward(kernel, dims, dy, dsum, x, (root,), weight, parameters, output_mask)
+    return found or _by_torch(RMS_NORM, True, dy, dsum, x, root, weight, dims, eps, weight_offset, output_mask)
+
+
+def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
+    input, residual, weight, dims, eps, weight_offset, _ = arguments
+    return input if residual is None else results[1], results[2], weight, dims, eps, weight_offset
+
+
+def _layer_norm(
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
+) -> Results:
+    tensors = {"x": input, "residual": residual, "weight": weight, "bias": bias}
+    found = _forward(LAYER_NORM.kernels[0], sum_dtype(input, residual), dims, tensors, (eps,))
+    return found or _by_torch(LAYER_NORM, False, input, residual, weight, bias, dims, eps)
+
+
+def _layer_norm_backward(
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, dims: int,
+    eps: float, output_mask: Sequence[bool],
+) -> Results:  # fmt: skip
+    found = None
+    if dy is not None:
+        found = _backward(LAYER_NORM.kernels[1], dims, dy, dsum, x, (mean, inverse), weight, (), output_mask)
+    return found or _by_torch(LAYER_NORM, True, dy, dsum, x, mean, inverse, weight, dims, eps, output_mask)
+
+
+def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
+    input, residual, weight, _, dims, eps = arguments
+    return input if residual is None else results[1], *results[2:], weight, dims, eps
+
+
+def _by_torch(op: FusedOp, backward: bool, *arguments: Any) -> Results:
+    """Computes an op, or its gradient, with torch's ops. Makes the results contiguous, as those of kernels are."""
+    if RECORDERS:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        reason = why_torch(device_context(tensors[0].device), None, *tensors)
+        record_torch(op.kernels[backward].name, tensors[0], reason)
+    results = (op.gradient if backward else op.reference)(*arguments)
+    return tuple(None if result is None else result.contiguous() for result in results)
+
+
+def _fake_rms_norm(
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
+    casting: str,
+) -> Results:  # fmt: skip
+    total = sum_dtype(input, residual)
+    root = _fake_statistic(input, dims, statistics_dtype(input, residual, weight))
+    y = input.new_empty(input.shape, dtype=result_dtype(total, weight, casting))
+    return y, None if residual is None else input.new_empty(input.shape, dtype=total), root
+
+
+def _fake_layer_norm(
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
+) -> Results:
+    dtype, wide = sum_dtype(input, residual), statistics_dtype(input, residual, weight, bias)
+    y = input.new_empty(input.shape, dtype=dtype)
+    total = None if residual is None else torch.empty_like(y)
+    return y, total, _fake_statistic(input, dims, wide), _fake_statistic(input, dims, wide)
+
+
+def _fake_statistic(input: Tensor, dims: int, dtype: torch.dtype) -> Tensor:
+    return input.new_empty(input.shape[: input.dim() - dims], dtype=dtype)
+
+
+def _fake_backward(dy: Tensor | None, dsum: Tensor | None, x: Tensor, *saved: Any, weight: int) -> Results:
+    """Returns the gradients of the sum and of the parameters. `weight` is the weight's position in `saved`."""
+    mask, dims, shape = saved[-1], saved[weight + 1], x.shape
+    wide = statistics_dtype(dy, x, saved[weight])
+    found = [x.new_empty(shape[x.dim() - dims :], dtype=wide) if needed else None for needed in mask[1:]]
+    return (x.new_empty(shape) if mask[0] else None, *found)
+
+
+RMS_NORM_RULES = Rules(
+    RMS_NORM, _rms_norm, _fake_rms_norm, _rms_norm_save, _rms_norm_backward, functools.partial(_fake_backward, weight=1)
+)
+LAYER_NORM_RULES = Rules(
+    LAYER_NORM, _layer_norm, _fake_layer_norm, _layer_norm_save, _layer_norm_backward,
+    functools.partial(_fake_backward, weight=2),
+)  # fmt: skip
+for _rules in (RMS_NORM_RULES, LAYER_NORM_RULES):
+    define(_rules)

@@ -1,0 +1,92 @@
+"""The kernels with which `override_torch` replaces torch's LayerNorm and RMSNorm, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tridal.errors import DTypeError
+from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes
+from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
+from tridal.pytorch.private import skip_frames
+
+Tensor = torch.Tensor
+
+
+@skip_frames
+def _native_layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, ...]:
+    check_norm(input, normalized_shape, eps, weight=weight, bias=bias)
+    if input.dtype not in DTYPES:
+        raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
+    check_parameter_dtypes(input.dtype, weight=weight, bias=bias)
+    y, _, mean, inverse = LAYER_NORM_RULES.compute(input, None, weight, bias, len(normalized_shape), eps)
+    mixed = any(parameter is not None and parameter.dtype is not input.dtype for parameter in (weight, bias))
+    dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
+    assert y is not None
+    return y, *(_statistic(number, input, dtype) for number in (mean, inverse))
+
+
+@skip_frames
+def _native_layer_norm_backward(
+    grad: Tensor, input: Tensor, normalized_shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Tensor | None,
+    bias: Tensor | None, output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    dims = len(normalized_shape)
+    rows = (number.view(input.shape[: input.dim() - dims]) for number in (mean, rstd))
+    with torch.no_grad():  # torch differentiates this op itself
+        found = LAYER_NORM_RULES.backward(grad, None, input, *rows, weight, dims, 0.0, output_mask)
+    return _with_dtypes(found, (input, weight, bias))
+
+
+@skip_frames
+def _fused_rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, ...]:
+    if input.dtype not in DTYPES or (weight is not None and weight.dtype is not input.dtype):
+        return torch.ops.aten._fused_rms_norm.default.decompose(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
+    check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight)
+    if eps is None:
+        eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
+    y, _, root = RMS_NORM_RULES.compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
+    assert y is not None
+    return y, _statistic(root, input, None)
+
+
+@skip_frames
+def _fused_rms_norm_backward(
+    grad: Tensor, input: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if input.dtype not in DTYPES:
+        raise DTypeError(f"override_torch has no gradient of rms_norm for {input.dtype}: end the override")
+    dims = len(normalized_shape)
+    root = rstd.view(input.shape[: input.dim() - dims])
+    with torch.no_grad():  # torch differentiates this op itself
+        found = RMS_NORM_RULES.backward(grad, None, input, root, weight, dims, 0.0, 0.0, output_mask)
+    return _with_dtypes(found, (input, weight))
+
+
+def _statistic(number: Tensor | None, input: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Returns a number per row with a size of one for each normalised dim, as torch's ops return it."""
+    assert number is not None
+    number = number.view(*number.shape, *[1] * (input.dim() - number.dim()))
+    return number if dtype is None else number.to(dtype)
+
+
+def _with_dtypes(found: Sequence[Tensor | None], like: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Returns gradients in the dtypes of their tensors. The bias's dtype is used only if there is a bias."""
+    pairs = zip(found, like, strict=True)
+    return tuple(g if g is None or tensor is None else g.to(tensor.dtype) for g, tensor in pairs)
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {
+    "native_layer_norm": _native_layer_norm,
+    "native_layer_norm_backward": _native_layer_norm_backward,
+    "_fused_rms_norm": _fused_rms_norm,
+    "_fused_rms_norm_backward": _fused_rms_norm_backward,
+}
+"""The replaced ATen ops. Versions of torch before 2.9 do not have all of them."""

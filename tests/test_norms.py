@@ -1,0 +1,226 @@
+"""tridal.rms_norm and tridal.layer_norm: torch's semantics, dtypes and errors, and the arguments that torch lacks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+from tridal.errors import DTypeError, ShapeError, TensorDeviceError
+from tridal.ops import rms_norm as rms_norm_op
+
+NORMS = ["rms_norm", "layer_norm"]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def both(name: str) -> tuple[Any, Any]:
+    return getattr(tridal, name), getattr(functional, name)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_results_and_gradients_equal_torch(device: torch.device, data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    wanted = shape[-data.draw(st.integers(1, len(shape))) :]
+    name, has_residual = data.draw(st.sampled_from(NORMS)), data.draw(st.booleans())
+    ours, theirs = both(name)
+
+    def make(*size: int) -> torch.Tensor:
+        return torch.randn(size, dtype=torch.float64, device=device, requires_grad=True)
+
+    x, residual = make(*shape), make(*shape) if has_residual else None
+    count = data.draw(st.integers(0, 1 if name == "rms_norm" else 2))
+    parameters = [make(*wanted) for _ in range(count)]
+    total = x if residual is None else x + residual
+    expected = [theirs(total, wanted, *parameters), *[total] * has_residual]
+    found = ours(x, wanted, *parameters, residual=residual)
+    found = list(found) if has_residual else [found]
+    assert_close(found, expected)
+    tensors = [tensor for tensor in (x, residual, *parameters) if tensor is not None]
+    subset = [tensor for tensor in tensors if data.draw(st.booleans())] or tensors
+    dy = [torch.randn(shape, dtype=torch.float64, device=device) for _ in found]
+    assert_close(torch.autograd.grad(found, subset, dy), torch.autograd.grad(expected, subset, dy))
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("weight", FLOATS)
+def test_dtypes_of_results_and_errors_equal_torch(
+    device: torch.device, name: str, dtype: torch.dtype, weight: torch.dtype
+) -> None:
+    ours, theirs = both(name)
+    x, w = torch.randn(3, 8).to(dtype), torch.randn(8).to(weight)
+    try:
+        expected = theirs(x, (8,), w).dtype
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match=f"layer_norm of {dtype} takes parameters of {dtype}"):
+            ours(x.to(device), (8,), w.to(device))
+    else:
+        assert ours(x.to(device), (8,), w.to(device)).dtype is expected
+
+
+def test_layer_norm_needs_one_dtype_for_weight_and_bias(device: torch.device) -> None:
+    x, w = torch.randn(3, 8, dtype=torch.float16, device=device), torch.randn(8, device=device)
+    for weight, bias in ((w.half(), w), (w, w.half())):
+        with pytest.raises(DTypeError, match=r"weight has torch\.float(16|32), bias has torch\.float(16|32)"):
+            tridal.layer_norm(x, (8,), weight, bias)
+    assert tridal.layer_norm(x, (8,), None, w).dtype is torch.float16
+
+
+@pytest.mark.parametrize("promotes", [True, False])
+def test_casting_decides_rounding_and_dtype(
+    device: torch.device, promotes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rms_norm_op, "_TORCH_PROMOTES", promotes)
+    torch.manual_seed(0)
+    x, w = torch.randn(64, 33, device=device).half(), torch.randn(33, device=device)
+    n = functional.rms_norm(x.float(), (33,))
+    for weight in (w, w.half()):
+        wide = weight.float()
+        llama = tridal.rms_norm(x, (33,), weight, casting="llama")
+        assert_close(llama, (n.half().float() * wide).to(torch.promote_types(x.dtype, weight.dtype)), rtol=1e-3, atol=0)
+        gemma = tridal.rms_norm(x, (33,), weight, casting="gemma", weight_offset=1.0)
+        assert_close(gemma, (n * (1 + wide)).half(), rtol=1e-3, atol=1e-6)
+        plain = tridal.rms_norm(x, (33,), weight)
+        assert plain.dtype is (weight.dtype if promotes else x.dtype)
+        assert_close(plain, (n * wide).to(plain.dtype), rtol=1e-3, atol=0)
+    exact = (n.half().float() * w).double()
+    assert (tridal.rms_norm(x, (33,), w, casting="llama") - exact).abs().max() < 1e-6, "n was rounded before"
+    assert (n * w - exact).abs().max() > 1e-4, "and this is visible"
+
+
+def test_the_offset_is_added_in_float32(device: torch.device) -> None:
+    x, w = torch.randn(2, 16, device=device), torch.full((16,), 2.0**-9, dtype=torch.bfloat16, device=device)
+    found = tridal.rms_norm(x, (16,), w, weight_offset=1.0)
+    assert_close(found, functional.rms_norm(x, (16,), 1 + w.float()).to(found.dtype))
+    assert (1 + w == 1).all(), "bfloat16 would lose the weight"
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_rounded_sum_is_normalised_and_returned(device: torch.device, name: str) -> None:
+    ours, theirs = both(name)
+    x, residual = (torch.randn(5, 300, device=device).half() for _ in range(2))
+    y, total = ours(x, (300,), residual=residual, eps=0.0)
+    assert torch.equal(total, x + residual)
+    assert_close(y, theirs(total.float(), (300,), eps=0.0).half(), rtol=1e-3, atol=1e-5)
+    for other, dtype in ((residual.float(), torch.float32), (residual.bfloat16(), torch.float32)):
+        assert [t.dtype for t in ours(x, (300,), residual=other)] == [dtype, dtype]
+        assert [t.dtype for t in ours(other, (300,), residual=x)] == [dtype, dtype]
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_default_eps_equals_torch(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    ours, theirs = both(name)
+    x = torch.linspace(-2e-4, 3e-4, 12).to(device, dtype).reshape(2, 6)
+    assert_close(ours(x, (6,)), theirs(x, (6,)))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_nan_and_infinities_equal_torch(device: torch.device, name: str) -> None:
+    ours, theirs = both(name)
+    inf, nan = float("inf"), float("nan")
+    rows = [[inf, 1.0, 2.0], [nan, 1.0, 2.0], [-inf, inf, 0.0], [0.0, 0.0, 0.0], [1e-30, 0.0, 1.0]]
+    x = torch.tensor(rows, dtype=torch.float64, device=device, requires_grad=True)
+    w = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64, device=device, requires_grad=True)
+    found, expected = ours(x, (3,), w), theirs(x, (3,), w)
+    assert_close(found, expected, equal_nan=True)
+    dy = torch.ones_like(x)
+    gradients = (torch.autograd.grad(y, (x, w), dy) for y in (found, expected))
+    assert_close(next(gradients), next(gradients), equal_nan=True)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"input": [1.0]}, TypeError, "input must be a torch.Tensor, got list"),
+    ({"normalized_shape": 8}, TypeError, r"must be a tuple of ints, got int: pass \(8,\)"),
+    ({"normalized_shape": (8.0,)}, TypeError, "must be a tuple of ints, but it holds 8.0"),
+    ({"normalized_shape": None}, TypeError, "must be a tuple of ints, got NoneType"),
+    ({"normalized_shape": ()}, ShapeError, "Expected normalized_shape to be at least 1-dimensional"),
+    ({"normalized_shape": (7,)}, ShapeError, r"Given normalized_shape=\[7\], expected input with shape \[\*, 7\], but"),
+    ({"normalized_shape": (1, 3, 8)}, ShapeError, r"input of size \[3, 8\]: normalized_shape has to be the last sizes"),
+    ({"normalized_shape": (-1,)}, ShapeError, r"Given normalized_shape=\[-1\]"),
+    ({"weight": torch.ones(1, 8)}, ShapeError, r"Expected weight to be of same shape as normalized_shape, but got wei"),
+    ({"weight": [1.0] * 8}, TypeError, "weight must be a torch.Tensor or None, got list"),
+    ({"weight": torch.ones(8, device="meta")}, TensorDeviceError, "weight is on meta, but input is on"),
+    ({"residual": torch.ones(8)}, ShapeError, "Expected residual to be of same shape as input"),
+    ({"eps": "a"}, TypeError, "eps must be a float, got 'a'"),
+    ({"input": torch.ones(3, 8).int(), "residual": torch.ones(3, 8)}, DTypeError, "needs dense tensors of float16"),
+]
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(("bad", "error", "message"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_raise_an_error_of_torchs_type(
+    device: torch.device, name: str, bad: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    ours, theirs = both(name)
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) and v.device.type != "meta" else v for k, v in bad.items()}
+    arguments = {"input": torch.randn(3, 8, device=device), "normalized_shape": (8,), **moved}
+    with pytest.raises(error, match=message) as raised:
+        ours(**arguments)
+    if "residual" not in bad:
+        with pytest.raises((TypeError, RuntimeError, ValueError)) as torchs:
+            theirs(**arguments)
+        assert isinstance(raised.value, torchs.type), "the same type of error as torch's"
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"casting": "bf16"}, ValueError, "casting must be None, 'llama' or 'gemma', got 'bf16'"),
+        ({"weight_offset": "1"}, TypeError, "weight_offset must be a number, got '1'"),
+    ],
+)
+def test_bad_scaling_raises(bad: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tridal.rms_norm(torch.ones(3, 8), (8,), **bad)
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+def test_other_dtypes_are_torchs(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    ours, theirs = both(name)
+    x = torch.randn(3, 8, device=device).to(dtype)
+    try:
+        expected = theirs(x, (8,))
+    except NotImplementedError:
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            ours(x, (8,))
+    else:
+        assert_close(ours(x, (8,)), expected)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_devices_without_a_backend_compute_the_same_with_torch(device: torch.device, name: str) -> None:
+    ours, _ = both(name)
+    x, residual, w = (torch.randn(shape, device=device, requires_grad=True) for shape in ((4, 6), (4, 6), (6,)))
+    options = [{}, {"residual": residual}]
+    options += [{"weight_offset": 1.0, "residual": residual}, {"casting": "llama"}] if name == "rms_norm" else []
+    for option, weight in itertools.product(options, (None, w)):
+        served = ours(x, (6,), weight, **option)
+        with tridal.use(device=None):
+            by_torch = ours(x.cpu(), (6,), weight if weight is None else weight.cpu(), **option)
+        assert_close(served, by_torch, check_device=False)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_only_requested_gradients_are_computed(device: torch.device, name: str) -> None:
+    ours, _ = both(name)
+    x, w = torch.randn(4, 6, device=device), torch.randn(6, device=device)
+    for wanted in ((x,), (w,), (x, w)):
+        for tensor in (x, w):
+            tensor.requires_grad_(any(tensor is t for t in wanted))
+        with tridal.record_calls() as calls:
+            ours(x, (6,), w).sum().backward()
+        assert [call.op for call in calls] == [name, f"{name}_backward"]
+        assert all(call.schedule is not None for call in calls), "kernels computed both"
+        for tensor in (x, w):
+            assert (tensor.grad is not None) == any(tensor is t for t in wanted)
+            tensor.grad = None
