@@ -27,12 +27,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
 
+import loss_dtensor_checks
 import norm_dtensor_checks
 import tridal
 from exchanged_bytes import ExchangedBytes
 
 NAMES = ("softmax", "log_softmax")
-CHECKS: dict[str, Callable[[DeviceMesh], None]] = {check.__name__: check for check in norm_dtensor_checks.CHECKS}
+CHECKS: dict[str, Callable[[DeviceMesh], None]] = {
+    **{check.__name__: check for check in norm_dtensor_checks.CHECKS},
+    **loss_dtensor_checks.CHECKS,
+}
 
 
 def check(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:

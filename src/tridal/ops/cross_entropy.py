@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from tridal.ops.fused_op import FusedOp
+from tridal.ops.row_op import RowReduce
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 Tensor = torch.Tensor
@@ -144,44 +145,97 @@ def reference(
     return loss.to(dtype), lse, denominator
 
 
+class Classes(NamedTuple):
+    """The classes of logits whose rows may be sharded over ranks."""
+
+    columns: Tensor
+    """The index of each class of the shard, of a shape that can be broadcast to the logits."""
+    size: int
+    """The number of classes of all shards."""
+    reduce: RowReduce
+    """Reduces the shards of each row along the dim of the classes."""
+
+
+def all_classes(x: Tensor) -> Classes:
+    """Returns the classes of logits that are not sharded."""
+    dim = classes_dim(x)
+    columns = torch.arange(x.shape[dim], device=x.device).view(-1, *[1] * (x.dim() - 1 - dim))
+    return Classes(columns, x.shape[dim], RowReduce(x, dim))
+
+
+def _targets(
+    y: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float, classes: Classes
+) -> tuple[Tensor, Tensor]:
+    """Returns the weighted target of each class, and the weight of each row that z_loss and the mean use.
+
+    The weight of a row is zero if its target is ignored, and NaN if the target is out of range.
+    """
+    dim, shape = classes_dim(y), [1] * (y.dim() - 1 - classes_dim(y))
+    weights = None if weight is None else weight.to(y.dtype).view(-1, *shape)
+    if target.is_floating_point():
+        uniform = torch.full_like(y, 1 / max(classes.size, 1))
+        mixed = torch.lerp(target.to(y.dtype), uniform, label_smoothing)
+        return (mixed if weights is None else mixed * weights), torch.ones_like(mixed.sum(dim, keepdim=True))
+    index = target.unsqueeze(dim)
+    kept = index != ignore_index
+    invalid = kept & ((index < 0) | (index >= classes.size))
+    one_hot = (classes.columns == index).to(y.dtype)
+    scale = kept.to(y.dtype) if weights is None else kept * classes.reduce(one_hot * weights, "sum")
+    scale = torch.where(invalid, torch.nan, scale)
+    wanted = one_hot * scale * (1 - label_smoothing)
+    if label_smoothing:
+        spread = kept.to(y.dtype) * (label_smoothing / max(classes.size, 1))
+        wanted = wanted + (spread if weights is None else spread * weights)
+    return wanted, scale
+
+
+def sharded_rows(
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float | None, classes: Classes,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns loss, log-sum-exp and weight of each row from shards of the rows, which exchange only reductions."""
+    dim, reduce = classes_dim(input), classes.reduce
+    y = _capped(input, accumulator(input, target, weight), softcap)
+    top = reduce(y, "max")
+    top = torch.where(top.isfinite(), top, 0.0)
+    lse = top + reduce((y - top).exp(), "sum").log()
+    wanted, scale = _targets(y, target, weight, ignore_index, label_smoothing, classes)
+    rows = reduce(torch.where(wanted == 0, 0.0, wanted * (lse - y)), "sum")
+    rows = rows + torch.where(scale == 0, 0.0, z_loss * lse.square() * scale) if z_loss else rows
+    rows = torch.where(scale.isnan(), torch.nan, rows)
+    return rows.squeeze(dim), lse.squeeze(dim), scale.squeeze(dim)
+
+
 def gradient(
     grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
     denominator: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float | None, output_mask: list[bool],
+    softcap: float | None, output_mask: list[bool], classes: Classes | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the gradients of the logits and of target probabilities."""
+    """Returns the gradients of the logits and of target probabilities. `classes` describes shards of rows."""
     dim, wide = classes_dim(input), accumulator(input, target, weight)
     y = _capped(input, wide, softcap)
-    p, lse, classes = y.softmax(dim), _logsumexp(y), input.shape[dim]
-    weights = None if weight is None else weight.to(wide).view(-1, *[1] * (input.dim() - 1 - dim))
-    total = torch.zeros_like(lse)
+    classes = all_classes(y) if classes is None else classes
+    top = classes.reduce(y, "max").detach()  # it cancels out
+    exp = (y - top).exp()
+    total = classes.reduce(exp, "sum")
+    p, exact_lse = exp / total, torch.where(top.isfinite(), top, 0.0) + total.log()
+    factor, target_gradient = torch.zeros_like(total), None
     wanted = torch.zeros_like(y)
-    target_gradient = None
     if grad is not None:
-        rows = row_gradient(grad, lse, denominator, reduction)
-        if target.is_floating_point():
-            scale = torch.ones_like(lse)
-            wanted = torch.lerp(target.to(wide), torch.full_like(y, 1 / max(classes, 1)), label_smoothing)
-            wanted = wanted if weights is None else wanted * weights
-            if output_mask[1]:
-                kept = (lse.unsqueeze(dim) - y) * (1 - label_smoothing) * rows.unsqueeze(dim)
-                target_gradient = (kept if weights is None else kept * weights).to(target.dtype)
-        else:
-            kept = target != ignore_index
-            scale = target_weights(target, weight, ignore_index, wide)
-            scale = torch.where(kept & ((target < 0) | (target >= classes)), torch.nan, scale)
-            columns = torch.arange(classes, device=target.device).view(-1, *[1] * (input.dim() - 1 - dim))
-            one_hot = (columns == target.unsqueeze(dim)).to(wide)
-            wanted = one_hot * (scale * (1 - label_smoothing)).unsqueeze(dim)
-            if label_smoothing:
-                spread = kept.unsqueeze(dim).to(wide) * (label_smoothing / classes)
-                wanted = wanted + (spread if weights is None else spread * weights)
-            rows = torch.where(kept, rows, 0.0)
-        total = rows * (wanted.sum(dim) + 2 * z_loss * lse * scale if z_loss else wanted.sum(dim))
-        wanted = wanted * rows.unsqueeze(dim)
+        rows = row_gradient(grad, lse, denominator, reduction).unsqueeze(dim)
+        if target.is_floating_point() and output_mask[1]:
+            weights = None if weight is None else weight.to(wide).view(-1, *[1] * (input.dim() - 1 - dim))
+            kept = (exact_lse - y) * (1 - label_smoothing) * rows
+            target_gradient = (kept if weights is None else kept * weights).to(target.dtype)
+        wanted, scale = _targets(y, target, weight, ignore_index, label_smoothing, classes)
+        if not target.is_floating_point():
+            rows = torch.where(target.unsqueeze(dim) == ignore_index, 0.0, rows)
+        factor = classes.reduce(wanted, "sum")
+        factor = rows * (factor + 2 * z_loss * exact_lse * scale if z_loss else factor)
+        wanted = wanted * rows
     if lse_grad is not None:
-        total = total + lse_grad
-    dx = p * total.unsqueeze(dim) - wanted
+        factor = factor + lse_grad.unsqueeze(dim)
+    dx = p * factor - wanted
     if softcap is not None:
         dx = dx * (1 - (y / softcap).square())
     return dx.to(input.dtype), target_gradient

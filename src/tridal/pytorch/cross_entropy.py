@@ -76,15 +76,16 @@ def cross_entropy(
     check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
     number = REDUCTIONS[reduction]
     cap = None if softcap is None else float(softcap)
-    numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, result_dtype(input, target, weight))
-    if inplace_backward:
+    dtype = result_dtype(input.dtype, target, weight, autocast)
+    numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
+    if inplace_backward and not _compiling():
         _check_inplace(input)
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
         loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
-    elif not _compiling() and _is_distributed(input, target, weight):
-        rows, lse, _ = fused_ops.call(RULES, input, target, weight, NONE, *numbers[:-1], accumulator(input))
-        assert rows is not None
-        loss = maths.reduce_rows(rows, target, weight, number, ignore_index)[0].to(numbers[-1])
+    elif is_distributed(input, target, weight):
+        from tridal.pytorch.loss_dtensor import reduced
+
+        loss, lse = reduced(input, target, weight, number, *numbers)
     elif inplace_backward and _writes_gradient(input, target, weight):
         rules = INPLACE_RULES
         loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
@@ -95,10 +96,19 @@ def cross_entropy(
     return (loss, lse) if return_lse else loss
 
 
-def result_dtype(input: Tensor, target: Tensor, weight: Tensor | None) -> torch.dtype:
-    """Returns the dtype of the loss, as torch promotes it."""
-    dtype = input.dtype
-    if torch.is_autocast_enabled(input.device.type):
+def is_distributed(*tensors: Tensor | None) -> bool:
+    """Returns whether one of the tensors is a DTensor."""
+    if _compiling():
+        from tridal.pytorch import dynamo
+
+        if not dynamo.distributed_loaded():
+            return False
+    return _is_distributed(*tensors)
+
+
+def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
+    """Returns the dtype of the loss of logits of a dtype, as torch promotes it."""
+    if autocast:
         dtype = torch.promote_types(dtype, torch.float32)
     if target.is_floating_point():
         dtype = torch.promote_types(dtype, target.dtype)
@@ -116,7 +126,7 @@ def _check_inplace(input: Tensor) -> None:
             "inplace_backward=True would write the gradient into a leaf that requires grad, whose values are needed "
             "again: pass logits that an operation has computed, or inplace_backward=False"
         )
-    if rows_last(input) is None and not _compiling():
+    if rows_last(input) is None:
         raise RuntimeError(
             f"inplace_backward=True needs contiguous logits, got strides {input.stride()}: use input.contiguous(), or "
             "inplace_backward=False"

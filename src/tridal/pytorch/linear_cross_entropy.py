@@ -12,8 +12,7 @@ from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import MEAN, NONE, REDUCTIONS
 from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, reference
 from tridal.pytorch import fused_ops, private
-from tridal.pytorch.cross_entropy import result_dtype
-from tridal.pytorch.functions import _is_distributed
+from tridal.pytorch.cross_entropy import is_distributed, result_dtype
 from tridal.pytorch.fused_ops import Rules
 from tridal.pytorch.linear_checks import check_linear
 from tridal.pytorch.linear_chunks import chunked
@@ -78,7 +77,7 @@ def linear_cross_entropy(
     matmul_dtype = input.dtype
     if autocast and input.dtype is not torch.float64:
         matmul_dtype = torch.get_autocast_dtype(input.device.type)
-    dtype = result_dtype(x[:0].to(matmul_dtype), target, weight)
+    dtype = result_dtype(matmul_dtype, target, weight, autocast)
     wide = torch.promote_types(matmul_dtype, torch.float32)
     needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (input, linear_weight, linear_bias)]
     arguments = (
@@ -86,9 +85,11 @@ def linear_cross_entropy(
         float(z_loss), None if softcap is None else float(softcap), dtype, matmul_dtype, accum_dtype or wide,
         chunk_size or 0, needs if reduction != "none" else [False] * 3,
     )  # fmt: skip
-    if not _compiling() and _is_distributed(*given):
-        raise NotImplementedError
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (target, weight)):
+    if is_distributed(*given):
+        from tridal.pytorch.loss_dtensor import linear_cross_entropy as distributed
+
+        loss: Tensor | None = distributed(*arguments[:-1])
+    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (target, weight)):
         loss = reference(*arguments)[0]
     else:
         loss = fused_ops.call(EAGER_RULES, *arguments)[0]

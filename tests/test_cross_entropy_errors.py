@@ -1,0 +1,99 @@
+"""Bad arguments of the losses: torch's types of errors, and messages that name the cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tridal
+
+X, TARGET = torch.randn(4, 5), torch.tensor([0, 4, 1, 2])
+LONG = torch.long
+
+BOTH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "reduction": ({"reduction": "avg"}, ValueError, "'avg' is not a valid value for reduction: expected none, mean"),
+    "smoothing": ({"label_smoothing": 1.5}, RuntimeError, r"between 0.0 and 1.0. Got: 1.5"),
+    "ignore_index dtype": ({"ignore_index": 1.5}, TypeError, "ignore_index must be an int, got 1.5"),
+    "weight shape": ({"weight": torch.rand(4)}, RuntimeError, r"for all 5 classes or no classes but got .* \[4\]"),
+    "weight rank": ({"weight": torch.rand(1, 5)}, RuntimeError, r"for all 5 classes"),
+    "weight dtype": ({"weight": torch.rand(5).double()}, RuntimeError, "weight of the dtype of the logits"),
+    "integer weight": ({"weight": torch.ones(5, dtype=LONG)}, RuntimeError, "but got torch.int64"),
+    "weight device": ({"weight": torch.rand(5, device="meta")}, RuntimeError, "weight is on meta, but input is on cpu"),
+    "too large": ({"target": torch.tensor([0, 5, 1, 2])}, IndexError, "Target 5 is out of bounds"),
+    "negative": ({"target": torch.tensor([0, -1, 1, 2])}, IndexError, "Target -1 is out of bounds"),
+    "float index": ({"target": torch.ones(4)}, RuntimeError, "Long or Byte, but got torch.float32"),
+    "int32 index": ({"target": TARGET.int()}, RuntimeError, "Long or Byte, but got torch.int32"),
+    "batch": ({"target": TARGET[:3]}, ValueError, r"input batch_size \(4\) to match target batch_size \(3\)"),
+    "integer probabilities": ({"target": torch.ones(4, 5, dtype=LONG)}, RuntimeError, "probabilities, got torch.int64"),
+    "ignored probabilities": ({"target": torch.rand(4, 5), "ignore_index": 1}, RuntimeError, "ignore_index"),
+    "target type": ({"target": [0, 1, 2, 3]}, TypeError, "target must be a torch.Tensor, got list"),
+}
+OURS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "negative smoothing": ({"label_smoothing": -0.1}, RuntimeError, "between 0.0 and 1.0. Got: -0.1"),
+    "smoothing type": ({"label_smoothing": "0.1"}, TypeError, "label_smoothing must be a number, got '0.1'"),
+    "softcap": ({"softcap": 0.0}, ValueError, "softcap must be a positive number or None, got 0.0"),
+    "z_loss": ({"z_loss": None}, TypeError, "z_loss must be a number, got None"),
+}
+
+
+def call(function: Any, arguments: dict[str, Any]) -> None:
+    function(**({"input": X, "target": TARGET} | arguments))
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_errors_have_the_types_of_torch(device: torch.device, case: str) -> None:
+    if device.type != "cpu":
+        pytest.skip("the tensors are on the CPU")
+    arguments, kind, message = BOTH[case]
+    with pytest.raises(kind, match=message):
+        call(tridal.cross_entropy, arguments)
+    with pytest.raises(kind):
+        call(functional.cross_entropy, arguments)
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_errors_of_other_arguments_name_the_cause(case: str) -> None:
+    arguments, kind, message = OURS[case]
+    with pytest.raises(kind, match=message):
+        call(tridal.cross_entropy, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_logits_need_a_floating_point_dtype(dtype: torch.dtype) -> None:
+    with pytest.raises(NotImplementedError, match="logits must have a floating-point dtype"):
+        tridal.cross_entropy(X.to(dtype), TARGET)
+
+
+def test_positional_arguments_after_weight_raise() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        tridal.cross_entropy(X, TARGET, None, True)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"linear_weight": torch.rand(7)}, RuntimeError, "dimensionality at least 2, got 1"),
+        ({"linear_weight": torch.rand(7, 3)}, RuntimeError, "got 5 and 3, respectively"),
+        ({"linear_bias": torch.rand(3)}, RuntimeError, r"expected linear_bias shape \(7,\), got \(3,\)"),
+        ({"linear_weight": torch.rand(7, 5).double()}, RuntimeError, "to have the same dtype"),
+        ({"target": torch.rand(4, 7), "ignore_index": 0}, RuntimeError, "ignore_index cannot be specified"),
+        ({"target": torch.tensor([0, 7, 1, 2])}, IndexError, "Target 7 is out of bounds"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"chunk_size": 1.5}, TypeError, "chunk_size must be an int or None"),
+        ({"accum_dtype": torch.int32}, NotImplementedError, "accum_dtype must be a floating-point dtype"),
+        ({"accum_dtype": "float32"}, TypeError, "accum_dtype must be a torch.dtype"),
+        ({"input": torch.rand(5), "linear_weight": torch.rand(7, 2, 5)}, RuntimeError, "requires batched input"),
+        ({"input": torch.rand(2, 2, 5)}, RuntimeError, r"Expected target size \[2, 2\] for indices"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_errors_of_the_linear_form(
+    device: torch.device, arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    if device.type != "cpu":
+        pytest.skip("the tensors are on the CPU")
+    with pytest.raises(kind, match=message):
+        call(tridal.linear_cross_entropy, {"linear_weight": torch.rand(7, 5)} | arguments)

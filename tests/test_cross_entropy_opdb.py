@@ -1,0 +1,54 @@
+"""The samples of PyTorch's test database for the losses, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from test_opdb import FLOATING, TOLERANCE, database, gradients
+
+FUNCTIONS = {
+    "nn.functional.cross_entropy": tridal.cross_entropy,
+    "nn.functional.linear_cross_entropy": tridal.linear_cross_entropy,
+}
+OPS = [info for info in database if info.name in FUNCTIONS]
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> None:
+    """Compares results. torch rounds logits, probabilities and their gradients to the dtype, before it adds them."""
+    rtol, atol = TOLERANCE[dtype]
+    largest = float(theirs.detach().abs().max()) if theirs.numel() else 0.0
+    assert_close(ours, theirs, rtol=rtol, atol=atol * max(1.0, largest), equal_nan=True)
+
+
+@pytest.mark.parametrize("info", OPS, ids=lambda info: f"{info.name}-{info.variant_test_name}")
+def test_samples_equal_torch(device: torch.device, info: Any) -> None:
+    count = 0
+    for dtype in sorted(set(info.supported_dtypes(device.type)) & set(FLOATING), key=str):
+        for sample in info.sample_inputs(device.type, dtype, requires_grad=True):
+            options = {name: value for name, value in sample.kwargs.items() if name != "options"}
+            chunks = sample.kwargs.get("options")
+            if chunks is not None:
+                options |= {"chunk_size": chunks.batch_chunk_size, "accum_dtype": chunks.acc_dtype}
+            ours = FUNCTIONS[info.name](sample.input, *sample.args, **options)  # type: ignore[operator]
+            expected = info(
+                sample.input, *sample.args, **(sample.kwargs | {"options": None} if chunks else sample.kwargs)
+            )
+            close(ours, expected, dtype)
+            for found, wanted in zip(gradients(ours, sample), gradients(expected, sample), strict=True):
+                close(found, wanted, dtype)
+            count += 1
+    print(f"\n{info.name} {info.variant_test_name}: {count} samples")
+    assert count >= 50
+
+
+@pytest.mark.parametrize("info", OPS, ids=lambda info: f"{info.name}-{info.variant_test_name}")
+def test_error_samples_raise(device: torch.device, info: Any) -> None:
+    for bad in info.error_inputs(device.type) if info.error_inputs_func else ():
+        sample = bad.sample_input
+        with pytest.raises(bad.error_type):
+            FUNCTIONS[info.name](sample.input, *sample.args, **sample.kwargs)  # type: ignore[operator]
