@@ -78,7 +78,10 @@ def test_every_schedule_has_a_description() -> None:
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_help_lists_the_ops_and_gradients_of_the_table() -> None:
     output = " ".join(plan("--help").replace("│", " ").split())
-    assert "softmax, softmax_backward, log_softmax, log_softmax_backward, unit_norm, unit_norm_backward." in output
+    assert (
+        "softmax, softmax_backward, log_softmax, log_softmax_backward, unit_norm, unit_norm_backward, rms_norm, "
+        in output
+    )
 
 
 @pytest.mark.parametrize(
