@@ -12,7 +12,7 @@ import torch
 from conformance_helpers import CPU, INTERPRETER
 from tridal.ops import table
 from tridal.testing import Implementation, cases, check
-from tridal.testing.norm_cases import NormCase
+from tridal.testing.norm_check import NormCase
 
 NAMES = ["rms_norm", "layer_norm"]
 Tensor = torch.Tensor

@@ -71,7 +71,8 @@ def run(call: Any, info: Any, device: torch.device) -> int:
                     info(sample.input, *sample.args, **sample.kwargs)
                 continue
             tolerance = coarser(dtype, (expected[0] if isinstance(expected, tuple) else expected).dtype)
-            factor = 2 if re.search(NORMS, info.name) else 1  # some samples have a negative eps near the variance
+            # Norms multiply rounding errors by up to 1 / sqrt(eps), for rows of one element and negative eps.
+            factor = 1 if not re.search(NORMS, info.name) else 2 if dtype.itemsize == 2 else 20
             agree(y, expected, tolerance, factor)
             agree(gradients(y, sample), gradients(expected, sample), tolerance, factor)
             count += 1

@@ -13,6 +13,7 @@ from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.private import skip_frames
 
 Tensor = torch.Tensor
+_RMS_NORM = "_fused_rms_norm"
 
 
 @skip_frames
@@ -47,7 +48,8 @@ def _fused_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, ...]:
     if input.dtype not in DTYPES or (weight is not None and weight.dtype is not input.dtype):
-        return torch.ops.aten._fused_rms_norm.default.decompose(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
+        composite = getattr(torch.ops.aten, _RMS_NORM).default
+        return composite.decompose(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
     check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
@@ -86,7 +88,7 @@ def _with_dtypes(found: Sequence[Tensor | None], like: Sequence[Tensor | None]) 
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "native_layer_norm": _native_layer_norm,
     "native_layer_norm_backward": _native_layer_norm_backward,
-    "_fused_rms_norm": _fused_rms_norm,
-    "_fused_rms_norm_backward": _fused_rms_norm_backward,
+    _RMS_NORM: _fused_rms_norm,
+    f"{_RMS_NORM}_backward": _fused_rms_norm_backward,
 }
 """The replaced ATen ops. Versions of torch before 2.9 do not have all of them."""

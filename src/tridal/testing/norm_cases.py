@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, get_args
 
 from tridal.devices.types import Backend
 from tridal.ops.fused_op import FusedOp
-from tridal.testing.cases import DIRECTIONS, FusedCase, Layout, Values
-from tridal.testing.implementation import Implementation
-from tridal.testing.norm_check import compare
+from tridal.testing.cases import DIRECTIONS, Layout, Values
+from tridal.testing.norm_check import NormCase
 from tridal.testing.plan_overrides import overrides
-
-
-@dataclass(frozen=True, slots=True)
-class NormCase(FusedCase):
-    """One call of rms_norm or layer_norm, forward or with the gradients of all its tensors."""
-
-    dims: int = 1
-    """Number of normalised dims."""
-    weight: str | None = "same"
-    """The dtype of weight and bias; "same" is the input's, None omits them."""
-    residual: str | None = None
-    """The dtype of the residual; None if there is none."""
-    grad_layout: Layout = "contiguous"
-    weight_offset: float = 0.0
-    casting: str | None = None
-
-    def compare(self, implementation: Implementation) -> tuple[float, float, str | None]:
-        """Returns the error, its bound and the message of a `Result`."""
-        return compare(self, implementation)
-
 
 _SHAPES = (
     (1,), (7,), (1, 1), (5, 1), (1, 5), (2, 3), (33, 257), (17, 1024), (6, 1001), (3, 5000), (9, 16), (3000, 3),

@@ -1,4 +1,4 @@
-"""Compares a call of rms_norm or layer_norm with torch in float64, and bounds the errors by the rounding of dtypes.
+"""Norms in the conformance suite: a case is compared with torch in float64, and bounds follow from roundings.
 
 The normalised element is n = (t - m) * s, where t is the sum with the residual, s = 1 / sqrt(v + eps), and m = 0 for
 rms_norm. With the unit roundoff a of the statistics, and R = log2(elements of a row) roundings of a term in a sum:
@@ -15,20 +15,38 @@ Each result is rounded once more, to its dtype; "llama" rounds n as well.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
+from tridal.testing.cases import FusedCase, Layout
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
 from tridal.testing.inputs import make_values, with_layout
 from tridal.testing.tolerance import TINY, UNIT, Arithmetic
 
-if TYPE_CHECKING:
-    from tridal.testing.norm_cases import NormCase
-
 Tensor = torch.Tensor
 EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class NormCase(FusedCase):
+    """One call of rms_norm or layer_norm, forward or with the gradients of all its tensors."""
+
+    dims: int = 1
+    """Number of normalised dims."""
+    weight: str | None = "same"
+    """The dtype of weight and bias; "same" is the input's, None omits them."""
+    residual: str | None = None
+    """The dtype of the residual; None if there is none."""
+    grad_layout: Layout = "contiguous"
+    weight_offset: float = 0.0
+    casting: str | None = None
+
+    def compare(self, implementation: Implementation) -> tuple[float, float, str | None]:
+        """Returns the error, its bound and the message of a `Result`."""
+        return compare(self, implementation)
 
 
 class _Rounding(NamedTuple):
