@@ -18,7 +18,7 @@ from tridal.ops.cross_entropy import NONE, classes_dim
 from tridal.ops.linear_cross_entropy import logits_of
 from tridal.pytorch import fused_ops
 from tridal.pytorch.cross_entropy import RULES
-from tridal.pytorch.dtensor import _redistributed, _ShardedReduce
+from tridal.pytorch.dtensor import _ShardedReduce, redistributed
 from tridal.pytorch.linear_chunks import chunk_rows
 from tridal.pytorch.op_call import overload
 from tridal.pytorch.registered_ops import on_dispatch
@@ -49,7 +49,7 @@ class _Placed:
         if not isinstance(tensor, DTensor):
             replicated = [Replicate()] * len(placements)
             tensor = DTensor.from_local(tensor, self.mesh, replicated, run_check=False)
-        return _redistributed(tensor, self.mesh, placements).to_local()
+        return redistributed(tensor, self.mesh, placements).to_local()
 
     def placed(self, local: Tensor, placements: Sequence[Placement]) -> DTensor:
         """Returns the DTensor of this rank's part of the logits or of a tensor with a number per row."""
@@ -76,7 +76,8 @@ def _forward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: An
     placed = _Placed(input)
     x, t, w = placed.local(input, placed.elements), placed.target(target), placed.local(weight, placed.columns)
     if placed.axes:
-        rows, lse, scale = maths.sharded_rows(*[x, t, w, *numbers], placed.classes(input, x))
+        arguments: list[Any] = [x, t, w, *numbers, placed.classes(input, x)]
+        rows, lse, scale = maths.sharded_rows(*arguments)
     else:
         rows, lse, _ = overload("cross_entropy")(x, t, w, NONE, *numbers, dtype)
         scale = torch.ones_like(lse) if t.is_floating_point() else maths.target_weights(t, w, numbers[0], lse.dtype)
@@ -91,7 +92,8 @@ def _backward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: A
     grads = [placed.local(given, placed.rows) for given in (grad, lse_grad, lse)]
     arguments: list[Any] = [*grads[:2], x, t, w, grads[2], None, NONE, *numbers, output_mask]
     if placed.axes:
-        found: Any = maths.gradient(*arguments, placed.classes(input, x))
+        arguments.append(placed.classes(input, x))
+        found: Any = maths.gradient(*arguments)
     else:
         found = overload("cross_entropy_backward")(*arguments)
     none = x.new_empty(0)
