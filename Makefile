@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 include npu.mk
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-version lint format bench clean
+.PHONY: help demo test test-all test-rocm test-version lint format bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,9 @@ test: lint  ## install, and run all tests, lints and type checks
 
 test-all: lint  ## run the tests with every case of the conformance suite
 	$(BIN)/python -m pytest -n $(JOBS) --matrix $(ARGS)
+
+test-rocm: $(VENV)/.has-dev  ## compile every kernel that is planned for AMD GPUs; needs no GPU
+	$(BIN)/python -m pytest -n $(JOBS) --all-kernels tests/test_backend_rocm_kernels.py $(ARGS)
 
 test-version:  ## run the tests with TORCH, a version of torch, "newest" or "nightly", in its own environment
 	PYTHON=$(PYTHON) JOBS=$(JOBS) scripts/test-version $(TORCH) -- $(ARGS)

@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every case of the conformance suite (default: an eighth), and slow variants of other tests",
     )
+    parser.addoption(
+        "--all-kernels",
+        action="store_true",
+        help="compile every planned kernel of the backends that are tested without a device (default: a few)",
+    )
 
 
 def backends(config: pytest.Config) -> list[Backend]:

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from tridal.devices.types import ITEMSIZE, DeviceProperties, LaunchPlan, Problem
+import plan_invariants
+from tridal.devices.types import DeviceProperties, LaunchPlan, Problem
 from tridal_cuda.resources import occupancy
 from tridal_cuda.tuning import MAX_SPILL, MAX_SPILL_RELOAD
 
 
 def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
     """Asserts what has to hold for every plan with every compiler: it fits, it covers the rows, and it says why."""
-    config, tiles = plan.config, problem.tiles(plan.config.rows)
-    for size in (config.rows, config.cols, config.num_warps):
-        assert size & (size - 1) == 0 < size
-    assert config.num_warps * 32 <= 1024
-    assert config.rows * config.cols <= 1 << 20, "Triton allows no larger tensor"
+    plan_invariants.check_plan(problem, device, plan)
+    config = plan.config
     assert plan.resources is not None
-    assert plan.occupancy is not None
     assert (plan.occupancy, config.num_stages > 1) != (0, False), "one program fits on a multiprocessor"
     assert plan.occupancy == occupancy(config, plan.resources, device)[0]
-
-    vector = 16 // ITEMSIZE[problem.dtype]
-    cols_in_tiles = problem.cols // vector * vector if config.peel else problem.cols
-    assert not config.peel or (problem.layout == "row" and not problem.aligned)
-    if config.schedule == "cooperative":
-        assert config.programs_per_row > 1
-        assert config.cols * config.programs_per_row >= cols_in_tiles
-        assert plan.programs % config.programs_per_row == 0
-        assert plan.programs <= device.cores * plan.occupancy, "all programs are resident at once"
-        assert problem.accumulator == 4, "float64 statistics do not fit in one word"
-    else:
-        assert config.programs_per_row == 1
-        assert config.schedule == "column_loop" or config.cols >= cols_in_tiles
-    assert 1 <= plan.programs <= tiles * config.programs_per_row
-    assert config.persistent or plan.programs == tiles * config.programs_per_row
     if config.schedule == "cooperative" and not config.persistent:
         assert plan.resources.spills <= MAX_SPILL
     if config.schedule == "whole_row" and config.reload and problem.layout == "row" and config.cols > 8192:

@@ -239,12 +239,13 @@ def ours(op: RowOp, keywords: dict[str, Any]) -> Function:
 def by_torch(op: RowOp, keywords: dict[str, Any], wide: bool = False) -> Function:
     """The op by torch's functions. With `wide`, in float64 after the cast to `dtype`."""
     dim, scale, mask = keywords.get("dim", -1), keywords.get("scale", 1.0), keywords.get("mask")
+    modified = bool(keywords.keys() - {"dim", "dtype"})
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         dtype = keywords.get("dtype", x.dtype)
         if not dtype.is_floating_point:
             raise NotImplementedError(f"{op.name} of {dtype}, as torch.softmax raises")
-        if not (keywords.keys() - {"dim", "dtype"} or wide or op.torch_function is None):
+        if not (modified or wide or op.torch_function is None):
             return op.torch_function(x, dim, dtype=keywords.get("dtype"))
         x = x.to(dtype)
         x = x.to(torch.float64 if wide else torch.promote_types(dtype, torch.float32)) * scale

@@ -81,7 +81,7 @@ def test_section_of_unknown_backend_gives_line_suggestion_and_known_backends(tmp
     with pytest.raises(SettingsError) as raised:
         registry.check_backends(settings.read_file(file))
     assert f"{file}:3: backends.npuu.num_programs: no backend is called 'npuu'; did you mean 'npu'" in str(raised.value)
-    assert "known: cuda, interpreter, npu" in str(raised.value)
+    assert "known: cuda, interpreter, npu, rocm" in str(raised.value)
 
 
 def test_unknown_backend_in_use_raises_at_the_next_lookup():

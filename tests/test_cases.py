@@ -9,7 +9,8 @@ import pytest
 from conformance_helpers import INTERPRETER
 from tridal.errors import PlanError
 from tridal.ops import table
-from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values, cases
+from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values, cases
+from tridal.testing.plan_overrides import overrides
 
 
 class OneDtype:
@@ -31,8 +32,19 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
+def of_row_ops(backend: Any = INTERPRETER, ops: list[str] | None = None) -> list[Case]:
+    return [case for case in cases(backend, ops) if isinstance(case, Case)]
+
+
+def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_override() -> None:
+    for op in table.FUSED:
+        found = cases(INTERPRETER, [op.name])
+        assert {case.direction for case in found} == set(DIRECTIONS)
+        assert {case.plan for case in found} == {"planned", *overrides(INTERPRETER)}
+
+
 def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
-    found = cases(INTERPRETER)
+    found = of_row_ops()
     assert {case.op for case in found} == set(table.ops())
     for op in table.ops():
         assert {case.direction for case in found if case.op == op} == set(get_args(Direction))
@@ -42,12 +54,14 @@ def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
 
 
 def test_dtypes_that_a_backend_does_not_compute_are_left_out() -> None:
-    dtypes = {dtype for case in cases(ONE_DTYPE) for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
+    dtypes = {dtype for case in of_row_ops(ONE_DTYPE) for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
     assert dtypes == {"float32"}
+    assert {case.dtype for case in cases(ONE_DTYPE)} - {"int64", "uint8", "bool"} == {"float32"}
 
 
 def test_streams_and_second_devices_that_a_backend_does_not_have_are_left_out() -> None:
-    assert not any(case.stream or case.last_device for case in cases(ONE_DTYPE))
+    assert not any(case.stream for case in of_row_ops(ONE_DTYPE))
+    assert not any(case.last_device for case in cases(ONE_DTYPE))
 
 
 def test_only_ops_with_a_scale_and_a_mask_have_modified_cases() -> None:

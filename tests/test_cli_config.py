@@ -17,7 +17,7 @@ from tridal.devices import registry, settings
 from tridal.errors import SettingsError, TridalError, UnknownDeviceError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-NAMES = ["cuda", "default", "interpreter", "npu"]
+NAMES = ["cuda", "default", "interpreter", "npu", "rocm"]
 
 
 @pytest.fixture(autouse=True)

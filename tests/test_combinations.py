@@ -106,7 +106,7 @@ def compute(row: Row, device: torch.device, function: Callable[..., Any] = ours)
     return x, context(lambda: call(called, kind.compute, x), device)
 
 
-FAMILIES = (AttributeError, IndexError, TypeError, NotImplementedError, RuntimeError, ValueError)
+FAMILIES = (AssertionError, AttributeError, IndexError, TypeError, NotImplementedError, RuntimeError, ValueError)
 
 
 def same_kind(one: Exception | None, other: Exception | None) -> bool:

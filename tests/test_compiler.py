@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from tridal.devices import registry
-from tridal.devices.types import KernelConfig
+from tridal.devices.types import KernelConfig, Resources
+from tridal.errors import PlanError
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import compiler
@@ -38,7 +40,9 @@ TARGETS = {name: p.target for name, p in registry.get("cuda").architectures().it
 def test_kernels_compile_for_architectures_that_are_not_present(
     arch: str, call: KernelCall, config: KernelConfig
 ) -> None:
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
+    if config.programs_per_row > 1 and compiler.triton_version(triton) < (3, 3):
+        pytest.skip("Triton 3.2 has no cooperative launch")
     target = TARGETS[arch]
     assert target is not None
     compiled = compiler.compile_kernel(call.specialize(config), target)
@@ -47,8 +51,26 @@ def test_kernels_compile_for_architectures_that_are_not_present(
     used = registry.get("cuda").resources(compiled.asm, compiled.metadata.shared)
     assert 16 <= used.registers <= 255
     assert used.shared_memory == compiled.metadata.shared
-    if compiler.triton_version(compiler.import_triton()) >= (3, 3):  # Triton 3.2 has no cooperative launch
-        assert compiled.metadata.launch_cooperative_grid == (config.programs_per_row > 1)
+    assert getattr(compiled.metadata, "launch_cooperative_grid", False) == (config.programs_per_row > 1)
+
+
+def test_a_cooperative_kernel_is_refused_if_triton_ignores_the_cooperative_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "compile", lambda *_, **__: SimpleNamespace(metadata=SimpleNamespace(shared=0)))
+    call = kernel_call((16, 131_072))
+    cooperative = call.specialize(KernelConfig("cooperative", 1, 8192, 4, programs_per_row=16))
+    with pytest.raises(PlanError, match=r"cannot start all programs of a cooperative kernel .* triton>=3\.3"):
+        compiler.compile_kernel.__wrapped__(cooperative, SM_90)
+
+    def probe(config: KernelConfig) -> Resources:
+        compiler.compile_kernel.__wrapped__(call.specialize(config), SM_90)
+        return Resources(registers=32, spills=0, shared_memory=0)
+
+    cuda = registry.get("cuda")
+    device = cuda.architectures()["sm_90"]
+    assert cuda.plan(call.problem, device, probe, {}).schedule == "column_loop"
 
 
 @pytest.mark.parametrize("call", [kernel_call((64, 1001)), kernel_call((64, 1001), addresses=(4, 4))])

@@ -26,33 +26,22 @@ import torch.multiprocessing as multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import loss_dtensor_checks
+import norm_dtensor_checks
 import tridal
+from exchanged_bytes import ExchangedBytes
 
 NAMES = ("softmax", "log_softmax")
-CHECKS: dict[str, Callable[[DeviceMesh], None]] = {**loss_dtensor_checks.CHECKS}
+CHECKS: dict[str, Callable[[DeviceMesh], None]] = {
+    **{check.__name__: check for check in norm_dtensor_checks.CHECKS},
+    **loss_dtensor_checks.CHECKS,
+}
 
 
 def check(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:
     CHECKS[function.__name__] = function
     return function
-
-
-class ExchangedBytes(TorchDispatchMode):
-    """Counts the bytes that a rank passes to collectives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
-        if any(collective in str(func) for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")):
-            self.bytes += args[0].numel() * args[0].element_size()
-        return func(*args, **(kwargs or {}))
 
 
 def compare(

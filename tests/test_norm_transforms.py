@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.func import grad, hessian, jacfwd, vmap
 from torch.nn import functional
 from torch.testing import assert_close
@@ -44,9 +45,9 @@ def make(device: torch.device, rows: int = 4, dtype: torch.dtype = torch.float64
 @pytest.mark.parametrize("norm", [rms, layer], ids=NAMES)
 def test_derivatives_of_first_and_second_order_and_forward_mode(device: torch.device, norm: Callable[..., Any]) -> None:
     tensors = make(device, 2)
-    options = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
-    assert torch.autograd.gradcheck(norm, tensors, **options)
-    assert torch.autograd.gradgradcheck(norm, tensors)
+    options = {"check_forward_ad": True, "check_batched_grad": True, "fast_mode": True}
+    assert torch.autograd.gradcheck(norm, tensors, **options, atol=1e-5)
+    assert torch.autograd.gradgradcheck(norm, tensors, fast_mode=True)
 
 
 @pytest.mark.parametrize(("norm", "expected"), PAIRS, ids=NAMES)
@@ -97,7 +98,7 @@ def test_compiled_functions_equal_torch(
 @pytest.mark.parametrize("name", NAMES)
 def test_one_compilation_serves_all_row_counts(device: torch.device, name: str) -> None:
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
     compiled = torch.compile(getattr(tridal, name), fullgraph=True, dynamic=True, backend=counter)
     for rows in (3, 4, 7):
         x = torch.randn(rows, 6, device=device)
@@ -115,7 +116,7 @@ def test_devices_without_a_backend_compile_torchs_function(device: torch.device,
         return graph
 
     x = torch.randn(3, 6)
-    with tridal.use(device=None):
+    with tridal.use(device="auto"):
         compiled = torch.compile(lambda x: getattr(tridal, name)(x, (6,), residual=x), fullgraph=True, backend=keep)
         assert_close(compiled(x)[0], getattr(functional, name)(2 * x, (6,)))
     assert "tridal" not in graphs[0].code

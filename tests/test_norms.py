@@ -205,7 +205,7 @@ def test_devices_without_a_backend_compute_the_same_with_torch(device: torch.dev
     options += [{"weight_offset": 1.0, "residual": residual}, {"casting": "llama"}] if name == "rms_norm" else []
     for option, weight in itertools.product(options, (None, w)):
         served = ours(x, (6,), weight, **option)
-        with tridal.use(device=None):
+        with tridal.use(device="auto"):
             by_torch = ours(x.cpu(), (6,), weight if weight is None else weight.cpu(), **option)
         assert_close(served, by_torch, check_device=False)
 

@@ -37,7 +37,7 @@ def test_unknown_name_suggests_similar_and_lists_known_names():
     with pytest.raises(UnknownDeviceError) as raised:
         registry.get("interpeter")
     assert "no device is called 'interpeter'; did you mean 'interpreter'?" in str(raised.value)
-    assert "known: auto, cpu, cuda, interpreter, meta, npu" in str(raised.value)
+    assert "known: auto, cpu, cuda, interpreter, meta, npu, rocm" in str(raised.value)
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, TridalError)
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from tridal.devices.types import KernelConfig, Schedule
+from tridal.errors import PlanError
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import (
     Fit,
@@ -26,7 +27,10 @@ def fit_cooperative(problem: GpuProblem) -> Fit | None:
     """
     if problem.accumulator == 8:
         return None  # float64 statistics do not fit in the 64-bit word that programs exchange
-    return first_with_few_spills(fit(problem) for fit in (_fit_one_shot, _fit_row_reload, _fit_blocks))
+    try:
+        return first_with_few_spills(fit(problem) for fit in (_fit_one_shot, _fit_row_reload, _fit_blocks))
+    except PlanError:  # Triton 3.2 cannot start all programs at the same time
+        return None
 
 
 def _fit_one_shot(problem: GpuProblem) -> Fit | None:

@@ -73,12 +73,18 @@ def get(name: str) -> CheckedBackend:
 def available(name: str, source: str = "") -> CheckedBackend:
     """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises.
 
-    The message of the error starts with `source`.
+    The message of the error starts with `source`. It names the other backends of the same device type.
     """
     backend = get(name)
     if (reason := backend.unavailable()) is not None:
+        kind, others = backend.device_type, [b for b in loaded() if b.name != name and not b.interpreted]
+        same_type = [
+            f"{other.name!r}, which also serves {kind!r} tensors, is {'not ' * bool(other.unavailable())}available. "
+            for other in others
+            if other.device_type == kind
+        ]
         raise DeviceUnavailableError(
-            f"{source}{name!r} is not available here: {reason}. To get it: {backend.install}. "
+            f"{source}{name!r} is not available here: {reason}. To get it: {backend.install}. {''.join(same_type)}"
             f"To use the first available device: {AUTO!r}"
         )
     return backend

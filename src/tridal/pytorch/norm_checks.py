@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +75,7 @@ def check_scaling(weight_offset: Any, casting: Any) -> None:
     Raises:
         TypeError, ValueError: the argument of that name is wrong.
     """
-    if isinstance(weight_offset, bool) or not isinstance(weight_offset, (int, float)) or math.isnan(weight_offset):
+    if isinstance(weight_offset, bool) or not isinstance(weight_offset, (int, float, torch.SymFloat)):
         raise TypeError(f"weight_offset must be a number, got {weight_offset!r}")
     if casting not in CASTINGS:
         raise ValueError(f"casting must be None, 'llama' or 'gemma', got {casting!r}")

@@ -74,6 +74,8 @@ def _backward(
         return None
     names = (*kernel.writes, *kernel.column_writes)
     outputs = tuple(name for name, needed in zip(names, output_mask, strict=True) if needed)
+    if not outputs:
+        return (None,) * len(names)
     kernel = _backward_kernel(kernel, weight is not None, outputs)
     given = [_flat(dy, dims), _flat(x, dims), *rows, *[w.flatten() for w in (weight,) if w is not None]]
     dtypes = (x.dtype,) * len(kernel.writes)

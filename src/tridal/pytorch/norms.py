@@ -148,9 +148,10 @@ def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
     if (dynamo := _dynamo()) is not None:
         if private.forward_ad_level() >= 0:  # the registered op cannot see the level of a compiled function
             return True
-        return not dynamo.is_served(device.type) and not (dynamo.distributed_loaded() and is_distributed(*tensors))
+        distributed = dynamo.distributed_loaded() and is_distributed(*tensors)
+        return not dynamo.is_served(device.type) and not distributed
     context = device_context(device)
-    if not context.torch_computes or is_distributed(*tensors):
+    if is_distributed(*tensors) or not context.torch_computes:
         return False
     if RECORDERS:
         record_torch(name, tensors[0], why_torch(context, None, *(t for t in tensors if t is not None)))

@@ -22,7 +22,7 @@ from tridal.pytorch import norm_override, prepared
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context, is_served, log
 from tridal.pytorch.op_call import GradientCall
-from tridal.pytorch.private import skip_frames
+from tridal.pytorch.private import has_kernel, skip_frames
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
 
@@ -103,8 +103,16 @@ def _replace(device_type: str) -> Any:
                 torch.library.impl(f"aten::{op.aten}_backward_data", device_type, _backward(op), lib=library)
         for name, kernel in norm_override.KERNELS.items():
             if hasattr(torch.ops.aten, name):
-                torch.library.impl(f"aten::{name}", device_type, kernel, lib=library)
+                # torch's composite rms_norm has no kernel for its gradient, which may be computed after the override.
+                lasting = name.endswith("backward") and not has_kernel(name, device_type)
+                torch.library.impl(f"aten::{name}", device_type, kernel, lib=_lasting() if lasting else library)
     return library
+
+
+@functools.cache
+def _lasting() -> Any:
+    """Returns a library of kernels that torch does not have. They stay registered."""
+    return torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def _forward(op: RowOp) -> Callable[..., torch.Tensor]:

@@ -123,7 +123,7 @@ def _define(
     @private.skip_frames
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
         mapped = list(zip(arguments, in_dims, strict=True))
-        example, tensors = split(tuple(value if axis is None else value.select(axis, 0) for value, axis in mapped))
+        example, tensors = split(tuple(value if axis is None else _without_axis(value, axis) for value, axis in mapped))
         check_call(example, *tensors)
         rank = max(tensors[0].dim(), 1)
         batched = [
@@ -140,6 +140,12 @@ def _define(
     torch.library.register_vmap(f"tridal::{name}", vmap, lib=LIBRARY)
 
 
+def _without_axis(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    """Returns a meta tensor with the shape of one example. DTensors of torch 2.11 do not support `select`."""
+    shape = [size for position, size in enumerate(tensor.shape) if position != axis % tensor.dim()]
+    return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+
 def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: int) -> torch.Tensor:
     """Returns the tensor with the batch dim first, followed by `rank` dims. Adds the batch dim if `axis` is None."""
     tensor = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
@@ -154,7 +160,10 @@ def has_tangent(*tensors: torch.Tensor) -> bool:
     if private.forward_ad_level() < 0 and not private.transforms_active():
         return False
     unpack: Any = forward_ad.unpack_dual
-    return any(unpack(tensor, level=0).tangent is not None for tensor in tensors)
+    try:
+        return any(unpack(tensor, level=0).tangent is not None for tensor in tensors)
+    except NotImplementedError:  # a DTensor of torch 2.7, which cannot have a tangent
+        return False
 
 
 def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:

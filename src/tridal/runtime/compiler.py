@@ -14,7 +14,7 @@ from typing import Any
 
 from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources
-from tridal.errors import PluginError
+from tridal.errors import PlanError, PluginError
 from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
 from tridal.runtime.op_functions import adapters, fingerprint
@@ -35,6 +35,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
 
     Raises:
         PluginError: Triton was imported with TRITON_INTERPRET=1, the op has a fault, or a kernel has a breakpoint.
+        PlanError: the kernel is cooperative, but this Triton does not launch all programs at the same time.
     """
     with LOCK:
         triton = import_triton()
@@ -57,7 +58,14 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             options["maxnreg"] = specialization.max_registers
         if specialization.cooperative:
             options["launch_cooperative_grid"] = True
-        return triton.compile(source, target=GPUTarget(*target), options=options)
+        compiled = triton.compile(source, target=GPUTarget(*target), options=options)
+        # Triton ignores unknown options. Without this one, two kernels could wait for each other forever.
+        if specialization.cooperative and not getattr(compiled.metadata, "launch_cooperative_grid", False):
+            raise PlanError(
+                f"Triton {triton.__version__} cannot start all programs of a cooperative kernel at the same time for "
+                f"{target[0]}: install triton>=3.3, or plan another schedule"
+            )
+        return compiled
 
 
 def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:

@@ -1,0 +1,164 @@
+"""Makes the launch plan for an AMD GPU: the schedule, its configuration and the number of programs.
+
+No plan is cooperative. The exchange between programs has not run on an AMD GPU, and on a GPU of several dies, each die
+has its own L2 cache. Rows that do not fit in registers are read twice, by `column_loop`, the second time from a cache.
+
+The constants are calculated, not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.errors import PlanError
+from tridal_rocm.resources import MAX_THREADS, occupancy
+
+_KIB = 1 << 10
+_CACHE_LINE = 128  # bytes
+_MAX_LAUNCHED_THREADS = (1 << 32) - 1  # of all programs of a launch, a limit of HIP
+_VECTORS_PEELED = 4  # narrower rows have too few aligned vectors to peel
+# An MI300X reads 5.3 TB/s, so each of its 304 compute units needs 14 KiB in flight for a latency of 0.8 us. Programs
+# load for a part of their time only. An MI355X needs 25 KiB for 8 TB/s and 256 compute units.
+_BYTES_IN_FLIGHT = 64 * _KIB
+_MIN_PERSISTENT = 2  # programs per core that loop, so that one loads while another one computes
+_NARROW_ELEMENTS = 16  # per thread, for tiles of several narrow rows and one wave
+_ELEMENTS = 32  # per thread, for one float32 tensor: it needs 54 registers, so 8 waves fit on a SIMD of CDNA
+_LOOP_ELEMENTS = 16  # per thread in `column_loop`, which also holds the prefetched elements of the next tile
+_MAX_ELEMENTS = 64  # per thread; with more, kernels spill
+_MAX_HALVINGS = 3  # of a tile, to spill less; each takes a compilation
+# The mean error of v_exp_f32 has not been measured. A bias above zero lets kernels correct the rounding of exp2's
+# argument, which is larger.
+_EXP2_BIAS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A compiled configuration with its resources and its occupancy."""
+
+    config: KernelConfig
+    resources: Resources
+    occupancy: int
+    """Programs that one core can hold at the same time."""
+    formula: str
+    """The calculation of `occupancy`, as text."""
+
+
+def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
+    """Returns a plan with the first configuration that fits and does not spill: of `whole_row`, then of `column_loop`.
+
+    If all configurations spill, returns the one with the fewest spilled bytes.
+
+    Raises:
+        PlanError: no program of any configuration fits on a core.
+    """
+    fitted: _Fit | None = None
+    for config in (*_whole_rows(problem, device), *_column_loops(problem, device)):
+        found = _fit(problem, device, probe, config)
+        if found.occupancy and (fitted is None or found.resources.spills < fitted.resources.spills):
+            fitted = found
+        if fitted is not None and not fitted.resources.spills:
+            break
+    if fitted is None:
+        raise PlanError(f"{found.config} does not fit on {device.name}: {found.formula}")
+    config, tiles = fitted.config, problem.tiles(fitted.config.rows)
+    programs, explanation = _count_programs(problem, device, fitted, tiles)
+    spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
+    reason = (
+        f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
+        f"{device.cores * fitted.occupancy} resident programs; {problem.rows} rows in {tiles} tiles of {config.rows} x "
+        f"{config.cols}: {explanation}{spilled}"
+    )
+    return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
+
+
+def _fit(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig) -> _Fit:
+    """Sets `exp2_bias`, compiles the configuration, and computes its occupancy, which is 0 if it does not fit."""
+    # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
+    bias = _EXP2_BIAS if (*problem.writes, *problem.row_writes)[0] == "float32" else 0.0
+    config = replace(config, exp2_bias=bias if problem.accumulator == 4 else None)
+    resources = probe(config)
+    return _Fit(config, resources, *occupancy(config, resources, device))
+
+
+def _count_programs(problem: Problem, device: DeviceProperties, fitted: _Fit, tiles: int) -> tuple[int, str]:
+    """Returns the number of programs to launch, and the explanation for the plan's `reason`.
+
+    Programs that loop are as many as keep `_BYTES_IN_FLIGHT` in flight. More would write more partial sums. With
+    `column_loop`, they are fewer if their rows would fill more than half of the cache, from which they are read again.
+    The other half is for the results.
+    """
+    config = fitted.config
+    if not config.persistent:
+        resident = device.cores * fitted.occupancy
+        return tiles, f"one program per tile, {tiles / resident:.1f} times as many as are resident"
+    tile = config.rows * min(config.cols, problem.cols) * problem.bytes_read
+    per_core = min(fitted.occupancy, max(_MIN_PERSISTENT, -(-_BYTES_IN_FLIGHT // tile)))
+    rows, cache = config.rows * problem.cols * problem.bytes_read, device.l2_cache or 0
+    writes = bool(problem.writes or problem.column_writes)
+    read_twice = config.schedule == "column_loop" and problem.statistics > 0 and writes
+    if read_twice:
+        per_core = min(per_core, max(_MIN_PERSISTENT, cache // 2 // (device.cores * rows)))
+    programs = min(tiles, device.cores * per_core)
+    explanation = f"{programs} programs loop over the tiles, at most {per_core} per {device.core_name}"
+    if read_twice:
+        fits = "fits in the cache of" if programs * rows <= cache else "exceeds the cache of"
+        explanation += f", and read twice: {programs} x {rows} = {programs * rows} bytes {fits} {cache}"
+    return programs, explanation
+
+
+def _whole_rows(problem: Problem, device: DeviceProperties) -> Iterator[KernelConfig]:
+    """Yields configurations of `whole_row`, each with twice the warps, too; fewer and fewer inner-dim rows per tile."""
+    warp_size = device.warp_size or 64
+    peel = problem.layout == "row" and not problem.aligned and not problem.column_writes
+    peel = peel and problem.cols >= _VECTORS_PEELED * problem.vector
+    cols = _next_power_of_2(problem.cols // problem.vector * problem.vector if peel else problem.cols)
+    weight = _registers_per_element(problem)
+    rows = max(1, _NARROW_ELEMENTS * warp_size // cols)
+    rows = min(_next_power_of_2(problem.inner), rows)
+    min_rows = rows
+    if problem.layout == "inner":
+        min_rows, most = _inner_rows(problem, device)
+        rows = max(rows, most)
+    while rows >= min_rows:
+        if rows * cols <= MAX_THREADS * _MAX_ELEMENTS // weight:
+            warps = max(1, min(MAX_THREADS, rows * cols * weight // _ELEMENTS) // warp_size)
+            too_many = 2 * problem.tiles(rows) * warps * warp_size > _MAX_LAUNCHED_THREADS
+            loop = bool(problem.column_writes) or too_many
+            config = KernelConfig("whole_row", rows, cols, warps, peel=peel, persistent=loop)
+            yield config
+            if warps * warp_size < min(MAX_THREADS, rows * cols):
+                yield replace(config, num_warps=2 * warps)
+        rows //= 2
+
+
+def _column_loops(problem: Problem, device: DeviceProperties) -> Iterator[KernelConfig]:
+    """Yields configurations of `column_loop` with smaller and smaller tiles. The next tile's loads are prefetched."""
+    threads, rows = MAX_THREADS // 2, _inner_rows(problem, device)[1] if problem.layout == "inner" else 1
+    elements = threads * _LOOP_ELEMENTS // _registers_per_element(problem)
+    for _ in range(1 + _MAX_HALVINGS):
+        cols = max(1, min(elements // rows, _next_power_of_2(problem.cols)))
+        yield KernelConfig("column_loop", rows, cols, threads // (device.warp_size or 64), num_stages=2)
+        elements //= 2
+
+
+def _inner_rows(problem: Problem, device: DeviceProperties) -> tuple[int, int]:
+    """Returns the fewest and the most inner-dim rows of a tile: half of a cache line, and a full line.
+
+    If there are fewer tiles of full lines than cores, the most are half of a line, too.
+    """
+    line = _CACHE_LINE // problem.itemsize
+    few = problem.tiles(line) < device.cores
+    inner = _next_power_of_2(problem.inner)
+    return min(inner, line // 2), min(inner, line // 2 if few else line)
+
+
+def _registers_per_element(problem: Problem) -> int:
+    """Returns the 32-bit registers that a thread needs for an element of all tensors that it holds, a power of two."""
+    tensors = len(problem.reads) + len(problem.column_writes)
+    return _next_power_of_2(tensors) * problem.accumulator // 4
+
+
+def _next_power_of_2(value: int) -> int:
+    return 1 << (value - 1).bit_length()

@@ -1,0 +1,208 @@
+"""ROCm kernels that the installed Triton compiles without a GPU: all planned kernels, or a representative part."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from rocm_invariants import check_plan
+from tridal.devices import registry
+from tridal.devices.types import KernelConfig
+from tridal.ops import table
+from tridal.ops.softmax import SOFTMAX
+from tridal.runtime import compiler, launch
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import contiguous_strides, row_layout
+from tridal.runtime.scale_mask import ScaleMask
+from tridal.runtime.specialization import KernelCall
+from tridal_rocm import resources
+from tridal_rocm.resources import waves_per_simd
+
+triton = pytest.importorskip("triton")
+import row_tensors  # noqa: E402
+
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5):
+    pytest.skip("Triton 3.4 and older need ld.lld to compile for AMD GPUs", allow_module_level=True)
+EXAMINED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="examined with Triton 3.7 only")
+
+ROCM = registry.get("rocm")
+ARCHITECTURES = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
+TRAITS = (
+    "LAYER_NORM",
+    "RMS_NORM",
+    "RMS_NORM_BACKWARD",
+    "LAYER_NORM_BACKWARD",
+    "CROSS_ENTROPY",
+    "CROSS_ENTROPY_BACKWARD",
+)
+"""Kernels of `row_tensors` with tensors per row and per column, and sums over rows."""
+KERNELS = table.all_kernels()
+KERNELS |= {f"traits-{name.lower()}": getattr(row_tensors, name) for name in TRAITS}
+SHAPES = [
+    ((100_000, 3), -1), ((262_144, 64), -1), ((4096, 781), -1), ((58_254, 1152), -1), ((13_412, 10_007), -1),
+    ((4096, 32_768), -1), ((2670, 50_257), -1), ((4096, 65_536), -1), ((2048, 131_072), -1), ((64, 4096, 256), 1),
+    ((32, 1000, 1001), 1), ((50_257, 512), 0), ((16, 300, 5), 1),
+]  # fmt: skip
+DTYPES = ("bfloat16", "float32", "float16", "float64")
+SCALE_MASKS = (ScaleMask(scale=0.5, causal=True), ScaleMask(mask="float32", strides=(0, 0, 0, 1)))
+POINTERS_TO_ELEMENTS = ("out_ptr", "out2_ptr", "in_ptr", "in2_ptr", "per_column_ptr", "per_column2_ptr")
+STEP = 167  # between the calls that are compiled by default; a prime, so that they have all shapes and dtypes
+
+
+class Case(NamedTuple):
+    """A planned kernel to compile."""
+
+    arch: str
+    dtype: str
+    shape: tuple[int, ...]
+    dim: int
+    step: int = 1
+    """Stride of the last dimension of the input."""
+    address: int = 0
+    """Bytes from a multiple of 16 to the first element of each tensor."""
+    scale_mask: ScaleMask = ScaleMask()
+
+    def call(self, kernel: RowKernel) -> KernelCall:
+        """The call of a kernel."""
+        strides = tuple(self.step * stride for stride in contiguous_strides(self.shape))
+        layout = row_layout(self.shape, strides, self.dim % len(self.shape))
+        assert layout is not None
+        parameters = tuple(None if name == "scale" else 1e-5 for name in kernel.parameters)
+        number = "float64" if self.dtype == "float64" else "float32"  # per row, and in sums over rows
+        known = {"index_ptr": "int64", **dict.fromkeys(POINTERS_TO_ELEMENTS, self.dtype)}
+        given = tuple(known.get(pointer, number) for pointer in kernel.pointers)
+        return KernelCall(kernel, layout, given, (self.address,) * len(given), parameters, self.scale_mask)
+
+
+def cases(kernel: RowKernel) -> Iterator[Case]:
+    """All cases of a kernel: every architecture, dtype and shape; strided, unaligned, scaled and masked rows."""
+    for arch, dtype in itertools.product(ARCHITECTURES, DTYPES):
+        yield from (Case(arch, dtype, shape, dim) for shape, dim in SHAPES)
+        yield from (Case(arch, dtype, shape, -1, step=2) for shape in ((4096, 3000), (512, 70_000)))
+        yield Case(arch, dtype, (4096, 4096), -1, address=8)
+        if kernel.scale_mask:
+            shapes = ((4, 8, 512, 1000), (4, 8, 512, 40_000))
+            yield from (Case(arch, dtype, s, -1, scale_mask=m) for s in shapes for m in SCALE_MASKS)
+
+
+def chosen(config: pytest.Config, name: str) -> list[Case]:
+    """The cases to compile: all with `--all-kernels`, else a few, which differ from kernel to kernel."""
+    every = list(cases(KERNELS[name]))
+    return every if config.getoption("--all-kernels") else every[7 * list(KERNELS).index(name) % STEP :: STEP]
+
+
+def numbers(assembly: str) -> dict[str, int]:
+    """The numbers in the metadata of AMD assembly."""
+    return {name: int(value) for name, value in re.findall(r"^\s+(?:- )?\.(\w+): +(\d+)$", assembly, re.MULTILINE)}
+
+
+def compiler_waves(assembly: str) -> int:
+    """The waves per SIMD in the compiler's comment. They ignore the LDS, which is allocated at the launch."""
+    return int(re.findall(r"^; Occupancy: (\d+)", assembly, re.MULTILINE)[-1])
+
+
+def check_kernel(kernel: RowKernel, case: Case) -> None:
+    """Asserts that the planned kernel compiles and does not spill, and that its waves are those of the compiler."""
+    call, device = case.call(kernel), ROCM.architectures()[case.arch]
+    assert device.target is not None
+    before = compiler.resources.cache_info().misses
+    plan = launch.plan(call, ROCM, device, {})
+    assert compiler.resources.cache_info().misses - before <= 12
+    check_plan(call.problem, device, plan)
+    assert plan.resources is not None
+    assert plan.resources.spills == 0, plan
+    compiled = compiler.compile_kernel(call.specialize(plan.config), device.target)
+    assert compiled.asm["hsaco"].startswith(b"\x7fELF")
+    assembly = compiled.asm["amdgcn"]
+    assert waves_per_simd(plan.resources.registers, device)[0] == compiler_waves(assembly), plan
+    reported = numbers(assembly)
+    assert reported["private_segment_fixed_size"] == reported["vgpr_spill_count"] == 0
+    assert reported["max_flat_workgroup_size"] == plan.config.num_warps * reported["wavefront_size"]
+    assert reported["wavefront_size"] == device.warp_size
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_planned_kernels_compile_and_have_the_waves_of_the_compiler(name: str, pytestconfig: pytest.Config) -> None:
+    failed = []
+    for case in chosen(pytestconfig, name):
+        try:
+            check_kernel(KERNELS[name], case)
+        except Exception as error:
+            failed.append(f"{case}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+def compile_softmax(arch: str, shape: tuple[int, int], config: KernelConfig, dtype: str = "float32") -> Any:
+    """The compiled kernel of softmax."""
+    target = ROCM.architectures()[arch].target
+    assert target is not None
+    return compiler.compile_kernel(Case(arch, dtype, shape, -1).call(SOFTMAX.forward).specialize(config), target)
+
+
+def test_accumulation_registers_are_counted() -> None:
+    """A thread of CDNA has 256 architectural registers. Further values are kept in accumulation registers."""
+    config = KernelConfig("whole_row", 1, 32_768, num_warps=2, exp2_bias=0.0, persistent=False)
+    compiled = compile_softmax("gfx942", (4096, 32_768), config)
+    used, device = ROCM.resources(compiled.asm, 0), ROCM.architectures()["gfx942"]
+    assert numbers(compiled.asm["amdgcn"])["agpr_count"] > 100
+    assert (used.registers > 256, used.spills) == (True, 0)
+    assert waves_per_simd(used.registers, device)[0] == compiler_waves(compiled.asm["amdgcn"]) == 1
+
+
+def test_spills_are_the_bytes_of_scratch_memory() -> None:
+    case = Case("gfx942", "float32", (64, 4096, 256), 1)
+    config = KernelConfig("whole_row", 32, 4096, num_warps=16, exp2_bias=1e-9, persistent=False)
+    compiled = compiler.compile_kernel(case.call(SOFTMAX.forward).specialize(config), ("hip", "gfx942", 64))
+    assert ROCM.resources(compiled.asm, 0).spills > 100
+
+
+@EXAMINED
+@pytest.mark.parametrize(
+    ("constant", "wrong"),
+    [("_REGISTER_UNITS", 32), ("_REGISTER_UNITS", 128), ("_SIMDS", 2), ("_SCALAR_REGISTERS", 999)],
+)
+def test_a_wrong_constant_is_found_by_the_compiler_comment(
+    monkeypatch: pytest.MonkeyPatch, constant: str, wrong: int
+) -> None:
+    many_scalars = Case("gfx942", "bfloat16", (32, 1000, 1001), 1).call(SOFTMAX.backward)
+    loop = KernelConfig("column_loop", 64, 128, num_warps=8, num_stages=2, exp2_bias=0.0)
+    narrow = Case("gfx942", "float32", (100_000, 3), -1).call(SOFTMAX.backward)  # 100 registers, allocated as 104
+    tile = KernelConfig("whole_row", 256, 4, num_warps=1, exp2_bias=1e-9, persistent=False)
+    device = ROCM.architectures()["gfx942"]
+    assert device.target is not None
+    kernels = [
+        compiler.compile_kernel(specialization, device.target)
+        for specialization in (many_scalars.specialize(loop), narrow.specialize(tile))
+    ]
+
+    def agree(asm: dict[str, Any]) -> bool:
+        return waves_per_simd(ROCM.resources(asm, 0).registers, device)[0] == compiler_waves(asm["amdgcn"])
+
+    assert all(agree(kernel.asm) for kernel in kernels)
+    monkeypatch.setattr(resources, constant, wrong)
+    assert not all(agree(kernel.asm) for kernel in kernels)
+
+
+@pytest.mark.parametrize("peel", [True, False])
+def test_peeled_rows_are_loaded_with_vectors(peel: bool) -> None:
+    config = KernelConfig("whole_row", 1, 16_384, num_warps=8, peel=peel, exp2_bias=0.0, persistent=False)
+    assembly = compile_softmax("gfx942", (4096, 10_007), config, "bfloat16").asm["amdgcn"]
+    loads = Counter(re.findall(r"(?:global|buffer)_load_(\w+)", assembly))
+    assert (loads["dwordx4"] >= 4) == peel
+    assert (loads["ushort"] >= 32) != peel
+
+
+@EXAMINED
+def test_waiting_for_other_programs_loads_without_a_scope_so_no_plan_is_cooperative() -> None:
+    """On gfx942, a load that sees stores of other dies has the bits sc0 and sc1. The waiting loop's load has not."""
+    config = KernelConfig("cooperative", 1, 8192, num_warps=4, programs_per_row=8, exp2_bias=0.0)
+    assembly = compile_softmax("gfx942", (4096, 65_536), config, "bfloat16").asm["amdgcn"]
+    (load,) = re.findall(r"Inner Loop Header: Depth=1\n(?:(?!s_cbranch)[\s\S])*?(buffer_load_dwordx2.*)", assembly)
+    assert "sc0" not in load
+    assert "sc1" not in load
+    assert "cooperative" not in ROCM.schedules

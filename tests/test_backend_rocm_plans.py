@@ -1,0 +1,222 @@
+"""ROCm plans: invariants for any compiler, and decisions with a modelled compiler. No GPU is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocm_invariants import check_plan
+from tridal.devices import registry
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.errors import PlanError
+from tridal.runtime import plan_check
+
+ROCM = registry.get("rocm")
+ARCHITECTURES = ROCM.architectures()
+MI300X, MI250X = ARCHITECTURES["gfx942"], ARCHITECTURES["gfx90a"]
+MOST_COMPILED = 12
+"""Kernels that are compiled for one plan, at most. A compiler that always spills reaches this number."""
+
+
+def problem(cols: int, rows: int, dtype: str = "bfloat16", reads: int = 1, **traits: Any) -> Problem:
+    """The problem of a forward (`reads=1`) or a gradient (`reads=2`)."""
+    return Problem(cols=cols, inner=rows, reads=(dtype,) * reads, writes=(dtype,), passes=4 - reads, **traits)
+
+
+def compiler(problem: Problem, device: DeviceProperties = MI300X) -> Probe:
+    """Models a compiler. A thread needs registers for its elements, and spills 4 bytes for each one that it lacks."""
+
+    def probe(config: KernelConfig) -> Resources:
+        threads = (device.warp_size or 64) * config.num_warps
+        elements = -(-config.rows * config.cols // threads) * (len(problem.reads) + len(problem.column_writes))
+        needed = 22 + elements * problem.accumulator // 4 * config.num_stages
+        allowed = min(256, (device.registers or 0) // threads)
+        return Resources(min(needed, allowed), max(0, 4 * (needed - allowed)), 4 * config.num_warps)
+
+    return probe
+
+
+def plan(problem: Problem, device: DeviceProperties = MI300X) -> LaunchPlan:
+    """The plan with a modelled compiler."""
+    return ROCM.plan(problem, device, compiler(problem, device), {})
+
+
+# Invariants
+
+DTYPES = st.sampled_from(["float16", "bfloat16", "float32", "float64"])
+
+
+@st.composite
+def problems(choose: st.DrawFn) -> Problem:
+    def tensors(largest: int, least: int = 0) -> tuple[str, ...]:
+        return (choose(DTYPES),) * choose(st.integers(least, largest))
+
+    widest = choose(st.sampled_from([64, 2000, 5000, 300_000, 20_000_000, 3_000_000_000]))
+    writes = tensors(2)
+    return Problem(
+        cols=choose(st.integers(1, widest)),
+        inner=choose(st.sampled_from([1, 2, 3, 16, 31, 132, 4096, 100_000, 3_000_000_000])),
+        outer=choose(st.sampled_from([1, 2, 512])),
+        reads=tensors(2, 1),
+        writes=writes,
+        row_reads=tensors(2),
+        column_reads=tensors(2),
+        row_writes=tensors(2, 0 if writes else 1),
+        column_writes=tensors(2),
+        passes=choose(st.integers(1, 3)),
+        live_tiles=choose(st.integers(1, 4)),
+        statistics=choose(st.integers(0, 2)),
+        layout=choose(st.sampled_from(["row", "inner", "strided"])),
+        aligned=choose(st.booleans()),
+        scale_mask=choose(st.booleans()),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems(), st.sampled_from(sorted(ARCHITECTURES)), st.data())
+def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, arch: str, data: st.DataObject) -> None:
+    device = ARCHITECTURES[arch]
+    probed: dict[KernelConfig, Resources] = {}
+    spills = data.draw(st.sampled_from([st.just(0), st.integers(0, 100), st.just(1000)]))
+    lds = data.draw(st.sampled_from([st.just(0), st.integers(0, 4096), st.integers(0, 200_000)]))
+
+    def probe(config: KernelConfig) -> Resources:
+        most = min(512, (device.registers or 0) // ((device.warp_size or 0) * config.num_warps))
+        registers = data.draw(st.integers(1, most))
+        return probed.setdefault(config, Resources(registers, data.draw(spills), data.draw(lds)))
+
+    try:
+        plan = ROCM.plan(problem, device, probe, {})
+    except PlanError:
+        assert min(used.shared_memory for used in probed.values()) > 65_536 - 1280, "only the LDS can be too small"
+        return
+    finally:
+        assert len(probed) <= MOST_COMPILED
+    assert probed[plan.config] == plan.resources
+    check_plan(problem, device, plan)
+    plan_check.check_plan(ROCM, problem, device, plan, probe)
+    if probed[plan.config].spills:
+        fitting = [used.spills for used in probed.values() if used.shared_memory <= 65_536 - 1280]
+        assert probed[plan.config].spills <= min(fitting, default=0), "another configuration spills less"
+
+
+# Decisions, with a modelled compiler
+
+
+@pytest.mark.parametrize(
+    ("cols", "reads", "dtype", "schedule"),
+    [
+        (32_768, 1, "bfloat16", "whole_row"),
+        (65_536, 1, "bfloat16", "whole_row"),
+        (65_537, 1, "bfloat16", "column_loop"),
+        (32_768, 2, "bfloat16", "whole_row"),
+        (32_769, 2, "bfloat16", "column_loop"),
+        (16_384, 2, "float64", "whole_row"),
+        (16_385, 2, "float64", "column_loop"),
+    ],
+)
+def test_rows_of_more_elements_than_64_registers_hold_are_column_loops(
+    cols: int, reads: int, dtype: str, schedule: str
+) -> None:
+    assert plan(problem(cols, 4096, dtype, reads)).schedule == schedule
+
+
+def test_rows_that_would_spill_get_more_warps_then_a_column_loop() -> None:
+    def probe(config: KernelConfig) -> Resources:
+        return Resources(64, 8 if config.rows * config.cols > limit * 64 * config.num_warps else 0, 0)
+
+    limit = 16
+    config = ROCM.plan(problem(8192, 4096), MI300X, probe, {}).config
+    assert (config.schedule, config.num_warps) == ("whole_row", 8)
+    limit = 8
+    config = ROCM.plan(problem(16_384, 4096), MI300X, probe, {}).config
+    assert (config.schedule, config.cols) == ("column_loop", 4096)
+
+
+def test_configurations_that_do_not_fit_in_the_lds_are_skipped() -> None:
+    def probe(config: KernelConfig) -> Resources:
+        return Resources(64, 0, config.rows * config.cols * 4 if config.rows > 1 else 0)
+
+    rows = Problem(cols=1000, inner=1001, outer=32, layout="inner", aligned=False)
+    config = ROCM.plan(rows, MI300X, probe, {}).config
+    assert config.rows * config.cols * 4 <= 65_536
+    with pytest.raises(PlanError, match=r"does not fit on AMD Instinct MI300X: min\(.*LDS 65536//"):
+        ROCM.plan(rows, MI300X, lambda config: Resources(64, 0, 1 << 20), {})
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "per_core", "fits"),
+    [
+        (66_000, "bfloat16", 3, "fits in"),
+        (131_072, "bfloat16", 2, "fits in"),
+        (100_000, "float32", 2, "fits in"),
+        (262_144, "float16", 2, "exceeds"),
+    ],
+)
+def test_more_than_two_column_loops_per_core_fill_half_of_the_cache(
+    cols: int, dtype: str, per_core: int, fits: str
+) -> None:
+    wide = problem(cols, 100_000, dtype)
+    launch_plan = plan(wide)
+    assert launch_plan.programs == per_core * MI300X.cores
+    size = launch_plan.programs * cols * wide.bytes_read
+    assert per_core == 2 or size <= (MI300X.l2_cache or 0) / 2
+    assert f"= {size} bytes {fits} the cache of 268435456" in launch_plan.reason
+
+
+@pytest.mark.parametrize("traits", [{"statistics": 0}, {"row_writes": ("float32",)}])
+def test_a_column_loop_that_reads_once_does_not_depend_on_the_cache(traits: dict[str, Any]) -> None:
+    once = replace(problem(131_072, 100_000), **traits)
+    once = once if once.statistics == 0 else replace(once, writes=())
+    launch_plan = plan(once)
+    assert (launch_plan.schedule, launch_plan.programs) == ("column_loop", 4 * MI300X.cores)
+    assert "read twice" not in launch_plan.reason
+
+
+def test_a_small_cache_does_not_leave_compute_units_idle() -> None:
+    launch_plan = plan(problem(131_072, 100_000), MI250X)
+    assert launch_plan.programs == 2 * MI250X.cores
+    assert "exceeds the cache of 8388608" in launch_plan.reason
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("reads", [1, 2])
+def test_narrow_rows_share_a_tile_of_one_wave(arch: str, reads: int) -> None:
+    device = ARCHITECTURES[arch]
+    config = plan(problem(64, 1_000_000, reads=reads), device).config
+    assert (config.schedule, config.num_warps) == ("whole_row", 1)
+    assert config.rows * config.cols == 16 * (device.warp_size or 0)
+
+
+@pytest.mark.parametrize(("cols", "peel"), [(781, True), (784, False), (31, False), (50_257, True)])
+def test_unaligned_rows_with_several_vectors_are_peeled(cols: int, peel: bool) -> None:
+    unaligned = problem(cols, 4096, aligned=cols % 16 == 0)
+    assert plan(unaligned).config.peel == peel
+    assert not plan(problem(cols, 4096, aligned=cols % 16 == 0, column_writes=("float32",))).config.peel
+
+
+def test_programs_that_sum_over_rows_are_few_and_loop() -> None:
+    summed = problem(4096, 100_000, reads=2, column_writes=("float32",))
+    launch_plan = plan(summed)
+    assert launch_plan.config.persistent
+    assert launch_plan.programs == 4 * MI300X.cores, "64 KiB of two tensors are in flight, 16 KiB per program"
+    assert not plan(problem(4096, 100_000, reads=2)).config.persistent
+
+
+@pytest.mark.parametrize(("inner", "rows"), [(100_000, 64), (512, 32)])
+def test_inner_dim_rows_fill_cache_lines_if_there_are_enough_tiles(inner: int, rows: int) -> None:
+    assert plan(problem(50_257, inner, layout="inner")).config.rows == rows
+
+
+def test_plans_do_not_depend_on_the_number_of_tensors_per_row_and_per_column() -> None:
+    more = {
+        "row_reads": ("float32",) * 2,
+        "column_reads": ("bfloat16",) * 2,
+        "row_writes": ("float32",),
+        "statistics": 1,
+    }
+    assert plan(problem(4096, 4096, **more)) == plan(problem(4096, 4096))

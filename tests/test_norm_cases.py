@@ -1,0 +1,122 @@
+"""The cases of norms: correct implementations pass, and each of the faults that other libraries had is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from conformance_helpers import CPU, INTERPRETER
+from tridal.ops import table
+from tridal.testing import Implementation, cases, check
+from tridal.testing.norm_cases import NormCase
+
+NAMES = ["rms_norm", "layer_norm"]
+Tensor = torch.Tensor
+
+
+class Norm(torch.autograd.Function):
+    """Both norms in float32 with one rounding. The result or the gradients may have a fault."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, weight: Tensor, bias: Tensor, dims: int, centre: bool, fault: str) -> Tensor:
+        wide = torch.promote_types(t.dtype, torch.float32)
+        x = t.to(wide).flatten(-dims)
+        mean = x.mean(-1, keepdim=True) if centre else torch.zeros(())
+        variance = (x - mean).square().mean(-1, keepdim=True)
+        if fault == "squares minus square of the mean":
+            variance = x.square().mean(-1, keepdim=True) - mean.square()
+        if fault == "bfloat16 statistics":
+            variance = (x - mean).bfloat16().square().mean(-1, keepdim=True).to(wide)
+        if fault == "wrong eps":
+            variance = variance + 1e-5
+        inverse = (variance + 1e-5).rsqrt()
+        n, w = (x - mean) * inverse, weight.flatten().to(wide)
+        if fault == "next weight":
+            w = w.roll(1)
+        ctx.save_for_backward(n, inverse, w)
+        ctx.given = t, weight, bias, centre, fault
+        return (n * w + bias.flatten().to(wide)).to(t.dtype).reshape(t.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (n, inverse, w), (t, weight, bias, centre, fault) = ctx.saved_tensors, ctx.given
+        dy = grad.to(n.dtype).reshape(n.shape)
+        dn = dy * w
+        mean = dn.mean(-1, keepdim=True) if centre and fault != "no mean of the gradient" else 0.0
+        dx = (dn - mean - n * (dn * n).mean(-1, keepdim=True)) * inverse
+        terms = [term.flatten(0, -2) if term.dim() > 1 else term[None] for term in (dy * n, dy)]
+        if fault == "drops the last row":
+            terms = [term[:-1] for term in terms]
+        if fault == "bfloat16 sums over rows":
+            terms = [term.bfloat16().cumsum(0)[-1:].to(n.dtype) for term in terms]
+        dw, db = (term.sum(0) for term in terms)
+        return (
+            dx.to(t.dtype).reshape(t.shape), dw.to(weight.dtype).reshape(weight.shape),
+            db.to(bias.dtype).reshape(bias.shape), None, None, None,
+        )  # fmt: skip
+
+
+def implementation(name: str, fault: str = "") -> Implementation:
+    def norm(x: Tensor, shape: Any, *arguments: Any, residual: Tensor | None = None, **options: Any) -> Any:
+        *parameters, _ = arguments
+        total = normalised = x if residual is None else x + residual
+        if fault == "sum not rounded" and residual is not None:
+            normalised = x.float() + residual.float()
+        given = [p for p in parameters if p is not None]
+        weight = given[0] if given else torch.ones(shape, dtype=total.dtype)
+        bias = given[1] if len(given) > 1 else torch.zeros(shape, dtype=total.dtype)
+        y = Norm.apply(normalised, weight, bias, len(shape), name == "layer_norm", fault)
+        y = y.to(total.dtype)
+        return y if residual is None else (y, total)
+
+    return Implementation(CPU, lambda op: norm)
+
+
+def small(name: str, **wanted: Any) -> list[NormCase]:
+    found: list[Any] = [case for case in cases(INTERPRETER, [name]) if case.plan == "planned"]
+    found = [case for case in found if math.prod(case.shape) < 20_000 and not case.weight_offset and not case.casting]
+    return [case for case in found if all(getattr(case, key) == value for key, value in wanted.items())]
+
+
+def failures(tested: Implementation, chosen: list[NormCase]) -> list[str]:
+    results = [check(case, tested) for case in chosen]
+    assert results
+    return [f"{result.name}: {result.message}" for result in results if not result.passed]
+
+
+def test_every_op_of_several_tensors_has_cases() -> None:
+    for op in table.FUSED:
+        names = [case.name for case in cases(INTERPRETER, [op.name])]
+        assert len(names) > 100
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_correct_norms_pass(name: str) -> None:
+    assert failures(implementation(name), small(name)) == []
+
+
+FAULTS: list[tuple[str, Callable[[NormCase], bool]]] = [
+    ("next weight", lambda case: case.weight is not None and case.values == "normal" and math.prod(case.shape) > 20),
+    ("wrong eps", lambda case: case.shape == (9, 16) or case.values == "constant"),
+    ("bfloat16 statistics", lambda case: case.dtype == "float32" and case.shape == (33, 257)),
+    ("squares minus square of the mean", lambda case: case.values == "shifted" and case.dtype == "float32"),
+    ("drops the last row", lambda case: case.direction == "backward" and case.shape == (33, 257)),
+    ("bfloat16 sums over rows", lambda case: case.direction == "backward" and case.shape in ((33, 257), (37, 53))),
+    ("no mean of the gradient", lambda case: case.direction == "backward" and case.shape == (33, 257)),
+    ("sum not rounded", lambda case: case.dtype == "float16" and case.residual == "float16"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("fault", "finds"), FAULTS, ids=[fault for fault, _ in FAULTS])
+def test_faults_are_found(name: str, fault: str, finds: Callable[[NormCase], bool]) -> None:
+    if name == "rms_norm" and fault in ("squares minus square of the mean", "no mean of the gradient"):
+        pytest.skip("only layer_norm has a mean")
+    chosen = [case for case in small(name) if finds(case)]
+    assert failures(implementation(name, fault), chosen)
+    assert failures(implementation(name), chosen) == [], "the same cases pass without the fault"

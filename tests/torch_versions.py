@@ -1,0 +1,20 @@
+"""What older versions of torch cannot do: marks that skip a test with the reason, and the messages that torch gives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+TORCH = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+"""(major, minor) of the installed torch."""
+
+aot_inductor = pytest.mark.skipif(
+    TORCH < (2, 11), reason="AOTInductor of this torch passes another dtype to ops with a ScalarType argument"
+)
+
+
+def compiled_error(message: str) -> str:
+    """Returns what matches the error of a compiled function that raises `message`. torch 2.7 hides the message."""
+    return "Observed exception" if TORCH < (2, 8) else message
