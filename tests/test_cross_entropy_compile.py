@@ -57,8 +57,11 @@ def test_exported_programs_contain_one_op(device: torch.device) -> None:
     assert_close(program.module()(x, target), tridal.cross_entropy(x, target))
 
 
-@pytest.mark.parametrize("softcap", [None, 30.0])
-@pytest.mark.parametrize("absent", [(), ("weight", "weight_sum", "label_smoothing", "z_loss")], ids=["all", "none"])
+@pytest.mark.parametrize(
+    ("absent", "softcap"),
+    [((), 30.0), (("weight", "weight_sum", "label_smoothing", "z_loss"), None)],
+    ids=["all arguments", "no arguments"],
+)
 @pytest.mark.parametrize(
     "config",
     [

@@ -26,10 +26,13 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("info", OPS, ids=lambda info: f"{info.name}-{info.variant_test_name}")
-def test_samples_equal_torch(device: torch.device, info: Any) -> None:
+def test_samples_equal_torch(device: torch.device, info: Any, request: pytest.FixtureRequest) -> None:
     count = 0
-    for dtype in sorted(set(info.supported_dtypes(device.type)) & set(FLOATING), key=str):
-        for sample in info.sample_inputs(device.type, dtype, requires_grad=True):
+    # There are about a thousand samples of the linear form. Each dtype gets a seventh of them, and another one.
+    step = 1 if request.config.getoption("--matrix") or info.name.endswith("functional.cross_entropy") else 7
+    for first, dtype in enumerate(sorted(set(info.supported_dtypes(device.type)) & set(FLOATING), key=str)):
+        samples = list(info.sample_inputs(device.type, dtype, requires_grad=True))
+        for sample in samples[first % step :: step]:
             options = {name: value for name, value in sample.kwargs.items() if name != "options"}
             chunks = sample.kwargs.get("options")
             if chunks is not None:
@@ -43,7 +46,7 @@ def test_samples_equal_torch(device: torch.device, info: Any) -> None:
                 close(found, wanted, dtype)
             count += 1
     print(f"\n{info.name} {info.variant_test_name}: {count} samples")
-    assert count >= 50
+    assert count >= 40
 
 
 @pytest.mark.parametrize("info", OPS, ids=lambda info: f"{info.name}-{info.variant_test_name}")

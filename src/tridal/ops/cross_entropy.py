@@ -108,11 +108,12 @@ def reduce_rows(
 
 def row_gradient(grad: Tensor, like: Tensor, denominator: Tensor | None, reduction: int) -> Tensor:
     """Returns the gradient of each row's loss, in the shape and dtype of `like`, from that of the reduced loss."""
+    grad = grad.to(like.dtype)
     if denominator is not None:
         grad = grad / denominator
     elif reduction == MEAN:
         grad = grad / like.numel()
-    return grad.to(like.dtype).expand(like.shape)
+    return grad.expand(like.shape)
 
 
 def _capped(input: Tensor, dtype: torch.dtype, softcap: float | None) -> Tensor:
@@ -256,4 +257,5 @@ CROSS_ENTROPY = FusedOp(
     inputs=(0, 1, -1, -1, -1, -1, -1, -1, -1),
     differentiable=2,
     autocast=True,
+    cases="tridal.testing.loss_cases",
 )  # fmt: skip

@@ -76,7 +76,8 @@ def _forward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: An
     placed = _Placed(input)
     x, t, w = placed.local(input, placed.elements), placed.target(target), placed.local(weight, placed.columns)
     if placed.axes:
-        rows, lse, scale = maths.sharded_rows(*[x, t, w, *numbers], placed.classes(input, x))
+        arguments: list[Any] = [x, t, w, *numbers, placed.classes(input, x)]
+        rows, lse, scale = maths.sharded_rows(*arguments)
     else:
         rows, lse, _ = overload("cross_entropy")(x, t, w, NONE, *numbers, dtype)
         scale = torch.ones_like(lse) if t.is_floating_point() else maths.target_weights(t, w, numbers[0], lse.dtype)
@@ -91,7 +92,8 @@ def _backward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: A
     grads = [placed.local(given, placed.rows) for given in (grad, lse_grad, lse)]
     arguments: list[Any] = [*grads[:2], x, t, w, grads[2], None, NONE, *numbers, output_mask]
     if placed.axes:
-        found: Any = maths.gradient(*arguments, placed.classes(input, x))
+        arguments.append(placed.classes(input, x))
+        found: Any = maths.gradient(*arguments)
     else:
         found = overload("cross_entropy_backward")(*arguments)
     none = x.new_empty(0)

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch.nn.modules.loss import _WeightedLoss
 
 from tridal.pytorch.cross_entropy import cross_entropy
 from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
@@ -53,7 +52,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         return ", ".join(f"{name}={value}" for name, (value, default) in given.items() if value != default)
 
 
-_Linear: Any = getattr(torch.nn, "LinearCrossEntropyLoss", _WeightedLoss)
+_Linear: Any = getattr(torch.nn, "LinearCrossEntropyLoss", torch.nn.Module)
 
 
 class LinearCrossEntropyLoss(_Linear):  # type: ignore[misc]
@@ -86,7 +85,9 @@ class LinearCrossEntropyLoss(_Linear):  # type: ignore[misc]
             raise RuntimeError(f"expected weight shape to be {(num_classes,)}, got {tuple(weight.shape)}")
         if not 0 <= label_smoothing <= 1:
             raise RuntimeError(f"expected label_smoothing to be in range [0, 1], got {label_smoothing}")
-        _WeightedLoss.__init__(self, weight=weight, reduction=reduction)
+        torch.nn.Module.__init__(self)
+        self.register_buffer("weight", weight)
+        self.reduction: Any = reduction
         self.num_classes, self.out_features, self.ignore_index = num_classes, out_features, ignore_index
         self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
         self.chunk_size, self.accum_dtype, self.options = chunk_size, accum_dtype, None
