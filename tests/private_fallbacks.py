@@ -204,4 +204,5 @@ def run_child(item: str) -> str | None:
 
 
 if __name__ == "__main__":
-    json.dump({item: run_child(item) for item in sys.argv[1:]}, sys.stdout)
+    # torch 2.9's gloo writes to stdout as well, so the result is a line of its own.
+    print("\n" + json.dumps({item: run_child(item) for item in sys.argv[1:]}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -82,10 +81,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("row", rows, ids=name_of)
 
 
-@pytest.fixture
-def mesh(device: torch.device, tmp_path: Path) -> Iterator[None]:
-    """A process group of one rank."""
-    torch.distributed.init_process_group(init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group of one rank. There is one for all tests, because in torch 2.7 destroy may wait forever."""
+    file = tmp_path_factory.mktemp("mesh") / "group"
+    torch.distributed.init_process_group(init_method=f"file://{file}", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 

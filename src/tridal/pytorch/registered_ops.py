@@ -141,9 +141,9 @@ def _define(
 
 
 def _without_axis(tensor: torch.Tensor, axis: int) -> torch.Tensor:
-    """Returns a meta tensor with the shape of one example. DTensors of torch 2.11 do not support `select`."""
+    """Returns a tensor like one example. It is not a slice, because DTensors of torch 2.11 do not support `select`."""
     shape = [size for position, size in enumerate(tensor.shape) if position != axis % tensor.dim()]
-    return torch.empty(shape, dtype=tensor.dtype, device="meta")
+    return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(shape)
 
 
 def _batch_first(tensor: torch.Tensor, axis: int | None, batch_size: int, rank: int) -> torch.Tensor:
