@@ -116,3 +116,27 @@ def test_linear_module_equals_torch(device: torch.device, outputs: tuple[int, ..
         assert_close(theirs(x, target), expected)
     with pytest.raises(RuntimeError, match=r"expected weight shape to be \(7,\)"):
         tridal.nn.LinearCrossEntropyLoss(5, 7, weight=torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", ["logits", "permuted", "probabilities", "weight"])
+def test_fake_gradients_have_the_strides_of_the_real_ones(device: torch.device, kind: str) -> None:
+    x, target = torch.randn(5, 7, device=device, requires_grad=True), torch.arange(7, device=device) % 5
+
+    def function(x: torch.Tensor) -> Any:
+        doubled = (x * 2).t()
+        if kind == "weight":
+            return tridal.linear_cross_entropy(x.new_ones(5, 5), doubled, target[:5])
+        if kind == "permuted":
+            return tridal.cross_entropy(doubled.unsqueeze(2), target[:, None])
+        return tridal.cross_entropy(doubled, doubled.softmax(1) if kind == "probabilities" else target)
+
+    (eager,) = torch.autograd.grad(function(x), x)
+    (compiled,) = torch.autograd.grad(torch.compile(function)(x), x)
+    assert_close(compiled, eager)
+
+
+def test_a_scripted_loss_refuses_what_torchs_function_does_not_have() -> None:
+    x, target = torch.randn(4, 7), torch.zeros(4, dtype=torch.int64)
+    for module in (tridal.nn.CrossEntropyLoss(z_loss=0.1), tridal.nn.CrossEntropyLoss(softcap=2.0)):
+        with pytest.raises(torch.jit.Error, match="TorchScript has torch's loss"):
+            torch.jit.script(module)(x, target)

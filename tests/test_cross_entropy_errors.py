@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.testing import assert_close
 
 import tridal
 
@@ -97,3 +98,42 @@ def test_errors_of_the_linear_form(
         pytest.skip("the tensors are on the CPU")
     with pytest.raises(kind, match=message):
         call(tridal.linear_cross_entropy, {"linear_weight": torch.rand(7, 5)} | arguments)
+
+
+# Arguments that are correct and unusual
+
+
+def test_a_byte_target_can_have_the_class_to_which_ignore_index_would_wrap(device: torch.device) -> None:
+    x, target = torch.randn(3, 200, device=device), torch.tensor([156, 0, 7], device=device)
+    assert_close(tridal.cross_entropy(x, target.byte()), functional.cross_entropy(x, target))
+    features, matrix = torch.randn(3, 8, device=device), torch.randn(200, 8, device=device)
+    expected = functional.cross_entropy(features @ matrix.t(), target)
+    assert_close(tridal.linear_cross_entropy(features, matrix, target.byte()), expected)
+
+
+def test_the_weight_of_another_class_may_be_infinite_if_a_row_is_ignored(device: torch.device) -> None:
+    x, weight = torch.randn(4, 5, device=device), torch.ones(5, device=device)
+    weight[0] = torch.inf
+    target = torch.tensor([1, -100, 4, 2], device=device)
+    assert_close(tridal.cross_entropy(x, target, weight), functional.cross_entropy(x, target, weight))
+
+
+def test_numbers_of_numpy_are_accepted(device: torch.device) -> None:
+    numpy = pytest.importorskip("numpy")
+    x, target = torch.randn(4, 5, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    expected = functional.cross_entropy(x, target, label_smoothing=0.25)
+    assert_close(tridal.cross_entropy(x, target, label_smoothing=numpy.float32(0.25)), expected)
+
+
+def test_meta_tensors_have_a_meta_loss() -> None:
+    x, target = torch.empty(7, 5, device="meta"), torch.empty(7, dtype=torch.int64, device="meta")
+    assert tridal.cross_entropy(x, target, reduction="none").shape == (7,)  # type: ignore[union-attr]
+    assert tridal.linear_cross_entropy(x, torch.empty(3, 5, device="meta"), target).device.type == "meta"
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_a_linear_layer_without_outputs_has_an_empty_loss(device: torch.device, reduction: Any) -> None:
+    x, matrix = torch.randn(7, 6, device=device), torch.randn(5, 0, 6, device=device)
+    target = torch.zeros(7, 0, dtype=torch.int64, device=device)
+    expected = functional.cross_entropy(torch.randn(7, 5, 0, device=device), target, reduction=reduction)
+    assert_close(tridal.linear_cross_entropy(x, matrix, target, reduction=reduction), expected, equal_nan=True)

@@ -104,3 +104,24 @@ def test_calls_without_a_gradient_leave_the_logits(device: torch.device) -> None
     (gradient,) = torch.autograd.grad(tridal.cross_entropy(x, target, inplace_backward=True), x, create_graph=True)
     assert gradient.requires_grad
     assert_close(x.detach(), before)
+
+
+def test_a_leaf_that_is_a_view_is_not_overwritten(device: torch.device) -> None:
+    leaf = torch.randn(9, 5, device=device)[2:].requires_grad_()
+    target = torch.zeros(7, dtype=torch.int64, device=device)
+    with pytest.raises(RuntimeError, match="into a leaf that requires grad"):
+        tridal.cross_entropy(leaf.view(7, 5), target, inplace_backward=True)
+
+
+def test_negative_views_are_not_overwritten(device: torch.device) -> None:
+    _, x = logits(device, 7, 5)
+    with pytest.raises(RuntimeError, match="needs contiguous logits"):
+        tridal.cross_entropy(torch._neg_view(x), torch.zeros(7, dtype=torch.int64), inplace_backward=True)
+
+
+def test_transforms_compute_the_gradient_in_new_memory(device: torch.device) -> None:
+    x, target = torch.randn(7, 5, device=device), torch.zeros(7, dtype=torch.int64, device=device)
+    before = x.clone()
+    found = torch.func.grad(lambda x: tridal.cross_entropy(x, target, inplace_backward=True))(x)
+    assert_close(found, torch.func.grad(lambda x: functional.cross_entropy(x, target))(x))
+    assert_close(x, before, rtol=0, atol=0)

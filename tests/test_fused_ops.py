@@ -191,3 +191,14 @@ def test_batched_gradients_equal_a_loop() -> None:
     (batched,) = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)
     looped = torch.stack([torch.autograd.grad(y, x, grad, retain_graph=True)[0] for grad in grads])
     torch.testing.assert_close(batched, looped)
+
+
+def test_vmap_of_the_registered_op_accepts_lists_and_an_empty_batch() -> None:
+    x, weight = (tensor.detach() for tensor in tensors())
+    grads = torch.randn(2, 3, 5)
+    backward = overload("scaled_mean_backward")
+    found = torch.func.vmap(lambda dy: backward(dy, x, weight, [True, True]))(grads)
+    for index, dy in enumerate(grads):
+        torch.testing.assert_close([each[index] for each in found], list(gradient(dy, x, weight, [True, True])))
+    empty = torch.func.vmap(lambda dy: backward(dy, x, weight, [True, True]))(grads[:0])
+    assert [each.shape for each in empty] == [(0, 3, 5), (0, 5)]

@@ -224,3 +224,19 @@ def test_only_requested_gradients_are_computed(device: torch.device, name: str) 
         for tensor in (x, w):
             assert (tensor.grad is not None) == any(tensor is t for t in wanted)
             tensor.grad = None
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_meta_tensors_and_numbers_of_numpy_are_accepted(name: str, device: torch.device) -> None:
+    numpy = pytest.importorskip("numpy")
+    ours, theirs = both(name)
+    assert ours(torch.empty(2, 6, device="meta"), (6,)).device.type == "meta"
+    x = torch.randn(2, 6, device=device)
+    assert_close(ours(x, (numpy.int64(6),), eps=numpy.float32(1e-3)), theirs(x, (6,), eps=float(numpy.float32(1e-3))))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_sum_has_no_gradient_if_only_the_weight_has_one(name: str, device: torch.device) -> None:
+    x, weight = torch.randn(2, 6, device=device), torch.ones(6, device=device, requires_grad=True)
+    y, total = both(name)[0](x, (6,), weight, residual=x)
+    assert (y.requires_grad, total.requires_grad) == (True, False)

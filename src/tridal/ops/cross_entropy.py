@@ -86,7 +86,8 @@ def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dty
     kept = target != ignore_index
     if weight is None:
         return kept.to(dtype)
-    return kept * weight.to(dtype)[torch.where(kept, target, 0).clamp(0, max(weight.shape[0] - 1, 0)).long()]
+    found = weight.to(dtype)[torch.where(kept, target, 0).clamp(0, max(weight.shape[0] - 1, 0)).long()]
+    return torch.where(kept, found, 0.0)
 
 
 def reduce_rows(

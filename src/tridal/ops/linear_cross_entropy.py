@@ -18,7 +18,7 @@ def logits_of(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, 
     """Returns the logits (N, C, d1, ...), computed in `dtype`."""
     matrix = linear_weight.flatten(0, -2).to(dtype)
     bias = None if linear_bias is None else linear_bias.flatten().to(dtype)
-    return functional.linear(input.to(dtype), matrix, bias).view(-1, *linear_weight.shape[:-1])
+    return functional.linear(input.to(dtype), matrix, bias).view(input.shape[0], *linear_weight.shape[:-1])
 
 
 def reference(

@@ -17,7 +17,7 @@ from tridal.pytorch.device_context import device_context
 from tridal.pytorch.functions import _is_distributed
 from tridal.pytorch.fused_ops import FusedNode, Rules
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
-from tridal.pytorch.loss_kernels import logits_gradient, row_losses, rows_last
+from tridal.pytorch.loss_kernels import logits_gradient, new_gradient, row_losses, rows_last
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
@@ -72,13 +72,14 @@ def cross_entropy(
         return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
     check_tensors("input", input, target=target, weight=weight)
-    autocast = torch.is_autocast_enabled(input.device.type)
+    autocast = private.autocast_enabled(input.device.type)
     check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
+    target = target.long() if target.dtype is torch.uint8 else target  # an ignore_index of -100 would wrap to 156
     number = REDUCTIONS[reduction]
     cap = None if softcap is None else float(softcap)
     dtype = result_dtype(input.dtype, target, weight, autocast)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
-    if inplace_backward and not _compiling():
+    if inplace_backward and not _compiling() and not private.transforms_active():
         _check_inplace(input)
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
         loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
@@ -120,8 +121,7 @@ def _check_inplace(input: Tensor) -> None:
     """Raises RuntimeError if the backward must not write into the logits."""
     if not (input.requires_grad and torch.is_grad_enabled()):
         return
-    base = input._base if input._is_view() else input
-    if input.is_leaf or (base is not None and base.is_leaf and base.requires_grad):
+    if input.is_leaf or _is_view_of_leaf(input):
         raise RuntimeError(
             "inplace_backward=True would write the gradient into a leaf that requires grad, whose values are needed "
             "again: pass logits that an operation has computed, or inplace_backward=False"
@@ -131,6 +131,18 @@ def _check_inplace(input: Tensor) -> None:
             f"inplace_backward=True needs contiguous logits, got strides {input.stride()}: use input.contiguous(), or "
             "inplace_backward=False"
         )
+
+
+def _is_view_of_leaf(tensor: Tensor) -> bool:
+    """Returns whether a leaf that requires grad has the memory of the tensor."""
+    node, memory = tensor.grad_fn, tensor.untyped_storage().data_ptr()
+    while node is not None:
+        following = [following for following, _ in node.next_functions if following is not None]
+        leaves = [leaf for leaf in (getattr(each, "variable", None) for each in following) if leaf is not None]
+        if any(leaf.untyped_storage().data_ptr() == memory for leaf in leaves):
+            return True
+        node = following[0] if len(following) == 1 else None  # the node of a view has one input
+    return False
 
 
 def _writes_gradient(*tensors: Tensor | None) -> bool:
@@ -184,9 +196,13 @@ def _gradient(
         found, target_grad = maths.gradient(
             grad, lse_grad, input, target, weight, lse, denominator, reduction, *numbers, output_mask
         )  # fmt: skip
-        if inplace and found is not None:
-            found = input.detach().copy_(found)
-        return found, target_grad
+        if found is not None:
+            like = new_gradient(input)
+            if inplace:
+                found = input.detach().copy_(found)
+            elif found.stride() != like.stride():
+                found = like.copy_(found)
+        return found, None if target_grad is None else target_grad.contiguous()
     if inplace:
         torch.autograd.graph.increment_version(input)
     return found, None
@@ -207,8 +223,8 @@ def _fake(
 def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     input, target, output_mask = arguments[2], arguments[3], arguments[-1]
     return (
-        torch.empty_like(input) if output_mask[0] else None,
-        torch.empty_like(target) if output_mask[1] else None,
+        new_gradient(input) if output_mask[0] else None,
+        target.new_empty(target.shape) if output_mask[1] else None,
     )
 
 

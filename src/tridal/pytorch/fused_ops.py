@@ -155,11 +155,19 @@ def _register(
 
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         # `torch.vmap` cannot be used here: functorch's front mode is off in a rule.
-        mapped = list(zip(arguments, in_dims, strict=True))
-        rows = []
-        for index in range(info.batch_size):
-            values = tuple(a if axis is None else a.select(axis, index) for a, axis in mapped)
-            rows.append(filled(by_torch(*values), values))
+        def sample(index: int) -> tuple[torch.Tensor, ...]:
+            given = zip(arguments, in_dims, strict=True)
+            values = tuple(a.select(axis, index) if isinstance(axis, int) else a for a, axis in given)
+            return filled(by_torch(*values), values)
+
+        if info.batch_size == 0:
+            arguments = tuple(
+                a.new_zeros((*a.shape[:axis], 1, *a.shape[axis + 1 :])) if isinstance(axis, int) else a
+                for a, axis in zip(arguments, in_dims, strict=True)
+            )
+            results = sample(0)
+            return tuple(result.new_empty((0, *result.shape)) for result in results), (0,) * len(results)
+        rows = [sample(index) for index in range(info.batch_size)]
         return tuple(map(torch.stack, zip(*rows, strict=True))), (0,) * len(rows[0])
 
     LIBRARY.define(f"{name}{schema}", tags=TAGS)

@@ -83,7 +83,7 @@ def chunked(
     for start in range(0, rows, step):
         part = slice(start, start + step)
         flat = torch.mm(x[part], matrix.t()) if bias is None else torch.addmm(bias, x[part], matrix.t())
-        logits, targets = flat.view(-1, *shape), target.detach()[part]
+        logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found = None
         if not context.torch_computes:
             found = row_losses(context, logits, targets, weight, *numbers)
@@ -92,10 +92,10 @@ def chunked(
             assert results[0] is not None
             assert results[1] is not None
             found = results[0], results[1]
-        losses[part] = found[0].view(-1, *shape[1:])
+        losses[part] = found[0].view(flat.shape[0], *shape[1:])
         if not any(needs):
             continue
-        lse = found[1].view(-1, *shape[1:])
+        lse = found[1].view(flat.shape[0], *shape[1:])
         dlogits = None
         if not context.torch_computes:
             dlogits = logits_gradient(

@@ -68,12 +68,14 @@ def linear_cross_entropy(
             reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss,
             softcap=softcap, chunk_size=chunk_size, accum_dtype=accum_dtype,
         )  # fmt: skip
-    autocast = isinstance(input, Tensor) and torch.is_autocast_enabled(input.device.type)
+    autocast = isinstance(input, Tensor) and private.autocast_enabled(input.device.type)
     ignored = -100 if ignore_index is None else ignore_index
     x, flat_target = check_linear(
         input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss, softcap,
         chunk_size, accum_dtype, autocast,
     )  # fmt: skip
+    if flat_target.dtype is torch.uint8:
+        flat_target = flat_target.long()  # an ignore_index of -100 would wrap to 156
     matmul_dtype = input.dtype
     if autocast and input.dtype is not torch.float64:
         matmul_dtype = torch.get_autocast_dtype(input.device.type)
@@ -114,7 +116,7 @@ def _compute(
         denominator = maths.reduce_rows(rows, target, weight, MEAN, ignore_index)[1]
         denominator = rows.new_full((), rows.numel()) if denominator is None else denominator
     late = matmul_dtype is torch.float16
-    with torch.autocast(input.device.type, enabled=False):
+    with private.without_autocast(input.device.type):
         row_grad = None if denominator is None or late else 1 / denominator
         losses, grads = chunked(
             input, linear_weight, target, linear_bias, weight, numbers, matmul_dtype, accum_dtype, chunk_size, needs,
@@ -150,7 +152,7 @@ def _gradient(
             (input.shape[0], *linear_weight.shape[1:-1]), dtype=maths.accumulator(input, target, weight)
         )
         total = maths.reduce_rows(like, target, weight, reduction, ignore_index)[1]
-        with torch.autocast(input.device.type, enabled=False):
+        with private.without_autocast(input.device.type):
             _, grads = chunked(
                 input, linear_weight, target, linear_bias, weight, numbers, matmul_dtype, accum_dtype, chunk_size,
                 output_mask, maths.row_gradient(grad, like, total, reduction),
@@ -191,7 +193,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
 def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     tensors = (arguments[1], arguments[2], arguments[4])
     given = zip(tensors, arguments[-1], strict=True)
-    return tuple(torch.empty_like(t) if wanted else None for t, wanted in given)
+    return tuple(t.new_empty(t.shape) if wanted else None for t, wanted in given)
 
 
 RULES = Rules(LINEAR_CROSS_ENTROPY, _compute, _fake, _save, _gradient, _fake_gradient)

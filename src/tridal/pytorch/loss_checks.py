@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
+from typing import Any
 
 import torch
 
@@ -13,9 +15,7 @@ Tensor = torch.Tensor
 INDEX_DTYPES = (torch.int64, torch.uint8)
 
 
-def check_numbers(
-    reduction: object, ignore_index: object, label_smoothing: object, z_loss: object, softcap: object
-) -> None:
+def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any, z_loss: Any, softcap: Any) -> None:
     """Checks the arguments that are not tensors.
 
     Raises:
@@ -28,13 +28,13 @@ def check_numbers(
     if isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__"):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
     for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss), ("softcap", softcap)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, Real))):
             raise TypeError(f"{name} must be a number, got {value!r}")
-    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
+    if label_smoothing is None or not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if z_loss is None:
         raise TypeError("z_loss must be a number, got None: pass 0.0 for a loss without it")
-    if isinstance(softcap, (int, float)) and not 0 < softcap < float("inf"):
+    if softcap is not None and not 0 < softcap < float("inf"):
         raise ValueError(f"softcap must be a positive number or None, got {softcap!r}")
 
 

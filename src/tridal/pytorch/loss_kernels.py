@@ -31,10 +31,23 @@ Tensor = torch.Tensor
 
 def rows_last(input: Tensor) -> tuple[Tensor, int] | None:
     """Returns the input or its view with the classes last, whichever is contiguous, and the dim of the classes."""
+    if input.is_neg():
+        return None
     if input.is_contiguous():
         return (input, 1) if input.dim() > 1 else (input.unsqueeze(0), 1)
     moved = input.movedim(1, -1)
     return (moved, moved.dim() - 1) if moved.is_contiguous() else None
+
+
+def new_gradient(input: Tensor) -> Tensor:
+    """Returns a new tensor with the strides of the logits if classes are the first or the last dim in memory.
+
+    For other strides, it is contiguous.
+    """
+    found = rows_last(input)
+    if found is None or found[0].dim() != input.dim():
+        return input.new_empty(input.shape)
+    return input.new_empty(found[0].shape).movedim(found[1], min(1, input.dim() - 1))
 
 
 def _rows(input: Tensor) -> tuple[Tensor, int]:

@@ -35,6 +35,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of logits (C,), (N, C) or (N, C, d1, ...). TorchScript uses torch's function."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            assert self.z_loss == 0, "TorchScript has torch's loss, without z_loss"
+            assert self.softcap is None, "TorchScript has torch's loss, without softcap"
             return torch.nn.functional.cross_entropy(
                 input, target, self.weight, None, self.ignore_index, None, self.reduction, self.label_smoothing
             )

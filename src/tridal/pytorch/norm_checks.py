@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -29,9 +30,9 @@ def check_norm(input: Any, normalized_shape: Sequence[int], eps: Any, **tensors:
         hint = f": pass ({normalized_shape},)" if isinstance(normalized_shape, int) else ""
         raise TypeError(f"normalized_shape must be a tuple of ints, got {type(normalized_shape).__name__}{hint}")
     for size in normalized_shape:
-        if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)):
+        if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt, Integral)):
             raise TypeError(f"normalized_shape must be a tuple of ints, but it holds {size!r}")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float, torch.SymFloat, torch.SymInt)):
+    if isinstance(eps, bool) or not isinstance(eps, (int, float, torch.SymFloat, torch.SymInt, Real)):
         raise TypeError(f"eps must be a float, got {eps!r}")
     wanted, shape = list(normalized_shape), list(input.shape)
     if not wanted:

@@ -73,7 +73,7 @@ def rms_norm(
             y = RMS_NORM.reference(total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
     results = call(RMS_NORM_RULES, input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    return results[0] if residual is None else results[:2]
+    return results[0] if residual is None else (results[0], _sum(results[1], input, residual))
 
 
 def layer_norm(
@@ -113,7 +113,13 @@ def layer_norm(
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
     results = call(LAYER_NORM_RULES, input, residual, weight, bias, len(normalized_shape), float(eps))
-    return results[0] if residual is None else results[:2]
+    return results[0] if residual is None else (results[0], _sum(results[1], input, residual))
+
+
+def _sum(total: Tensor | None, input: Tensor, residual: Tensor) -> Tensor:
+    """Returns the sum of input and residual, which has a gradient only if one of them has, as in torch."""
+    assert total is not None
+    return total if input.requires_grad or residual.requires_grad else total.detach()
 
 
 def _torch_only(*tensors: Any) -> bool:
@@ -136,7 +142,7 @@ def _autocast(name: str, *tensors: Tensor | None) -> Any:
     """Returns the tensors in float32 if autocast computes the op in float32 on their device."""
     assert tensors[0] is not None
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind) or not (_dynamo() or private).autocasts(name, kind):
+    if not private.autocast_enabled(kind) or not (_dynamo() or private).autocasts(name, kind):
         return tensors
     return tuple(t if t is None or t.dtype is torch.float64 else t.float() for t in tensors)
 
