@@ -17,7 +17,6 @@ from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE, classes_dim
 from tridal.ops.linear_cross_entropy import logits_of
 from tridal.pytorch import fused_ops
-from tridal.pytorch.cross_entropy import RULES
 from tridal.pytorch.dtensor import _ShardedReduce, redistributed
 from tridal.pytorch.linear_chunks import chunk_rows
 from tridal.pytorch.op_call import overload
@@ -108,7 +107,9 @@ def reduced(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
     *rest, dtype = numbers
-    rows, lse, scale = fused_ops.call(RULES, input, target, weight, NONE, *rest, maths.accumulator(input, target))
+    rows, lse, scale = fused_ops.call(
+        fused_ops.DEFINED["cross_entropy"], input, target, weight, NONE, *rest, maths.accumulator(input, target)
+    )
     assert rows is not None
     assert lse is not None
     assert scale is not None
@@ -144,7 +145,7 @@ def linear_cross_entropy(
     def losses(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(x, matrix, bias, matmul_dtype)
         wide = maths.accumulator(logits, target)
-        results: Any = fused_ops.call(RULES, logits, target, weight, NONE, *numbers, wide)
+        results: Any = fused_ops.call(fused_ops.DEFINED["cross_entropy"], logits, target, weight, NONE, *numbers, wide)
         return results[0], results[2]
 
     chunks = [
