@@ -15,7 +15,7 @@ from tridal.runtime.row_kernel import RowKernel
 class FusedOp:
     """An op that reads or writes several tensors, some of them optional. Compared and hashed by identity.
 
-    `torch.ops.tridal.<name>`, its gradient, the plans of all backends and the choices of the commands follow from it.
+    `torch.ops.tridal.<name>`, its gradient, and the values of the commands' option `--op` are derived from it.
     `tridal.pytorch.fused_ops.define` adds the functions that run its kernels.
     """
 
@@ -35,7 +35,8 @@ class FusedOp:
     """The gradient in torch's ops, with the arguments and results of `backward_schema`. Autograd can differentiate it.
     It computes statistics again instead of using saved ones, which are constants for autograd."""
     inputs: tuple[int, ...]
-    """For each argument of `schema`: the index of its gradient in the results of `backward_schema`, or -1."""
+    """For each argument of `schema`: the index of its gradient in the results of `backward_schema`, or -1. Two tensors
+    that the op adds have the same gradient."""
     differentiable: int = 1
     """How many results have gradients. These are the first ones."""
     autocast: bool = False

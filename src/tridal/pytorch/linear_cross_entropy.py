@@ -110,30 +110,30 @@ def _compute(
     """
     numbers = (ignore_index, label_smoothing, z_loss, softcap)
     wide = maths.accumulator(input, target, weight)
-    rows = input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=wide)
+    rows = input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=wide)  # only shape and dtype are read
     denominator = None
     if reduction == MEAN:
         denominator = maths.reduce_rows(rows, target, weight, MEAN, ignore_index)[1]
         denominator = rows.new_full((), rows.numel()) if denominator is None else denominator
-    late = matmul_dtype is torch.float16
+    divides_later = matmul_dtype is torch.float16
     with private.without_autocast(input.device.type):
-        row_grad = None if denominator is None or late else 1 / denominator
+        row_grad = None if denominator is None or divides_later else 1 / denominator
         losses, grads = chunked(
             input, linear_weight, target, linear_bias, weight, numbers, matmul_dtype, accum_dtype, chunk_size, needs,
             row_grad,
         )  # fmt: skip
         loss = maths.reduce_rows(losses, target, weight, reduction, ignore_index)[0].to(dtype)
-    if not late:
+    if not divides_later:
         tensors = (input, linear_weight, linear_bias)
         grads = [g if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, tensors, strict=True)]
-    return loss, *grads, denominator if late else None
+    return loss, *grads, denominator if divides_later else None
 
 
 def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
     tensors, numbers, needs = arguments[:5], (*arguments[5:10], *arguments[11:-1]), arguments[-1]  # all but `dtype`
     grads = [grad if need else None for grad, need in zip(results[1:4], needs, strict=True)]
-    late = arguments[5] == MEAN and arguments[11] is torch.float16
-    return *tensors, *grads, results[4] if late else None, *numbers, needs
+    divides_later = arguments[5] == MEAN and arguments[11] is torch.float16
+    return *tensors, *grads, results[4] if divides_later else None, *numbers, needs
 
 
 def _gradient(
@@ -177,9 +177,9 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
     dtype, matmul_dtype, accum_dtype, _, needs = arguments[10:]
     shape = (input.shape[0], *linear_weight.shape[1:-1])
     loss = input.new_empty(shape if reduction == NONE else (), dtype=dtype)
-    late = matmul_dtype is torch.float16
+    divides_later = matmul_dtype is torch.float16
     grads = [
-        None if tensor is None or not need else tensor.new_empty(size, dtype=wide if late else tensor.dtype)
+        None if tensor is None or not need else tensor.new_empty(size, dtype=wide if divides_later else tensor.dtype)
         for tensor, need, size, wide in (
             (input, needs[0], input.shape, matmul_dtype),
             (linear_weight, needs[1], linear_weight.flatten(0, -2).shape, accum_dtype),
@@ -187,7 +187,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
         )
     ]
     denominator = input.new_empty((), dtype=maths.accumulator(input, target, weight))
-    return loss, *grads, denominator if late and reduction == MEAN else None
+    return loss, *grads, denominator if divides_later and reduction == MEAN else None
 
 
 def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
