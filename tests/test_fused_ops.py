@@ -202,3 +202,12 @@ def test_vmap_of_the_registered_op_accepts_lists_and_an_empty_batch() -> None:
         torch.testing.assert_close([each[index] for each in found], list(gradient(dy, x, weight, [True, True])))
     empty = torch.func.vmap(lambda dy: backward(dy, x, weight, [True, True]))(grads[:0])
     assert [each.shape for each in empty] == [(0, 3, 5), (0, 5)]
+
+
+def test_inference_mode_records_nothing_even_if_gradients_are_enabled_inside() -> None:
+    _, weight = tensors()
+    with torch.inference_mode(), torch.enable_grad():
+        x = torch.randn(3, 5)
+        assert not function(x, weight).requires_grad
+        assert not overload("scaled_mean")(x, weight, True)[0].requires_grad
+    assert CALLS == ["forward", "forward"]

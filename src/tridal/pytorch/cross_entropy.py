@@ -81,7 +81,7 @@ def cross_entropy(
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
     if inplace_backward and not _compiling() and not private.transforms_active():
         _check_inplace(input)
-    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+    if fused_ops.records_gradient(weight):
         loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
     elif is_distributed(input, target, weight):
         from tridal.pytorch.loss_dtensor import reduced
@@ -119,7 +119,7 @@ def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, auto
 
 def _check_inplace(input: Tensor) -> None:
     """Raises RuntimeError if the backward must not write into the logits."""
-    if not (input.requires_grad and torch.is_grad_enabled()):
+    if not fused_ops.records_gradient(input):
         return
     if input.is_leaf or _is_view_of_leaf(input):
         raise RuntimeError(
@@ -150,7 +150,7 @@ def _writes_gradient(*tensors: Tensor | None) -> bool:
     if _compiling() or private.needs_dispatcher() or private.function_modes():
         return False
     plain = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
-    return plain and torch.is_grad_enabled() and tensors[0] is not None and tensors[0].requires_grad
+    return plain and fused_ops.records_gradient(tensors[0])
 
 
 def _compute(

@@ -59,9 +59,18 @@ def call(rules: Rules, *arguments: Any) -> Results:
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if not all(map(_is_plain, tensors)) or private.needs_dispatcher() or private.function_modes():
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if records_gradient(*tensors):
         return FusedNode.apply(nullcontext, rules, rules.compute, *arguments)  # type: ignore[no-any-return]
     return rules.compute(*arguments)
+
+
+def records_gradient(*tensors: torch.Tensor | None) -> bool:
+    """Returns whether autograd records a call: one of the tensors requires grad, and gradients are enabled.
+
+    Inference mode records nothing, even if `enable_grad` is entered inside.
+    """
+    enabled = torch.is_grad_enabled() and (_compiling() or not torch.is_inference_mode_enabled())
+    return enabled and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -142,7 +151,7 @@ def _register(
     @private.skip_frames
     def autograd(*arguments: Any) -> tuple[torch.Tensor, ...]:
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        differentiated = records_gradient(*tensors)
         by_node = rules is not None and private.HAS_NODES and not private.transforms_active()
         if has_tangent(*tensors) or (differentiated and not by_node):
             if RECORDERS:

@@ -81,7 +81,7 @@ def linear_cross_entropy(
         matmul_dtype = torch.get_autocast_dtype(input.device.type)
     dtype = result_dtype(matmul_dtype, target, weight, autocast)
     wide = torch.promote_types(matmul_dtype, torch.float32)
-    needs = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (input, linear_weight, linear_bias)]
+    needs = [fused_ops.records_gradient(tensor) for tensor in (input, linear_weight, linear_bias)]
     arguments = (
         x, linear_weight, flat_target, linear_bias, weight, REDUCTIONS[reduction], ignored, float(label_smoothing),
         float(z_loss), None if softcap is None else float(softcap), dtype, matmul_dtype, accum_dtype or wide,
@@ -91,7 +91,7 @@ def linear_cross_entropy(
         from tridal.pytorch.loss_dtensor import linear_cross_entropy as distributed
 
         loss: Tensor | None = distributed(*arguments[:-1])
-    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (target, weight)):
+    elif fused_ops.records_gradient(target, weight):
         loss = reference(*arguments)[0]
     else:
         loss = fused_ops.call(EAGER_RULES, *arguments)[0]
