@@ -16,7 +16,7 @@ from tridal.ops.rms_norm import RMS_NORM
 from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.fused_ops import call
+from tridal.pytorch.fused_ops import call, records_gradient
 from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.prepared import why_torch
@@ -117,9 +117,9 @@ def layer_norm(
 
 
 def _sum(total: Tensor | None, input: Tensor, residual: Tensor) -> Tensor:
-    """Returns the sum of input and residual, which has a gradient only if one of them has, as in torch."""
+    """Returns the sum of input and residual, which requires grad only if one of them does, as in torch."""
     assert total is not None
-    return total if input.requires_grad or residual.requires_grad else total.detach()
+    return total.detach() if total.requires_grad and not records_gradient(input, residual) else total
 
 
 def _torch_only(*tensors: Any) -> bool:
