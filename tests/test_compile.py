@@ -129,9 +129,9 @@ def test_compiled_transforms_equal_torch(device: torch.device, name: str, transf
 def test_compiled_double_backward_raises_the_error_of_torch(device: torch.device) -> None:
     x = torch.randn(3, 5, device=device, requires_grad=True)
     compiled = torch.compile(lambda z: tridal.softmax(z).square().sum(), fullgraph=True, backend="aot_eager")
-    (first,) = torch.autograd.grad(compiled(x), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"double backward|does not require grad"):  # since torch 2.12, and before
-        first.sum().backward()
+    # The message depends on the version of torch, and on whether its fake tensors happen to share memory.
+    with pytest.raises(RuntimeError, match=r"double backward|does not require grad|donated buffers"):
+        torch.autograd.grad(compiled(x), x, create_graph=True)[0].sum().backward()
 
 
 @pytest.mark.parametrize(
