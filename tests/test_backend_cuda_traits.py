@@ -19,6 +19,7 @@ from tridal_cuda import tuning
 pytest.importorskip("triton")
 
 import row_tensors
+from test_row_tensors import dtypes
 
 CUDA = registry.get("cuda")
 KERNELS = {
@@ -33,9 +34,7 @@ def planned(name: str, rows: int, cols: int, dtype: str, arch: str = "sm_90") ->
     kernel: RowKernel = KERNELS[name]
     layout = row_layout((rows, cols), (cols, 1), 1)
     assert layout is not None
-    element = dict.fromkeys(("out_ptr", "out2_ptr", "in_ptr", "in2_ptr"), dtype)
-    dtypes = tuple(element.get(p, "int64" if p == "index_ptr" else "float32") for p in kernel.pointers)
-    call = KernelCall(kernel, layout, dtypes, (), (1e-5,) * len(kernel.parameters))
+    call = KernelCall(kernel, layout, dtypes(kernel, dtype), (), (1e-5,) * len(kernel.parameters))
     options = {name: option.default for name, option in CUDA.options.items()}
     return call.problem, launch.plan(call, CUDA, CUDA.architectures()[arch], options)
 

@@ -13,7 +13,7 @@ import pytest
 from rocm_invariants import check_plan
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig
-from tridal.ops import table
+from tridal.ops import planning, table
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
@@ -50,7 +50,6 @@ SHAPES = [
 ]  # fmt: skip
 DTYPES = ("bfloat16", "float32", "float16", "float64")
 SCALE_MASKS = (ScaleMask(scale=0.5, causal=True), ScaleMask(mask="float32", strides=(0, 0, 0, 1)))
-POINTERS_TO_ELEMENTS = ("out_ptr", "out2_ptr", "in_ptr", "in2_ptr", "per_column_ptr", "per_column2_ptr")
 STEP = 167  # between the calls that are compiled by default; a prime, so that they have all shapes and dtypes
 
 
@@ -73,9 +72,7 @@ class Case(NamedTuple):
         layout = row_layout(self.shape, strides, self.dim % len(self.shape))
         assert layout is not None
         parameters = tuple(None if name == "scale" else 1e-5 for name in kernel.parameters)
-        number = "float64" if self.dtype == "float64" else "float32"  # per row, and in sums over rows
-        known = {"index_ptr": "int64", **dict.fromkeys(POINTERS_TO_ELEMENTS, self.dtype)}
-        given = tuple(known.get(pointer, number) for pointer in kernel.pointers)
+        given = planning.tensor_dtypes(kernel, self.dtype)
         return KernelCall(kernel, layout, given, (self.address,) * len(given), parameters, self.scale_mask)
 
 

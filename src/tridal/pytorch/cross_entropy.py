@@ -147,10 +147,8 @@ def _is_view_of_leaf(tensor: Tensor) -> bool:
 
 def _writes_gradient(*tensors: Tensor | None) -> bool:
     """Returns whether the call is one of plain tensors that records a gradient of the first tensor."""
-    if _compiling() or private.needs_dispatcher() or private.function_modes():
-        return False
-    plain = all(tensor is None or type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
-    return plain and fused_ops.records_gradient(tensors[0])
+    direct = not _compiling() and fused_ops.is_direct(*(tensor for tensor in tensors if tensor is not None))
+    return direct and fused_ops.records_gradient(tensors[0])
 
 
 def _compute(

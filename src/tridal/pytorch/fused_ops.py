@@ -57,7 +57,7 @@ def call(rules: Rules, *arguments: Any) -> Results:
     if private.transforms_active():
         return rules.op.reference(*arguments)
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if not all(map(_is_plain, tensors)) or private.needs_dispatcher() or private.function_modes():
+    if not is_direct(*tensors):
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
     if records_gradient(*tensors):
         return FusedNode.apply(nullcontext, rules, rules.compute, *arguments)  # type: ignore[no-any-return]
@@ -71,6 +71,11 @@ def records_gradient(*tensors: torch.Tensor | None) -> bool:
     """
     enabled = torch.is_grad_enabled() and (_compiling() or not torch.is_inference_mode_enabled())
     return enabled and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def is_direct(*tensors: torch.Tensor) -> bool:
+    """Returns whether a call runs without PyTorch's dispatcher: on plain tensors, outside of modes and transforms."""
+    return all(map(_is_plain, tensors)) and not private.needs_dispatcher() and not private.function_modes()
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
