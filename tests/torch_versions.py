@@ -11,7 +11,7 @@ TORCH = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 """(major, minor) of the installed torch."""
 
 aot_inductor = pytest.mark.skipif(
-    TORCH < (2, 11), reason="AOTInductor of this torch passes another dtype to ops with a ScalarType argument"
+    TORCH < (2, 13), reason="AOTInductor of this torch passes another dtype to ops with a ScalarType argument"
 )
 
 

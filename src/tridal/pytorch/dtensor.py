@@ -86,9 +86,12 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
 
 
 def redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """Returns the tensor with these placements. Before torch 2.12, an unneeded redistribute fails below autograd."""
+    """Returns the tensor with these placements, without a gradient: rules run below autograd.
+
+    Before torch 2.12, redistributing fails there if it is not needed, or if the tensor requires a gradient.
+    """
     same = tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements)
-    return tensor if same else tensor.redistribute(mesh, placements)
+    return tensor if same else tensor.detach().redistribute(mesh, placements)
 
 
 ON_REGISTER.append(_register)

@@ -102,17 +102,22 @@ def _replace(device_type: str) -> Any:
                 torch.library.impl(f"aten::{op.aten}", device_type, _forward(op), lib=library)
                 torch.library.impl(f"aten::{op.aten}_backward_data", device_type, _backward(op), lib=library)
         for name, kernel in norm_override.KERNELS.items():
-            if hasattr(torch.ops.aten, name):
-                # torch's composite rms_norm has no kernel for its gradient, which may be computed after the override.
-                lasting = name.endswith("backward") and not has_kernel(name, device_type)
-                torch.library.impl(f"aten::{name}", device_type, kernel, lib=_lasting() if lasting else library)
+            if hasattr(torch.ops.aten, name) and not _lasting(name, device_type):
+                torch.library.impl(f"aten::{name}", device_type, kernel, lib=library)
     return library
 
 
 @functools.cache
-def _lasting() -> Any:
-    """Returns a library of kernels that torch does not have. They stay registered."""
-    return torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+def _lasting(name: str, device_type: str) -> Any:
+    """Registers a kernel of a gradient that torch does not have, until the process ends. Returns its library, or None.
+
+    torch's composite rms_norm has no kernel for its gradient, which may be computed after the override.
+    """
+    if not name.endswith("backward") or has_kernel(name, device_type):
+        return None
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    torch.library.impl(f"aten::{name}", device_type, norm_override.KERNELS[name], lib=library)
+    return library
 
 
 def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
