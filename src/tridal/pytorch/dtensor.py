@@ -90,8 +90,10 @@ def redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placem
 
     Before torch 2.12, redistributing fails there if it is not needed, or if the tensor requires a gradient.
     """
-    same = tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements)
-    return tensor if same else tensor.detach().redistribute(mesh, placements)
+    if tensor.device_mesh == mesh and tuple(tensor.placements) == tuple(placements):
+        return tensor
+    without_gradient: Any = tensor.detach()
+    return without_gradient.redistribute(mesh, placements)  # type: ignore[no-any-return]
 
 
 ON_REGISTER.append(_register)
