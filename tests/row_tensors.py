@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tridal.kernels.numerics import finite
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 
@@ -135,12 +136,12 @@ LAYER_NORM_BACKWARD = RowKernel(
 
 @triton.jit
 def exp_term(x, row_max, AXIS: tl.constexpr):
-    return tl.exp(x - tl.expand_dims(row_max, AXIS))
+    return tl.exp(x - tl.expand_dims(finite(row_max), AXIS))
 
 
 @triton.jit
 def shift_sum(total, part_row_max, row_max):
-    return total * tl.exp(part_row_max - row_max)
+    return total * tl.exp(part_row_max - finite(row_max))
 
 
 @triton.jit

@@ -20,7 +20,7 @@ PROBLEM = Problem(cols=781, inner=1823)
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
-ALL = frozenset({"whole_row", "cooperative", "column_loop", "peel", "reload"})
+ALL = frozenset({"whole_row", "cooperative", "column_loop", "peel", "reload", "lanes"})
 
 
 def check(
@@ -197,10 +197,37 @@ def test_undeclared_schedule_or_feature_is_refused(plan: LaunchPlan, missing: st
     assert problem_of(plan, schedules=ALL - {missing}).startswith(expected)
 
 
-@pytest.mark.parametrize("feature", ["peel", "reload"])
-def test_column_loop_has_no_features(feature: str) -> None:
-    expected = f"{feature} = True, expected False, because 'column_loop' does not support it"
-    assert problem_of(changed(COLUMN_LOOP, **{feature: True})) == expected
+def test_column_loop_does_not_reload() -> None:
+    expected = "reload = True, expected False, because 'column_loop' does not support it"
+    assert problem_of(changed(COLUMN_LOOP, reload=True)) == expected
+
+
+def test_column_loop_peels_only_for_statistics() -> None:
+    peeled = changed(COLUMN_LOOP, peel=True)
+    expected = (
+        "peel = True, expected False, because 'column_loop' peels rows only for statistics of elements without a mask"
+    )
+    assert problem_of(peeled) == expected
+    assert problem_of(peeled, problem=replace(PROBLEM, writes=(), scale_mask=True)) == expected
+    check(peeled, problem=replace(PROBLEM, writes=(), row_writes=("float32",)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "problem", "expected"),
+    [
+        (changed(COLUMN_LOOP, lanes=3), PROBLEM, "lanes = 3, expected a power of two"),
+        (changed(WHOLE_ROW, lanes=2), PROBLEM, 'lanes = 2, expected 1, because only "column_loop" splits a row'),
+        (changed(COLUMN_LOOP, rows=2, lanes=2), PROBLEM, 'lanes = 2, expected 1, because only'),
+        (
+            changed(COLUMN_LOOP, lanes=2),
+            replace(PROBLEM, layout="inner"),
+            'lanes = 2, expected 1, because only "column_loop" splits a row',
+        ),
+        (changed(COLUMN_LOOP, cols=16, lanes=8), PROBLEM, "lanes = 8, expected a divisor of cols / 4"),
+    ],
+)  # fmt: skip
+def test_lanes_divide_one_row_into_vectors(plan: Any, problem: Problem, expected: str) -> None:
+    assert problem_of(plan, problem=problem).startswith(expected)
 
 
 @pytest.mark.parametrize("layout", ["inner", "strided"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tridal.devices.types import KernelConfig
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, next_power_of_2, warps_for
@@ -15,15 +17,28 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
     """
     if not problem.column_writes or problem.layout == "inner" or problem.accumulator == 8:
         return None
-    if problem.cols <= tuning.SUMS_WHOLE_ROW_COLS:
-        cols = next_power_of_2(problem.cols)
-        rows = min(next_power_of_2(problem.inner), max(1, tuning.NARROW_TILE_ELEMENTS // cols))
-        warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
-        stages = tuning.SUMS_STAGES if rows * cols > tuning.NARROW_TILE_ELEMENTS else 1
-        config = KernelConfig("whole_row", rows, cols, warps, stages)
-    else:
-        cols = tuning.SUMS_BLOCK_COLS
-        warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
-        config = KernelConfig("cooperative", 1, cols, warps, tuning.SUMS_STAGES, blocks)
-    fitted = problem.fit(config).with_few_spills()
-    return fitted if fitted.few_spills and fitted.resident >= fitted.config.programs_per_row else None
+    for config in _configs(problem):
+        fitted = problem.fit(config).with_few_spills(tuning.BYTES_IN_FLIGHT if config.reload else 0)
+        if fitted.few_spills and fitted.resident >= fitted.config.programs_per_row:
+            return fitted
+    return None
+
+
+def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
+    cols = problem.tile_cols
+    if cols <= tuning.SUMS_WHOLE_ROW_COLS:
+        rows = 1 if problem.peel else max(1, min(tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols))
+        rows = min(next_power_of_2(problem.inner), rows)
+        per_thread = tuning.FEW_ELEMENTS_PER_THREAD if problem.peel else tuning.SUMS_ELEMENTS_PER_THREAD
+        warps = warps_for(rows * cols, per_thread)
+        yield KernelConfig("whole_row", rows, cols, warps, tuning.SUMS_STAGES)
+        return
+    # Without a pipeline, `reload` leaves registers for the sums of more columns.
+    wide = problem.itemsize == 2 and problem.has_large_l1 and not problem.peel
+    if wide and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
+        yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), reload=True)
+    reload = wide and problem.cols >= tuning.SUMS_RELOAD_COLS
+    cols = tuning.SUMS_BLOCK_COLS * (2 if reload else 1)
+    warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
+    stages = 1 if reload else tuning.SUMS_STAGES
+    yield KernelConfig("cooperative", 1, cols, warps, stages, blocks, reload=reload)

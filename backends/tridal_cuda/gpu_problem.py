@@ -54,10 +54,12 @@ class GpuProblem(Problem):
     def peel(self) -> bool:
         """Whether rows are peeled: they are if they are unaligned and have at least four vectors.
 
-        Rows with sums over rows are not: the number of programs would have to be a multiple of `Problem.vector`.
+        With sums over rows, only whole rows of one block are: then each program has rows with equal heads.
         """
         vector = tuning.VECTOR // ITEMSIZE[self.dtype]
-        return self.layout == "row" and not self.aligned and self.cols >= 4 * vector and not self.column_writes
+        if self.column_writes and (self.outer > 1 or self.cols > tuning.SUMS_WHOLE_ROW_COLS):
+            return False
+        return self.layout == "row" and not self.aligned and self.cols >= 4 * vector
 
     @property
     def tile_cols(self) -> int:
@@ -111,9 +113,11 @@ class GpuProblem(Problem):
         Raises:
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
-        # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
-        bias = tuning.EXP2_BIAS if (*self.writes, *self.row_writes)[0] == "float32" else 0.0
-        peel = self.peel and config.schedule != "column_loop"
+        # The error of exp2 is visible in float32 elements only: in a sum, it is smaller than the sum's rounding.
+        bias = tuning.EXP2_BIAS if self.writes[:1] == ("float32",) else 0.0  # float64 needs the device's exp
+        peel = self.peel and not (
+            config.schedule == "column_loop" and (self.writes or self.column_writes or self.scale_mask)
+        )
         persistent = config.persistent or bool(self.column_writes)  # otherwise each tile would store its sums
         exp2_bias = bias if self.accumulator == 4 else None
         config = replace(config, peel=peel, persistent=persistent, exp2_bias=exp2_bias)

@@ -6,20 +6,21 @@ from dataclasses import asdict
 
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
 from tridal_cuda import tuning
+from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
 from tridal_cuda.cooperative import fit_cooperative
 from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, first_with_few_spills, next_power_of_2, warps_for
 from tridal_cuda.single_pass import fit_single_pass
 from tridal_cuda.whole_row import fit_whole_row
 
-_FITS = (fit_column_sums, fit_single_pass, fit_whole_row, fit_cooperative)
+_FITS = (fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_cooperative)
 
 
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Returns a plan with the first configuration that is suitable.
 
-    Kernels that sum over rows, and kernels whose programs exchange nothing, have their own. For all others, the order
-    of the schedules is `whole_row`, `cooperative`, `column_loop`.
+    Kernels that sum over rows, that read numbers per column, or whose programs exchange nothing have their own. For all
+    others, the order of the schedules is `whole_row`, `cooperative`, `column_loop`.
 
     A configuration that spills more than `MAX_SPILL` bytes per thread is used only if no other one spills less.
 
@@ -34,7 +35,8 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
     reason = (
         f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
-        f"{fitted.resident} resident programs; {problem.rows} rows in {problem.tiles(config.rows)} tiles of "
+        f"{fitted.resident} resident programs; {problem.rows} rows in "
+        f"{problem.tiles(config.rows, problem.equal_heads(config))} tiles of "
         f"{config.rows} x {config.cols}: {explanation}{spilled}"
     )
     return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
@@ -43,11 +45,14 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
 def _count_programs(fitted: Fit) -> tuple[int, str]:
     """Returns the number of programs to launch, and the explanation for the plan's `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
-    tiles = problem.tiles(config.rows)
+    tiles = problem.tiles(config.rows, problem.equal_heads(config))
     groups = min(tiles, fitted.resident // per_row)
     if problem.column_writes:
         enough = cdiv(problem.device.cores, per_row)
         groups = min(groups, max(enough, tiles // tuning.SUMS_MIN_TILES))
+    if problem.equal_heads(config):
+        groups = max(1, groups // problem.vector) * problem.vector
+    if problem.column_writes:
         programs = groups * per_row
         return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
     if not problem.statistics and per_row > 1:

@@ -8,21 +8,37 @@ from __future__ import annotations
 
 from tridal.devices.types import KernelConfig, Schedule
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, next_power_of_2, warps_for
 
 
 def fit_single_pass(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for wide rows of such a kernel; None for other problems."""
-    if problem.layout == "inner" or problem.column_writes or problem.cols <= tuning.NARROW_TILE_ELEMENTS:
+    """Returns a `Fit` for such a kernel; None for other kernels, and for narrow rows without statistics."""
+    if problem.layout == "inner" or problem.column_writes:
         return None
     if not problem.statistics:
-        cols = min(problem.tile_cols, tuning.SINGLE_PASS_COLS)
-        warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
-        schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
-        return problem.fit(KernelConfig(schedule, 1, cols, warps, 1, blocks, persistent=False)).with_few_spills()
-    # With few rows, a program for each of them leaves multiprocessors idle, and `cooperative` is better.
-    few_rows = problem.rows < tuning.MIN_LOOPS_PER_CORE * problem.device.cores
-    if problem.writes or problem.cols < tuning.MIN_LOOP_STEPS * tuning.LOOP_COLS or few_rows:
+        return None if problem.cols <= tuning.NARROW_TILE_ELEMENTS else _fit_elements(problem)
+    return None if problem.writes else _fit_numbers(problem)
+
+
+def _fit_elements(problem: GpuProblem) -> Fit:
+    """Returns a `Fit` with a program for each block of a row."""
+    cols = min(problem.tile_cols, tuning.SINGLE_PASS_COLS)
+    warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
+    schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
+    return problem.fit(KernelConfig(schedule, 1, cols, warps, 1, blocks, persistent=False)).with_few_spills()
+
+
+def _fit_numbers(problem: GpuProblem) -> Fit | None:
+    """Returns a `Fit` for a kernel that writes only numbers per row; None for a medium width and for few rows."""
+    rows = tuning.NUMBERS_TILE_BYTES // (problem.tile_cols * problem.bytes_read)
+    if rows > 1 and not problem.peel and problem.rows >= tuning.MIN_WAVES * problem.device.cores * rows:
+        rows = min(next_power_of_2(problem.inner), rows)
+        return problem.fit(KernelConfig("whole_row", rows, problem.tile_cols, 1)).with_few_spills()
+    # With fewer rows, a program for each of them leaves multiprocessors idle, and `cooperative` is better.
+    rows_per_core = problem.rows / problem.device.cores
+    if problem.cols < tuning.MIN_LOOP_STEPS * tuning.LOOP_COLS or rows_per_core < tuning.MIN_LOOPS_PER_CORE:
         return None
-    warps = warps_for(tuning.LOOP_COLS, tuning.FEW_ELEMENTS_PER_THREAD)
-    return problem.fit(KernelConfig("column_loop", 1, tuning.LOOP_COLS, warps))
+    # Each thread has its own statistics, so that threads exchange nothing in the loop.
+    cols = tuning.LOOP_COLS * (2 if rows_per_core < tuning.FEW_ROWS_PER_CORE else 1)
+    warps = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
+    return problem.fit(KernelConfig("column_loop", 1, cols, warps, lanes=warps * (problem.device.warp_size or 32)))

@@ -29,14 +29,25 @@ MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 # Sums over rows, as in the gradient of a weight
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
 SUMS_BLOCK_COLS = 2048  # of one of these programs
+SUMS_RELOAD_COLS = 49_152  # rows of so many columns have wider blocks, without a pipeline
+SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 4  # at most, of several narrow rows
+SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
 SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a second kernel reads
 
 # Kernels whose programs exchange nothing
 SINGLE_PASS_COLS = 4096  # per block of a row
-LOOP_COLS = 2048  # per step of "column_loop", if nothing is written per element
+LOOP_COLS = 4096  # per step of "column_loop", if nothing is written per element
+FEW_ROWS_PER_CORE = 8  # with fewer rows than this, a step is twice as wide
+NUMBERS_TILE_BYTES = 4096  # per tile of several narrow rows and one warp, if nothing is written per element
 MIN_LOOP_STEPS = 3  # a narrower row fits in one tile
 MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per row
+
+# Kernels that read numbers per column
+COLUMN_READS_STAGES = 3  # tiles in flight
+COLUMN_READS_NARROW_COLS = 256  # so narrow rows have larger tiles, because a tile loads the numbers once
+COLUMN_READS_BLOCK_COLS = 4096  # per program, if several programs compute a row
+COLUMN_READS_RELOAD_COLS = 131_072  # rows of so many columns are read again from the L1 cache
 
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows

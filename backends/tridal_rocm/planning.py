@@ -76,7 +76,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
 def _fit(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig) -> _Fit:
     """Sets `exp2_bias`, compiles the configuration, and computes its occupancy, which is 0 if it does not fit."""
     # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
-    bias = _EXP2_BIAS if (*problem.writes, *problem.row_writes)[0] == "float32" else 0.0
+    bias = _EXP2_BIAS if problem.writes[:1] == ("float32",) else 0.0
     config = replace(config, exp2_bias=bias if problem.accumulator == 4 else None)
     resources = probe(config)
     return _Fit(config, resources, *occupancy(config, resources, device))

@@ -135,7 +135,8 @@ def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, 
             argument.annotation = None
     names: dict[str, Any] = {"BLOCK": block}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    problem, kernel = SimpleNamespace(tiles=lambda rows, peel: tiles), SimpleNamespace(statistics=("first", "second"))
+    problem = SimpleNamespace(tiles=lambda rows, equal_heads: tiles, equal_heads=lambda config: False)
+    kernel = SimpleNamespace(statistics=("first", "second"))
     call = SimpleNamespace(problem=problem, kernel=kernel)
     plan = SimpleNamespace(config=config, programs=programs)
     return names["slots_per_tile"](config), names["workspace_slots"](call, plan)

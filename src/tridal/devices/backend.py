@@ -50,8 +50,8 @@ class Backend(Protocol):
     schedules: frozenset[str]
     """The members of `SCHEDULES` and `FEATURES` that its plans may use.
 
-    "peel" and "reload" allow the fields of `KernelConfig` with these names. With "scale_mask", plans may assume that
-    scaling and masking need no smaller tiles, although they take more memory.
+    "peel", "reload" and "lanes" allow the fields of `KernelConfig` with these names. With "scale_mask", plans may
+    assume that scaling and masking need no smaller tiles, although they take more memory.
     """
     interpreted: bool
     """Whether its kernels run in Triton's interpreter. Such a backend is used only if it is requested by name."""

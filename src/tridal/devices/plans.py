@@ -10,7 +10,7 @@ from tridal.devices.renamed import Renamed, new_name
 Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-FEATURES = ("peel", "reload", "scale_mask")
+FEATURES = ("peel", "reload", "lanes", "scale_mask")
 """Optional features of a backend; `Backend.schedules` describes them."""
 
 
@@ -43,6 +43,9 @@ class KernelConfig(Renamed):
     """Whether a program loops over tiles. If not, there is one program per tile, and it needs fewer registers."""
     reload: bool = False
     """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
+    lanes: int = 1
+    """For "column_loop": number of parts of a row with their own statistics, a power of two. They are combined after
+    the loop. With as many lanes as threads, threads exchange nothing in the loop."""
 
     def __post_init__(self) -> None:
         """Rejects an unknown schedule."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tridal.devices.renamed import Renamed
 from tridal.errors import PlanError
+
+if TYPE_CHECKING:
+    from tridal.devices.plans import KernelConfig
 
 Layout: TypeAlias = Literal["row", "inner", "strided"]
 
@@ -118,16 +121,24 @@ class Problem(Renamed):
         """Number of rows."""
         return self.outer * self.inner
 
-    def tiles(self, rows: int, peel: bool = False) -> int:
+    def tiles(self, rows: int, equal_heads: bool = False) -> int:
         """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks.
 
-        With sums over peeled rows, every `vector`-th row belongs to the same block, so that its rows have equal heads.
+        With `equal_heads`, every `vector`-th row belongs to the same block.
         """
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
-        if peel and self.column_writes:
+        if equal_heads:
             return self.vector * -(-self.rows // (self.vector * rows))
         return self.outer * -(-self.inner // rows)
+
+    def equal_heads(self, config: KernelConfig) -> bool:
+        """Whether all peeled rows of a program have equal heads, because it keeps numbers per column between tiles.
+
+        The number of programs is then a multiple of `vector` for each program of a row.
+        """
+        loads_once = config.schedule == "whole_row" and config.persistent and not config.reload and self.outer == 1
+        return config.peel and bool(self.column_writes or (self.column_reads and loads_once))
 
     @property
     def dtype(self) -> str:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.column_sums import add_to_sums, zero_stored_sums
+from tridal.kernels.lanes import edge_statistics, merge_lanes, reduce_lanes, split_lanes
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tiles import (
@@ -26,18 +27,20 @@ _INF = tl.constexpr(float("inf"))
 def column_loop(
     out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, per_row_ptr,
     per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner,
+    in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment,
     param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     column_term: tl.constexpr, column_term2: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
     PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
-    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr,
+    STAGES: tl.constexpr, PEEL: tl.constexpr, VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr,
     CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     MASKS_TERMS: tl.constexpr = not NEUTRAL_PADDING or column_out_ptr is not None
+    STATISTICS: tl.constexpr = ROWS * LANES if FIRST is not None else ROWS
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
         per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
@@ -45,16 +48,27 @@ def column_loop(
             index_ptr, in_ptr, per_column_ptr, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner,
             in_col, ROWS, 1, ACC_DTYPE, PICKS, PICKS_COLUMN,
         )  # fmt: skip
-        first = tl.full([ROWS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
-        second = tl.full([ROWS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)
+        first = tl.full([STATISTICS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
+        second = tl.full([STATISTICS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)
+        counted = 0.0
         if FIRST is not None:
+            counted = tl.zeros([ROWS * LANES], ACC_DTYPE)
+            if PEEL:
+                edge_first, edge_second, edge_count = edge_statistics(
+                    in_ptr, in2_ptr, per_row, per_row2, per_column_ptr, per_column2_ptr, tile, inner, cols, in_outer,
+                    in_inner, out_outer, out_inner, misalignment, param0, param1, first_term, second_term, FIRST,
+                    SECOND, PADDING, NEUTRAL_PADDING, ACC_DTYPE, EXP2_BIAS, INT64_OFFSETS, ROWS, VECTOR,
+                )  # fmt: skip
+                has_edge = tl.arange(0, ROWS * LANES) < ROWS  # the first lane
+                first, second = tl.where(has_edge, edge_first, first), tl.where(has_edge, edge_second, second)
+                counted = tl.where(has_edge, edge_count, counted)
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
-                    tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
-                    False, 1, MASKS_TERMS,
+                    tile, column_block, inner, cols, None, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS,
+                    COLS, PEEL, VECTOR, MASKS_TERMS,
                 )  # fmt: skip
                 pointers = tile_pointers(
-                    in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
+                    in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL
                 )  # fmt: skip
                 x = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
                 x = scale_mask(
@@ -65,17 +79,37 @@ def column_loop(
                 if in2_ptr is not None:
                     pointers2 = tile_pointers(
                         in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS,
-                        False,
+                        SAME_MISALIGNMENT,
                     )  # fmt: skip
                     x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
                 per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
                 per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+                if LANES > 1:
+                    x, in_bounds = split_lanes(x, LANES, VECTOR), split_lanes(in_bounds, LANES, VECTOR)
+                    if in2_ptr is not None:
+                        x2 = split_lanes(x2, LANES, VECTOR)
+                    if per_column_ptr is not None:
+                        per_column = split_lanes(per_column, LANES, VECTOR)
+                    if per_column2_ptr is not None:
+                        per_column2 = split_lanes(per_column2, LANES, VECTOR)
                 term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
                 term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
-                merged = merge(first, reduce(term, FIRST, AXIS, ROWS, 1, EXP2_BIAS), FIRST)
+                if LANES > 1:
+                    part = reduce_lanes(term, FIRST, VECTOR)
+                else:
+                    part = reduce(term, FIRST, AXIS, ROWS, 1, EXP2_BIAS)
+                merged = merge(first, part, FIRST)
                 if SECOND is not None:
-                    before = tl.cast(column_block * COLS, ACC_DTYPE)
-                    count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
+                    if COUNTS and (PEEL or LANES > 1):
+                        before = counted
+                        if LANES > 1:
+                            counted += reduce_lanes(in_bounds.to(ACC_DTYPE), "sum", VECTOR)
+                        else:
+                            counted += tl.sum(in_bounds.to(ACC_DTYPE), AXIS)
+                        count = tl.maximum(counted, 1.0)  # a lane may have no elements
+                    else:
+                        before = tl.cast(column_block * COLS, ACC_DTYPE)
+                        count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
                     if rebase is not None:  # None: the device's exp is fast enough for one number per row
                         second = rebase(second, first, merged, before, count, param0, param1, None)
                     term = second_term(
@@ -83,9 +117,15 @@ def column_loop(
                         EXP2_BIAS, False, True,
                     )  # fmt: skip
                     term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
-                    second = merge(second, reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS), SECOND)
+                    if LANES > 1:
+                        part = reduce_lanes(term, SECOND, VECTOR)
+                    else:
+                        part = reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS)
+                    second = merge(second, part, SECOND)
                 first = merged
         count = tl.cast(cols, ACC_DTYPE)
+        if LANES > 1 and FIRST is not None:
+            first, second = merge_lanes(first, second, counted, count, param0, param1, rebase, FIRST, SECOND)
         value = None  # Triton 3.3 has no None in tuples
         if row_value is not None:
             value = row_value(

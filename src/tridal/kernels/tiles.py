@@ -131,6 +131,18 @@ def anti_hoist_pointers(
 
 
 @triton.jit
+def load_tile(
+    pointers, in_bounds, PADDING: tl.constexpr, RELOAD: tl.constexpr, IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Loads the elements of a tile. With RELOAD, the first pass asks the cache to keep them until the last pass."""
+    policy: tl.constexpr = (
+        "" if not RELOAD or not (IS_FIRST or IS_LAST) else "evict_last" if IS_FIRST else "evict_first"
+    )
+    return tl.load(pointers, mask=in_bounds, other=PADDING, eviction_policy=policy).to(ACC_DTYPE)
+
+
+@triton.jit
 def load_columns(
     pointer, column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr, ACC_DTYPE: tl.constexpr
 ):  # fmt: skip
@@ -140,6 +152,21 @@ def load_columns(
     else:
         index = column + index_along(COLS, AXIS, INT64_OFFSETS)
         return tl.load(pointer + index, mask=index < cols, other=0).to(ACC_DTYPE)
+
+
+@triton.jit
+def load_all_columns(
+    pointer, pointer2, column, edge_column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr,
+    PEEL: tl.constexpr, ACC_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Loads the numbers per column of two tensors for a tile and, with PEEL, for the heads and tails of its rows."""
+    body = load_columns(pointer, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+    body2 = load_columns(pointer2, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+    edge, edge2 = 0.0, 0.0
+    if PEEL:
+        edge = load_columns(pointer, edge_column, cols, False, 0, 1, ACC_DTYPE)
+        edge2 = load_columns(pointer2, edge_column, cols, False, 0, 1, ACC_DTYPE)
+    return body, body2, edge, edge2
 
 
 @triton.jit

@@ -28,9 +28,10 @@ from tridal.kernels.tiles import (
     anti_hoist_pointers,
     head_length,
     index_along,
-    load_columns,
+    load_all_columns,
     load_index,
     load_rows,
+    load_tile,
     store_rows,
     tile_bounds,
     tile_pointers,
@@ -66,6 +67,17 @@ def whole_row(
     LAST_PASS: tl.constexpr = 0 if FIRST is None else STATISTICS_PASS + 1
     rank, group, groups, begin, end, step = iterations(tiles, PROGRAMS_PER_ROW, PERSISTENT, DYNAMIC)
     claimed, last = group, -1
+    # All tiles of a program may have the same columns. Then it loads the numbers per column once.
+    SAME_COLUMNS: tl.constexpr = PERSISTENT and (not PEEL or (long_blocks is not None and not DYNAMIC))
+    LOAD_ONCE: tl.constexpr = (SAME_COLUMNS and not RELOAD) and (per_column_ptr is not None)
+    if LOAD_ONCE:
+        _, _, column, _, edge_column, _ = tile_bounds(
+            group, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
+            PEEL, VECTOR, False,
+        )  # fmt: skip
+        per_column, per_column2, per_column_edge, per_column2_edge = load_all_columns(
+            per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, COLS, PEEL, ACC_DTYPE
+        )  # fmt: skip
     sums = zero_sums(column_out_ptr, AXIS, ROWS, COLS, ACC_DTYPE)
     sums2 = zero_sums(column_out2_ptr, AXIS, ROWS, COLS, ACC_DTYPE)
     edge_sums = zero_sums(column_out_ptr if PEEL else None, 0, ROWS, 2 * VECTOR, ACC_DTYPE)
@@ -90,11 +102,11 @@ def whole_row(
             )  # fmt: skip
             per_row2 = load_rows(per_row2_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             for PASS in tl.static_range(0, LAST_PASS + 1):
-                per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-                per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-                if PEEL:
-                    per_column_edge = load_columns(per_column_ptr, edge_column, cols, False, 0, 1, ACC_DTYPE)
-                    per_column2_edge = load_columns(per_column2_ptr, edge_column, cols, False, 0, 1, ACC_DTYPE)
+                if not LOAD_ONCE:
+                    per_column, per_column2, per_column_edge, per_column2_edge = load_all_columns(
+                        per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, COLS, PEEL,
+                        ACC_DTYPE,
+                    )  # fmt: skip
                 if PASS == 0 or RELOAD:
                     pointers = anti_hoist_pointers(
                         in_ptr, tile, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS,
@@ -105,22 +117,14 @@ def whole_row(
                             in2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
                             COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, PASS,
                         )  # fmt: skip
-                    x = tl.load(
-                        pointers, mask=in_bounds, other=PADDING,
-                        eviction_policy="" if not RELOAD or (PASS != 0 and PASS != LAST_PASS)
-                        else ("evict_last" if PASS == 0 else "evict_first"),
-                    ).to(ACC_DTYPE)  # fmt: skip
+                    x = load_tile(pointers, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS, ACC_DTYPE)
                     x = scale_mask(
                         x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head,
                         mask_query, mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
                     )  # fmt: skip
                     x2 = None
                     if in2_ptr is not None:
-                        x2 = tl.load(
-                            pointers2, mask=in_bounds, other=PADDING,
-                            eviction_policy="" if not RELOAD or (PASS != 0 and PASS != LAST_PASS)
-                            else ("evict_last" if PASS == 0 else "evict_first"),
-                        ).to(ACC_DTYPE)  # fmt: skip
+                        x2 = load_tile(pointers2, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS, ACC_DTYPE)
                 if PASS == 0:
                     if DYNAMIC:
                         claim(workspace, tiles, group, rank, iteration, end, SLOTS)

@@ -52,7 +52,7 @@ def _problems(
 def _wrong_fields(plan: LaunchPlan) -> _Problems:
     """Checks the type and the range of each field. A bool, a numpy number or a float is no integer."""
     config = plan.config
-    for name in ("rows", "cols", "num_warps"):
+    for name in ("rows", "cols", "num_warps", "lanes"):
         value = getattr(config, name)
         if type(value) is not int or value < 1 or value & (value - 1):
             yield name, value, "a power of two"
@@ -85,8 +85,16 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _P
     for feature in ("peel", "reload"):
         if getattr(config, feature) and feature not in backend.schedules:
             yield feature, True, f"False, because the backend's `schedules` lack {feature!r}"
-        if getattr(config, feature) and schedule == "column_loop":
-            yield feature, True, f"False, because {schedule!r} does not support it"
+    if config.reload and schedule == "column_loop":
+        yield "reload", True, f"False, because {schedule!r} does not support it"
+    if config.lanes > 1 and "lanes" not in backend.schedules:
+        yield "lanes", config.lanes, "1, because the backend's `schedules` lack 'lanes'"
+    if config.lanes > 1 and (schedule != "column_loop" or config.rows > 1 or problem.layout == "inner"):
+        yield "lanes", config.lanes, '1, because only "column_loop" splits a row into lanes, and one row at a time'
+    if config.lanes > 1 and config.cols % (config.lanes * problem.vector):
+        yield "lanes", config.lanes, f"a divisor of cols / {problem.vector}, because a lane gets whole vectors"
+    if config.peel and schedule == "column_loop" and (problem.writes or problem.column_writes or problem.scale_mask):
+        yield "peel", True, f"False, because {schedule!r} peels rows only for statistics of elements without a mask"
     if config.peel and problem.layout != "row":
         yield "peel", True, f'False, because only the layout "row" has aligned vectors, not {problem.layout!r}'
     if config.peel and problem.column_writes and problem.outer > 1:
@@ -130,11 +138,11 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Problems:
 
 def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Problems:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
-    per_row, tiles = config.programs_per_row, problem.tiles(config.rows, config.peel)
+    per_row, tiles = config.programs_per_row, problem.tiles(config.rows, problem.equal_heads(config))
     if programs % per_row:
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
-    if config.peel and problem.column_writes and programs % (problem.vector * per_row):
-        yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each sums rows with equal heads"
+    if problem.equal_heads(config) and programs % (problem.vector * per_row):
+        yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each has rows with equal heads"
     if not config.persistent and programs != tiles * per_row:
         yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
     if per_row > 1 and programs > tiles * per_row:  # a group without a tile would clear memory that it does not own

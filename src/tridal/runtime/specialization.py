@@ -96,8 +96,8 @@ class KernelCall:
         )
 
     def launched_layout(self, config: KernelConfig) -> RowLayout:
-        """Returns the layout that the kernel gets: with peeled rows and sums over rows, its blocks are interleaved."""
-        interleaved = config.peel and self.problem.column_writes
+        """Returns the layout that the kernel gets: interleaved blocks if each program has rows with equal heads."""
+        interleaved = self.problem.equal_heads(config)
         return self.layout.interleaved(self.problem.vector) if interleaved else self.layout
 
     @property
@@ -120,8 +120,8 @@ class KernelCall:
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
+        values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
         if config.schedule != "column_loop":
-            values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
             interleaved = layout is not self.layout
             values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None
         values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
@@ -156,7 +156,10 @@ class KernelCall:
             "ZERO_MASKED_ROWS": s.zero_masked_rows,
             "MASK_BYTES": self._mask_bytes(config),
         }
-        if config.schedule != "column_loop":
+        constants |= self._edge_constants(config)
+        if config.schedule == "column_loop":
+            constants["LANES"] = config.lanes
+        else:
             constants |= self._whole_row_constants(config)
         if not self._has_row_tensors:
             constants |= dict.fromkeys(_ROW_STRIDES, 0)
@@ -187,25 +190,25 @@ class KernelCall:
         )
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns the constants that only `whole_row` has: how programs share a row, and its head and tail."""
-        vector, misalignments = self.problem.vector, set(self._misalignments().values())
-        strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
-        same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
+        """Returns the constants that only `whole_row` has: how programs share a row."""
         unused: dict[str, Any] = {} if exchanges(config, self.kernel) else {"workspace": None}
-        if not config.peel:
-            unused["misalignment"] = 0
-        if not config.peel or not self.problem.column_writes:
+        if not self.problem.equal_heads(config):
             unused["long_blocks"] = None
         return unused | {
             "PERSISTENT": config.persistent,
             "PROGRAMS_PER_ROW": config.programs_per_row,
             "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
             "SLOTS": slots_per_tile(config),
-            "PEEL": config.peel,
-            "VECTOR": vector,
-            "SAME_MISALIGNMENT": config.peel and same,
             "RELOAD": config.reload,
         }
+
+    def _edge_constants(self, config: KernelConfig) -> dict[str, Any]:
+        """Returns the constants that describe the head and the tail of a row."""
+        vector, misalignments = self.problem.vector, set(self._misalignments().values())
+        strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
+        same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
+        constants = {"PEEL": config.peel, "VECTOR": vector, "SAME_MISALIGNMENT": config.peel and same}
+        return constants if config.peel else constants | {"misalignment": 0}
 
     def _mask_bytes(self, config: KernelConfig) -> int:
         """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile."""
@@ -220,7 +223,7 @@ class KernelCall:
         if not exchanges(config, self.kernel):
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.problem.tiles(config.rows, config.peel) * slots_per_tile(config) + counter
+        return self.problem.tiles(config.rows, self.problem.equal_heads(config)) * slots_per_tile(config) + counter
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:

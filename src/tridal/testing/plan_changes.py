@@ -143,7 +143,12 @@ class _Planner:
         except Exception as error:  # the call fails in the same way when it is launched, if it is on a side of a change
             return type(error).__name__
         config = plan.config
-        features = {"peel": config.peel, "reload": config.reload, "scale_mask": call.problem.scale_mask}
+        features = {
+            "peel": config.peel,
+            "reload": config.reload,
+            "lanes": config.lanes > 1,
+            "scale_mask": call.problem.scale_mask,
+        }
         self.used_schedules |= {config.schedule, *(name for name, used in features.items() if used)}
         return _signature(plan, call.problem, exact)
 

@@ -18,7 +18,15 @@ _RESIDENT = 256  # number of small programs that run concurrently on every devic
 
 def _configured(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
     """Returns the plan with these config fields. The kernel is persistent and has no register limit by default."""
-    return replace(plan, config=replace(plan.config, **{"persistent": True, "max_registers": None, **fields}))
+    return replace(
+        plan, config=replace(plan.config, **{"persistent": True, "max_registers": None, "lanes": 1, **fields})
+    )
+
+
+def _with_groups(plan: LaunchPlan, problem: Problem, groups: int) -> LaunchPlan:
+    """Returns the plan with this number of groups; rows with equal heads need a multiple of `Problem.vector`."""
+    multiple = problem.vector if problem.equal_heads(plan.config) else 1
+    return replace(plan, programs=-(-groups // multiple) * multiple * plan.config.programs_per_row)
 
 
 def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -27,20 +35,14 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
         return plan
     several_tiles = max(2, 1 << (problem.inner // 4).bit_length())  # more tiles would take longer and test nothing new
     rows = min(plan.config.rows, several_tiles)
-    return _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
-
-
-def _groups(plan: LaunchPlan, problem: Problem, groups: int) -> int:
-    """Returns a number of groups that suits the plan: sums over peeled rows need a multiple of `Problem.vector`."""
-    multiple = problem.vector if plan.config.peel and problem.column_writes else 1
-    return -(-groups // multiple) * multiple
+    configured = _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
+    return _with_groups(configured, problem, plan.programs)
 
 
 def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    if problem.column_writes and problem.outer > 1:
+    if problem.layout != "row" or (problem.column_writes and problem.outer > 1):
         return plan
-    plan = _whole_row(plan, problem, peel=True)
-    return replace(plan, programs=_groups(plan, problem, plan.programs))
+    return _whole_row(plan, problem, peel=True)
 
 
 def _block_cols(problem: Problem) -> int:
@@ -48,9 +50,20 @@ def _block_cols(problem: Problem) -> int:
     return max(16, (1 << (problem.cols - 1).bit_length()) // 4)
 
 
-def _column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    fields = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
-    return _configured(plan, schedule="column_loop", **fields)
+def _column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
+    fields: dict[str, Any] = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
+    return _configured(plan, schedule="column_loop", **{**fields, **flags})
+
+
+def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    statistics_only = not (problem.writes or problem.column_writes or problem.scale_mask)
+    return _column_loop(plan, problem, peel=problem.layout == "row" and statistics_only)
+
+
+def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    cols = max(_block_cols(problem), 4 * problem.vector)
+    plan = plan if problem.layout == "inner" else _column_loop(plan, problem, rows=1, lanes=4, cols=cols)
+    return replace(plan, programs=min(plan.programs, problem.tiles(plan.config.rows)))
 
 
 def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -60,14 +73,14 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
     sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
     plan = _configured(plan, schedule="cooperative", **sizes, **flags)
-    return replace(plan, programs=_groups(plan, problem, min(2, problem.tiles(rows))) * plan.config.programs_per_row)
+    return _with_groups(plan, problem, min(2, problem.tiles(rows)))
 
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
     rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
-    programs = problem.rows * programs_per_row
+    programs = problem.tiles(rows, problem.equal_heads(one_shot.config)) * programs_per_row
     possible = rows == 1 and programs_per_row > 1 and programs <= _RESIDENT
     return replace(one_shot, programs=programs) if possible else plan
 
@@ -77,13 +90,13 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "whole_row": _whole_row,
     "cooperative": _cooperative,
     "column_loop": _column_loop,
-    "whole_row+peel": lambda plan, problem: _peel(plan, problem) if problem.layout == "row" else plan,
+    "whole_row+peel": _peel,
+    "column_loop+peel": _peeled_column_loop,
+    "column_loop+lanes": _lanes,
     "whole_row+reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
     "cooperative+one_shot": _one_shot,
-    "single": lambda plan, problem: replace(
-        _configured(plan), programs=_groups(plan, problem, 1) * plan.config.programs_per_row
-    ),
+    "single": lambda plan, problem: _with_groups(_configured(plan), problem, 1),
 }
 """The overrides by name. "planned" is the backend's plan, and "single" launches one program for all tiles."""
 
