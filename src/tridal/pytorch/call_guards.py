@@ -7,13 +7,20 @@ several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from tridal.devices.settings import current
-from tridal.pytorch.private import dispatch_modes, forward_ad_level, function_modes, tensor_guards, transforms_active
+from tridal.pytorch.private import (
+    dispatch_modes,
+    forward_ad_level,
+    function_modes,
+    is_batched_gradient,
+    tensor_guards,
+    transforms_active,
+)
 from tridal.runtime.specialization import ADDRESS_BITS
 
 CallGuard: TypeAlias = Callable[[Any, Any, Any], object]
@@ -51,5 +58,41 @@ def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) ->
             and not dispatch_modes()
             and level() < 0
         )
+
+    return guard
+
+
+def guard_tensors(tensors: Sequence[torch.Tensor | None]) -> Callable[[Sequence[Any]], bool] | None:
+    """Returns guard(tensors), which is true if a function that is prepared for these tensors also computes others.
+
+    Each of the others is None where these are None, and has the same metadata and alignment where these are tensors.
+    The guard is false in transforms, in modes and if gradients are enabled or not as before. It does not compare the
+    settings. Returns None if a tensor occurs twice or has no memory, or if this version of torch has no `TensorGuards`.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    known = [(type(t), None if t is None else t.data_ptr() & ADDRESS_BITS) for t in tensors]
+    same = tensor_guards(*present) if all(tensor.data_ptr() for tensor in present) else None
+    if same is None:
+        return None
+    recording, level = _grad_enabled(), forward_ad_level
+    all_present = len(present) == len(tensors)
+
+    def guard(tensors: Sequence[Any]) -> bool:
+        if function_modes() or transforms_active() or dispatch_modes() or _grad_enabled() is not recording:
+            return False
+        for tensor, (kind, address) in zip(tensors, known, strict=True):
+            if type(tensor) is not kind:
+                return False
+            # `same` crashes on these layouts, on nested tensors and on batched gradients.
+            if tensor is not None and (
+                is_batched_gradient(tensor)
+                or tensor.layout is not _strided
+                or tensor.is_nested
+                or not (start := tensor.data_ptr())
+                or start & ADDRESS_BITS != address
+            ):
+                return False
+        given = tensors if all_present else [tensor for tensor in tensors if tensor is not None]
+        return same(*given) and level() < 0
 
     return guard

@@ -15,6 +15,7 @@ from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, accu
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.functions import _is_distributed
+from tridal.pytorch.fused_calls import call
 from tridal.pytorch.fused_ops import FusedNode, Rules
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
 from tridal.pytorch.loss_kernels import logits_gradient, new_gradient, row_losses, rows_last
@@ -91,7 +92,7 @@ def cross_entropy(
         rules = INPLACE_RULES
         loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
     else:
-        loss, lse, _ = fused_ops.call(RULES, input, target, weight, number, *numbers)
+        loss, lse, _ = call(RULES, (input, target, weight, number, *numbers))
     assert loss is not None
     assert lse is not None
     return (loss, lse) if return_lse else loss

@@ -13,6 +13,7 @@ from tridal.ops.cross_entropy import MEAN, NONE, REDUCTIONS
 from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, reference
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.cross_entropy import is_distributed, result_dtype
+from tridal.pytorch.fused_calls import call
 from tridal.pytorch.fused_ops import Rules
 from tridal.pytorch.linear_checks import check_linear
 from tridal.pytorch.linear_chunks import chunked
@@ -94,7 +95,7 @@ def linear_cross_entropy(
     elif fused_ops.records_gradient(target, weight):
         loss = reference(*arguments)[0]
     else:
-        loss = fused_ops.call(EAGER_RULES, *arguments)[0]
+        loss = call(EAGER_RULES, arguments)[0]
     assert loss is not None
     return loss if reduction != "none" else loss.view((*input.shape[:-1], *linear_weight.shape[1:-1]))
 

@@ -110,15 +110,16 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
     return make if as_requested and made.device == device else None
 
 
-def tensor_guards(input: torch.Tensor) -> Callable[[Any], bool] | None:
-    """Returns check(tensor), which compares shape, strides, dtype, device, requires_grad and dispatch keys to `input`.
+def tensor_guards(*inputs: torch.Tensor) -> Callable[..., bool] | None:
+    """Returns check(*tensors), which compares shape, strides, dtype, device, requires_grad and dispatch keys to these.
 
-    Returns None if `TensorGuards` is missing. `check` crashes on nested and non-strided tensors, and in transforms.
+    Returns None if `TensorGuards` is missing, or if a tensor is given twice. `check` is false for equal tensors. It
+    crashes on nested and non-strided tensors, and in transforms.
     """
     try:
-        guards = _TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        check: Callable[[Any], bool] = guards.check
-        return check if check(input) and not check(None) else None
+        guards = _TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        check: Callable[..., bool] = guards.check
+        return check if check(*inputs) and not check(*inputs[1:], None) else None
     except Exception:
         return None
 
