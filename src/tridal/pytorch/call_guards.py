@@ -7,6 +7,7 @@ several times as long.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from tridal.pytorch.private import (
 from tridal.runtime.specialization import ADDRESS_BITS
 
 CallGuard: TypeAlias = Callable[[Any, Any, Any], object]
+TensorsGuard: TypeAlias = Callable[[Sequence[Any]], object]
 
 _strided = torch.strided
 _grad_enabled = torch.is_grad_enabled
@@ -62,7 +64,7 @@ def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) ->
     return guard
 
 
-def guard_tensors(tensors: Sequence[torch.Tensor | None]) -> Callable[[Sequence[Any]], bool] | None:
+def guard_tensors(tensors: Sequence[torch.Tensor | None]) -> TensorsGuard | None:
     """Returns guard(tensors), which is true if a function that is prepared for these tensors also computes others.
 
     Each of the others is None where these are None, and has the same metadata and alignment where these are tensors.
@@ -70,29 +72,41 @@ def guard_tensors(tensors: Sequence[torch.Tensor | None]) -> Callable[[Sequence[
     settings. Returns None if a tensor occurs twice or has no memory, or if this version of torch has no `TensorGuards`.
     """
     present = [tensor for tensor in tensors if tensor is not None]
-    known = [(type(t), None if t is None else t.data_ptr() & ADDRESS_BITS) for t in tensors]
     same = tensor_guards(*present) if all(tensor.data_ptr() for tensor in present) else None
     if same is None:
         return None
-    recording, level = _grad_enabled(), forward_ad_level
-    all_present = len(present) == len(tensors)
+    known = [value for t in present for value in (type(t), t.data_ptr() & ADDRESS_BITS)]
+    make = _guard_maker(tuple(tensor is not None for tensor in tensors))
+    return make(same, _grad_enabled(), *known)  # type: ignore[no-any-return]
 
-    def guard(tensors: Sequence[Any]) -> bool:
-        if function_modes() or transforms_active() or dispatch_modes() or _grad_enabled() is not recording:
-            return False
-        for tensor, (kind, address) in zip(tensors, known, strict=True):
-            if type(tensor) is not kind:
-                return False
-            # `same` crashes on these layouts, on nested tensors and on batched gradients.
-            if tensor is not None and (
-                is_batched_gradient(tensor)
-                or tensor.layout is not _strided
-                or tensor.is_nested
-                or not (start := tensor.data_ptr())
-                or start & ADDRESS_BITS != address
-            ):
-                return False
-        given = tensors if all_present else [tensor for tensor in tensors if tensor is not None]
-        return same(*given) and level() < 0
 
+@functools.cache
+def _guard_maker(present: tuple[bool, ...]) -> Callable[..., Any]:
+    """Returns make(same, recording, *type and address bits of each tensor), which returns the guard of a call.
+
+    The source of the guard is generated, because a loop over the tensors takes twice the time.
+    """
+    names = [f"t{index}" for index in range(len(present))]
+    given = [name for name, is_present in zip(names, present, strict=True) if is_present]
+    checks = [f"{name} is None" for name in names if name not in given]
+    checks += [f"type({name}) is kind_{name}" for name in given]
+    checks += ["not function_modes()", "not transforms_active()", "not dispatch_modes()", "enabled() is recording"]
+    for name in given:  # `same` crashes on these
+        checks += [f"not batched({name})", f"{name}.layout is strided", f"not {name}.is_nested"]
+    checks.append(f"same({', '.join(given)})")
+    for name in given:
+        checks += [f"(start := {name}.data_ptr())", f"start & {ADDRESS_BITS} == address_{name}"]
+    known = "".join(f", kind_{name}, address_{name}" for name in given)
+    source = f"""
+def make(same, recording{known}):
+    def guard(tensors):
+        {", ".join(names)}, = tensors
+        return {" and ".join(checks)} and level() < 0
     return guard
+"""
+    scope: dict[str, Any] = {
+        "function_modes": function_modes, "transforms_active": transforms_active, "dispatch_modes": dispatch_modes,
+        "enabled": _grad_enabled, "batched": is_batched_gradient, "strided": _strided, "level": forward_ad_level,
+    }  # fmt: skip
+    exec(source, scope)
+    return scope["make"]  # type: ignore[no-any-return]

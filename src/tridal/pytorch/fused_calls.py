@@ -17,14 +17,13 @@ import torch
 from tridal.devices import registry
 from tridal.devices.settings import current, restored
 from tridal.pytorch import private
-from tridal.pytorch.call_guards import guard_tensors
+from tridal.pytorch.call_guards import TensorsGuard, guard_tensors
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.fused_ops import FusedNode, Results, Rules, Run, gradients, is_direct, output_mask, records_gradient
 from tridal.pytorch.op_call import overload
 
 Tensor = torch.Tensor
 Key: TypeAlias = tuple[Any, ...]
-Guard: TypeAlias = Callable[[Sequence[Any]], bool]
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _function_modes = private.function_modes
@@ -114,24 +113,26 @@ class FusedCall:
     """A prepared call: computes an op of several tensors for all tensors with the same description."""
 
     __slots__ = (
-        "backward", "casts", "dtypes", "guard", "mask", "needed", "not_differentiable", "numbers", "recorded",
-        "results", "rules", "run", "saved_numbers", "settings",
+        "absent", "backward", "casts", "guard", "inputs", "mask", "not_differentiable", "numbers", "recorded",
+        "results", "rules", "run", "saved", "saved_numbers", "settings",
     )  # fmt: skip
 
     def __init__(
-        self, rules: Rules, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], request: Request, guard: Guard,
-        run: Run,
+        self, rules: Rules, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], request: Request,
+        guard: TensorsGuard, run: Run,
     ) -> None:  # fmt: skip
         self.rules, self.numbers, self.guard, self.run, self.results = rules, numbers, guard, run, request.results
         self.settings = current()
-        self.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
         pairs = list(zip(tensors, request.tensors, strict=True))
         casts = [None if t is None or given is None or t.dtype is given.dtype else t.dtype for t, given in pairs]
         self.casts = casts if any(casts) else None
-        self.needed = [records_gradient(tensor) for tensor in tensors]
-        self.recorded = any(self.needed)
-        self.mask = output_mask(rules.op, self.needed)
+        needed = [records_gradient(tensor) for tensor in tensors]
+        self.recorded = any(needed)
+        self.mask = output_mask(rules.op, needed)
         self.not_differentiable = self.results > 1 and not self.mask[0]
+        given = zip(tensors, needed, rules.op.inputs, strict=False)
+        self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in given]
+        self.saved, self.absent = rules.op.saved_tensors, (None,) * (rules.op.differentiable - self.results)
         self.saved_numbers: Sequence[Any] = ()
         self.backward: _Backward | None = None
 
@@ -153,11 +154,11 @@ class FusedCall:
             self._prepare_backward(tensors)
         else:
             results = backward.run(*tensors)
-        found: list[Tensor | None] = []
-        for need, position, dtype in zip(self.needed, self.rules.op.inputs, self.dtypes, strict=False):
-            gradient = results[position] if need else None
-            found.append(gradient if gradient is None or gradient.dtype is dtype else gradient.to(dtype))
-        return found
+        found = [None if position < 0 else results[position] for position, _ in self.inputs]
+        return [
+            t if t is None or t.dtype is dtype else t.to(dtype)
+            for t, (_, dtype) in zip(found, self.inputs, strict=True)
+        ]
 
     def _prepare_backward(self, tensors: Sequence[Tensor | None]) -> None:
         prepare, given = self.rules.prepare_backward, [tensor for tensor in tensors if tensor is not None]
@@ -173,7 +174,7 @@ class FusedCall:
 class _Backward(NamedTuple):
     """A prepared backward."""
 
-    guard: Guard
+    guard: TensorsGuard
     run: Run
     """run(*gradients, *saved tensors) returns the gradients that the call needs."""
 
@@ -184,11 +185,11 @@ class PreparedNode(private.Node):
     @staticmethod
     def forward(ctx: Any, call: FusedCall, *tensors: Tensor | None) -> Any:
         """Runs the prepared call and saves what its gradient needs."""
-        rules, count = call.rules, call.results
+        count = call.results
         results = call.run(*tensors)
-        saved = rules.save((*tensors, *call.numbers), results)
-        ctx.save_for_backward(*saved[: rules.op.saved_tensors])
-        call.saved_numbers = saved[rules.op.saved_tensors :]
+        saved = call.rules.save((*tensors, *call.numbers), results)
+        ctx.save_for_backward(*saved[: call.saved])
+        call.saved_numbers = saved[call.saved :]
         ctx.call = call
         ctx.set_materialize_grads(False)
         if count == 1:
@@ -203,6 +204,5 @@ class PreparedNode(private.Node):
         """Returns the gradients of the tensors that need one."""
         call = ctx.call
         if all(grad is None for grad in grads):
-            return (None,) * (1 + len(call.needed))
-        absent = (None,) * (call.rules.op.differentiable - len(grads))
-        return None, *call.gradients((*grads, *absent, *ctx.saved_tensors))
+            return (None,) * (1 + len(call.inputs))
+        return None, *call.gradients((*grads, *call.absent, *ctx.saved_tensors))
