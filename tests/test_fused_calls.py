@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -111,3 +115,140 @@ def test_repeated_calls_return_the_results_of_the_first(name: str, grad: bool, m
             if expected is not None and found is not None:
                 torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
                 assert (found.requires_grad, found.stride()) == (expected.requires_grad, expected.stride())
+
+
+def warm(function: Callable[[dict[str, Tensor]], Any], tensors: dict[str, Tensor]) -> None:
+    """Calls a function until the call and its backward are prepared."""
+    for _ in range(3):
+        results_of(function, tensors)
+    assert any(fused_calls._calls.values())
+
+
+@pytest.mark.parametrize(
+    ("function", "without_x"),
+    [(rms, 4), (layer, 4), (lambda t: entropy(t, z_loss=0.1), 1)],
+    ids=["rms", "layer", "entropy"],
+)
+def test_prepared_calls_follow_the_state_of_later_calls(
+    function: Callable[[dict[str, Tensor]], Any], without_x: int
+) -> None:
+    tensors = make()
+    first = results_of(function, tensors)
+    warm(function, tensors)
+    for key, count in (("x", without_x), ("weight", 4), ("bias", 4)):  # a frozen tensor has no gradient
+        for _ in range(3):
+            assert len(results_of(function, {**tensors, key: tensors[key].detach()})) == count
+    with torch.no_grad():
+        assert not function(tensors).requires_grad
+    with torch.inference_mode(), torch.enable_grad():
+        assert not function(tensors).requires_grad
+    with torch.autocast("cpu"):
+        assert function(tensors).dtype is torch.float32
+    moved = {name: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape) for name, t in tensors.items()}
+    torch.testing.assert_close(function(moved), first[0])
+    strided = {**tensors, "x": tensors["x"].detach().t().contiguous().t().requires_grad_()}
+    for _ in range(4):
+        torch.testing.assert_close(results_of(function, strided)[0], first[0])
+    batch = torch.stack([tensors["x"].detach()] * 2)
+    torch.testing.assert_close(torch.func.vmap(lambda x: function({**tensors, "x": x}))(batch)[1], first[0])
+    torch.testing.assert_close(results_of(function, tensors), first)
+
+
+def test_other_settings_backends_and_records_apply_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = make(grad=False)
+    warm(rms, tensors)
+    with tridal.record_calls() as calls:
+        rms(tensors)
+        with tridal.use(device="cpu"):
+            rms(tensors)
+        rms(tensors)
+    assert [call.backend for call in calls] == ["interpreter", "torch", "interpreter"]
+    registry.invalidate()
+    assert not fused_calls._calls, "another backend may serve the tensors after a change of the registry"
+
+
+def test_options_of_another_type_or_value_are_checked_again() -> None:
+    tensors = make(grad=False)
+    x, weight, target = tensors["x"], tensors["weight"], tensors["target"]
+    for _ in range(3):
+        tridal.rms_norm(x, (16,), weight, 1.0)
+        tridal.cross_entropy(x, target, label_smoothing=0.0, ignore_index=-100)
+    for bad in ({"eps": True}, {"normalized_shape": (16.0,)}, {"weight_offset": False}, {"normalized_shape": {16}}):
+        with pytest.raises(TypeError):
+            tridal.rms_norm(**{"input": x, "normalized_shape": (16,), "weight": weight, "eps": 1.0, **bad})
+    for bad_loss in ({"label_smoothing": False}, {"ignore_index": -100.0}, {"z_loss": False}, {"softcap": False}):
+        with pytest.raises(TypeError):
+            tridal.cross_entropy(x, target, **bad_loss)
+    with pytest.raises(IndexError):
+        tridal.cross_entropy(x, target + 13)
+    expected = torch.nn.functional.rms_norm(x, (16,), weight, 2.0)
+    torch.testing.assert_close(tridal.rms_norm(x, (16,), weight, 2.0), expected)
+
+
+@pytest.mark.parametrize("function", [lambda t: rms(t, residual=t["residual"]), entropy], ids=["rms", "entropy"])
+def test_prepared_nodes_have_derivatives_of_higher_order(function: Callable[[dict[str, Tensor]], Any]) -> None:
+    tensors = make(torch.float64)
+    leaves = [tensor for name, tensor in tensors.items() if tensor.requires_grad and name != "bias"]
+
+    def run(*given: Tensor) -> Any:
+        return function({**tensors, **dict(zip(("x", "residual", "weight"), given, strict=True))})
+
+    for _ in range(2):
+        warm(function, tensors)
+        assert torch.autograd.gradcheck(run, leaves, check_batched_grad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+def test_a_prepared_backward_reads_what_saved_tensor_hooks_return() -> None:
+    tensors = make()
+    first = results_of(rms, tensors)
+    warm(rms, tensors)
+    for pack, unpack in (
+        (lambda t: t.clone(), lambda t: t),
+        (lambda t: t.detach(), lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape)),
+        (lambda t: t.detach().double(), lambda t: t.float().expand(2, *t.shape)[1]),
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = rms(tensors)
+        grads = torch.autograd.grad(y, [tensors["x"], tensors["weight"]], torch.ones_like(y).cumsum(-1))
+        torch.testing.assert_close(list(grads), [first[1], first[3]])
+
+
+def test_the_backward_of_a_prepared_call_uses_the_settings_of_its_forward() -> None:
+    tensors = make()
+    warm(rms, tensors)
+    y = rms(tensors)
+    with tridal.use(device="cpu"), tridal.record_calls() as calls:
+        torch.autograd.grad(y, tensors["x"], torch.ones_like(y).t().contiguous().t())
+    assert [call.backend for call in calls] == ["interpreter"]
+
+
+def test_prepared_calls_keep_no_tensors_alive() -> None:
+    for function in (rms, entropy, layer):
+        tensors = make()
+        warm(function, tensors)
+        references = [weakref.ref(tensor) for tensor in tensors.values()]
+        del tensors
+        gc.collect()
+        assert [reference() for reference in references] == [None] * len(references)
+
+
+def test_threads_share_prepared_calls() -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            torch.manual_seed(seed)
+            for _ in range(4):
+                tensors = make()
+                expected = torch.nn.functional.rms_norm(tensors["x"], (16,), tensors["weight"], 1e-5)
+                torch.testing.assert_close(results_of(rms, tensors)[0], expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=contextvars.copy_context().run, args=(work, seed)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
