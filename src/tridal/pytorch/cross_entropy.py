@@ -14,7 +14,7 @@ from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, accumulator, classes_dim
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.functions import _is_distributed
+from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.fused_calls import FusedCall, call, find
 from tridal.pytorch.fused_ops import FusedNode, Results, Rules, Run, by_kernels
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
@@ -103,16 +103,6 @@ def cross_entropy(
     assert loss is not None
     assert lse is not None
     return (loss, lse) if return_lse else loss
-
-
-def is_distributed(*tensors: Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor."""
-    if _compiling():
-        from tridal.pytorch import dynamo
-
-        if not dynamo.distributed_loaded():
-            return False
-    return _is_distributed(*tensors)
 
 
 def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:

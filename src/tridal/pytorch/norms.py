@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from tridal.ops.rms_norm import RMS_NORM
 from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
+from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.fused_calls import FusedCall, call, find
 from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
@@ -161,8 +161,7 @@ def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
     if (dynamo := _dynamo()) is not None:
         if private.forward_ad_level() >= 0:  # the registered op cannot see the level of a compiled function
             return True
-        distributed = dynamo.distributed_loaded() and is_distributed(*tensors)
-        return not dynamo.is_served(device.type) and not distributed
+        return not dynamo.is_served(device.type) and not is_distributed(*tensors)
     context = device_context(device)
     if is_distributed(*tensors) or not context.torch_computes:
         return False
@@ -178,13 +177,3 @@ def _dynamo() -> Any:
     from tridal.pytorch import dynamo
 
     return dynamo
-
-
-def is_distributed(*tensors: Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor. If so, imports the DTensor rules of norms."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not any(isinstance(tensor, module.DTensor) for tensor in tensors):
-        return False
-    from tridal.pytorch import norm_dtensor  # noqa: F401
-
-    return True

@@ -52,6 +52,14 @@ is_batched_gradient: Callable[[Any], bool] = _item("torch._C._functorch.is_legac
 keeps_graph: Callable[[], bool] = _item("torch._C._autograd._get_current_graph_task_keep_graph", _always(True))
 """Returns whether the backward that runs keeps the graph, so that it may run again (`retain_graph=True`)."""
 
+_saved_tensor_hooks = _item("torch._C._autograd._top_saved_tensors_default_hooks", _always(True))
+
+
+def saves_through_hooks() -> bool:
+    """Returns whether hooks of `torch.autograd.graph.saved_tensors_hooks` get the tensors that a node saves now."""
+    return _saved_tensor_hooks(True) is not None
+
+
 _has_forward_ad_level = _item("torch.autograd.forward_ad._current_level") is not None
 
 
