@@ -193,3 +193,17 @@ def test_autocast_computes_in_float32(device: torch.device, dtype: torch.dtype) 
             ours, theirs = (f(x, target, w) for f in (tridal.cross_entropy, functional.cross_entropy))
             assert_close(ours, theirs)
             assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_z_loss_of_a_class_of_weight_zero_is_zero_even_if_the_square_overflows(reduction: str) -> None:
+    x = torch.tensor([[1e20, 0.0, 1e20], [1.0, 2.0, 3.0], [-1e20, -1e20, -1e20]], requires_grad=True)
+    target, weight = torch.tensor([0, 1, 0]), torch.tensor([0.0, 1.0, 2.0])
+    plain = torch.nn.functional.cross_entropy(x, target, weight, reduction=reduction)
+    added = 0.5 * x[1].logsumexp(0).square() * torch.tensor([0.0, 1.0, 0.0])
+    expected = plain + (added if reduction == "none" else added.sum())
+    with tridal.use(device="interpreter"):
+        loss = tridal.cross_entropy(x, target, weight, z_loss=0.5, reduction=reduction)
+    torch.testing.assert_close(loss, expected)
+    (found,), (wanted,) = (torch.autograd.grad(y.sum(), x) for y in (loss, expected))
+    torch.testing.assert_close(found, wanted)

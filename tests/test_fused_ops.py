@@ -11,7 +11,8 @@ import torch
 
 import tridal
 from tridal.ops.fused_op import FusedOp
-from tridal.pytorch.fused_ops import DEFINED, Rules, call, define
+from tridal.pytorch.fused_calls import call
+from tridal.pytorch.fused_ops import DEFINED, Rules, define
 from tridal.pytorch.op_call import overload
 from tridal.pytorch.registered_ops import has_tangent
 from tridal.runtime.row_kernel import RowKernel, Statistic
@@ -82,7 +83,7 @@ def no_calls() -> Iterator[None]:
 
 
 def function(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    y = call(RULES, x, weight, True)[0]
+    y = call(RULES, (x, weight, True))[0]
     assert y is not None
     return y
 
@@ -123,9 +124,9 @@ def test_without_a_gradient_the_kernel_runs_directly() -> None:
 
 def test_an_absent_result_is_none_and_the_registered_op_returns_an_empty_tensor() -> None:
     x, weight = tensors()
-    assert call(RULES, x, weight, False)[1] is None
+    assert call(RULES, (x, weight, False))[1] is None
     assert overload("scaled_mean")(x, weight, False)[1].shape == (0,)
-    assert call(RULES, x, None, True)[1].shape == (3,)  # type: ignore[union-attr]
+    assert call(RULES, (x, None, True))[1].shape == (3,)  # type: ignore[union-attr]
 
 
 def test_second_derivatives_use_torch() -> None:
@@ -136,7 +137,7 @@ def test_second_derivatives_use_torch() -> None:
 
 def test_the_statistics_have_no_gradient() -> None:
     x, weight = tensors()
-    y, mean = call(RULES, x, weight, True)
+    y, mean = call(RULES, (x, weight, True))
     assert y is not None
     assert mean is not None
     assert (y.requires_grad, mean.requires_grad) == (True, False)
@@ -177,7 +178,7 @@ def test_the_backward_uses_the_settings_of_the_forward() -> None:
 
     rules = replace(RULES, backward=backward)
     with tridal.use(device="interpreter", batch_invariant=True):
-        y = call(rules, x, weight, True)[0]
+        y = call(rules, (x, weight, True))[0]
     assert y is not None
     with tridal.use(device="cpu"):
         y.sum().backward()

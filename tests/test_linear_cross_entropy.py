@@ -189,3 +189,38 @@ def test_empty_batch_equals_torch(device: torch.device) -> None:
     loss = tridal.linear_cross_entropy(x, matrix, target, reduction="none")
     assert loss.shape == (0,)
     assert torch.autograd.grad(loss.sum(), x)[0].shape == (0, 4)
+
+
+def test_the_backward_does_not_overwrite_gradients_that_hooks_keep() -> None:
+    x, matrix = torch.randn(6, 5, requires_grad=True), torch.randn(7, 5, requires_grad=True)
+    target, kept = torch.randint(7, (6,)), []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append((tensor, tensor.detach().clone()))
+        return tensor
+
+    with tridal.use(device="interpreter"), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = tridal.linear_cross_entropy(x, matrix, target)
+    (loss * 3).backward()
+    assert len(kept) >= 5
+    for tensor, before in kept:
+        torch.testing.assert_close(tensor, before, rtol=0, atol=0)
+    expected = torch.autograd.grad(torch.nn.functional.cross_entropy(x @ matrix.t(), target) * 3, (x, matrix))
+    torch.testing.assert_close((x.grad, matrix.grad), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("targets", [(0, 1, -100), (-100, -100, -100)])
+def test_a_mean_with_a_denominator_of_zero_has_the_gradients_of_torch(
+    dtype: torch.dtype, targets: tuple[int, ...]
+) -> None:
+    """Only terms of targets that are not ignored are NaN."""
+    x, matrix = (torch.randn(size, dtype=dtype, requires_grad=True) for size in ((3, 5), (7, 5)))
+    bias, weight, target = torch.randn(7, dtype=dtype, requires_grad=True), torch.zeros(7), torch.tensor(targets)
+    logits = torch.nn.functional.linear(x.float(), matrix.float(), bias.float())
+    expected = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, target, weight), (x, matrix, bias))
+    with tridal.use(device="interpreter"):
+        loss = tridal.linear_cross_entropy(x, matrix, target, linear_bias=bias, weight=weight.to(dtype))
+        found = torch.autograd.grad(loss, (x, matrix, bias))
+    assert loss.isnan()
+    torch.testing.assert_close(found, expected, equal_nan=True)

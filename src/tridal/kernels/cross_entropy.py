@@ -72,7 +72,8 @@ def loss(
     if label_smoothing is not None:
         number = (1.0 - label_smoothing) * number
     if z_loss is not None:
-        number += z_loss * lse * lse
+        penalty = z_loss * lse * lse  # infinite from 2^64 on
+        number += penalty if picked_weight is None else tl.where(picked_weight == 0, 0.0, penalty)
     return tl.where(index == IGNORE_INDEX, 0.0, _times(number, picked_weight))
 
 

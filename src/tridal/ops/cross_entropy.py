@@ -60,6 +60,15 @@ PROBABILITIES_BACKWARD = RowKernel(
     column_reads=("weight",), statistics=(Statistic("total", "sum", term="mass"),), writes=("probability_gradient",),
     parameters=("label_smoothing", "z_loss"),
 )  # fmt: skip
+REDUCE = RowKernel(
+    name="cross_entropy_reduce", module="tridal.kernels.loss_sums", reads=("x",), column_reads=("target", "weight"),
+    statistics=(Statistic("loss_sum", "sum", term="row_loss"), Statistic("weight_sum", "sum", term="row_weight")),
+    writes=(), row_writes=("weighted_mean", "total_weight"), live_tiles=1,
+)  # fmt: skip
+REDUCE_ALL = replace(
+    REDUCE, name="cross_entropy_reduce_all", column_reads=(), statistics=REDUCE.statistics[:1],
+    row_writes=("sum_of_losses", "mean_of_losses"),
+)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,3 +46,17 @@ class FusedOp:
     """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
     benchmark: Any = None
     """What `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`."""
+
+    @functools.cached_property
+    def tensors(self) -> int:
+        """Number of tensors among the arguments of `schema`. They are the first arguments."""
+        return _tensors(self.schema)
+
+    @functools.cached_property
+    def saved_tensors(self) -> int:
+        """Number of tensors among the arguments of `backward_schema` that the forward saved."""
+        return _tensors(self.backward_schema) - self.differentiable
+
+
+def _tensors(schema: str) -> int:
+    return schema.partition("->")[0].count("Tensor")

@@ -7,16 +7,25 @@ several times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from tridal.devices.settings import current
-from tridal.pytorch.private import dispatch_modes, forward_ad_level, function_modes, tensor_guards, transforms_active
+from tridal.pytorch.private import (
+    dispatch_modes,
+    forward_ad_level,
+    function_modes,
+    is_batched_gradient,
+    tensor_guards,
+    transforms_active,
+)
 from tridal.runtime.specialization import ADDRESS_BITS
 
 CallGuard: TypeAlias = Callable[[Any, Any, Any], object]
+TensorsGuard: TypeAlias = Callable[[Sequence[Any]], object]
 
 _strided = torch.strided
 _grad_enabled = torch.is_grad_enabled
@@ -53,3 +62,51 @@ def make_call_guard(input: torch.Tensor, dim: int, dtype: torch.dtype | None) ->
         )
 
     return guard
+
+
+def guard_tensors(tensors: Sequence[torch.Tensor | None]) -> TensorsGuard | None:
+    """Returns guard(tensors), which is true if a function that is prepared for these tensors also computes others.
+
+    Each of the others is None where these are None, and has the same metadata and alignment where these are tensors.
+    The guard is false in transforms, in modes and if gradients are enabled or not as before. It does not compare the
+    settings. Returns None if a tensor occurs twice or has no memory, or if this version of torch has no `TensorGuards`.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    same = tensor_guards(*present) if all(tensor.data_ptr() for tensor in present) else None
+    if same is None:
+        return None
+    known = [value for t in present for value in (type(t), t.data_ptr() & ADDRESS_BITS)]
+    make = _guard_maker(tuple(tensor is not None for tensor in tensors))
+    return make(same, _grad_enabled(), *known)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _guard_maker(present: tuple[bool, ...]) -> Callable[..., Any]:
+    """Returns make(same, recording, *type and address bits of each tensor), which returns the guard of a call.
+
+    The source of the guard is generated, because a loop over the tensors takes twice the time.
+    """
+    names = [f"t{index}" for index in range(len(present))]
+    given = [name for name, is_present in zip(names, present, strict=True) if is_present]
+    checks = [f"{name} is None" for name in names if name not in given]
+    checks += [f"type({name}) is kind_{name}" for name in given]
+    checks += ["not function_modes()", "not transforms_active()", "not dispatch_modes()", "enabled() is recording"]
+    for name in given:  # `same` crashes on these
+        checks += [f"not batched({name})", f"{name}.layout is strided", f"not {name}.is_nested"]
+    checks.append(f"same({', '.join(given)})")
+    for name in given:
+        checks += [f"(start := {name}.data_ptr())", f"start & {ADDRESS_BITS} == address_{name}"]
+    known = "".join(f", kind_{name}, address_{name}" for name in given)
+    source = f"""
+def make(same, recording{known}):
+    def guard(tensors):
+        {", ".join(names)}, = tensors
+        return {" and ".join(checks)} and level() < 0
+    return guard
+"""
+    scope: dict[str, Any] = {
+        "function_modes": function_modes, "transforms_active": transforms_active, "dispatch_modes": dispatch_modes,
+        "enabled": _grad_enabled, "batched": is_batched_gradient, "strided": _strided, "level": forward_ad_level,
+    }  # fmt: skip
+    exec(source, scope)
+    return scope["make"]  # type: ignore[no-any-return]

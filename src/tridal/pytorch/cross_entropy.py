@@ -14,10 +14,12 @@ from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, accumulator, classes_dim
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.functions import _is_distributed
-from tridal.pytorch.fused_ops import FusedNode, Rules
+from tridal.pytorch.distributed import is_distributed
+from tridal.pytorch.fused_calls import FusedCall, call, find
+from tridal.pytorch.fused_ops import FusedNode, Results, Rules, Run, by_kernels
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
-from tridal.pytorch.loss_kernels import logits_gradient, new_gradient, row_losses, rows_last
+from tridal.pytorch.loss_kernels import new_gradient, prepare_gradient, prepare_losses, rows_last
+from tridal.pytorch.loss_reduction import prepare_reduction
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
@@ -68,6 +70,12 @@ def cross_entropy(
         "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "return_lse": return_lse, "inplace_backward": inplace_backward,
     }  # fmt: skip
+    request = None
+    if not _compiling() and not inplace_backward:
+        tensors = (input, target, weight)
+        request = find(cross_entropy, tensors, tuple(options.values()), (), 2 if return_lse else 1)
+        if type(request) is FusedCall:
+            return request(tensors)  # type: ignore[no-any-return]
     if not _compiling() and has_torch_function((input, target, weight)):
         return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
@@ -91,20 +99,10 @@ def cross_entropy(
         rules = INPLACE_RULES
         loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
     else:
-        loss, lse, _ = fused_ops.call(RULES, input, target, weight, number, *numbers)
+        loss, lse, _ = call(RULES, (input, target, weight, number, *numbers), request)
     assert loss is not None
     assert lse is not None
     return (loss, lse) if return_lse else loss
-
-
-def is_distributed(*tensors: Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor."""
-    if _compiling():
-        from tridal.pytorch import dynamo
-
-        if not dynamo.distributed_loaded():
-            return False
-    return _is_distributed(*tensors)
 
 
 def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
@@ -151,24 +149,32 @@ def _writes_gradient(*tensors: Tensor | None) -> bool:
     return direct and fused_ops.records_gradient(tensors[0])
 
 
-def _compute(
+def _prepare(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
     z_loss: float, softcap: float | None, dtype: torch.dtype,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Computes the loss with kernels, or with torch where no kernel computes it."""
+) -> Run | None:  # fmt: skip
+    """Returns run(input, target, weight) with the results of the op; None if no kernel computes them."""
     context = device_context(input.device)
-    found = None
-    if not context.torch_computes:
-        found = row_losses(context, input, target, weight, ignore_index, label_smoothing, z_loss, softcap)
-    if found is None:
-        return maths.reference(
-            input, target, weight, reduction, ignore_index, label_smoothing, z_loss, softcap, dtype
-        )  # fmt: skip
-    rows, lse = found
-    shape = target.shape if not target.is_floating_point() else (*input.shape[:1], *input.shape[2:])
-    rows, lse = rows.view(shape if input.dim() > 1 else ()), lse.view(shape if input.dim() > 1 else ())
-    loss, denominator = maths.reduce_rows(rows, target, weight, reduction, ignore_index)
-    return loss.to(dtype), lse, denominator
+    if context.torch_computes:
+        return None
+    numbers = (ignore_index, label_smoothing, z_loss, softcap)
+    row_dtype = dtype if reduction == NONE else None
+    compute = prepare_losses(context, input, target, weight, *numbers, dtype=row_dtype)
+    if compute is None:
+        return None
+    dim, one_row = classes_dim(input), input.dim() == 1
+    shape = (1,) if one_row else (*input.shape[:dim], *input.shape[dim + 1 :])
+    rows = torch.empty(shape, dtype=accumulator(input, target, weight), device="meta")
+    reduce = prepare_reduction(context, rows, target, weight, reduction, ignore_index, dtype, input.shape[dim])
+
+    def run(input: Tensor, target: Tensor, weight: Tensor | None) -> Results:
+        rows, lse = compute(input, target, weight)
+        if one_row:
+            rows, lse = rows.view(()), lse.view(())
+        loss, denominator = reduce(rows, target, weight)
+        return loss, lse, denominator
+
+    return run
 
 
 def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
@@ -178,32 +184,55 @@ def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tup
     return input, target, weight, lse, denominator if has_denominator else None, *numbers
 
 
-def _gradient(
+def _prepare_gradient(
     grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
     denominator: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float,
     softcap: float | None, output_mask: list[bool], *, inplace: bool = False,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Computes the gradients with a kernel, or with torch where no kernel computes them. May write into the input."""
-    numbers = (ignore_index, label_smoothing, z_loss, softcap)
-    found = None
+) -> Run | None:  # fmt: skip
+    """Returns run(grad, lse_grad, input, target, weight, lse, denominator); None if no kernel computes the gradient.
+
+    With `inplace`, it writes the gradient of the logits into them.
+    """
     context = device_context(input.device)
-    if output_mask[0] and not output_mask[1] and not context.torch_computes:
-        row_grad = torch.zeros_like(lse) if grad is None else maths.row_gradient(grad, lse, denominator, reduction)
-        found = logits_gradient(context, input, target, weight, lse, row_grad, lse_grad, numbers, inplace)
-    if found is None:
-        found, target_grad = maths.gradient(
-            grad, lse_grad, input, target, weight, lse, denominator, reduction, *numbers, output_mask
-        )  # fmt: skip
-        if found is not None:
-            like = new_gradient(input)
-            if inplace:
-                found = input.detach().copy_(found)
-            elif found.stride() != like.stride():
-                found = like.copy_(found)
-        return found, None if target_grad is None else target_grad.contiguous()
-    if inplace:
-        torch.autograd.graph.increment_version(input)
-    return found, None
+    if not output_mask[0] or output_mask[1] or context.torch_computes:
+        return None
+
+    def row_grads(grad: Tensor | None, lse: Tensor, denominator: Tensor | None) -> Tensor:
+        if grad is None:
+            return torch.zeros_like(lse)
+        if denominator is not None:
+            return torch.div(grad, denominator.expand(lse.numel()))
+        return maths.row_gradient(grad, lse, denominator, reduction)
+
+    numbers = (ignore_index, label_smoothing, z_loss, softcap)
+    row_grad = row_grads(grad, lse, denominator)
+    compute = prepare_gradient(context, input, target, weight, lse, row_grad, lse_grad, numbers, inplace)
+    if compute is None:
+        return None
+
+    def run(
+        grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None,
+        lse: Tensor, denominator: Tensor | None,
+    ) -> Results:  # fmt: skip
+        found = compute(input, target, weight, lse, row_grads(grad, lse, denominator), lse_grad)
+        if inplace:
+            torch.autograd.graph.increment_version(input)
+        return found, None
+
+    return run
+
+
+def _gradient_by_torch(*arguments: Any, inplace: bool = False) -> Results:
+    """Computes the gradients with torch. May write that of the logits into them."""
+    found, target_grad = maths.gradient(*arguments)
+    if found is not None:
+        input = arguments[2]
+        like = new_gradient(input)
+        if inplace:
+            found = input.detach().copy_(found)
+        elif found.stride() != like.stride():
+            found = like.copy_(found)
+    return found, None if target_grad is None else target_grad.contiguous()
 
 
 def _fake(
@@ -226,6 +255,11 @@ def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     )
 
 
-RULES = Rules(CROSS_ENTROPY, _compute, _fake, _save, _gradient, _fake_gradient)
-INPLACE_RULES = replace(RULES, backward=functools.partial(_gradient, inplace=True))
+RULES = Rules(
+    CROSS_ENTROPY, by_kernels(_prepare, maths.reference, 3), _fake, _save,
+    by_kernels(_prepare_gradient, _gradient_by_torch, 7), _fake_gradient, _prepare, _prepare_gradient,
+)  # fmt: skip
+_prepare_inplace = functools.partial(_prepare_gradient, inplace=True)
+_inplace_by_torch = functools.partial(_gradient_by_torch, inplace=True)
+INPLACE_RULES = replace(RULES, backward=by_kernels(_prepare_inplace, _inplace_by_torch, 7), prepare_backward=None)
 fused_ops.define(RULES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from tridal.pytorch.autograd import prepared_node
 from tridal.pytorch.call_guards import CallGuard, make_call_guard
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context
+from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import forward_ad_level, function_modes, needs_dispatcher, skip_frames
 from tridal.pytorch.reference import compute_call
@@ -202,7 +202,7 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
             raise StreamError(f"stream={stream!r}, but {kind} tensors are served by torch and have no stream")
         with _on_stream(stream, input):
             return apply(op, input, call.dim, dtype, None, parameters, modification)
-    if not _is_distributed(input, call.mask):
+    if not is_distributed(input, call.mask):
         if context.torch_computes:
             if RECORDERS:
                 record_torch(op.name, input, prepared.why_torch(context, dtype, input))
@@ -214,7 +214,7 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
     try:
         return call.dispatch(input)
     except TypeError:
-        if type(input).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or _is_distributed(input):
+        if type(input).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_distributed(input):
             raise
         if RECORDERS:
             record_torch(op.name, input, f"{type(input).__name__} rejects tridal's op")
@@ -243,7 +243,7 @@ def _compiled(
         dim = operator.index(dim)
     kind = input.device.type
     mask = None if modification is None else modification.mask
-    distributed = dynamo.distributed_loaded() and _is_distributed(input, mask)
+    distributed = is_distributed(input, mask)
     # The registered op cannot see the level of forward-mode AD that a compiled function entered.
     by_torch = input.is_nested or forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed)
     if not by_torch and dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
@@ -259,16 +259,6 @@ def _autocast_active(op: RowOp, context: DeviceContext) -> bool:
 def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
     """Returns the dtype to which autocast casts the input: float32, or None for float64, integer and bool input."""
     return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
-
-
-def _is_distributed(*tensors: torch.Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor. If so, imports the DTensor rules."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not any(isinstance(tensor, module.DTensor) for tensor in tensors):
-        return False
-    from tridal.pytorch import dtensor  # noqa: F401
-
-    return True
 
 
 def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:

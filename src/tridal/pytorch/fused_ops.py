@@ -1,20 +1,14 @@
-"""Ops of several tensors in PyTorch: their registered ops, their autograd nodes and the public path of a call.
-
-call -> compute -> kernels             plain tensors, through an autograd node if a gradient is recorded
-     -> registered op                  torch.compile, tensor subclasses, modes
-     -> the op's reference             torch.func transforms, forward-mode AD
-"""
+"""Ops of several tensors in PyTorch: the functions that compute them, their registered ops and their autograd node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from tridal.devices.settings import current, restored
+from tridal.devices.settings import Settings, current, restored
 from tridal.ops.fused_op import FusedOp
 from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
@@ -22,6 +16,7 @@ from tridal.pytorch.op_call import overload
 from tridal.pytorch.registered_ops import LIBRARY, TAGS, has_tangent
 
 Results: TypeAlias = tuple[torch.Tensor | None, ...]
+Run: TypeAlias = Callable[..., Results]
 _compiling = torch.compiler.is_dynamo_compiling
 DEFINED: dict[str, Rules] = {}
 
@@ -40,6 +35,11 @@ class Rules:
     backward: Callable[..., Results]
     """backward(*gradients, *saved, output_mask), by kernels, or by torch where no kernel computes them."""
     fake_backward: Callable[..., Results]
+    prepare: Callable[..., Run | None] | None = None
+    """prepare(*arguments) returns run(*tensors), which is `compute` for all tensors with the same description. It is
+    None if no kernel computes them, and `prepare` is None if calls are not worth a preparation."""
+    prepare_backward: Callable[..., Run | None] | None = None
+    """prepare_backward(*gradients, *saved, output_mask) returns run(*gradients, *saved tensors), as `prepare`."""
 
 
 def define(rules: Rules) -> None:
@@ -50,18 +50,17 @@ def define(rules: Rules) -> None:
     _register(f"{op.name}_backward", op.backward_schema, rules.backward, rules.fake_backward, op.gradient, None)
 
 
-def call(rules: Rules, *arguments: Any) -> Results:
-    """Computes an op. The caller has checked the arguments, and has handled `__torch_function__`."""
-    if _compiling():
-        return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
-    if private.transforms_active():
-        return rules.op.reference(*arguments)
-    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if not is_direct(*tensors):
-        return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
-    if records_gradient(*tensors):
-        return FusedNode.apply(nullcontext, rules, rules.compute, *arguments)  # type: ignore[no-any-return]
-    return rules.compute(*arguments)
+def by_kernels(prepare: Callable[..., Run | None], by_torch: Run, tensors: int) -> Run:
+    """Returns f(*arguments), which computes an op, or its gradient, with kernels, and with `by_torch` if there is none.
+
+    The first `tensors` arguments are tensors or None.
+    """
+
+    def compute(*arguments: Any) -> Results:
+        run = prepare(*arguments)
+        return by_torch(*arguments) if run is None else run(*arguments[:tensors])
+
+    return compute
 
 
 def records_gradient(*tensors: torch.Tensor | None) -> bool:
@@ -91,12 +90,14 @@ class FusedNode(private.Node):
         with redispatch():
             results = compute(*arguments)
         saved = rules.save(arguments, results)
-        ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
-        ctx.numbers = [None if isinstance(value, torch.Tensor) else value for value in saved]
+        ctx.save_for_backward(*saved[: rules.op.saved_tensors])
+        ctx.numbers = saved[rules.op.saved_tensors :]
         ctx.dtypes = [argument.dtype if isinstance(argument, torch.Tensor) else None for argument in arguments]
         ctx.rules, ctx.settings = rules, current()
         ctx.set_materialize_grads(False)
-        others = results[rules.op.differentiable :]
+        # All results after the first depend only on the tensors whose gradient is the first.
+        depends = any(ctx.needs_input_grad[3 + index] for index, p in enumerate(rules.op.inputs) if p == 0)
+        others = results[rules.op.differentiable if depends else 1 :]
         ctx.mark_non_differentiable(*(result for result in others if result is not None))
         return results
 
@@ -108,28 +109,38 @@ class FusedNode(private.Node):
         grads = grads[: op.differentiable]
         if all(grad is None for grad in grads):
             return (None,) * (3 + len(needed))
-        saved = [n if t is None else t for t, n in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
-        mask = [False] * (max(op.inputs) + 1)
-        for need, position in zip(needed, op.inputs, strict=True):
-            mask[position] |= need and position >= 0
-        if _compiling():  # compiled autograd traces the backward
-            results = overload(f"{op.name}_backward")(*grads, *saved, mask)
-        else:
-            with restored(ctx.settings):
-                results = _backward_of(ctx.rules, grads, saved)(*grads, *saved, mask)
+        mask = output_mask(op, needed)
+        results = gradients(ctx.rules, ctx.settings, (*grads, *ctx.saved_tensors), ctx.numbers, mask)
         given = zip(needed, op.inputs, ctx.dtypes, strict=True)
         found = [results[p].to(dtype) if need and p >= 0 else None for need, p, dtype in given]
         return (None, None, None, *found)
 
 
-def _backward_of(rules: Rules, grads: tuple[torch.Tensor | None, ...], saved: list[Any]) -> Callable[..., Results]:
-    """Returns the function that computes this backward: kernels, differentiable torch ops, or the registered op."""
-    if torch.is_grad_enabled():  # create_graph=True
-        return rules.op.gradient
-    tensors = [value for value in (*grads, *saved) if isinstance(value, torch.Tensor)]
-    if private.needs_dispatcher() or any(not _is_plain(t) or private.is_batched_gradient(t) for t in tensors):
-        return overload(f"{rules.op.name}_backward")  # type: ignore[no-any-return]
-    return rules.backward
+def output_mask(op: FusedOp, needed: Sequence[bool]) -> list[bool]:
+    """Returns the `output_mask` of a backward. `needed` tells for each argument of the op if it needs a gradient."""
+    mask = [False] * (max(op.inputs) + 1)
+    for need, position in zip(needed, op.inputs, strict=False):
+        mask[position] |= need and position >= 0
+    return mask
+
+
+def gradients(
+    rules: Rules, settings: Settings, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Any], mask: list[bool]
+) -> Results:
+    """Computes the gradients that `mask` selects. `tensors` are the gradients of the results and the saved tensors.
+
+    The backward runs under the settings of the forward: by kernels, by differentiable torch ops, or as registered op.
+    """
+    name = f"{rules.op.name}_backward"
+    if _compiling():  # compiled autograd traces the backward
+        return overload(name)(*tensors, *numbers, mask)  # type: ignore[no-any-return]
+    with restored(settings):
+        if torch.is_grad_enabled():  # create_graph=True
+            return rules.op.gradient(*tensors, *numbers, mask)
+        given = [tensor for tensor in tensors if tensor is not None]
+        if private.needs_dispatcher() or any(not _is_plain(t) or private.is_batched_gradient(t) for t in given):
+            return overload(name)(*tensors, *numbers, mask)  # type: ignore[no-any-return]
+        return rules.backward(*tensors, *numbers, mask)
 
 
 def _register(

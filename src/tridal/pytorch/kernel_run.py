@@ -6,20 +6,27 @@ are cached in the device context. This module supports neither autograd nor tens
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from tridal.pytorch import private
 from tridal.pytorch.binding import bind_kernel, dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.prepared import backend_computes
 from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import contiguous_strides
 from tridal.runtime.specialization import ADDRESS_BITS
 
 Outputs = tuple[torch.Tensor, ...]
 _CAPACITY = 4096
+
+
+Run = Callable[[Any, Sequence[Any]], Outputs]
+"""run(out, inputs) of a kernel for tensors with the same description. `out` may be None."""
 
 
 def run_kernel(
@@ -48,19 +55,41 @@ def run_kernel(
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
-    described = [
-        (t.shape, t.stride(), t.dtype, t.data_ptr() & ADDRESS_BITS if t.data_ptr() else None, t.is_neg())
-        for t in inputs
-    ]  # fmt: skip
+    run = prepare_kernel(context, kernel, dim, inputs, out_dtypes, parameters, out)
+    return None if run is None else run(out, inputs)
+
+
+def prepare_kernel(
+    context: DeviceContext,
+    kernel: RowKernel,
+    dim: int,
+    inputs: Sequence[torch.Tensor],
+    out_dtypes: tuple[torch.dtype, ...],
+    parameters: tuple[float, ...] = (),
+    out: torch.Tensor | None = None,
+) -> Run | None:
+    """Returns the function with which `run_kernel` computes all tensors like these. The arguments are the same.
+
+    A meta tensor represents a new tensor of the context's device.
+    """
+    described = [(t.shape, t.stride(), t.dtype, _alignment(t), t.is_neg()) for t in inputs]
     alignment = 0 if out is None else out.data_ptr() & ADDRESS_BITS
     key = (kernel, dim, *described, out_dtypes, parameters, alignment)
     try:
-        run = context.runs[key]
+        return context.runs[key]  # type: ignore[no-any-return]
     except KeyError:
         if len(context.runs) >= _CAPACITY:
             context.runs.clear()
         run = context.runs[key] = _prepare(context, kernel, dim, inputs, out_dtypes, parameters, alignment)
-    return None if run is None else run(out, inputs)
+        return run
+
+
+def _alignment(tensor: torch.Tensor) -> int | None:
+    """Returns the bits of the address that decide the alignment, or None if the tensor has no memory."""
+    if tensor.is_meta:
+        return 0 if tensor.numel() else None
+    address = tensor.data_ptr()
+    return address & ADDRESS_BITS if address else None
 
 
 def _prepare(
@@ -71,10 +100,10 @@ def _prepare(
     out_dtypes: tuple[torch.dtype, ...],
     parameters: tuple[float, ...],
     alignment: int,
-) -> Callable[[torch.Tensor | None, Sequence[torch.Tensor]], Outputs] | None:
+) -> Run | None:
     """Returns run(out, inputs) for tensors like these and an `out` of this alignment, or None."""
     floating = {*out_dtypes, *(tensor.dtype for tensor in inputs if tensor.is_floating_point())}
-    if not backend_computes(context, floating) or not all(t.data_ptr() and t.numel() for t in inputs):
+    if not backend_computes(context, floating) or not all((t.data_ptr() or t.is_meta) and t.numel() for t in inputs):
         return None
     assert context.backend is not None
     first, rest = inputs[0], inputs[1:]
@@ -98,7 +127,9 @@ def _prepare(
     shape, row_shape = first.shape, (*first.shape[:dim], *first.shape[dim + 1 :])
     column_shape = (plan.groups, first.shape[dim])
     shapes = [shape] * per_element + [row_shape] * per_row + [column_shape] * len(kernel.column_writes)
-    outputs = list(zip(shapes, dtypes, strict=False))
+    outputs = [(tuple(s), contiguous_strides(s), d) for s, d in zip(shapes, dtypes, strict=False)]
+    one_device = context.backend.device_count() == 1
+    make = (private.allocator(context.device) if one_device else None) or functools.partial(_empty, context.device)
     device, stream, index = context.device, context.backend.stream, context.index
     computed = CallRecord(
         kernel.name, tuple(shape), dtype_name(first.dtype), str(device), context.backend.name, plan.schedule, None
@@ -109,7 +140,7 @@ def _prepare(
             given = zip(copies, tensors, strict=True)
             tensors = [tensor.resolve_neg().contiguous() if copy else tensor for copy, tensor in given]
         skipped = 0 if out is None else 1
-        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs[skipped:]]
+        made = [make(*output) for output in outputs[skipped:]]
         written: list[Any] = made if out is None else [out, *made]
         launch(stream(index), *written, *tensors)
         if RECORDERS:
@@ -117,3 +148,7 @@ def _prepare(
         return tuple(written)
 
     return run
+
+
+def _empty(device: torch.device, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)

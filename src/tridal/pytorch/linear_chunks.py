@@ -15,7 +15,7 @@ import torch
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.loss_kernels import logits_gradient, row_losses
+from tridal.pytorch.loss_kernels import prepare_gradient, prepare_losses
 
 Tensor = torch.Tensor
 _CHUNK_BYTES = 2**26
@@ -86,7 +86,8 @@ def chunked(
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found = None
         if not context.torch_computes:
-            found = row_losses(context, logits, targets, weight, *numbers)
+            compute = prepare_losses(context, logits, targets, weight, *numbers)
+            found = None if compute is None else compute(logits, targets, weight)
         if found is None:
             results = maths.reference(logits, targets, weight, NONE, *numbers, wide)
             assert results[0] is not None
@@ -98,9 +99,9 @@ def chunked(
         lse = found[1].view(flat.shape[0], *shape[1:])
         dlogits = None
         if not context.torch_computes:
-            dlogits = logits_gradient(
-                context, logits, targets, weight, lse, row_grad[part], None, numbers, inplace=True
-            )  # fmt: skip
+            given = (logits, targets, weight, lse, row_grad[part], None)
+            differentiate = prepare_gradient(context, *given, numbers, inplace=True)
+            dlogits = None if differentiate is None else differentiate(*given)
         if dlogits is None:
             mask = [True, False]
             dlogits, _ = maths.gradient(

@@ -12,7 +12,9 @@ from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import MEAN, NONE, REDUCTIONS
 from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, reference
 from tridal.pytorch import fused_ops, private
-from tridal.pytorch.cross_entropy import is_distributed, result_dtype
+from tridal.pytorch.cross_entropy import result_dtype
+from tridal.pytorch.distributed import is_distributed
+from tridal.pytorch.fused_calls import call
 from tridal.pytorch.fused_ops import Rules
 from tridal.pytorch.linear_checks import check_linear
 from tridal.pytorch.linear_chunks import chunked
@@ -94,7 +96,8 @@ def linear_cross_entropy(
     elif fused_ops.records_gradient(target, weight):
         loss = reference(*arguments)[0]
     else:
-        loss = fused_ops.call(EAGER_RULES, *arguments)[0]
+        # A hook may keep the saved gradients, so the backward must not overwrite them.
+        loss = call(RULES if not _compiling() and private.saves_through_hooks() else EAGER_RULES, arguments)[0]
     assert loss is not None
     return loss if reduction != "none" else loss.view((*input.shape[:-1], *linear_weight.shape[1:-1]))
 
@@ -160,11 +163,27 @@ def _gradient(
     else:
         saved = (input_grad, weight_grad, bias_grad)
         grads = [found if wanted else None for found, wanted in zip(saved, output_mask, strict=True)]
+        factors = [grad] * 3
         if denominator is not None:
-            grad = torch.where(denominator == 0, 0.0, grad / denominator)
-        grads = [g if g is None else (g.mul_(grad) if may_overwrite else g * grad) for g in grads]
+            grad = grad / denominator
+            factors = [torch.where(kept, grad, 0.0) for kept in _kept(target, ignore_index, input.shape[0])]
+        pairs = zip(grads, factors, strict=True)
+        grads = [g if g is None else (g.mul_(factor) if may_overwrite else g * factor) for g, factor in pairs]
     given = zip(grads, tensors, strict=True)
     return tuple(None if g is None or t is None else g.to(t.dtype).view(t.shape) for g, t in given)
+
+
+def _kept(target: Tensor, ignore_index: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns whether the gradients of input, weight and bias have terms of targets that are not ignored.
+
+    The quotient of zero and a denominator of zero is NaN only for these, as in torch.
+    """
+    if target.is_floating_point():
+        kept = target.new_ones((rows, 1), dtype=torch.bool)
+    else:
+        kept = (target != ignore_index).unsqueeze(1).flatten(1).any(1, keepdim=True)
+    some = kept.any()
+    return kept, some, some
 
 
 def _eager_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:

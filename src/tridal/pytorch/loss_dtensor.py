@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE, classes_dim
 from tridal.ops.linear_cross_entropy import logits_of
-from tridal.pytorch import fused_ops
 from tridal.pytorch.dtensor import _ShardedReduce, redistributed
+from tridal.pytorch.fused_calls import call
+from tridal.pytorch.fused_ops import DEFINED
 from tridal.pytorch.linear_chunks import chunk_rows
 from tridal.pytorch.op_call import overload
 from tridal.pytorch.registered_ops import on_dispatch
@@ -107,9 +108,8 @@ def reduced(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
     *rest, dtype = numbers
-    rows, lse, scale = fused_ops.call(
-        fused_ops.DEFINED["cross_entropy"], input, target, weight, NONE, *rest, maths.accumulator(input, target)
-    )
+    arguments = (input, target, weight, NONE, *rest, maths.accumulator(input, target))
+    rows, lse, scale = call(DEFINED["cross_entropy"], arguments)
     assert rows is not None
     assert lse is not None
     assert scale is not None
@@ -145,7 +145,7 @@ def linear_cross_entropy(
     def losses(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(x, matrix, bias, matmul_dtype)
         wide = maths.accumulator(logits, target)
-        results: Any = fused_ops.call(fused_ops.DEFINED["cross_entropy"], logits, target, weight, NONE, *numbers, wide)
+        results: Any = call(DEFINED["cross_entropy"], (logits, target, weight, NONE, *numbers, wide))
         return results[0], results[2]
 
     chunks = [

@@ -1,10 +1,8 @@
-"""Kernels of cross-entropy for plain tensors: the loss of each row, and the gradient of the logits.
-
-Both functions return None if no kernel computes the tensors.
-"""
+"""Kernels of cross-entropy for plain tensors: the loss of each row, and the gradient of the logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from tridal.ops.cross_entropy import (
     classes_dim,
 )
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.kernel_run import run_kernel
+from tridal.pytorch.kernel_run import prepare_kernel
 from tridal.pytorch.loss_checks import check_range
 from tridal.runtime.row_kernel import RowKernel
 
@@ -75,38 +73,70 @@ def _bound(
     return bound(kernel, softcap, tuple(constants.items())), parameters
 
 
-def row_losses(
-    context: DeviceContext, input: Tensor, target: Tensor, weight: Tensor | None, *numbers: Any
-) -> tuple[Tensor, Tensor] | None:
-    """Computes loss and log-sum-exp of each row with kernels. Returns None if no kernel computes them."""
+Losses = Callable[[Tensor, Tensor, "Tensor | None"], tuple[Tensor, Tensor]]
+Gradient = Callable[..., Tensor]
+
+
+def prepare_losses(
+    context: DeviceContext, input: Tensor, target: Tensor, weight: Tensor | None, *numbers: Any,
+    dtype: torch.dtype | None = None,
+) -> Losses | None:  # fmt: skip
+    """Returns f(input, target, weight), which computes loss and log-sum-exp of each row with kernels.
+
+    The loss has the dtype `dtype`, by default the accumulator's. Returns None if no kernel computes the tensors.
+    """
     ignore_index, label_smoothing = numbers[:2]
     x, dim = _rows(input)
     wide = accumulator(input, target, weight)
+    dtype = wide if dtype is None or wide is torch.float64 else dtype
     weights = [] if weight is None else [weight]
+    row = torch.empty((*x.shape[:dim], *x.shape[dim + 1 :]), dtype=wide, device="meta")
+    viewed = x is not input
     if target.is_floating_point():
         kernel, _ = _bound(LSE, input, None, *numbers)
-        lse = run_kernel(context, kernel, dim, [x], (wide,))
-        if lse is None:
-            return None
+        log_sums = prepare_kernel(context, kernel, dim, [x], (wide,))
         kernel, parameters = _bound(PROBABILITIES, input, weight, *numbers)
-        placed = target if x is input else _like_rows(target, x, dim)
-        rows = run_kernel(context, kernel, dim, [x, placed, *lse, *weights], (wide,), parameters)
-        return None if rows is None else (rows[0], lse[0])
-    if context.backend is not None and context.backend.interpreted:
-        check_range(target, input.shape[classes_dim(input)], ignore_index)
-    index = target.reshape(1).long() if input.dim() == 1 else target.long()
-    kernel, parameters = _bound(FORWARD, input, weight, *numbers)
-    found = run_kernel(context, kernel, dim, [x, index, *weights], (wide, wide), parameters)
-    if found is None:
-        return None
-    rows_, lse_ = found
-    if label_smoothing:
-        kernel, parameters = _bound(SMOOTH, input, weight, *numbers)
-        smooth = run_kernel(context, kernel, dim, [x, rows_, lse_, index, *weights], (wide,), parameters)
-        if smooth is None:
+        placed = _like_rows(target, x, dim) if viewed else target
+        rows = prepare_kernel(context, kernel, dim, [x, placed, row, *weights], (dtype,), parameters)
+        if log_sums is None or rows is None:
             return None
-        rows_ = smooth[0]
-    return rows_, lse_
+
+        def of_probabilities(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+            x = _rows(input)[0] if viewed else input
+            placed = _like_rows(target, x, dim) if viewed else target
+            (lse,) = log_sums(None, (x,))
+            given = (x, placed, lse) if weight is None else (x, placed, lse, weight)
+            return rows(None, given)[0], lse
+
+        return of_probabilities
+    checked = context.backend is not None and context.backend.interpreted
+    index, one_row = _index(target, input), input.dim() == 1
+    kernel, parameters = _bound(FORWARD, input, weight, *numbers)
+    dtypes = (wide if label_smoothing else dtype, wide)
+    forward = prepare_kernel(context, kernel, dim, [x, index, *weights], dtypes, parameters)
+    kernel, parameters = _bound(SMOOTH, input, weight, *numbers)
+    smooth = None
+    if label_smoothing:
+        smooth = prepare_kernel(context, kernel, dim, [x, row, row, index, *weights], (dtype,), parameters)
+    if forward is None or (label_smoothing and smooth is None):
+        return None
+
+    def of_indices(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        if checked:
+            check_range(target, input.shape[classes_dim(input)], ignore_index)
+        x = _rows(input)[0] if viewed else input
+        index = _index(target, input) if one_row else target
+        loss, lse = forward(None, (x, index) if weight is None else (x, index, weight))
+        if smooth is not None:
+            (loss,) = smooth(None, (x, loss, lse, index) if weight is None else (x, loss, lse, index, weight))
+        return loss, lse
+
+    return of_indices
+
+
+def _index(target: Tensor, input: Tensor) -> Tensor:
+    """Returns the target indices, in one dim for logits of one row."""
+    return target.reshape(1) if input.dim() == 1 else target
 
 
 def _like_rows(tensor: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -114,37 +144,50 @@ def _like_rows(tensor: Tensor, x: Tensor, dim: int) -> Tensor:
     return tensor.view(x.shape) if dim == 1 and x.dim() <= 2 and tensor.dim() == 1 else tensor.movedim(1, dim)
 
 
-def logits_gradient(
+def prepare_gradient(
     context: DeviceContext, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor, row_grad: Tensor,
     lse_grad: Tensor | None, numbers: tuple[int, float, float, float | None], inplace: bool,
-) -> Tensor | None:  # fmt: skip
-    """Computes the gradient of the logits with a kernel, from that of each row's loss. Returns None if none does it.
+) -> Gradient | None:  # fmt: skip
+    """Returns f(input, target, weight, lse, row_grad, lse_grad), the gradient of the logits by a kernel.
 
-    With `inplace`, the gradient is written into the logits, without a new version.
+    `row_grad` is the gradient of each row's loss. It has any shape. With `inplace`, the gradient is written into the
+    logits, without a new version. Returns None if no kernel computes the tensors.
     """
-    x, dim = _rows(input.detach())
-    out = x if inplace else None
-    weights = [] if weight is None else [weight]
-    row_grad = row_grad.reshape(1) if input.dim() == 1 else row_grad
-    rows = lse.reshape(1) if input.dim() == 1 else lse
-    if target.is_floating_point():
-        if lse_grad is not None:
-            return None  # a kernel reads at most two tensors with a number per row
-        kernel, parameters = _bound(PROBABILITIES_BACKWARD, input, weight, *numbers)
-        placed = target if x is input else _like_rows(target, x, dim)
-        found = run_kernel(context, kernel, dim, [x, placed, rows, row_grad, *weights], (input.dtype,), parameters, out)
-    else:
-        smoothed = weight is not None and numbers[1] > 0
-        if weight is not None and smoothed:
-            weights.append(weight.sum(dtype=lse.dtype).expand(weight.shape))
-        index = target.reshape(1).long() if input.dim() == 1 else target.long()
-        if lse_grad is None:
-            kernel, parameters = _bound(BACKWARD, input, weight, *numbers, weight_sum=smoothed)
-            row_inputs = [rows, row_grad]
+    x, dim = _rows(input)
+    viewed, one_row, probabilities = x is not input, input.dim() == 1, target.is_floating_point()
+    weight_sum = weight is not None and numbers[1] > 0 and not probabilities
+    if probabilities and lse_grad is not None:
+        return None  # a kernel reads at most two tensors with a number per row
+    kernel = PROBABILITIES_BACKWARD if probabilities else BACKWARD if lse_grad is None else BACKWARD_WITH_LSE
+    kernel, parameters = _bound(kernel, input, weight, *numbers, weight_sum=weight_sum)
+
+    def inputs(
+        x: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor, row_grad: Tensor, lse_grad: Tensor | None
+    ) -> list[Tensor]:
+        if probabilities:
+            given = [x, _like_rows(target, x, dim) if viewed else target, lse, row_grad]
         else:
-            kernel, parameters = _bound(BACKWARD_WITH_LSE, input, weight, *numbers, weight_sum=smoothed)
-            row_inputs = [row_grad, lse_grad.to(lse.dtype).reshape(rows.shape)]
-        found = run_kernel(context, kernel, dim, [x, *row_inputs, index, *weights], (input.dtype,), parameters, out)
-    if found is None:
+            index = target.reshape(1) if one_row else target
+            given = [x, lse, row_grad, index] if lse_grad is None else [x, row_grad, lse_grad, index]
+        if weight is not None:
+            given.append(weight)
+            if weight_sum:
+                given.append(weight.sum(dtype=lse.dtype).expand(weight.shape))
+        return given
+
+    given = inputs(x, target, weight, lse, row_grad, lse_grad)
+    launch = prepare_kernel(context, kernel, dim, given, (input.dtype,), parameters, x if inplace else None)
+    if launch is None:
         return None
-    return found[0].view(input.shape) if input.dim() == 1 else found[0].movedim(dim, 1)
+
+    def run(
+        input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor, row_grad: Tensor, lse_grad: Tensor | None
+    ) -> Tensor:
+        input = input.detach() if inplace else input
+        x = _rows(input)[0] if viewed else input
+        (found,) = launch(x if inplace else None, inputs(x, target, weight, lse, row_grad, lse_grad))
+        if not viewed:
+            return found
+        return found.view(input.shape) if one_row else found.movedim(dim, 1)
+
+    return run

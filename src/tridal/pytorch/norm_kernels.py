@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from tridal.ops.rms_norm import RMS_NORM, result_dtype
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.fused_ops import Results, Rules, define
-from tridal.pytorch.kernel_run import run_kernel
+from tridal.pytorch.fused_ops import Results, Rules, Run, by_kernels, define
+from tridal.pytorch.kernel_run import prepare_kernel
 from tridal.pytorch.prepared import why_torch
 from tridal.runtime.row_kernel import RowKernel
 
@@ -33,11 +33,11 @@ def _forward_kernel(kernel: RowKernel, dtype: torch.dtype, absent: tuple[str, ..
     return kernel
 
 
-def _forward(
+def _prepare(
     kernel: RowKernel, dtype: torch.dtype, dims: int, tensors: dict[str, Tensor | None], parameters: tuple[Any, ...],
     **constants: str,
-) -> Results | None:  # fmt: skip
-    """Runs the kernel of a norm. Returns the results with None for an absent sum; None if no kernel computes them."""
+) -> Run | None:  # fmt: skip
+    """Returns run(*tensors) of a norm, with None for an absent sum in its results; None if no kernel computes it."""
     input, residual = tensors["x"], tensors["residual"]
     assert input is not None
     wide, total = statistics_dtype(*tensors.values()), sum_dtype(input, residual)
@@ -46,11 +46,21 @@ def _forward(
     kernel = _forward_kernel(kernel, total, tuple(n for n, tensor in tensors.items() if tensor is None), **constants)
     given = [_flat(tensor, dims) for tensor in tensors.values() if tensor is not None]
     dtypes = (dtype, *[total] * (residual is not None), *[wide] * len(kernel.row_writes))
-    found = run_kernel(device_context(input.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
-    if found is None:
+    launch = prepare_kernel(device_context(input.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
+    if launch is None:
         return None
-    elements = [tensor if dims == 1 else tensor.view(input.shape) for tensor in found[: len(kernel.writes)]]
-    return (*elements, *[None] * (residual is None), *found[len(kernel.writes) :])
+    shape, adds, elements = input.shape, residual is not None, len(kernel.writes)
+
+    def run(*tensors: Tensor | None) -> Results:
+        given = [tensor for tensor in tensors if tensor is not None]
+        if dims == 1:
+            found = launch(None, given)
+            return found if adds else (found[0], None, *found[1:])
+        found = launch(None, [tensor.flatten(-dims) for tensor in given])
+        views = [tensor.view(shape) for tensor in found[:elements]]
+        return (*views, *found[elements:]) if adds else (*views, None, *found[elements:])
+
+    return run
 
 
 def _flat(tensor: Tensor, dims: int) -> Tensor:
@@ -64,50 +74,59 @@ def _backward_kernel(kernel: RowKernel, weighted: bool, outputs: tuple[str, ...]
     return kernel if kernel.writes else replace(kernel, statistics=())
 
 
-def _backward(
-    kernel: RowKernel, dims: int, dy: Tensor, dsum: Tensor | None, x: Tensor, rows: tuple[Tensor, ...],
+def _prepare_backward(
+    kernel: RowKernel, dims: int, dy: Tensor | None, dsum: Tensor | None, x: Tensor, rows: tuple[Tensor, ...],
     weight: Tensor | None, parameters: tuple[Any, ...], output_mask: Sequence[bool],
-) -> Results | None:  # fmt: skip
-    """Runs the kernel of a gradient. Returns None if no kernel computes it."""
+) -> Run | None:  # fmt: skip
+    """Returns run(dy, dsum, x, *rows, weight) of a gradient; None if no kernel computes it."""
     wide = statistics_dtype(dy, x, weight)
-    if wide is torch.float64 and x.dtype is not wide:
+    if dy is None or (wide is torch.float64 and x.dtype is not wide):
         return None
     names = (*kernel.writes, *kernel.column_writes)
     outputs = tuple(name for name, needed in zip(names, output_mask, strict=True) if needed)
     if not outputs:
-        return (None,) * len(names)
+        return lambda *_: (None,) * len(names)
     kernel = _backward_kernel(kernel, weight is not None, outputs)
     given = [_flat(dy, dims), _flat(x, dims), *rows, *[w.flatten() for w in (weight,) if w is not None]]
     dtypes = (x.dtype,) * len(kernel.writes)
-    found = run_kernel(device_context(x.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
-    if found is None:
+    launch = prepare_kernel(device_context(x.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
+    if launch is None:
         return None
-    results, shape = iter(found), x.shape[x.dim() - dims :]
-    dx = next(results).view(x.shape) if output_mask[0] else None
-    if dx is not None and (dsum := gradient_of_sum(dsum, x)) is not None:
-        dx += dsum
-    return (dx, *((next(results).sum(0).view(shape)) if needed else None for needed in output_mask[1:]))
+    shape, columns, adds = x.shape, x.shape[x.dim() - dims :], gradient_of_sum(dsum, x) is not None
+    (needs_dx, *needed_columns), weighted = output_mask, weight is not None
+
+    def run(dy: Tensor, dsum: Tensor | None, *saved: Tensor | None) -> Results:
+        given = [dy, *[tensor for tensor in saved if tensor is not None]]
+        if dims > 1:
+            given = [_flat(dy, dims), _flat(given[1], dims), *given[2:]]
+            given = [*given[:-1], given[-1].flatten()] if weighted else given
+        results = iter(launch(None, given))
+        dx = None
+        if needs_dx:
+            dx = next(results) if dims == 1 else next(results).view(shape)
+            if dsum is not None and adds:
+                dx += dsum
+        sums = [next(results).sum(0) if needed else None for needed in needed_columns]
+        return dx, *(sums if dims == 1 else [total if total is None else total.view(columns) for total in sums])
+
+    return run
 
 
 def _rms_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
     casting: str,
-) -> Results:  # fmt: skip
+) -> Run | None:  # fmt: skip
     dtype = result_dtype(sum_dtype(input, residual), weight, casting)
     tensors, parameters = {"x": input, "residual": residual, "weight": weight}, (eps, weight_offset or None)
-    found = _forward(RMS_NORM.kernels[0], dtype, dims, tensors, parameters, CASTING=casting)
-    return found or _by_torch(RMS_NORM, False, input, residual, weight, dims, eps, weight_offset, casting)
+    return _prepare(RMS_NORM.kernels[0], dtype, dims, tensors, parameters, CASTING=casting)
 
 
 def _rms_norm_backward(
     dy: Tensor | None, dsum: Tensor | None, x: Tensor, root: Tensor, weight: Tensor | None, dims: int, eps: float,
     weight_offset: float, output_mask: Sequence[bool],
-) -> Results:  # fmt: skip
-    found = None
-    if dy is not None:
-        kernel, parameters = RMS_NORM.kernels[1], (weight_offset or None,)
-        found = _backward(kernel, dims, dy, dsum, x, (root,), weight, parameters, output_mask)
-    return found or _by_torch(RMS_NORM, True, dy, dsum, x, root, weight, dims, eps, weight_offset, output_mask)
+) -> Run | None:  # fmt: skip
+    kernel, parameters = RMS_NORM.kernels[1], (weight_offset or None,)
+    return _prepare_backward(kernel, dims, dy, dsum, x, (root,), weight, parameters, output_mask)
 
 
 def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
@@ -117,20 +136,16 @@ def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, .
 
 def _layer_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
-) -> Results:
+) -> Run | None:
     tensors = {"x": input, "residual": residual, "weight": weight, "bias": bias}
-    found = _forward(LAYER_NORM.kernels[0], sum_dtype(input, residual), dims, tensors, (eps,))
-    return found or _by_torch(LAYER_NORM, False, input, residual, weight, bias, dims, eps)
+    return _prepare(LAYER_NORM.kernels[0], sum_dtype(input, residual), dims, tensors, (eps,))
 
 
 def _layer_norm_backward(
     dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, dims: int,
     eps: float, output_mask: Sequence[bool],
-) -> Results:  # fmt: skip
-    found = None
-    if dy is not None:
-        found = _backward(LAYER_NORM.kernels[1], dims, dy, dsum, x, (mean, inverse), weight, (), output_mask)
-    return found or _by_torch(LAYER_NORM, True, dy, dsum, x, mean, inverse, weight, dims, eps, output_mask)
+) -> Run | None:  # fmt: skip
+    return _prepare_backward(LAYER_NORM.kernels[1], dims, dy, dsum, x, (mean, inverse), weight, (), output_mask)
 
 
 def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
@@ -179,12 +194,20 @@ def _fake_backward(dy: Tensor | None, dsum: Tensor | None, x: Tensor, *saved: An
     return (x.new_empty(shape) if mask[0] else None, *found)
 
 
-RMS_NORM_RULES = Rules(
-    RMS_NORM, _rms_norm, _fake_rms_norm, _rms_norm_save, _rms_norm_backward, functools.partial(_fake_backward, weight=1)
-)
-LAYER_NORM_RULES = Rules(
-    LAYER_NORM, _layer_norm, _fake_layer_norm, _layer_norm_save, _layer_norm_backward,
-    functools.partial(_fake_backward, weight=2),
-)  # fmt: skip
-for _rules in (RMS_NORM_RULES, LAYER_NORM_RULES):
-    define(_rules)
+def _rules(
+    op: FusedOp, prepare: Callable[..., Run | None], fake: Run, save: Callable[..., Any],
+    prepare_backward: Callable[..., Run | None], weight: int,
+) -> Rules:  # fmt: skip
+    """Returns the rules of a norm. `weight` is the position of the weight among what the forward saves."""
+    compute = by_kernels(prepare, functools.partial(_by_torch, op, False), op.tensors)
+    backward = by_kernels(
+        prepare_backward, functools.partial(_by_torch, op, True), op.differentiable + op.saved_tensors
+    )
+    fake_backward = functools.partial(_fake_backward, weight=weight)
+    return Rules(op, compute, fake, save, backward, fake_backward, prepare, prepare_backward)
+
+
+RMS_NORM_RULES = _rules(RMS_NORM, _rms_norm, _fake_rms_norm, _rms_norm_save, _rms_norm_backward, 1)
+LAYER_NORM_RULES = _rules(LAYER_NORM, _layer_norm, _fake_layer_norm, _layer_norm_save, _layer_norm_backward, 2)
+define(RMS_NORM_RULES)
+define(LAYER_NORM_RULES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,13 +15,15 @@ from tridal.ops.rms_norm import RMS_NORM
 from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.fused_ops import call, records_gradient
+from tridal.pytorch.distributed import is_distributed
+from tridal.pytorch.fused_calls import FusedCall, call, find
 from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.prepared import why_torch
 
 Tensor = torch.Tensor
 Casting = Literal["llama", "gemma"] | None
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 def rms_norm(
@@ -51,7 +52,13 @@ def rms_norm(
             also torch's types of errors.
         NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
     """
-    if not torch.compiler.is_dynamo_compiling() and has_torch_function((input, weight, residual)):
+    request = None
+    if not _compiling():
+        tensors, options = (input, residual, weight), (eps, weight_offset, casting)
+        request = find(rms_norm, tensors, options, normalized_shape, 1 if residual is None else 2)
+        if type(request) is FusedCall:
+            return request(tensors)
+    if not _compiling() and has_torch_function((input, weight, residual)):
         return handle_torch_function(
             rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,
             weight_offset=weight_offset, casting=casting,
@@ -72,8 +79,9 @@ def rms_norm(
         else:
             y = RMS_NORM.reference(total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
-    results = call(RMS_NORM_RULES, input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    return results[0] if residual is None else (results[0], _sum(results[1], input, residual))
+    arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
+    results = call(RMS_NORM_RULES, arguments, request)
+    return results[0] if residual is None else results[:2]
 
 
 def layer_norm(
@@ -95,8 +103,12 @@ def layer_norm(
     Raises:
         TypeError, DTypeError, ShapeError, TensorDeviceError, LayoutError, NoBackendError: see `rms_norm`.
     """
-    tensors = (input, weight, bias, residual)
-    if not torch.compiler.is_dynamo_compiling() and has_torch_function(tensors):
+    tensors, request = (input, residual, weight, bias), None
+    if not _compiling():
+        request = find(layer_norm, tensors, (eps,), normalized_shape, 1 if residual is None else 2)
+        if type(request) is FusedCall:
+            return request(tensors)
+    if not _compiling() and has_torch_function(tensors):
         return handle_torch_function(layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual)
     if _torch_only(*tensors):
         _check_plain("layer_norm", residual is None, *tensors)
@@ -112,14 +124,9 @@ def layer_norm(
         else:
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
-    results = call(LAYER_NORM_RULES, input, residual, weight, bias, len(normalized_shape), float(eps))
-    return results[0] if residual is None else (results[0], _sum(results[1], input, residual))
-
-
-def _sum(total: Tensor | None, input: Tensor, residual: Tensor) -> Tensor:
-    """Returns the sum of input and residual, which requires grad only if one of them does, as in torch."""
-    assert total is not None
-    return total.detach() if total.requires_grad and not records_gradient(input, residual) else total
+    arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
+    results = call(LAYER_NORM_RULES, arguments, request)
+    return results[0] if residual is None else results[:2]
 
 
 def _torch_only(*tensors: Any) -> bool:
@@ -154,8 +161,7 @@ def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
     if (dynamo := _dynamo()) is not None:
         if private.forward_ad_level() >= 0:  # the registered op cannot see the level of a compiled function
             return True
-        distributed = dynamo.distributed_loaded() and is_distributed(*tensors)
-        return not dynamo.is_served(device.type) and not distributed
+        return not dynamo.is_served(device.type) and not is_distributed(*tensors)
     context = device_context(device)
     if is_distributed(*tensors) or not context.torch_computes:
         return False
@@ -166,18 +172,8 @@ def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
 
 def _dynamo() -> Any:
     """Returns the functions for traced calls in torch.compile, else None."""
-    if not torch.compiler.is_dynamo_compiling():
+    if not _compiling():
         return None
     from tridal.pytorch import dynamo
 
     return dynamo
-
-
-def is_distributed(*tensors: Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor. If so, imports the DTensor rules of norms."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not any(isinstance(tensor, module.DTensor) for tensor in tensors):
-        return False
-    from tridal.pytorch import norm_dtensor  # noqa: F401
-
-    return True

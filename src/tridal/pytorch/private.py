@@ -52,6 +52,14 @@ is_batched_gradient: Callable[[Any], bool] = _item("torch._C._functorch.is_legac
 keeps_graph: Callable[[], bool] = _item("torch._C._autograd._get_current_graph_task_keep_graph", _always(True))
 """Returns whether the backward that runs keeps the graph, so that it may run again (`retain_graph=True`)."""
 
+_saved_tensor_hooks = _item("torch._C._autograd._top_saved_tensors_default_hooks", _always(True))
+
+
+def saves_through_hooks() -> bool:
+    """Returns whether hooks of `torch.autograd.graph.saved_tensors_hooks` get the tensors that a node saves now."""
+    return _saved_tensor_hooks(True) is not None
+
+
 _has_forward_ad_level = _item("torch.autograd.forward_ad._current_level") is not None
 
 
@@ -110,15 +118,16 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
     return make if as_requested and made.device == device else None
 
 
-def tensor_guards(input: torch.Tensor) -> Callable[[Any], bool] | None:
-    """Returns check(tensor), which compares shape, strides, dtype, device, requires_grad and dispatch keys to `input`.
+def tensor_guards(*inputs: torch.Tensor) -> Callable[..., bool] | None:
+    """Returns check(*tensors), which compares shape, strides, dtype, device, requires_grad and dispatch keys to these.
 
-    Returns None if `TensorGuards` is missing. `check` crashes on nested and non-strided tensors, and in transforms.
+    Returns None if `TensorGuards` is missing, or if a tensor is given twice. `check` is false for equal tensors. It
+    crashes on nested and non-strided tensors, and in transforms.
     """
     try:
-        guards = _TensorGuards(input, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        check: Callable[[Any], bool] = guards.check
-        return check if check(input) and not check(None) else None
+        guards = _TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        check: Callable[..., bool] = guards.check
+        return check if check(*inputs) and not check(*inputs[1:], None) else None
     except Exception:
         return None
 

@@ -1,0 +1,59 @@
+"""The reduction of the losses of rows to one number, with a kernel on one row of all losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tridal.ops.cross_entropy import MEAN, NONE, REDUCE, REDUCE_ALL, reduce_rows
+from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.kernel_run import prepare_kernel
+
+Tensor = torch.Tensor
+Reduce = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+_EXACT = 2**24
+"""Integers up to this number are exact in float32."""
+
+
+def prepare_reduction(
+    context: DeviceContext, rows: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
+    dtype: torch.dtype, classes: int,
+) -> Reduce:  # fmt: skip
+    """Returns reduce(rows, target, weight), for losses of rows like the meta tensor `rows`, which is contiguous.
+
+    It returns the loss in `dtype`, and for the mean over target indices also the sum of their weights.
+    """
+
+    def by_torch(rows: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        loss, denominator = reduce_rows(rows, target, weight, reduction, ignore_index)
+        return loss.to(dtype), denominator
+
+    if reduction == NONE or (rows.dtype is torch.float64 and dtype.itemsize == 2):
+        return by_torch
+    row = rows.view(-1)
+    if reduction != MEAN or target.is_floating_point():
+        kernel = REDUCE_ALL.writing("mean_of_losses" if reduction == MEAN else "sum_of_losses")
+        launch = prepare_kernel(context, kernel, 0, [row], (dtype,))
+        if launch is None:
+            return by_torch
+        return lambda rows, target, weight: (launch(None, (rows.view(-1),))[0], None)
+    if rows.dtype is torch.float32 and max(classes, abs(ignore_index)) > _EXACT:
+        return by_torch
+    kernel = REDUCE.bind(IGNORE_INDEX=ignore_index, **({"weight": None} if weight is None else {}))
+    columns = [target.reshape(-1)] if weight is None else [target.reshape(-1), row.to(weight.dtype)]
+    mean = prepare_kernel(context, kernel, 0, [row, *columns], (dtype, rows.dtype))
+    if mean is None:
+        return by_torch
+    flat = rows.dim() == 1 and target.dim() == 1
+
+    def weighted_mean(rows: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not flat:
+            rows, target = rows.view(-1), target.reshape(-1)
+        given = [rows, target]
+        if weight is not None:
+            given.append(weight.take(target.clamp(0, classes - 1)))
+        loss, total = mean(None, given)
+        return loss, total
+
+    return weighted_mean

@@ -1,0 +1,254 @@
+"""Prepared calls of ops of several tensors: which calls reuse one, and that their results are those of the first."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from tridal.devices import registry
+from tridal.pytorch import fused_calls, fused_ops, private
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def served(nothing_prepared: None) -> Iterator[None]:
+    """The interpreter serves CPU tensors, and no call is prepared."""
+    pytest.importorskip("triton")
+    if registry.get("interpreter").unavailable():
+        pytest.skip("needs the interpreter")
+    torch.manual_seed(0)
+    with tridal.use(device="interpreter"):
+        yield
+
+
+def make(dtype: torch.dtype = torch.float32, grad: bool = True) -> dict[str, Tensor]:
+    """The tensors of a call, all of them new."""
+    sizes = {"x": (6, 16), "residual": (6, 16), "weight": (16,), "bias": (16,)}
+    made = {name: torch.randn(size).to(dtype).requires_grad_(grad) for name, size in sizes.items()}
+    return made | {"target": torch.tensor([3, -100, 0, 15, 7, 7]), "classes": torch.rand(16).to(dtype)}
+
+
+def rms(t: dict[str, Tensor], **options: Any) -> Any:
+    return tridal.rms_norm(t["x"], (16,), t["weight"], 1e-5, **options)
+
+
+def layer(t: dict[str, Tensor], **options: Any) -> Any:
+    return tridal.layer_norm(t["x"], [16], t["weight"], t["bias"], **options)
+
+
+def entropy(t: dict[str, Tensor], **options: Any) -> Any:
+    return tridal.cross_entropy(t["x"] * 1, t["target"], **options)
+
+
+CALLS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "rms": rms,
+    "rms-residual": lambda t: rms(t, residual=t["residual"]),
+    "rms-gemma": lambda t: rms(t, weight_offset=1.0, casting="gemma"),
+    "rms-no-weight": lambda t: tridal.rms_norm(t["x"], t["x"].shape[-1:]),
+    "rms-two-dims": lambda t: tridal.rms_norm(t["x"], (6, 16), t["residual"]),
+    "rms-frozen": lambda t: tridal.rms_norm(t["x"].detach(), (16,), t["weight"], residual=t["residual"].detach()),
+    "layer": layer,
+    "layer-residual": lambda t: layer(t, residual=t["residual"]),
+    "layer-two-dims": lambda t: tridal.layer_norm(t["x"], (6, 16), t["residual"]),
+    "layer-autocast": lambda t: layer({**t, "x": t["x"].bfloat16()}),
+    "entropy": entropy,
+    "entropy-sum": lambda t: entropy(t, reduction="sum", z_loss=0.1, softcap=5.0),
+    "entropy-none": lambda t: entropy(t, reduction="none"),
+    "entropy-smooth": lambda t: entropy(t, label_smoothing=0.1),
+    "entropy-weight": lambda t: tridal.cross_entropy(t["x"], t["target"].clamp(0), t["classes"], ignore_index=7),
+    "entropy-weight-smooth": lambda t: tridal.cross_entropy(t["x"], t["target"], t["classes"], label_smoothing=0.1),
+    "entropy-lse": lambda t: entropy(t, return_lse=True),
+    "entropy-probabilities": lambda t: tridal.cross_entropy(t["x"], t["residual"].detach().softmax(-1)),
+    "entropy-probabilities-sum": lambda t: tridal.cross_entropy(t["x"], t["residual"].detach().exp(), reduction="sum"),
+    "entropy-bytes": lambda t: tridal.cross_entropy(t["x"], t["target"].clamp(0).byte()),
+    "entropy-one-row": lambda t: tridal.cross_entropy(t["x"][0], t["target"][0]),
+    "entropy-inner-classes": lambda t: tridal.cross_entropy(
+        t["x"].view(3, 16, 2), t["target"].view(3, 2), t["classes"]
+    ),
+}  # fmt: skip
+
+
+def results_of(function: Callable[[dict[str, Tensor]], Any], tensors: dict[str, Tensor]) -> list[Tensor | None]:
+    """Returns the results of a call and the gradients of all tensors that require one."""
+    found = function(tensors)
+    found = found if isinstance(found, tuple) else (found,)
+    differentiated = [each for each in found if each.requires_grad]
+    leaves = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    grads = [torch.ones_like(each).cumsum(-1) if each.dim() else torch.ones_like(each) for each in differentiated]
+    if not differentiated:
+        return [*found]
+    return [*found, *torch.autograd.grad(differentiated, leaves, grads, allow_unused=True)]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_repeated_calls_return_the_results_of_the_first(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = make(grad=grad)
+    context: AbstractContextManager[Any] = nullcontext()
+    if name == "layer-autocast":
+        monkeypatch.setattr(private, "autocasts", lambda *_: True)
+        context = torch.autocast("cpu")
+    with context:
+        first = results_of(CALLS[name], tensors)
+        again = [results_of(CALLS[name], tensors) for _ in range(2)][-1]  # prepares the call, then its backward
+        with monkeypatch.context() as patch:
+            patch.setattr(fused_calls, "call", None)
+            for function in ("is_direct", "gradients"):
+                patch.setattr(fused_ops, function, None)
+            for module in ("norms", "cross_entropy"):
+                patch.setattr(f"tridal.pytorch.{module}.call", None)
+            patch.setattr(fused_calls, "gradients", None)
+            reused = results_of(CALLS[name], tensors)
+    for results in (again, reused):
+        for expected, found in zip(first, results, strict=True):
+            assert (expected is None) == (found is None)
+            if expected is not None and found is not None:
+                torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+                assert (found.requires_grad, found.stride()) == (expected.requires_grad, expected.stride())
+
+
+def warm(function: Callable[[dict[str, Tensor]], Any], tensors: dict[str, Tensor]) -> None:
+    """Calls a function until the call and its backward are prepared."""
+    for _ in range(3):
+        results_of(function, tensors)
+    assert any(fused_calls._calls.values())
+
+
+@pytest.mark.parametrize(
+    ("function", "without_x"),
+    [(rms, 4), (layer, 4), (lambda t: entropy(t, z_loss=0.1), 1)],
+    ids=["rms", "layer", "entropy"],
+)
+def test_prepared_calls_follow_the_state_of_later_calls(
+    function: Callable[[dict[str, Tensor]], Any], without_x: int
+) -> None:
+    tensors = make()
+    first = results_of(function, tensors)
+    warm(function, tensors)
+    for key, count in (("x", without_x), ("weight", 4), ("bias", 4)):  # a frozen tensor has no gradient
+        for _ in range(3):
+            assert len(results_of(function, {**tensors, key: tensors[key].detach()})) == count
+    with torch.no_grad():
+        assert not function(tensors).requires_grad
+    with torch.inference_mode(), torch.enable_grad():
+        assert not function(tensors).requires_grad
+    with torch.autocast("cpu"):
+        assert function(tensors).dtype is torch.float32
+    moved = {name: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape) for name, t in tensors.items()}
+    torch.testing.assert_close(function(moved), first[0])
+    strided = {**tensors, "x": tensors["x"].detach().t().contiguous().t().requires_grad_()}
+    for _ in range(4):
+        torch.testing.assert_close(results_of(function, strided)[0], first[0])
+    batch = torch.stack([tensors["x"].detach()] * 2)
+    torch.testing.assert_close(torch.func.vmap(lambda x: function({**tensors, "x": x}))(batch)[1], first[0])
+    torch.testing.assert_close(results_of(function, tensors), first)
+
+
+def test_other_settings_backends_and_records_apply_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = make(grad=False)
+    warm(rms, tensors)
+    with tridal.record_calls() as calls:
+        rms(tensors)
+        with tridal.use(device="cpu"):
+            rms(tensors)
+        rms(tensors)
+    assert [call.backend for call in calls] == ["interpreter", "torch", "interpreter"]
+    registry.invalidate()
+    assert not fused_calls._calls, "another backend may serve the tensors after a change of the registry"
+
+
+def test_options_of_another_type_or_value_are_checked_again() -> None:
+    tensors = make(grad=False)
+    x, weight, target = tensors["x"], tensors["weight"], tensors["target"]
+    for _ in range(3):
+        tridal.rms_norm(x, (16,), weight, 1.0)
+        tridal.cross_entropy(x, target, label_smoothing=0.0, ignore_index=-100)
+    for bad in ({"eps": True}, {"normalized_shape": (16.0,)}, {"weight_offset": False}, {"normalized_shape": {16}}):
+        with pytest.raises(TypeError):
+            tridal.rms_norm(**{"input": x, "normalized_shape": (16,), "weight": weight, "eps": 1.0, **bad})
+    for bad_loss in ({"label_smoothing": False}, {"ignore_index": -100.0}, {"z_loss": False}, {"softcap": False}):
+        with pytest.raises(TypeError):
+            tridal.cross_entropy(x, target, **bad_loss)
+    with pytest.raises(IndexError):
+        tridal.cross_entropy(x, target + 13)
+    expected = torch.nn.functional.rms_norm(x, (16,), weight, 2.0)
+    torch.testing.assert_close(tridal.rms_norm(x, (16,), weight, 2.0), expected)
+
+
+@pytest.mark.parametrize("function", [lambda t: rms(t, residual=t["residual"]), entropy], ids=["rms", "entropy"])
+def test_prepared_nodes_have_derivatives_of_higher_order(function: Callable[[dict[str, Tensor]], Any]) -> None:
+    tensors = make(torch.float64)
+    leaves = [tensor for name, tensor in tensors.items() if tensor.requires_grad and name != "bias"]
+
+    def run(*given: Tensor) -> Any:
+        return function({**tensors, **dict(zip(("x", "residual", "weight"), given, strict=True))})
+
+    for _ in range(2):
+        warm(function, tensors)
+        assert torch.autograd.gradcheck(run, leaves, check_batched_grad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+def test_a_prepared_backward_reads_what_saved_tensor_hooks_return() -> None:
+    tensors = make()
+    first = results_of(rms, tensors)
+    warm(rms, tensors)
+    for pack, unpack in (
+        (lambda t: t.clone(), lambda t: t),
+        (lambda t: t.detach(), lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape)),
+        (lambda t: t.detach().double(), lambda t: t.float().expand(2, *t.shape)[1]),
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = rms(tensors)
+        grads = torch.autograd.grad(y, [tensors["x"], tensors["weight"]], torch.ones_like(y).cumsum(-1))
+        torch.testing.assert_close(list(grads), [first[1], first[3]])
+
+
+def test_the_backward_of_a_prepared_call_uses_the_settings_of_its_forward() -> None:
+    tensors = make()
+    warm(rms, tensors)
+    y = rms(tensors)
+    with tridal.use(device="cpu"), tridal.record_calls() as calls:
+        torch.autograd.grad(y, tensors["x"], torch.ones_like(y).t().contiguous().t())
+    assert [call.backend for call in calls] == ["interpreter"]
+
+
+def test_prepared_calls_keep_no_tensors_alive() -> None:
+    for function in (rms, entropy, layer):
+        tensors = make()
+        warm(function, tensors)
+        references = [weakref.ref(tensor) for tensor in tensors.values()]
+        del tensors
+        gc.collect()
+        assert [reference() for reference in references] == [None] * len(references)
+
+
+def test_threads_share_prepared_calls() -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            torch.manual_seed(seed)
+            for _ in range(4):
+                tensors = make()
+                expected = torch.nn.functional.rms_norm(tensors["x"], (16,), tensors["weight"], 1e-5)
+                torch.testing.assert_close(results_of(rms, tensors)[0], expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=contextvars.copy_context().run, args=(work, seed)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
