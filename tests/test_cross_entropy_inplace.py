@@ -116,7 +116,9 @@ def test_a_leaf_that_is_a_view_is_not_overwritten(device: torch.device) -> None:
 def test_negative_views_are_not_overwritten(device: torch.device) -> None:
     _, x = logits(device, 7, 5)
     with pytest.raises(RuntimeError, match="needs contiguous logits"):
-        tridal.cross_entropy(torch._neg_view(x), torch.zeros(7, dtype=torch.int64), inplace_backward=True)
+        tridal.cross_entropy(
+            torch._neg_view(x), torch.zeros(7, dtype=torch.int64, device=device), inplace_backward=True
+        )
 
 
 def test_transforms_compute_the_gradient_in_new_memory(device: torch.device) -> None:

@@ -128,13 +128,14 @@ def test_nan_and_infinities_equal_torch(device: torch.device, name: str) -> None
     ours, theirs = both(name)
     inf, nan = float("inf"), float("nan")
     rows = [[inf, 1.0, 2.0], [nan, 1.0, 2.0], [-inf, inf, 0.0], [0.0, 0.0, 0.0], [1e-30, 0.0, 1.0]]
-    x = torch.tensor(rows, dtype=torch.float64, device=device, requires_grad=True)
-    w = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64, device=device, requires_grad=True)
-    found, expected = ours(x, (3,), w), theirs(x, (3,), w)
-    assert_close(found, expected, equal_nan=True)
-    dy = torch.ones_like(x)
-    gradients = (torch.autograd.grad(y, (x, w), dy) for y in (found, expected))
-    assert_close(next(gradients), next(gradients), equal_nan=True)
+    results = []
+    for place, function in ((device, ours), (torch.device("cpu"), theirs)):  # torch's kernel of CUDA gives more NaNs
+        x = torch.tensor(rows, dtype=torch.float64, device=place, requires_grad=True)
+        w = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64, device=place, requires_grad=True)
+        y = function(x, (3,), w)
+        results.append((y, *torch.autograd.grad(y, (x, w), torch.ones_like(x))))
+    for found, expected in zip(*results, strict=True):
+        assert_close(found.cpu(), expected, equal_nan=True)
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -206,7 +207,8 @@ def test_devices_without_a_backend_compute_the_same_with_torch(device: torch.dev
     for option, weight in itertools.product(options, (None, w)):
         served = ours(x, (6,), weight, **option)
         with tridal.use(device="auto"):
-            by_torch = ours(x.cpu(), (6,), weight if weight is None else weight.cpu(), **option)
+            placed = {key: v.cpu() if isinstance(v, torch.Tensor) else v for key, v in option.items()}
+            by_torch = ours(x.cpu(), (6,), weight if weight is None else weight.cpu(), **placed)
         assert_close(served, by_torch, check_device=False)
 
 

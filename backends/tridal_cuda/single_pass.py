@@ -13,11 +13,28 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, next_power_of_2, warp
 
 def fit_single_pass(problem: GpuProblem) -> Fit | None:
     """Returns a `Fit` for such a kernel; None for other kernels, and for narrow rows without statistics."""
-    if problem.layout == "inner" or problem.column_writes:
+    if problem.column_writes:
         return None
+    if problem.layout == "inner":
+        return _fit_few_inner_rows(problem)
     if not problem.statistics:
         return None if problem.cols <= tuning.NARROW_TILE_ELEMENTS else _fit_elements(problem)
     return None if problem.writes else _fit_numbers(problem)
+
+
+def _fit_few_inner_rows(problem: GpuProblem) -> Fit | None:
+    """Returns a `Fit` for few inner-dim rows whose numbers need one pass; None for other problems.
+
+    A tile has the rows of one sector of a cache line, so that there are as many programs as possible.
+    """
+    few = problem.tiles(tuning.INNER_ROWS) < tuning.MIN_WAVES * problem.device.cores
+    if problem.writes or problem.passes > 1 or not few or problem.cols <= tuning.INNER_ROWS:
+        return None
+    rows = min(next_power_of_2(problem.inner), tuning.SECTOR // problem.itemsize)
+    cols = min(next_power_of_2(problem.cols), tuning.NARROW_TILE_ELEMENTS)
+    schedule: Schedule = "whole_row" if cols >= problem.cols else "column_loop"
+    warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
+    return problem.fit(KernelConfig(schedule, rows, cols, warps)).with_few_spills()
 
 
 def _fit_elements(problem: GpuProblem) -> Fit:

@@ -10,6 +10,7 @@ _KIB = 1 << 10
 
 # The hardware
 VECTOR = 16  # the widest memory access of a thread
+SECTOR = 32  # part of a cache line that is read at once
 CACHE_LINE = 128  # the cache stores full lines, even if a kernel uses only a few bytes of each
 MAX_REGISTERS = 255  # per thread
 EXP2_BIAS = -5.5e-8  # mean relative error of the instruction ex2.approx on sm_90

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tridal.ops.column_sum import COLUMN_SUM
 from tridal.pytorch import private
 from tridal.pytorch.binding import bind_kernel, dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
@@ -49,8 +50,8 @@ def run_kernel(
         out: receives the first of `writes`. It is contiguous, and may be the first input.
 
     Returns:
-        The tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of `column_writes` have the shape
-        [groups, columns] and the accumulator's dtype: the caller adds their rows.
+        The tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of `column_writes` have one dim and
+        the accumulator's dtype.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
@@ -128,6 +129,11 @@ def _prepare(
     column_shape = (plan.groups, first.shape[dim])
     shapes = [shape] * per_element + [row_shape] * per_row + [column_shape] * len(kernel.column_writes)
     outputs = [(tuple(s), contiguous_strides(s), d) for s, d in zip(shapes, dtypes, strict=False)]
+    add = None
+    if kernel.column_writes and plan.groups > 1:
+        parts = torch.empty(column_shape, dtype=accumulator, device="meta")
+        add = prepare_kernel(context, COLUMN_SUM, 0, [parts], (accumulator,))
+    columns = per_element + per_row
     one_device = context.backend.device_count() == 1
     make = (private.allocator(context.device) if one_device else None) or functools.partial(_empty, context.device)
     device, stream, index = context.device, context.backend.stream, context.index
@@ -143,8 +149,10 @@ def _prepare(
         made = [make(*output) for output in outputs[skipped:]]
         written: list[Any] = made if out is None else [out, *made]
         launch(stream(index), *written, *tensors)
-        if RECORDERS:
+        if RECORDERS and kernel is not COLUMN_SUM:  # it belongs to the kernel before it
             record(computed)
+        for position in range(columns, len(written)):
+            written[position] = add(None, written[position : position + 1])[0] if add else written[position].sum(0)
         return tuple(written)
 
     return run

@@ -106,7 +106,7 @@ def _prepare_backward(
             dx = next(results) if dims == 1 else next(results).view(shape)
             if dsum is not None and adds:
                 dx += dsum
-        sums = [next(results).sum(0) if needed else None for needed in needed_columns]
+        sums = [next(results) if needed else None for needed in needed_columns]
         return dx, *(sums if dims == 1 else [total if total is None else total.view(columns) for total in sums])
 
     return run
