@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any,
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"{reduction!r} is not a valid value for reduction: expected {', '.join(REDUCTIONS)}")
-    if isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__"):
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, torch.SymInt, Integral)):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
     for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss), ("softcap", softcap)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, Real))):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, Real))):
             raise TypeError(f"{name} must be a number, got {value!r}")
     if label_smoothing is None or not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
