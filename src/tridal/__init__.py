@@ -32,7 +32,8 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "cross_entropy", "device", "errors", "kernelize", "layer_norm", "linear_cross_entropy", "log_softmax", "nn",
+    "backends", "cross_entropy", "device", "errors", "kernelize", "layer_norm", "linear_cross_entropy", "log_softmax",
+    "nn",
     "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function", "settings", "softmax", "types",
     "use",
 ]  # fmt: skip

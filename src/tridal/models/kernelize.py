@@ -16,12 +16,12 @@ Skip = str | type[torch.nn.Module]
 
 
 def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | Sequence[Skip] = ()) -> Report:
-    """Makes tridal compute the norms, the softmax modules and the loss of a model. The modules stay the same objects.
+    """Makes tridal compute the norms, the softmax modules and the loss of a model, whose modules stay the same objects.
 
     Replaced are RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, and the loss of causal
-    language models of transformers. A class of norms is replaced only if a copy with random weights computes the same as
-    tridal, including the order of rounding. Parameters, hooks, state dicts, copies and pickles are as before. On devices
-    that no backend serves, and for dtypes for which the class computes something else, its own forward runs.
+    language models of transformers. A class of norms is replaced only if a copy with random weights computes the same
+    as tridal, including the order of rounding. Parameters, hooks, state dicts, copies and pickles are as before. On
+    devices that no backend serves, and for dtypes for which the class computes something else, its own forward runs.
 
     Args:
         model: any module. Its submodules are searched, too.
@@ -30,8 +30,8 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
         skip: modules that are left unchanged: names in the model, which may have the wildcards of fnmatch, or classes.
 
     Returns:
-        A report of what was replaced, what was not, and why. `report.restore()` undoes it. `with tridal.kernelize(model):`
-        restores the model at the end of the block.
+        A report of what was replaced, what was not, and why. `report.restore()` undoes it.
+        `with tridal.kernelize(model):` restores the model at the end of the block.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -90,9 +90,7 @@ def _notes(model: torch.nn.Module, entries: Sequence[Entry]) -> tuple[str, ...]:
     notes = []
     if not entries:
         notes.append("it has no norm, no softmax module and no loss that tridal may compute")
-    kinds = sorted(
-        {tensor.device.type for tensor in model.parameters() if not is_served(tensor.device.type)} - {"meta"}
-    )
+    kinds = sorted(kind for kind in {p.device.type for p in model.parameters()} - {"meta"} if not is_served(kind))
     if kinds and any(entry.replaced_by for entry in entries):
         notes.append(
             f"no backend serves {' and '.join(kinds)} tensors: the replaced modules compute as before until the model "

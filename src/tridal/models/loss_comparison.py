@@ -94,7 +94,8 @@ class _Constant(torch.nn.Module):
 def _loss(model: Any, name: str, hidden: Tensor, head: Any, fused: bool, form: HeadForm) -> tuple[Tensor, ...]:
     """Returns the loss of a copy of the model, and its gradients of the input of the head and of the head's weight."""
     hidden = hidden.detach().requires_grad_()
-    kind = replaced_class(CausalLM, type(model)) if fused else type(model)
+    base: Any = type(model)
+    kind = replaced_class(CausalLM, base) if fused else base
     copy = object.__new__(kind)
     copy.__dict__.update(model.__dict__)
     copy._modules = {child: _Constant(hidden) for child, module in model._modules.items() if module is not None}

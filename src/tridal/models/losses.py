@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 
-from tridal.models.replacements import Replacement
-from tridal.ops.cross_entropy import CROSS_ENTROPY
+from tridal.models.replacements import Replacement, torch_computes
 from tridal.pytorch import private
 from tridal.pytorch.cross_entropy import cross_entropy
 from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
-from tridal.pytorch.norms import torch_computes
 
 Tensor = torch.Tensor
 NAMES = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
@@ -42,7 +40,7 @@ def causal_lm_loss(
         ignore_index, shift_labels: the ignored label, and labels that have been shifted already.
         **kwargs: are ignored, as by transformers' function.
     """
-    if torch_computes(CROSS_ENTROPY.name, logits):
+    if torch_computes(logits.device):
         return theirs(
             logits=logits, labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
             ignore_index=ignore_index, shift_labels=shift_labels, **kwargs,
@@ -113,7 +111,7 @@ class Head(Replacement):
     def forward(self: Any, input: Tensor) -> Tensor:
         """Returns the logits, or the loss expanded to the shape (..., 1)."""
         request, form = self._tridal_request, self._tridal_form
-        if request is None or form is None or torch_computes(CROSS_ENTROPY.name, input):
+        if request is None or form is None or torch_computes(input.device):
             return super().forward(input)  # type: ignore[misc, no-any-return]
         # The loss is computed here, because FSDP gathers the weight only for this forward.
         loss = linear_causal_lm_loss(input, self.weight, self.bias, form.softcap, **request)

@@ -58,10 +58,10 @@ def find_form(module: torch.nn.Module, device: torch.device) -> Found:
     if key not in _found:
         devices = [] if device.type == "cpu" else [device]
         kinds = {} if device.type == "cpu" else {"device_type": device.type}
-        with torch.random.fork_rng(devices, **kinds), torch.inference_mode(False), torch.enable_grad():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
-                _found[key] = _compare(module, device)
+        gradients = torch.inference_mode(False), torch.enable_grad()
+        with torch.random.fork_rng(devices, **kinds), gradients[0], gradients[1], warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
+            _found[key] = _compare(module, device)
     return _found[key]
 
 
@@ -133,9 +133,8 @@ def _shape(module: torch.nn.Module) -> tuple[int, ...]:
     given = getattr(module, "normalized_shape", None)
     if isinstance(given, (tuple, list)):
         return tuple(given)
-    return (
-        next((getattr(module, n) for n in ("dim", "hidden_size") if isinstance(getattr(module, n, None), int)), 64),
-    )
+    sizes = (getattr(module, name, None) for name in ("dim", "hidden_size"))
+    return (next((size for size in sizes if isinstance(size, int)), 64),)
 
 
 def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm]:
@@ -143,9 +142,7 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm
     names = _names(module)
     weight, bias = (*names, None, None)[:2]
     fixed = shape if names or hasattr(module, "normalized_shape") else (0,)
-    named = [
-        k for k, v in module.__dict__.items() if (v is None and k == "eps") or (isinstance(v, float) and 0 < v < 0.1)
-    ]
+    named = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
     for eps in (*named, 1e-5, 1e-6, None):
         yield NormForm("layer_norm", weight, bias, fixed, eps)
         if bias is None:
@@ -208,7 +205,9 @@ def _casting(
     except Exception:  # for example, a dtype that the device or the module does not support
         return None
     why = ""
-    widenings = (False, True) if key[0] in NARROW or key[1] in NARROW else (False,)
+    widenings: tuple[bool, ...] = (False, True) if key[0] in NARROW else (False,)
+    if form.op == "layer_norm" and key[0] not in NARROW:
+        widenings = (key[1] in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
     for widens, casting in itertools.product(widenings, ("gemma", "llama", "") if form.op == "rms_norm" else ("",)):
         y = form.reference(sample.module, sample.x, casting, widens)
         difference = _difference(y, expected)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import has_torch_function
 
+from tridal.models.replacements import torch_computes
 from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.norms import statistics_dtype
 from tridal.ops.rms_norm import RMS_NORM
 from tridal.pytorch import private
-from tridal.pytorch.fused_ops import call
-from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
-from tridal.pytorch.norms import torch_computes
+from tridal.pytorch.norms import layer_norm, rms_norm
 
 Key = tuple[torch.dtype, torch.dtype | None, bool]
 """The dtype of the input, the dtype of the weight, and whether autocast is enabled."""
@@ -37,19 +37,15 @@ class NormForm:
     castings: Mapping[Key, tuple[str, bool]] = field(default_factory=dict, hash=False)
     """For each key for which the module computes the same: the casting, and whether tensors are cast to float32."""
 
-    def arguments(self, module: Any, x: torch.Tensor, casting: str, widens: bool) -> tuple[Any, ...]:
-        """Returns the arguments of the op for an input of the module."""
+    def tensors(self, module: Any, x: torch.Tensor, widens: bool) -> tuple[Any, Any, Any, float]:
+        """Returns the input, the weight, the bias and the eps of a call of the module."""
         weight = None if self.weight is None else getattr(module, self.weight)
         bias = None if self.bias is None else getattr(module, self.bias)
         if widens:
             x = x.to(statistics_dtype(x))
             weight, bias = (t if t is None else t.to(statistics_dtype(t)) for t in (weight, bias))
         eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
-        if eps is None:
-            eps = torch.finfo(statistics_dtype(x)).eps
-        if self.op == RMS_NORM.name:
-            return x, None, weight, len(self.shape), eps, self.weight_offset, casting
-        return x, None, weight, bias, len(self.shape), eps
+        return x, weight, bias, torch.finfo(statistics_dtype(x)).eps if eps is None else eps
 
     def compute(self, module: Any, x: Any) -> torch.Tensor | None:
         """Returns the module's output, or None if the module computes this input itself.
@@ -66,16 +62,26 @@ class NormForm:
             return None
         autocast = private.autocast_enabled(x.device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if found is None or torch_computes(self.op, x, weight):
+        if found is None or torch_computes(x.device):
             return None
-        rules = RMS_NORM_RULES if self.op == RMS_NORM.name else LAYER_NORM_RULES
-        return call(rules, *self.arguments(module, x, *found))[0]
+        casting, widens = found
+        with private.without_autocast(x.device.type) if autocast else nullcontext():
+            x, weight, bias, eps = self.tensors(module, x, widens)
+            shape = x.shape[x.dim() - len(self.shape) :]
+            if self.op == LAYER_NORM.name:
+                return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
+            offset: Any = {"weight_offset": self.weight_offset, "casting": casting or None}
+            return rms_norm(x, shape, weight, eps, **offset)  # type: ignore[no-any-return]
 
     def reference(self, module: Any, x: torch.Tensor, casting: str = "", widens: bool = False) -> torch.Tensor:
         """Returns the same, computed by the op's reference in torch's ops, with autocast disabled."""
-        op = RMS_NORM if self.op == RMS_NORM.name else LAYER_NORM
         with private.without_autocast(x.device.type):
-            result = op.reference(*self.arguments(module, x, casting, widens))[0]
+            x, weight, bias, eps = self.tensors(module, x, widens)
+            if self.op == LAYER_NORM.name:
+                result = LAYER_NORM.reference(x, None, weight, bias, len(self.shape), eps)[0]
+            else:
+                arguments = len(self.shape), eps, self.weight_offset, casting
+                result = RMS_NORM.reference(x, None, weight, *arguments)[0]
         assert result is not None
         return result
 

@@ -12,8 +12,19 @@ from typing import Any, SupportsIndex
 
 import torch
 
+from tridal.pytorch.device_context import device_context
+
 FORM = "_tridal_form"
 """The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
+
+
+def torch_computes(device: torch.device) -> bool:
+    """Returns whether no backend serves a device, so that modules and losses compute as before."""
+    if torch.compiler.is_dynamo_compiling():
+        from tridal.pytorch import dynamo
+
+        return not dynamo.is_served(device.type)
+    return device_context(device).torch_computes
 
 
 class Replacement:
@@ -29,9 +40,9 @@ class Replacement:
         return (_new_module, (kind, base), *reduced[2:])
 
 
-def _new_module(kind: type[Replacement], base: type[torch.nn.Module]) -> torch.nn.Module:
+def _new_module(kind: Any, base: Any) -> Any:
     made = replaced_class(kind, base)
-    return made.__new__(made)  # type: ignore[no-any-return]
+    return made.__new__(made)
 
 
 @functools.cache
@@ -49,9 +60,10 @@ def _forward_of(kind: Any) -> Any:
     return forward
 
 
-def replace(module: torch.nn.Module, kind: type[Replacement], form: Any) -> None:
+def replace(module: torch.nn.Module, kind: Any, form: Any) -> None:
     """Makes a module compute with a replacement. `form` is what it computes; it has to be picklable."""
-    module.__class__ = replaced_class(kind, type(module))
+    base: Any = type(module)
+    module.__class__ = replaced_class(kind, base)
     module.__dict__[FORM] = form
 
 

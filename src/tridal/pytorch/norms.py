@@ -65,7 +65,7 @@ def rms_norm(
     if eps is None:
         eps = torch.finfo(statistics_dtype(input, residual)).eps
     offset = 0.0 if weight is None else float(weight_offset)
-    if torch_computes(RMS_NORM.name, input, weight, residual):
+    if _torch_computes(RMS_NORM.name, input, weight, residual):
         total = input if residual is None else input + residual
         if casting is None and offset == 0:
             y: Any = torch.nn.functional.rms_norm(total, normalized_shape, weight, eps)
@@ -104,7 +104,7 @@ def layer_norm(
     check_norm(input, normalized_shape, eps, weight=weight, bias=bias, residual=residual)
     input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
     check_parameter_dtypes(sum_dtype(input, residual), weight=weight, bias=bias)
-    if torch_computes(LAYER_NORM.name, *tensors):
+    if _torch_computes(LAYER_NORM.name, *tensors):
         total = input if residual is None else input + residual
         mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
         if mixed and total.device.type != "cpu":  # torch's kernels of other devices refuse mixed dtypes
@@ -147,7 +147,7 @@ def _autocast(name: str, *tensors: Tensor | None) -> Any:
     return tuple(t if t is None or t.dtype is torch.float64 else t.float() for t in tensors)
 
 
-def torch_computes(name: str, *tensors: Tensor | None) -> bool:
+def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
     """Returns whether torch's functions compute the tensors, because no backend serves their device."""
     assert tensors[0] is not None
     device = tensors[0].device
