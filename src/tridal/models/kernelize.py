@@ -39,6 +39,14 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    report = replace_modules(model, fused_loss, skip)
+    for note in report.notes:
+        log.warning("kernelize of %s: %s", report.model, note)
+    return report
+
+
+def replace_modules(model: torch.nn.Module, fused_loss: bool = False, skip: Skip | Sequence[Skip] = ()) -> Report:
+    """Does the same without messages in the log."""
     skipped = _skipped(model, skip)
     entries: list[Entry] = []
     decisions: list[tuple[torch.nn.Module, Decision]] = []
@@ -86,7 +94,7 @@ def _skipped(model: torch.nn.Module, skip: Skip | Sequence[Skip]) -> set[torch.n
 
 
 def _notes(model: torch.nn.Module, entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Returns what a user should know about the whole model, and logs it."""
+    """Returns what a user should know about the whole model."""
     notes = []
     if not entries:
         notes.append("it has no norm, no softmax module and no loss that tridal may compute")
@@ -96,6 +104,4 @@ def _notes(model: torch.nn.Module, entries: Sequence[Entry]) -> tuple[str, ...]:
             f"no backend serves {' and '.join(kinds)} tensors: the replaced modules compute as before until the model "
             "is on a device that a backend serves; see `tridal doctor`"
         )
-    for note in notes:
-        log.warning("kernelize of %s: %s", type(model).__name__, note)
     return tuple(notes)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tridal.models.losses import CausalLM, CausalLMForm, Head, HeadForm, causal_lm_loss
+from tridal.models.norm_comparison import plain_mode
 from tridal.models.replacements import FORM, replaced_class
 
 Tensor = torch.Tensor
@@ -22,7 +23,7 @@ def difference(theirs: Callable[..., Tensor]) -> str | None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
-    with torch.inference_mode(False), torch.enable_grad():
+    with plain_mode("cpu"):
         for dtype, number in ((torch.float32, None), (torch.float32, torch.tensor(5)), (torch.bfloat16, None)):
             results = []
             for function in (theirs, functools.partial(causal_lm_loss, theirs)):
@@ -47,7 +48,7 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm]
     if type(head) is not torch.nn.Linear:
         return f"{name} is a {type(head).__module__}.{type(head).__qualname__}, not a torch.nn.Linear"
     cap = getattr(model.config, "final_logit_softcapping", None)
-    with torch.random.fork_rng([]), torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+    with torch.random.fork_rng([]), plain_mode("cpu"), torch.device("cpu"):
         torch.manual_seed(0)
         hidden, small = torch.randn(1, 5, HIDDEN), torch.nn.Linear(HIDDEN, head.out_features, head.bias is not None)
         torch.nn.init.normal_(small.weight)

@@ -12,13 +12,14 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from tridal.models.norm_forms import Key, NormForm
+from tridal.pytorch import private
 
 Tensor = torch.Tensor
 SCALES = (1e-3, 1e-2, 0.3, 1.0, 10.0, 100.0)
@@ -58,14 +59,20 @@ def find_form(module: torch.nn.Module, device: torch.device) -> Found:
     if key not in _found:
         devices = [] if device.type == "cpu" else [device]
         kinds = {} if device.type == "cpu" else {"device_type": device.type}
-        gradients = torch.inference_mode(False), torch.enable_grad()
-        with torch.random.fork_rng(devices, **kinds), gradients[0], gradients[1], warnings.catch_warnings():
+        with torch.random.fork_rng(devices, **kinds), plain_mode(device.type), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
             _found[key] = _compare(module, device)
     return _found[key]
 
 
 _found: dict[Any, Found] = {}
+
+
+@contextmanager
+def plain_mode(device_type: str) -> Iterator[None]:
+    """A context in which a comparison does not depend on the modes of the program: gradients on, autocast off."""
+    with torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type):
+        yield
 
 
 def _problem(module: torch.nn.Module) -> str | None:
