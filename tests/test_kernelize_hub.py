@@ -22,7 +22,7 @@ def kernelized(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Any:
         for norm in norms:
             monkeypatch.setattr(norm, "kernel_layer_name", "RMSNorm", raising=False)
         mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
-        with kernels.use_kernel_mapping(hub.kernel_mapping()):
+        with kernels.use_kernel_mapping(hub.kernel_mapping(model)):
             return kernels.kernelize(model, mode=mode, device=device.type, use_fallback=False)
 
     return kernelize

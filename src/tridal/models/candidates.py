@@ -51,7 +51,7 @@ def decide(module: torch.nn.Module) -> Decision | None:
             return Decision(reason=f"it has its own forward, which is not that of torch.nn.{function.__name__}")
         name = "softmax" if function is torch.nn.Softmax else "log_softmax"
         return Decision(Function, FUNCTIONS[function], f"tridal.{name}")
-    found = norm_comparison.find_form(module, _device(module))
+    found = norm_comparison.find_form(module, norm_comparison.device_of(module))
     if found.form is None:
         return Decision(reason=found.problem)
     return Decision(Norm, found.form, str(found.form), norm_comparison.describe(found, module))
@@ -101,9 +101,3 @@ def _problem(module: torch.nn.Module) -> str | None:
         owner = getattr(module.__dict__["forward"], "__module__", None) or type(module.__dict__["forward"]).__module__
         return f"another package ({owner}) has replaced its forward"
     return None
-
-
-def _device(module: torch.nn.Module) -> torch.device:
-    """Returns the device of a module's parameters, or the CPU if they have none, or no memory."""
-    parameter = next((p for p in module._parameters.values() if p is not None), None)
-    return torch.device("cpu") if parameter is None or parameter.is_meta else parameter.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,9 @@ def _loss(model: Any, name: str, hidden: Tensor, head: Any, fused: bool, form: H
         small.__class__ = replaced_class(Head, torch.nn.Linear)
         small.__dict__[FORM] = form
     labels = torch.tensor([[1, 2, -100, 0, 3]])
-    loss = kind.forward(copy, input_ids=labels.clamp(min=0), labels=labels).loss
+    takes = inspect.signature(base.forward).parameters
+    options = {"output_router_logits": False} if "output_router_logits" in takes else {}  # routers are not compared
+    loss = kind.forward(copy, input_ids=labels.clamp(min=0), labels=labels, **options).loss
     return (loss, *torch.autograd.grad(loss, (hidden, head.weight)))
 
 

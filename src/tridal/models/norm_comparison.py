@@ -96,6 +96,12 @@ def _tensors(module: torch.nn.Module) -> list[Tensor]:
     return [tensor for tensor in module._parameters.values() if tensor is not None]
 
 
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
+    tensors = [tensor for tensor in _tensors(module) if not tensor.is_meta]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
 def _signature(module: torch.nn.Module, device: torch.device) -> Any:
     """Returns a key that is the same for modules that compute the same function."""
     plain = {k: v for k, v in module.__dict__.items() if not k.startswith("_") and not isinstance(v, Tensor)}
