@@ -46,8 +46,8 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm]
     name = next((name for name, child in model._modules.items() if child is head), None)
     if head is None or name is None:
         return "it has no output layer, or it is skipped"
-    if type(head) is not torch.nn.Linear:
-        return f"{name} is a {type(head).__module__}.{type(head).__qualname__}, not a torch.nn.Linear"
+    if not isinstance(head, torch.nn.Linear) or type(head).forward is not torch.nn.Linear.forward:
+        return f"{name}, a {type(head).__qualname__}, does not have the forward of torch.nn.Linear"
     cap = getattr(model.config, "final_logit_softcapping", None)
     with torch.random.fork_rng([]), plain_mode("cpu"), torch.device("cpu"):
         torch.manual_seed(0)
