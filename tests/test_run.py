@@ -140,3 +140,36 @@ def test_error_of_the_program_is_not_hidden(in_folder: Path, monkeypatch: pytest
     monkeypatch.setattr(tridal, "override_torch", lambda: None)
     with pytest.raises(ModuleNotFoundError, match="no_such_module_of_the_program"):
         run.main()
+
+
+def test_kernelize_variable_replaces_the_modules_of_new_models(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "assert 'transformers' not in sys.modules\n"
+        "import transformers\n"
+        "sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)\n"
+        "ids = dict(vocab_size=19, bos_token_id=0, eos_token_id=1)\n"
+        "config = transformers.LlamaConfig(**sizes, **ids)\n"
+        "tokens = torch.ones(1, 4, dtype=torch.long)\n"
+        "for make in (transformers.LlamaForCausalLM, transformers.AutoModelForCausalLM.from_config):\n"
+        "    model = make(config)\n"
+        "    print(model(tokens).logits.shape, [type(m).__name__ for m in model.modules() if 'Norm' in str(type(m))])\n"
+        "model.save_pretrained('saved')\n"
+        "loaded = transformers.AutoModelForCausalLM.from_pretrained('saved')\n"
+        "assert torch.equal(loaded(tokens).logits, model(tokens).logits)\n"
+        "assert torch.equal(loaded.model.norm.weight, torch.ones(16))\n"
+    )
+    done = run_python(
+        "-m", "tridal.run", "train.py", cwd=tmp_path, TRIDAL_KERNELIZE="1", TRIDAL_LOG_CALLS="1", HF_HUB_OFFLINE="1"
+    )
+    assert done.returncode == 0, done.stderr
+    norms = "['LlamaRMSNorm', 'LlamaRMSNorm', 'LlamaRMSNorm']"
+    assert done.stdout.splitlines() == [f"torch.Size([1, 4, 19]) {norms}"] * 2
+    assert "tridal: 12 of rms_norm by interpreter: whole_row" in done.stderr
+
+
+def test_wrong_kernelize_variable_is_one_sentence(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (in_folder / "train.py").write_text("raise AssertionError('the program must not run')")
+    monkeypatch.setenv("TRIDAL_KERNELIZE", "yes please")
+    assert main(monkeypatch, "train.py") == 1

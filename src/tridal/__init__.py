@@ -15,6 +15,7 @@ except Exception as error:  # a broken torch may raise any exception; `tridal do
     _torch_error = error
 else:
     from tridal import nn
+    from tridal.models.kernelize import kernelize
     from tridal.ops.planning import plan
     from tridal.pytorch import call_records
     from tridal.pytorch.call_records import record_calls
@@ -31,7 +32,8 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "cross_entropy", "device", "errors", "layer_norm", "linear_cross_entropy", "log_softmax", "nn",
+    "backends", "cross_entropy", "device", "errors", "kernelize", "layer_norm", "linear_cross_entropy", "log_softmax",
+    "nn",
     "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function", "settings", "softmax", "types",
     "use",
 ]  # fmt: skip

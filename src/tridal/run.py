@@ -13,12 +13,14 @@ from typing import NoReturn
 
 import tridal
 from tridal.errors import TridalError
+from tridal.models import environment
 
 USAGE = """\
 usage: python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]
 
 Runs a program whose softmax functions of torch are computed by tridal. It runs as with `python`.
-TRIDAL_DEVICE=NAME selects the backend. TRIDAL_LOG_CALLS=1 shows at the end which backend computed how many calls."""
+TRIDAL_DEVICE=NAME selects the backend. TRIDAL_LOG_CALLS=1 shows at the end which backend computed how many calls.
+TRIDAL_KERNELIZE=1 also calls tridal.kernelize for each model that transformers builds."""
 
 
 def main() -> None:
@@ -52,12 +54,13 @@ def main() -> None:
 def _override() -> None:
     """Calls `override_torch`. Exits with 1 if a setting is wrong, the device is not available or torch is broken.
 
-    `import tridal` has not read TRIDAL_LOG_CALLS, so that a wrong value is one sentence here.
+    `import tridal` has not read the variables, so that a wrong value is one sentence here.
     """
     try:
         from tridal.pytorch import call_records
 
         call_records.start_from_environment()
+        environment.start_from_environment()
         tridal.override_torch()
     except (TridalError, ImportError) as error:
         _exit(1, str(error))

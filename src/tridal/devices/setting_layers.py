@@ -48,7 +48,7 @@ FIELDS: Mapping[str, Option] = {
 }
 """All settings except the backends' options. To add one, also add a field to `Settings` and a parameter to `use`."""
 
-FLAGS = ("TRIDAL_OVERRIDE_TORCH", "TRIDAL_LOG_CALLS")
+FLAGS = ("TRIDAL_OVERRIDE_TORCH", "TRIDAL_LOG_CALLS", "TRIDAL_KERNELIZE")
 """Boolean environment variables that are not settings. `flag` reads them."""
 VARIABLES = (settings_file.VARIABLE, *FLAGS)
 """Environment variables that are not settings. `variable` returns the variable of a setting."""

@@ -1,0 +1,79 @@
+"""The results of benchmarks/models.py as lines, tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Result:
+    """One measurement, or the reason why there is none."""
+
+    model: str
+    work: str
+    """"training" or "decoding"."""
+    provider: str
+    tokens_per_second: float | None = None
+    milliseconds: float | None = None
+    """The median time of a step, or of a new token."""
+    peak_gib: float | None = None
+    """The peak of allocated memory, with the weights. None on the CPU."""
+    loss: float | None = None
+    problem: str | None = None
+
+
+def line(result: Result) -> str:
+    """Returns a result as a line of text."""
+    numbers = result.problem or f"{result.tokens_per_second:12,.0f} tokens/s {result.milliseconds:9.2f} ms"
+    numbers += f" {result.peak_gib:7.2f} GiB" if result.peak_gib is not None else ""
+    return f"{result.model:6} {result.work:9} {result.provider:37} {numbers}"
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Returns a table for each kind of work, with the speed of each provider relative to the unchanged model."""
+    text = []
+    unchanged = {(r.model, r.work): r.tokens_per_second for r in results if r.provider == "unchanged"}
+    for work in ("training", "decoding"):
+        text += [f"| {work} | | tokens/s | relative | peak memory, GiB |", "|---|---|---|---|---|"]
+        for r in (r for r in results if r.work == work):
+            base = unchanged.get((r.model, work))
+            if r.tokens_per_second is None:
+                text.append(f"| {r.model} | {r.provider} | {r.problem} | | |")
+                continue
+            relative = f"{r.tokens_per_second / base:.2f}" if base else ""
+            peak = "" if r.peak_gib is None else f"{r.peak_gib:.1f}"
+            text.append(f"| {r.model} | {r.provider} | {r.tokens_per_second:,.0f} | {relative} | {peak} |")
+        text.append("")
+    return "\n".join(text)
+
+
+def plot(results: Sequence[Result], providers: Sequence[str], path: Path) -> None:
+    """Draws the speed of each provider relative to the unchanged model, and the peak memory of training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    models = list(dict.fromkeys(r.model for r in results))
+    shown = [p for p in providers if any(r.provider == p and r.tokens_per_second for r in results)]
+    found = {(r.model, r.work, r.provider): r for r in results if r.tokens_per_second}
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    panels = (("training", "tokens_per_second"), ("decoding", "tokens_per_second"), ("training", "peak_gib"))
+    titles = ("training: tokens per second", "decoding: tokens per second", "training: peak memory")
+    for axis, title, (work, field) in zip(axes, titles, panels, strict=True):
+        for index, provider in enumerate(shown):
+            heights = []
+            for model in models:
+                result, base = found.get((model, work, provider)), found.get((model, work, "unchanged"))
+                value = getattr(result, field) if result and base else None
+                heights.append(value / getattr(base, field) if value else 0.0)
+            width = 0.8 / max(1, len(shown))
+            axis.bar([m + index * width for m in range(len(models))], heights, width, label=provider)
+        axis.axhline(1, color="grey", linewidth=0.8)
+        axis.set_xticks([m + 0.4 for m in range(len(models))], models)
+        axis.set_title(f"{title}, unchanged = 1")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,122 @@
+"""Compares the loss of a language model with tridal's: on random logits, and on a copy of the model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tridal.models.losses import CausalLM, CausalLMForm, Head, HeadForm, causal_lm_loss
+from tridal.models.norm_comparison import plain_mode
+from tridal.models.replacements import FORM, replaced_class
+
+Tensor = torch.Tensor
+HIDDEN = 8
+"""The size of the input of the head in the comparison."""
+
+
+@functools.cache
+def difference(theirs: Callable[..., Tensor]) -> str | None:
+    """Returns how a loss function differs from tridal's, or None if it computes the same."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
+    labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
+    with plain_mode("cpu"):
+        for dtype, number in ((torch.float32, None), (torch.float32, torch.tensor(5)), (torch.bfloat16, None)):
+            results = []
+            for function in (theirs, functools.partial(causal_lm_loss, theirs)):
+                x = logits.to(dtype, copy=True).requires_grad_()
+                loss = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
+                results.append((loss, *torch.autograd.grad(loss, x)))
+            problem = _differs(results[0], results[1], 1e-5 if dtype is torch.float32 else 2e-2)
+            if problem is not None:
+                return problem
+    return None
+
+
+def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm] | str:
+    """Returns the name of the head and how its loss is computed, or why the loss of a model cannot be fused.
+
+    A copy of the model computes a loss of random numbers with and without tridal. Its head has a small input, and its
+    other modules return the random input of the head. This shows whether the model changes the logits.
+    """
+    name = next((name for name, child in model._modules.items() if child is head), None)
+    if head is None or name is None:
+        return "it has no output layer, or it is skipped"
+    if not isinstance(head, torch.nn.Linear) or type(head).forward is not torch.nn.Linear.forward:
+        return f"{name}, a {type(head).__qualname__}, does not have the forward of torch.nn.Linear"
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    with torch.random.fork_rng([]), plain_mode("cpu"), torch.device("cpu"):
+        torch.manual_seed(0)
+        hidden, small = torch.randn(1, 5, HIDDEN), torch.nn.Linear(HIDDEN, head.out_features, head.bias is not None)
+        torch.nn.init.normal_(small.weight)
+        try:
+            expected = _loss(model, name, hidden, small, False, HeadForm(None))
+            problem: str | None = None
+            for form in [HeadForm(cap), HeadForm(None)] if cap else [HeadForm(None)]:
+                problem = _differs(expected, _loss(model, name, hidden, small, True, form), 1e-3)
+                if problem is None:
+                    return name, form
+        except Exception as error:  # the model's own code may raise any exception without its other modules
+            problem = f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"the model does not compute its loss from {name} alone: {problem}"
+
+
+class _Hidden:
+    """The output of a module that is not compared: the input of the head, and nothing else."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Any:
+        return self.hidden if index == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _Constant(torch.nn.Module):
+    """Returns the same output for every input. Its submodules are the module itself."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.output = _Hidden(hidden)
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> _Hidden:
+        return self.output
+
+
+def _loss(model: Any, name: str, hidden: Tensor, head: Any, fused: bool, form: HeadForm) -> tuple[Tensor, ...]:
+    """Returns the loss of a copy of the model, and its gradients of the input of the head and of the head's weight."""
+    hidden = hidden.detach().requires_grad_()
+    base: Any = type(model)
+    kind = replaced_class(CausalLM, base) if fused else base
+    copy = object.__new__(kind)
+    copy.__dict__.update(model.__dict__)
+    copy._modules = {child: _Constant(hidden) for child, module in model._modules.items() if module is not None}
+    small = copy._modules[name] = torch.nn.Linear(HIDDEN, head.out_features, device="meta")
+    small.weight, small.bias, copy.training = head.weight, head.bias, True
+    if fused:
+        copy.__dict__[FORM] = CausalLMForm(name)
+        small.__class__ = replaced_class(Head, torch.nn.Linear)
+        small.__dict__[FORM] = form
+    labels = torch.tensor([[1, 2, -100, 0, 3]])
+    takes = inspect.signature(base.forward).parameters
+    options = {"output_router_logits": False} if "output_router_logits" in takes else {}  # routers are not compared
+    loss = kind.forward(copy, input_ids=labels.clamp(min=0), labels=labels, **options).loss
+    return (loss, *torch.autograd.grad(loss, (hidden, head.weight)))
+
+
+def _differs(expected: tuple[Tensor, ...], got: tuple[Tensor, ...], tolerance: float) -> str | None:
+    for what, a, b in zip(("the loss", "the gradient", "the gradient of the weight"), got, expected, strict=False):
+        error = float(((a - b).abs().max() / b.abs().max()).detach())
+        if a.dtype is not b.dtype or not error <= tolerance:
+            return f"{what} differs by {error:.1e} of its largest element"
+    return None

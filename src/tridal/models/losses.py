@@ -1,0 +1,175 @@
+"""The loss of causal language models of transformers, computed by tridal: from logits, or from the head's input."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tridal.models.replacements import Replacement, torch_computes
+from tridal.pytorch import private
+from tridal.pytorch.cross_entropy import cross_entropy
+from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
+
+Tensor = torch.Tensor
+NAMES = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
+"""The arguments of a model that the loss depends on."""
+
+
+def causal_lm_loss(
+    theirs: Callable[..., Tensor],
+    logits: Tensor,
+    labels: Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: Any = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Computes the loss of transformers' ForCausalLMLoss in float32, without a copy of the logits in float32.
+
+    Args:
+        theirs: transformers' function, which computes calls on devices without a backend.
+        logits: shape (..., vocab_size).
+        labels: shape (...). Position i has the label of position i + 1. Not used if `shift_labels` is given.
+        num_items_in_batch: divides the sum of the losses. By default, the number of labels that are not ignored.
+        ignore_index, shift_labels: the ignored label, and labels that have been shifted already.
+        **kwargs: are ignored, as by transformers' function.
+    """
+    if torch_computes(logits.device):
+        return theirs(
+            logits=logits, labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
+            ignore_index=ignore_index, shift_labels=shift_labels, **kwargs,
+        )  # fmt: skip
+    target = _shifted(labels, shift_labels, ignore_index, logits.device)
+    logits = logits.float() if logits.dtype is torch.float64 else logits
+    reduction: Any = "mean" if num_items_in_batch is None else "sum"
+    with _float32_loss(logits):
+        loss = cross_entropy(
+            logits.view(-1, vocab_size), target.view(-1), ignore_index=ignore_index, reduction=reduction
+        )
+    assert isinstance(loss, Tensor)
+    return _divided(loss, num_items_in_batch)
+
+
+def linear_causal_lm_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, labels: Tensor | None,
+    shift_labels: Tensor | None, num_items_in_batch: Any, ignore_index: int | None,
+) -> Tensor:  # fmt: skip
+    """Computes the same loss from the input of the head, of shape (..., hidden_size), without the logits."""
+    ignored = -100 if ignore_index is None else ignore_index
+    target = _shifted(labels, shift_labels, ignored, hidden.device)
+    reduction: Any = "mean" if num_items_in_batch is None else "sum"
+    with _float32_loss(hidden):
+        loss = linear_cross_entropy(
+            hidden.flatten(0, -2), weight, target.view(-1), linear_bias=bias, reduction=reduction,
+            ignore_index=ignored, softcap=softcap,
+        )  # fmt: skip
+    return _divided(loss, num_items_in_batch)
+
+
+def _shifted(labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int, device: torch.device) -> Tensor:
+    if shift_labels is None:
+        assert labels is not None
+        shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    return shift_labels.contiguous().to(device)
+
+
+def _float32_loss(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Returns a context in which a loss of 16-bit tensors is float32. The tensors are not cast."""
+    kind = tensor.device.type
+    if tensor.dtype.itemsize > 2 or private.autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, tensor.dtype)
+
+
+def _divided(loss: Tensor, number: Any) -> Tensor:
+    if number is None:
+        return loss
+    return loss / (number.to(loss.device) if isinstance(number, Tensor) else number)
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """The head of a language model, whose loss is computed from the head's input."""
+
+    softcap: float | None
+
+
+class Head(Replacement):
+    """The forward of the last linear layer. While a model asks for a loss, it computes the loss instead of logits."""
+
+    _tridal_request: dict[str, Any] | None = None
+    """The arguments of the loss in `NAMES`, while the model computes a fused loss."""
+    _tridal_loss: Tensor | None = None
+    """The loss as a tensor of shape (..., 1), which stands for the logits."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """Returns the logits, or the loss expanded to the shape (..., 1)."""
+        request, form = self._tridal_request, self._tridal_form
+        if request is None or form is None or torch_computes(input.device):
+            return super().forward(input)  # type: ignore[misc, no-any-return]
+        # The loss is computed here, because FSDP gathers the weight only for this forward.
+        loss = linear_causal_lm_loss(input, self.weight, self.bias, form.softcap, **request)
+        self._tridal_loss = found = loss.expand(*input.shape[:-1], 1)
+        return found
+
+
+@dataclass(frozen=True)
+class CausalLMForm:
+    """A causal language model. `head` is the name of the head whose loss is fused, or None."""
+
+    head: str | None = None
+
+
+class CausalLM(Replacement):
+    """The loss of a causal language model of transformers, and its forward for a fused loss."""
+
+    @property
+    def loss_function(self: Any) -> Any:
+        """The function that the model's forward calls with logits and labels."""
+        theirs = super().loss_function  # type: ignore[misc]
+        form = self._tridal_form
+        if form is None or "_loss_function" in self.__dict__:
+            return theirs
+        head = self._modules.get(form.head)
+        if getattr(head, "_tridal_loss", None) is not None:
+            return functools.partial(_loss_of, head)
+        return functools.partial(causal_lm_loss, theirs)
+
+    @loss_function.setter
+    def loss_function(self, value: Any) -> None:
+        self._loss_function = value
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns the outputs of the model. If the loss is fused, they have no logits."""
+        head = self._modules.get(self._tridal_form.head) if self._tridal_form is not None else None
+        if not self.training or not isinstance(head, Head) or not _asks_for_loss_only(self, kwargs):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        head._tridal_request = {name: kwargs.get(name) for name in NAMES}
+        try:
+            outputs = super().forward(*args, **kwargs)  # type: ignore[misc]
+            fused = head._tridal_loss is not None
+        finally:
+            head._tridal_request = head._tridal_loss = None
+        return type(outputs)(**{k: v for k, v in outputs.items() if k != "logits"}) if fused else outputs
+
+
+def _loss_of(head: Head, *args: Any, **kwargs: Any) -> Tensor:
+    """Returns the loss that the head has computed."""
+    assert head._tridal_loss is not None
+    return head._tridal_loss.flatten()[0]
+
+
+def _asks_for_loss_only(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether a call of a model has labels, and returns a dictionary, from which logits can be left out."""
+    logits_to_keep = kwargs.get("logits_to_keep", 0)
+    return_dict = kwargs.get("return_dict")
+    if return_dict is None:
+        return_dict = getattr(model.config, "return_dict", True)
+    has_labels = kwargs.get("labels") is not None
+    return has_labels and bool(return_dict) and isinstance(logits_to_keep, int) and logits_to_keep == 0

@@ -1,0 +1,279 @@
+"""Finds the norm that a module computes, by comparing results and gradients of random tensors.
+
+A copy of the module with random weights is compared with the references of tridal's norms. Float32 shows the function.
+The other dtypes show the order in which the module rounds and multiplies.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tridal.models.norm_forms import Key, NormForm
+from tridal.pytorch import private
+
+Tensor = torch.Tensor
+SCALES = (1e-3, 1e-2, 0.3, 1.0, 10.0, 100.0)
+"""Magnitudes of the rows of an input. The first is below the square root of usual values of eps."""
+ELEMENTS = 2048
+"""At least this number of elements is compared, so that a different order of rounding is seen in 16-bit dtypes."""
+NARROW = (torch.bfloat16, torch.float16)
+DTYPES = (
+    (torch.float32, torch.float32), (torch.float64, torch.float64),
+    *itertools.chain.from_iterable(((d, d), (d, torch.float32), (torch.float32, d)) for d in NARROW),
+)  # fmt: skip
+"""The dtypes of inputs and weights that are compared."""
+FLIPS = 0.02
+"""The share of 16-bit elements that may differ by a rounding. Another order of rounding changes more than a tenth."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a comparison."""
+
+    form: NormForm | None
+    problem: str | None = None
+    """Why there is no form."""
+    differences: Mapping[Key, str] = field(default_factory=dict)
+    """For which dtypes the module computes something else, and how it differs."""
+
+
+def find_form(module: torch.nn.Module, device: torch.device) -> Found:
+    """Returns the norm that a module computes on a device. The module is not called, and keeps its tensors.
+
+    Comparisons are remembered for modules of the same class with the same settings and shapes.
+    """
+    problem = _problem(module)
+    if problem is not None:
+        return Found(None, problem)
+    key = _signature(module, device)
+    if key not in _found:
+        devices = [] if device.type == "cpu" else [device]
+        kinds = {} if device.type == "cpu" else {"device_type": device.type}
+        with torch.random.fork_rng(devices, **kinds), plain_mode(device.type), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
+            _found[key] = _compare(module, device)
+    return _found[key]
+
+
+_found: dict[Any, Found] = {}
+
+
+@contextmanager
+def plain_mode(device_type: str) -> Iterator[None]:
+    """A context in which a comparison does not depend on the modes of the program: gradients on, autocast off."""
+    with torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type):
+        yield
+
+
+def _problem(module: torch.nn.Module) -> str | None:
+    """Returns why a module cannot be compared, or None."""
+    if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in _tensors(module)):
+        kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in _tensors(module)}))
+        return f"tridal has no norm with parameters of these dtypes: {kinds}"
+    if len(_names(module)) > 2:
+        return f"it has the parameters {', '.join(_names(module))}, and a norm has a weight and a bias"
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    if len([p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]) != 1:
+        return f"its forward takes ({', '.join(p.name for p in parameters)}), and a norm takes one tensor"
+    return None
+
+
+def _names(module: torch.nn.Module) -> list[str]:
+    return [name for name, parameter in module._parameters.items() if parameter is not None]
+
+
+def _tensors(module: torch.nn.Module) -> list[Tensor]:
+    return [tensor for tensor in module._parameters.values() if tensor is not None]
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
+    tensors = [tensor for tensor in _tensors(module) if not tensor.is_meta]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _signature(module: torch.nn.Module, device: torch.device) -> Any:
+    """Returns a key that is the same for modules that compute the same function."""
+    plain = {k: v for k, v in module.__dict__.items() if not k.startswith("_") and not isinstance(v, Tensor)}
+    plain.pop("training", None)
+    shapes = [(name, tuple(getattr(module, name).shape)) for name in _names(module)]
+    return type(module), repr(sorted(plain.items())), tuple(shapes), device.type
+
+
+def _compare(module: torch.nn.Module, device: torch.device) -> Found:
+    shape = _shape(module)
+    rows = len(SCALES) * math.ceil(ELEMENTS / (len(SCALES) * math.prod(shape)))
+    try:
+        sample = _Sample(module, device, shape, rows, (torch.float32, torch.float32, False))
+        expected = sample.forward()
+    except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
+        return Found(None, f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0])
+    errors = {form: _row_error(form.reference(sample.module, sample.x), expected) for form in _forms(module, shape)}
+    form = min(errors, key=lambda form: errors[form])
+    if not errors[form] <= _tolerance(torch.float32):
+        return Found(None, f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element")
+    differences: dict[Key, str] = {}
+    castings = {}
+    for dtypes, autocast in itertools.product(DTYPES, (False, True)):
+        key: Key = (dtypes[0], dtypes[1] if form.weight else None, autocast)
+        if key not in castings and key not in differences:
+            found = _casting(module, device, shape, rows, key, form)
+            if isinstance(found, str):
+                differences[key] = found
+            elif found is not None:
+                castings[key] = found
+    single: Key = (torch.float32, torch.float32 if form.weight else None, False)
+    if single not in castings:
+        return Found(None, f"it differs from {form}: {differences.get(single, 'its gradient cannot be computed')}")
+    return Found(replace(form, castings=castings), None, differences)
+
+
+def _shape(module: torch.nn.Module) -> tuple[int, ...]:
+    """Returns the sizes that the module normalises, for an input of the comparison."""
+    names = _names(module)
+    if names:
+        return tuple(getattr(module, names[0]).shape)
+    given = getattr(module, "normalized_shape", None)
+    if isinstance(given, (tuple, list)):
+        return tuple(given)
+    sizes = (getattr(module, name, None) for name in ("dim", "hidden_size"))
+    return (next((size for size in sizes if isinstance(size, int)), 64),)
+
+
+def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm]:
+    """Yields the norms that a module may compute."""
+    names = _names(module)
+    weight, bias = (*names, None, None)[:2]
+    fixed = shape if names or hasattr(module, "normalized_shape") else (0,)
+    named = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
+    for eps in (*named, 1e-5, 1e-6, None):
+        yield NormForm("layer_norm", weight, bias, fixed, eps)
+        if bias is None:
+            yield NormForm("rms_norm", weight, None, fixed, eps)
+        if bias is None and weight is not None:
+            yield NormForm("rms_norm", weight, None, fixed, eps, weight_offset=1.0)
+
+
+class _Sample:
+    """A copy of a module with random weights, an input of rows of several magnitudes, and a gradient of the output."""
+
+    def __init__(
+        self, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], rows: int, key: Key
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        random = functools.partial(torch.randn, generator=generator, device="cpu")
+        x = random((rows, *shape)) + 0.5
+        scales = torch.tensor(SCALES, device="cpu").repeat(rows // len(SCALES))
+        self.x = (x * scales.view(-1, *[1] * len(shape))).to(device, key[0]).requires_grad_()
+        self.grad = (random((rows, *shape)) / 16).to(device)
+        self.kind, self.autocast = device.type, key[2]
+        self.module: Any = object.__new__(type(module))
+        self.module.__dict__.update(module.__dict__)
+        dtype = key[1] or torch.float32
+        self.parameters = {
+            name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, dtype))
+            for name, p in module._parameters.items() if p is not None
+        }  # fmt: skip
+        self.module._parameters = {name: self.parameters.get(name) for name in module._parameters}
+        self.module._buffers = {
+            name: b if b is None else random(b.shape).to(device, dtype) for name, b in module._buffers.items()
+        }
+
+    def forward(self) -> Tensor:
+        """Returns the output of the module's own forward, without hooks."""
+        dtype = self.x.dtype if self.x.dtype in NARROW else torch.bfloat16
+        scope: Any = torch.autocast(self.kind, dtype) if self.autocast else nullcontext()
+        with scope:
+            result = type(self.module).forward(self.module, self.x)
+        if not isinstance(result, Tensor):
+            raise TypeError(f"it returned {type(result).__name__}")
+        return result
+
+    def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
+        """Returns the gradients of input and parameters."""
+        return torch.autograd.grad(y, (self.x, *self.parameters.values()), self.grad.to(y.dtype), allow_unused=True)
+
+
+def _casting(
+    module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], rows: int, key: Key, form: NormForm
+) -> tuple[str, bool] | str | None:
+    """Returns the casting with which tridal computes the same as a module, or why there is none.
+
+    Returns None if the module itself does not compute these dtypes.
+    """
+    try:
+        sample = _Sample(module, device, shape, rows, key)
+        expected = sample.forward()
+        gradients = sample.gradients(expected)
+    except Exception:  # for example, a dtype that the device or the module does not support
+        return None
+    why = ""
+    widenings: tuple[bool, ...] = (False, True) if key[0] in NARROW else (False,)
+    if form.op == "layer_norm" and key[0] not in NARROW:
+        widenings = (key[1] in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
+    for widens, casting in itertools.product(widenings, ("gemma", "llama", "") if form.op == "rms_norm" else ("",)):
+        y = form.reference(sample.module, sample.x, casting, widens)
+        difference = _difference(y, expected)
+        if difference is None:
+            given = zip(("x", *sample.parameters), sample.gradients(y), gradients, strict=True)
+            for name, got, wanted in given:
+                pair = (got, wanted) if name == "x" else (t if t is None else t.flatten()[None] for t in (got, wanted))
+                error = _row_error(*pair)
+                if not error <= 8 * _tolerance(min((g.dtype for g in (sample.x, y)), key=lambda d: d.itemsize)):
+                    difference = f"the gradient of {name} differs by {error:.1e} of its largest element"
+        if difference is None:
+            return casting, widens
+        why = why or difference
+    return why
+
+
+def _difference(got: Tensor, expected: Tensor) -> str | None:
+    """Returns how two outputs differ, or None if they differ only by single roundings."""
+    if got.dtype is not expected.dtype or got.shape != expected.shape:
+        return f"the result is {_short(expected.dtype)} of shape {list(expected.shape)[1:]}"
+    error = _row_error(got, expected)
+    if not error <= _tolerance(got.dtype):
+        return f"the result differs by {error:.1e} of the largest element"
+    share = float((got != expected).double().mean())
+    if got.dtype in NARROW and share > FLIPS:
+        return f"the order of rounding differs: {share:.0%} of the elements are rounded to another number"
+    return None
+
+
+def _row_error(got: Tensor | None, expected: Tensor | None) -> float:
+    """Returns the largest error of an element, relative to the largest element of its row; inf for NaN."""
+    if got is None or expected is None or got.shape != expected.shape:
+        return 0.0 if got is expected else math.inf
+    a, b = (tensor.detach().cpu().double().flatten(1) for tensor in (got, expected))
+    error = float(((a - b).abs().amax(1) / b.abs().amax(1)).max())
+    return error if error == error else math.inf
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Returns the error of a few roundings in a dtype, relative to the largest element of a row."""
+    return {torch.float32: 1e-5, torch.float64: 1e-12}.get(dtype, 2 * torch.finfo(dtype).eps)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(found: Found, module: torch.nn.Module) -> str | None:
+    """Returns for which inputs a module computes itself, given the dtype of its parameters. None if there are none."""
+    dtypes = {tensor.dtype for tensor in _tensors(module)}
+    texts = []
+    for (dtype, weight, autocast), why in found.differences.items():
+        if autocast or (weight is None and dtype is torch.float64) or (weight is not None and weight not in dtypes):
+            continue
+        texts.append(f"{_short(dtype)} inputs ({why})")
+    return f"it computes these itself: {', '.join(texts)}" if texts else None

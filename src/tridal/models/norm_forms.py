@@ -1,0 +1,93 @@
+"""What a norm module computes, in the terms of tridal's norms, and the call that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import has_torch_function
+
+from tridal.models.replacements import torch_computes
+from tridal.ops.layer_norm import LAYER_NORM
+from tridal.ops.norms import statistics_dtype
+from tridal.ops.rms_norm import RMS_NORM
+from tridal.pytorch import private
+from tridal.pytorch.norms import layer_norm, rms_norm
+
+Key = tuple[torch.dtype, torch.dtype | None, bool]
+"""The dtype of the input, the dtype of the weight, and whether autocast is enabled."""
+
+
+@dataclass(frozen=True)
+class NormForm:
+    """The norm that a module computes, as a call of `tridal.rms_norm` or `tridal.layer_norm`."""
+
+    op: str
+    weight: str | None
+    """The name of the parameter, or None for a norm without a weight."""
+    bias: str | None
+    shape: tuple[int, ...]
+    """The normalised sizes. (0,) is the last dim, of any size."""
+    eps: float | str | None
+    """The number, or the name of the module's attribute. None is the eps of the dtype of statistics."""
+    weight_offset: float = 0.0
+    castings: Mapping[Key, tuple[str, bool]] = field(default_factory=dict, hash=False)
+    """For each key for which the module computes the same: the casting, and whether tensors are cast to float32."""
+
+    def tensors(self, module: Any, x: torch.Tensor, widens: bool) -> tuple[Any, Any, Any, float]:
+        """Returns the input, the weight, the bias and the eps of a call of the module."""
+        weight = None if self.weight is None else getattr(module, self.weight)
+        bias = None if self.bias is None else getattr(module, self.bias)
+        if widens:
+            x = x.to(statistics_dtype(x))
+            weight, bias = (t if t is None else t.to(statistics_dtype(t)) for t in (weight, bias))
+        eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
+        return x, weight, bias, torch.finfo(statistics_dtype(x)).eps if eps is None else eps
+
+    def compute(self, module: Any, x: Any) -> torch.Tensor | None:
+        """Returns the module's output, or None if the module computes this input itself.
+
+        The module computes inputs with dtypes for which it does not compute the same as tridal, inputs on devices
+        without a backend, tensors with `__torch_function__`, and invalid inputs, for which its error is clearer.
+        """
+        weight = None if self.weight is None else getattr(module, self.weight)
+        if not isinstance(x, torch.Tensor) or has_torch_function((x, weight)) or x.is_nested or x.is_sparse:
+            return None
+        if weight is not None and (weight.device != x.device or weight.shape != x.shape[-weight.dim() :]):
+            return None
+        if self.shape != (0,) and x.shape[-len(self.shape) :] != self.shape:
+            return None
+        autocast = private.autocast_enabled(x.device.type)
+        found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
+        if found is None or torch_computes(x.device):
+            return None
+        casting, widens = found
+        with private.without_autocast(x.device.type) if autocast else nullcontext():
+            x, weight, bias, eps = self.tensors(module, x, widens)
+            shape = x.shape[x.dim() - len(self.shape) :]
+            if self.op == LAYER_NORM.name:
+                return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
+            offset: Any = {"weight_offset": self.weight_offset, "casting": casting or None}
+            return rms_norm(x, shape, weight, eps, **offset)  # type: ignore[no-any-return]
+
+    def reference(self, module: Any, x: torch.Tensor, casting: str = "", widens: bool = False) -> torch.Tensor:
+        """Returns the same, computed by the op's reference in torch's ops, with autocast disabled."""
+        with private.without_autocast(x.device.type):
+            x, weight, bias, eps = self.tensors(module, x, widens)
+            if self.op == LAYER_NORM.name:
+                result = LAYER_NORM.reference(x, None, weight, bias, len(self.shape), eps)[0]
+            else:
+                arguments = len(self.shape), eps, self.weight_offset, casting
+                result = RMS_NORM.reference(x, None, weight, *arguments)[0]
+        assert result is not None
+        return result
+
+    def __str__(self) -> str:
+        text = f"tridal.{self.op}"
+        text += f", weight_offset={self.weight_offset:g}" if self.weight_offset else ""
+        narrow = (torch.bfloat16, None if self.weight is None else torch.bfloat16, False)
+        casting, _ = self.castings.get(narrow, ("", False))
+        return text + (f", casting={casting!r}" if casting else "")

@@ -1,0 +1,102 @@
+"""Replaces the class of a module by a subclass whose forward calls tridal. The module itself is the same object.
+
+So parameters, hooks, names and ties are kept, and copies and replicas of the module compute with their own tensors. The
+subclass has the name of the module's class, and is created again when a module is copied or unpickled.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from typing import Any, SupportsIndex
+
+import torch
+
+from tridal.pytorch.device_context import device_context
+
+FORM = "_tridal_form"
+"""The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
+
+
+def torch_computes(device: torch.device) -> bool:
+    """Returns whether no backend serves a device, so that modules and losses compute as before."""
+    if torch.compiler.is_dynamo_compiling():
+        from tridal.pytorch import dynamo
+
+        return not dynamo.is_served(device.type)
+    return device_context(device).torch_computes
+
+
+class Replacement:
+    """Base class of all replacements. A subclass is the first base of the class of a replaced module."""
+
+    _tridal_form: Any = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        if reduced[0] is not copyreg.__newobj__ or not isinstance(reduced, tuple):  # type: ignore[attr-defined]
+            return reduced  # the class defines how it is copied
+        kind, base = type(self).__bases__
+        return (_new_module, (kind, base), *reduced[2:])
+
+
+def _new_module(kind: Any, base: Any) -> Any:
+    made = replaced_class(kind, base)
+    return made.__new__(made)
+
+
+@functools.cache
+def replaced_class(kind: Any, base: Any) -> Any:
+    """Returns the subclass of a module's class with the forward of a replacement."""
+    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+    forward = functools.wraps(base.forward)(_forward_of(kind))  # callers inspect the signature of a model's forward
+    return type(base.__name__, (kind, base), {**names, "forward": forward})
+
+
+def _forward_of(kind: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def replace(module: torch.nn.Module, kind: Any, form: Any) -> None:
+    """Makes a module compute with a replacement. `form` is what it computes; it has to be picklable."""
+    base: Any = type(module)
+    module.__class__ = replaced_class(kind, base)
+    module.__dict__[FORM] = form
+
+
+def restore(module: torch.nn.Module, base: type[torch.nn.Module]) -> None:
+    """Gives a module its class back. If its class was changed again later, the module computes as before."""
+    if is_replaced(module):
+        del module.__dict__[FORM]
+        if type(module).__bases__[1:] == (base,) and issubclass(type(module).__bases__[0], Replacement):
+            module.__class__ = base
+
+
+def is_replaced(module: torch.nn.Module) -> bool:
+    """Returns whether tridal computes a module, as far as it can."""
+    return isinstance(module, Replacement) and FORM in module.__dict__
+
+
+class Norm(Replacement):
+    """The forward of a norm."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the normalised tensor. The module's class computes what its form does not."""
+        if len(args) == 1 and not kwargs and self._tridal_form is not None:
+            result = self._tridal_form.compute(self, args[0])
+            if result is not None:
+                return result
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class Function(Replacement):
+    """The forward of a module of torch that has a subclass in tridal.nn. The form is this subclass."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the forward of tridal's module, or of torch's."""
+        if self._tridal_form is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return self._tridal_form.forward(self, *args, **kwargs)

@@ -1,0 +1,111 @@
+"""Small models of transformers with random weights, a training step, and what the tests of kernelize compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.testing import assert_close
+
+import tridal
+
+transformers: Any = __import__("pytest").importorskip("transformers")
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 97}
+TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+HEADS = {"num_key_value_heads": 2, "head_dim": 8}
+
+
+def build(name: str, **sizes: Any) -> Any:
+    """Returns a model in training mode, with the same weights in every call. Weights of norms are random, too."""
+    torch.manual_seed(0)
+    model = MODELS[name](**sizes)
+    with torch.no_grad():
+        for module in model.modules():
+            if "Norm" in type(module).__name__:
+                for parameter in module.parameters():
+                    parameter.add_(torch.randn_like(parameter) / 4)
+    return model.train()
+
+
+def _causal_lm(name: str, **defaults: Any) -> Callable[..., Any]:
+    def make(**sizes: Any) -> Any:
+        config = getattr(transformers, f"{name}Config")(**{**SMALL, **TOKENS, **defaults, **sizes})
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+    return make
+
+
+def _gpt2(**sizes: Any) -> Any:
+    no_dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    given = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 97, **no_dropout, **TOKENS}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**given, **sizes}))
+
+
+def _bert(**sizes: Any) -> Any:
+    no_dropout = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**{**SMALL, **no_dropout, **sizes}))
+
+
+def _t5(**sizes: Any) -> Any:
+    given = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 97, "dropout_rate": 0}
+    config = transformers.T5Config(**{**given, "decoder_start_token_id": 0, **sizes})
+    return transformers.T5ForConditionalGeneration(config)
+
+
+MODELS: dict[str, Callable[..., Any]] = {
+    "Llama": _causal_lm("Llama", num_key_value_heads=2),
+    "Qwen3": _causal_lm("Qwen3", **HEADS),
+    "Gemma": _causal_lm("Gemma", **HEADS),
+    "Gemma2": _causal_lm("Gemma2", **HEADS),
+    "Mistral": _causal_lm("Mistral", num_key_value_heads=2),
+    "GPT2": _gpt2,
+    "Bert": _bert,
+    "T5": _t5,
+    "Cohere": _causal_lm("Cohere", num_key_value_heads=2),
+    "Mixtral": _causal_lm("Mixtral", num_key_value_heads=2, num_local_experts=2, output_router_logits=True),
+}
+
+
+def batch(device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns tokens, and labels with ignored positions."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, 97, (2, 9), generator=generator).to(device)
+    labels = tokens.clone()
+    labels[0, :4] = -100
+    return {"input_ids": tokens, "labels": labels}
+
+
+def step(model: Any, call: Any = None, **kwargs: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Returns the outputs and the gradients of a training step. `call` is the function that computes the model."""
+    model.zero_grad(set_to_none=True)
+    device = next(model.parameters()).device
+    outputs = (model if call is None else call)(**batch(device), **kwargs)
+    outputs.loss.backward()
+    return outputs, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_step(got: Any, expected: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Compares outputs and gradients of two training steps, within the roundings of a dtype."""
+    relative = {torch.float32: 1e-4, torch.bfloat16: 4e-2}[dtype]
+    (outputs, gradients), (expected_outputs, expected_gradients) = got, expected
+    assert outputs.loss.dtype is expected_outputs.loss.dtype
+    rounding = 2 * torch.finfo(outputs.loss.dtype).eps
+    assert_close(outputs.loss, expected_outputs.loss, rtol=max(relative / 20, rounding), atol=0)
+    if outputs.logits is not None:
+        difference = (outputs.logits - expected_outputs.logits).abs().max() / expected_outputs.logits.abs().max()
+        assert difference < relative
+    assert gradients.keys() == expected_gradients.keys()
+    largest = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
+    for name, expected_gradient in expected_gradients.items():
+        scale = max(float(expected_gradient.abs().max()), 1e-2 * largest)  # the gradient of a key's bias is zero
+        error = float((gradients[name] - expected_gradient).abs().max()) / scale
+        assert error < 2 * relative, f"{name}: {error}"
+
+
+def ops_of(call: Callable[[], Any]) -> set[str]:
+    """Returns the names of the ops that a backend computes during a call."""
+    with tridal.record_calls() as calls:
+        call()
+    return {record.op for record in calls if record.backend != "torch"}

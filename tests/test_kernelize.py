@@ -1,0 +1,205 @@
+"""`tridal.kernelize` of transformers models: results, gradients, the report, and what is replaced."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from model_helpers import assert_same_step, build, ops_of, step
+
+NORMS = {"Bert": "layer_norm", "GPT2": "layer_norm", "Cohere": "layer_norm"}
+ISSUED = ["Llama", "Qwen3", "Gemma", "Gemma2", "Mistral", "GPT2", "Bert", "T5"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ISSUED)
+def test_outputs_and_gradients_are_the_same(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    model = build(name).to(device, dtype)
+    names, order = list(model.state_dict()), [id(parameter) for parameter in model.parameters()]
+    expected = step(model)
+    report = tridal.kernelize(model)
+    got: list[Any] = []
+    ops = ops_of(lambda: got.append(step(model)))
+    assert_same_step(got[0], expected, dtype)
+    norm = NORMS.get(name, "rms_norm")
+    loss = {"cross_entropy", "cross_entropy_backward"} if name not in ("Bert", "T5") else set()
+    assert ops == {norm, f"{norm}_backward"} | loss, report
+    assert list(model.state_dict()) == names
+    assert [id(parameter) for parameter in model.parameters()] == order
+    report.restore()
+    assert ops_of(lambda: step(model)) == set()
+
+
+def test_norms_are_replaced_by_the_norm_that_they_compute(device: torch.device) -> None:
+    found = {}
+    for name in ("Llama", "Gemma2", "T5", "GPT2", "Cohere"):
+        for entry in tridal.kernelize(build(name).to(device)).replaced:
+            if "Norm" in entry.class_name:
+                found[entry.class_name] = entry.replaced_by
+    assert found == {
+        "LlamaRMSNorm": "tridal.rms_norm, casting='llama'",
+        "Gemma2RMSNorm": "tridal.rms_norm, weight_offset=1, casting='gemma'",
+        "T5LayerNorm": "tridal.rms_norm, casting='llama'",
+        "LayerNorm": "tridal.layer_norm",
+        "CohereLayerNorm": "tridal.layer_norm",
+    }
+
+
+def test_weights_of_another_dtype_are_computed_in_the_order_of_the_class(device: torch.device) -> None:
+    """T5 rounds to the weight's dtype, LLaMA to the input's."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 32, device=device)
+    for name in ("T5", "Llama", "Gemma"):
+        model = build(name).to(device)
+        norm = model.encoder.final_layer_norm if name == "T5" else model.model.norm
+        for dtypes in ((torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)):
+            norm.to(dtypes[1])
+            expected = norm(x.to(dtypes[0]))
+            with tridal.kernelize(norm):
+                got = norm(x.to(dtypes[0]))
+            assert got.dtype is expected.dtype, (name, dtypes)
+            # Triton's interpreter truncates to bfloat16, so half of the numbers differ by a rounding.
+            torch.testing.assert_close(got, expected, rtol=2**-7, atol=0)
+
+
+def test_autocast_gives_the_same(device: torch.device) -> None:
+    model = build("Qwen3").to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        expected = step(model)
+        with tridal.kernelize(model):
+            got = step(model)
+    assert_same_step(got, expected, torch.bfloat16)
+
+
+def test_report_says_what_was_replaced_and_why_not(device: torch.device) -> None:
+    class ScaledRMSNorm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight * x / (x.abs().mean(-1, keepdim=True) + self.eps)
+
+    class GatedRMSNorm(torch.nn.RMSNorm):
+        def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(x if gate is None else x * gate)
+
+    class OwnSoftmax(torch.nn.Softmax):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    modules = [ScaledRMSNorm(), GatedRMSNorm(8), OwnSoftmax(-1), torch.nn.Softmax(-1), torch.nn.LayerNorm(8)]
+    model = torch.nn.Sequential(*modules, tridal.nn.RMSNorm(8), torch.nn.Linear(8, 8)).to(device)
+    report = tridal.kernelize(model)
+    reasons = {entry.name: entry.reason for entry in report.unchanged}
+    assert reasons == {
+        "0": pytest.approx(reasons["0"]),
+        "1": "its forward takes (x, gate), and a norm takes one tensor",
+        "2": "it has its own forward, which is not that of torch.nn.Softmax",
+        "5": "it is a module of tridal",
+    }
+    assert str(reasons["0"]).startswith("it differs from the nearest norm, tridal.")
+    assert {entry.name: entry.replaced_by for entry in report.replaced} == {
+        "3": "tridal.softmax", "4": "tridal.layer_norm",
+    }  # fmt: skip
+    assert json.loads(json.dumps(report.as_dict()))["entries"][0]["class_name"] == "ScaledRMSNorm"
+    text = str(report).splitlines()
+    assert text[0] == "Sequential: 2 modules replaced, 4 left unchanged"
+    assert f"  ScaledRMSNorm (0): left unchanged; {reasons['0']}" in text
+    assert ops_of(lambda: model[3](torch.ones(2, 8, device=device))) == {"softmax"}
+
+
+def test_second_call_replaces_nothing(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    first = tridal.kernelize(model)
+    second = tridal.kernelize(model)
+    assert len(first.replaced) == 4
+    assert second.replaced == ()
+    assert {entry.reason for entry in second.unchanged} == {"it is replaced already"}
+    second.restore()
+    assert "rms_norm" in ops_of(lambda: step(model)), "the second report restores nothing"
+    first.restore()
+    first.restore()
+    assert ops_of(lambda: step(model)) == set()
+
+
+def test_block_restores_the_model_after_an_exception(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    classes = [type(module) for module in model.modules()]
+    with pytest.raises(RuntimeError, match="the program failed"), tridal.kernelize(model):
+        raise RuntimeError("the program failed")
+    assert [type(module) for module in model.modules()] == classes
+
+
+@pytest.mark.parametrize(
+    ("skip", "left"),
+    [
+        ("model.norm", 3), (["model.layers.*.input_layernorm"], 3), (torch.nn.Linear, 4),
+        (["model.norm", "model.layers.0.*"], 1),
+    ],
+)  # fmt: skip
+def test_skipped_modules_are_left_unchanged(device: torch.device, skip: Any, left: int) -> None:
+    assert len(tridal.kernelize(build("Llama").to(device), skip=skip).replaced) == left
+
+
+def test_skipped_head_is_not_fused(device: torch.device) -> None:
+    report = tridal.kernelize(build("Llama").to(device), fused_loss=True, skip="lm_head")
+    assert report.entries[0].reason == "the loss is not fused: it has no output layer, or it is skipped"
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
+        tridal.kernelize("gpt2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"skip='norm' is the name of no module: see the names in"):
+        tridal.kernelize(torch.nn.Linear(2, 2), skip="norm")
+    with pytest.raises(TypeError, match="skip takes names of modules and classes of modules, got 3"):
+        tridal.kernelize(torch.nn.Linear(2, 2), skip=[3])  # type: ignore[list-item]
+
+
+def test_model_with_nothing_to_replace_is_reported(device: torch.device) -> None:
+    report = tridal.kernelize(torch.nn.Linear(2, 2).to(device))
+    assert report.entries == ()
+    assert report.notes == ("it has no norm, no softmax module and no loss that tridal may compute",)
+
+
+def test_model_computes_as_before_on_a_device_without_a_backend() -> None:
+    model = build("Llama")
+    with tridal.use(device="cpu"):
+        expected = step(model)
+        report = tridal.kernelize(model, fused_loss=True)
+        assert report.notes == (
+            "no backend serves cpu tensors: the replaced modules compute as before until the model is on a device that "
+            "a backend serves; see `tridal doctor`",
+        )
+        got = step(model)
+    assert got[0].logits is not None
+    torch.testing.assert_close(got[0].logits, expected[0].logits, rtol=0, atol=0)
+    torch.testing.assert_close(got[1], expected[1], rtol=0, atol=0)
+
+
+def test_forward_replaced_by_another_package_is_kept(device: torch.device) -> None:
+    norm = torch.nn.LayerNorm(4).to(device)
+    norm.forward = lambda x: x  # type: ignore[method-assign]
+    (entry,) = tridal.kernelize(norm).unchanged
+    assert entry.reason == f"another package ({__name__}) has replaced its forward"
+
+
+def test_quantised_and_scripted_modules_are_refused_with_the_reason() -> None:
+    norm = torch.nn.LayerNorm(4)
+    norm.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.LayerNorm(4)))
+    assert "parameters of these dtypes: Parameter of torch.float32, Parameter of torch.int8" in str(
+        tridal.kernelize(norm)
+    )
+    assert tridal.kernelize(scripted).replaced == ()
+
+
+def test_random_state_is_kept() -> None:
+    model = build("Llama", hidden_size=48)
+    state = torch.get_rng_state()
+    tridal.kernelize(model, fused_loss=True)
+    assert torch.equal(torch.get_rng_state(), state)

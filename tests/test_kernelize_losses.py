@@ -1,0 +1,105 @@
+"""The loss of causal language models under `tridal.kernelize`, from logits and fused with the head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from model_helpers import assert_same_step, batch, build, step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "GPT2", "Mixtral"])
+def test_fused_loss_is_the_same_and_has_no_logits(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    model = build(name).to(device, dtype)
+    if name == "Mixtral":
+        model.config._experts_implementation = "eager"
+    expected = step(model)
+    with tridal.kernelize(model, fused_loss=True) as report:
+        outputs, gradients = step(model)
+        assert outputs.logits is None
+        assert "logits" not in outputs
+        assert_same_step((outputs, gradients), expected, dtype)
+    by = [entry.replaced_by for entry in report.replaced if entry.class_name == type(model).__name__]
+    softcap = ", softcap=30.0" if name == "Gemma2" else ""
+    assert by == [f"tridal.linear_cross_entropy for the loss in training{softcap}"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_number_of_items_and_shifted_labels_are_respected(device: torch.device, fused: bool) -> None:
+    model = build("Llama").to(device)
+    tokens = batch(device)["input_ids"]
+    arguments: list[dict[str, Any]] = [
+        {"labels": tokens, "num_items_in_batch": torch.tensor(5)},
+        {"labels": tokens, "num_items_in_batch": 7},
+        {"labels": tokens, "shift_labels": tokens.flip(0)},
+        {"labels": tokens, "ignore_index": int(tokens[0, 3])},
+    ]
+    for given in arguments:
+        expected = model(input_ids=tokens, **given).loss
+        with tridal.kernelize(model, fused_loss=fused), tridal.record_calls() as calls:
+            loss = model(input_ids=tokens, **given).loss
+        assert "cross_entropy" in {call.op for call in calls}
+        torch.testing.assert_close(loss, expected)
+
+
+def test_loss_is_fused_only_in_training_with_labels(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    tokens = batch(device)["input_ids"]
+    plain = model(input_ids=tokens, labels=tokens)
+    with tridal.kernelize(model, fused_loss=True):
+        for outputs in (
+            model(input_ids=tokens),
+            model(input_ids=tokens, labels=tokens, logits_to_keep=9),
+            model.eval()(input_ids=tokens, labels=tokens),
+        ):
+            torch.testing.assert_close(outputs.logits, plain.logits)
+        loss, logits = model.train()(input_ids=tokens, labels=tokens, return_dict=False)[:2]
+        torch.testing.assert_close((loss, logits), (plain.loss, plain.logits))
+
+
+def test_model_that_scales_its_logits_is_not_fused(device: torch.device) -> None:
+    model = build("Cohere").to(device)
+    expected = step(model)
+    report = tridal.kernelize(model, fused_loss=True)
+    assert_same_step(step(model), expected)
+    (entry,) = [entry for entry in report.replaced if entry.name == ""]
+    assert entry.replaced_by == "tridal.cross_entropy for the loss"
+    assert str(entry.reason).startswith("the loss is not fused: the model does not compute its loss from lm_head alone")
+
+
+def test_head_that_is_no_linear_layer_is_not_fused(device: torch.device) -> None:
+    class Head(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    model = build("Llama").to(device)
+    model.lm_head.__class__ = Head
+    entry = tridal.kernelize(model, fused_loss=True).replaced[0]
+    assert str(entry.reason).endswith("Head, does not have the forward of torch.nn.Linear")
+
+
+def test_own_loss_function_of_a_program_is_kept(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    tridal.kernelize(model)
+    model.loss_function = lambda **_: torch.tensor(7.0)
+    assert model(**batch(device)).loss == 7
+
+
+def test_error_in_a_fused_forward_leaves_no_request(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    expected = model.eval()(**batch(device)).logits
+    tridal.kernelize(model, fused_loss=True)
+    labels = torch.full((2, 9), 97, device=device)
+    with pytest.raises(IndexError):
+        model.train()(input_ids=batch(device)["input_ids"], labels=labels)
+    torch.testing.assert_close(model.eval()(**batch(device)).logits, expected)
+
+
+def test_model_with_its_own_loss_is_reported(device: torch.device) -> None:
+    (entry,) = tridal.kernelize(build("T5").to(device)).unchanged
+    assert entry.name == ""
+    assert entry.reason == "loss: it computes its loss in its own forward, not with transformers' loss_function"

@@ -1,0 +1,179 @@
+"""What a kernelized model keeps: hooks, ties, copies, pickles, adapters, compiled functions and generation."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from model_helpers import assert_same_step, batch, build, ops_of, step
+
+OPS = {"rms_norm", "rms_norm_backward", "cross_entropy", "cross_entropy_backward"}
+
+
+def saved_and_loaded(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved_and_loaded],
+    ids=["deepcopy", "pickle", "torch.save"],
+)
+def test_copies_compute_with_their_own_weights(device: torch.device, duplicate: Any) -> None:
+    model = build("Llama").to(device)
+    expected = step(model)
+    report = tridal.kernelize(model, fused_loss=True)
+    other = duplicate(model)
+    assert type(other) is type(model)
+    report.restore()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    got: list[Any] = []
+    assert ops_of(lambda: got.append(step(other))) == OPS
+    assert got[0][0].logits is None
+    assert_same_step(got[0], expected)
+
+
+def test_replicas_of_data_parallel_compute_with_their_own_weights(device: torch.device) -> None:
+    norm = build("Llama").to(device).model.norm
+    tridal.kernelize(norm)
+    replica = norm._replicate_for_data_parallel()
+    replica._parameters = {"weight": torch.nn.Parameter(2 * norm.weight.detach())}
+    x = torch.randn(3, 32, device=device)
+    torch.testing.assert_close(replica(x), 2 * norm(x))
+
+
+def test_hooks_names_and_ties_are_kept(device: torch.device) -> None:
+    model = build("Llama", tie_word_embeddings=True).to(device)
+    calls: list[str] = []
+    model.model.norm.register_forward_pre_hook(lambda *_: calls.append("before"))
+    model.model.norm.register_forward_hook(lambda *_: calls.append("after"))
+    weight = model.model.norm.weight
+    names = [(type(module).__name__, type(module).__module__) for module in model.modules()]
+    norm_class = type(model.model.norm)
+    tridal.kernelize(model, fused_loss=True)
+    step(model)
+    assert calls == ["before", "after"]
+    assert model.model.norm.weight is weight
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert isinstance(model.model.norm, norm_class)
+    assert [(type(module).__name__, type(module).__module__) for module in model.modules()] == names
+    model.half()
+    assert model.model.norm.weight.dtype is torch.float16
+
+
+def test_signature_of_a_model_is_kept(device: torch.device) -> None:
+    """transformers' Trainer selects the columns of a dataset by it."""
+    import inspect
+
+    model = build("Llama").to(device)
+    expected = inspect.signature(model.forward)
+    tridal.kernelize(model)
+    assert inspect.signature(model.forward) == expected
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_compiled_model_is_one_graph_with_the_same_gradients(device: torch.device, fused: bool) -> None:
+    model = build("Llama").to(device)
+    expected = step(model)
+    tridal.kernelize(model, fused_loss=fused)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    got: list[Any] = []
+    assert ops_of(lambda: got.append(step(model, compiled))) == OPS
+    assert (got[0][0].logits is None) is fused
+    assert_same_step(got[0], expected)
+
+
+def test_model_that_was_compiled_before_is_compiled_again(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    expected = step(model, compiled)
+    report = tridal.kernelize(compiled)
+    got: list[Any] = []
+    assert ops_of(lambda: got.append(step(model, compiled))) == OPS
+    assert_same_step(got[0], expected)
+    report.restore()
+    assert ops_of(lambda: step(model, compiled)) == set()
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_generation_with_a_cache_gives_the_same_tokens(device: torch.device, name: str) -> None:
+    model = build(name).to(device).eval()
+    tokens = batch(device)["input_ids"]
+    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 3, "do_sample": False}
+    expected = model.generate(tokens, **options)
+    with tridal.kernelize(model, fused_loss=True):
+        assert torch.equal(model.generate(tokens, **options), expected)
+
+
+@pytest.mark.parametrize("first", ["adapters", "kernelize"])
+def test_adapters_of_peft_are_trained(device: torch.device, first: str) -> None:
+    peft = pytest.importorskip("peft")
+
+    def adapted(model: Any) -> Any:
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False)
+        return peft.get_peft_model(model, config)
+
+    expected = step(adapted(build("Llama").to(device)))
+    model = build("Llama").to(device)
+    if first == "kernelize":
+        tridal.kernelize(model, fused_loss=True)
+    model = adapted(model)
+    if first == "adapters":
+        tridal.kernelize(model, fused_loss=True)
+    got: list[Any] = []
+    assert ops_of(lambda: got.append(step(model))) == OPS
+    assert got[0][0].logits is not None, "the head has an adapter"
+    assert_same_step(got[0], expected)
+    assert "lora" not in "".join(name for name, _ in model.merge_and_unload().named_parameters())
+
+
+def test_checkpointed_layers_give_the_same_gradients(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    expected = step(model)
+    model.gradient_checkpointing_enable()
+    with tridal.kernelize(model, fused_loss=True):
+        assert_same_step(step(model), expected)
+
+
+def test_model_without_memory_is_replaced(device: torch.device) -> None:
+    with torch.device("meta"):
+        model = build("Llama")
+    report = tridal.kernelize(model)
+    assert len(report.replaced) == 4
+    assert report.notes == ()
+    model.to_empty(device=device)
+    model.load_state_dict(build("Llama").state_dict())
+    model.model.rotary_emb = build("Llama").to(device).model.rotary_emb
+    assert_same_step(step(model), step(build("Llama").to(device)))
+
+
+def test_inference_mode_leaves_the_model_trainable(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    expected = step(model)
+    with torch.inference_mode():
+        tridal.kernelize(model, fused_loss=True)
+    assert_same_step(step(model), expected)
+
+
+def test_transformers_is_not_imported_by_tridal() -> None:
+    import subprocess
+
+    code = (
+        "import sys, tridal, torch; tridal.kernelize(torch.nn.LayerNorm(4)); assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
