@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import types
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.util.inspect import signature, stringify_signature
 
 import tridal
 
@@ -23,7 +26,7 @@ project = "tridal"
 copyright = "the authors of tridal"
 version = release = tridal.__version__
 root_doc = "index"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 
 # GitHub's anchors, so that a link to a heading works on GitHub and on the site.
@@ -37,7 +40,6 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
-napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"tridal {release}"
@@ -45,8 +47,6 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_favicon = "diagrams/icon.svg"
 html_copy_source = False
-if REPOSITORY:
-    html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 
 
 def site_links(text: str, folder: Path, page: Path) -> str:
@@ -93,6 +93,7 @@ def read_page(app: Sphinx, name: str, content: list[str]) -> None:
             links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)
             text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
     elif name == "api":
+        text = re.sub(r"^\| `(tridal[\w.]*)` \|", r"| [`\1`](generated/\1.rst) |", text, flags=re.MULTILINE)
         text += toctree(["generated/tridal*"], "glob:", "hidden:")
     elif page.parent != DOCS:  # results of benchmarks, to which other pages link
         text = f"---\norphan: true\n---\n{text}"
@@ -104,7 +105,22 @@ def toctree(entries: list[str], *options: str) -> str:
     return "\n".join(["", "```{toctree}", *(f":{option}" for option in options), "", *entries, "```", ""])
 
 
+def read_docstring(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Converts the sections of a docstring. In an attribute's docstring, Napoleon would read "text: text" as a type."""
+    if what not in ("attribute", "data", "property"):
+        lines[:] = GoogleDocstring(lines, Config(), app, what, name, value, options).lines()
+
+
+def class_signature(app: Sphinx, what: str, name: str, value: object, *_: object) -> tuple[str, None] | None:
+    """Returns the arguments of a dataclass from its `__init__`. Its `__new__` may take any. A protocol has none."""
+    if is_dataclass(value):
+        return stringify_signature(signature(value.__init__, bound_method=True), show_return_annotation=False), None
+    return ("", None) if getattr(value, "_is_protocol", False) else None
+
+
 def setup(app: Sphinx) -> None:
     """Connects the functions of this file to the build."""
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-process-signature", class_signature)
     app.connect("builder-inited", write_generated_pages, priority=1)
     app.connect("source-read", read_page)
