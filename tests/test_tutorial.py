@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+TRITON = metadata.version("triton")
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 PROGRAM = re.compile(r"^```python\n(?P<text># (?P<name>\w+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(
@@ -49,6 +50,8 @@ def test_the_tutorial_runs_all_of_its_programs() -> None:
 @pytest.mark.parametrize("names", PROCESSES, ids=lambda names: names[0])
 def test_programs_give_the_output_shown(names: tuple[str, ...], tmp_path: Path) -> None:
     """Compares the output of plans only with the version of Triton that the page names: registers depend on it."""
+    if "explain.py" in names and tuple(map(int, TRITON.split(".")[:2])) < (3, 5):
+        pytest.skip("Triton 3.4 and older need ld.lld to compile for AMD GPUs")
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     (variable,) = {COMMANDS[name][0] for name in names}
@@ -59,7 +62,7 @@ def test_programs_give_the_output_shown(names: tuple[str, ...], tmp_path: Path) 
     )
     assert result.returncode == 0, result.stderr
     outputs = json.loads(result.stdout)
-    same_compiler = f"Triton {metadata.version('triton')}." in PAGE
+    same_compiler = f"from Triton {TRITON}." in PAGE
     for name in names:
         if same_compiler or "plan(" not in PROGRAMS[name]:
             assert outputs[name] == COMMANDS[name][1]
