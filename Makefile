@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 include npu.mk
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rocm test-version lint format bench clean
+.PHONY: help demo test test-all test-rocm test-version lint format bench docs check-docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,8 +48,19 @@ format: $(VENV)/.has-dev  ## format the code as `make lint` expects it
 bench: $(VENV)/.has-dev  ## run the benchmarks; ARGS are passed to `tridal bench`
 	$(BIN)/tridal bench $(ARGS)
 
+docs: $(VENV)/.has-docs  ## build the documentation site in site/; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
+
+check-docs: docs  ## check the site in a headless browser, after `playwright install chromium`
+	$(BIN)/python scripts/check_site.py site $(ARGS)
+
+dist: $(VENV)/.has-release  ## build the sdist and the wheel in dist/, and check their metadata
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:  ## remove generated files, including environments; keep bench-results/
-	rm -rf $(VENV) .venv-npu .venv-torch-* build dist
+	rm -rf $(VENV) .venv-npu .venv-torch-* build dist site docs/generated
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

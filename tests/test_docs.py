@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,8 +49,9 @@ def anchors(page: Path) -> set[str]:
 
 
 ADD_AN_OP = ROOT / "docs" / "add-an-op.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # tests/test_tutorial.py runs its programs
 ROW_OP_PACKAGE = ROOT / "tests" / "row_op_package"
-PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python")) and page != ADD_AN_OP]
+PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python")) and page not in (ADD_AN_OP, TUTORIAL)]
 
 READER_DEFINITIONS = """
 import types, torch, tridal
@@ -86,9 +89,40 @@ def test_link_targets_exist(page: Path) -> None:
             assert anchor in anchors(linked), f"{target}: {page_name(linked)} has no such heading"
 
 
-def test_the_readme_links_to_every_page() -> None:
-    linked = {match["target"] for match in LINK.finditer(prose(PAGES[0]))}
-    assert {page_name(page) for page in PAGES[1:]} <= linked
+def test_the_first_page_links_to_every_page() -> None:
+    """The navigation of the site is derived from these links."""
+    first = ROOT / "docs" / "index.md"
+    targets = (match["target"] or match["image"] for match in LINK.finditer(prose(first)))
+    linked = {(first.parent / target).resolve() for target in targets}
+    assert set(PAGES) - {first, ROOT / "README.md"} <= linked
+
+
+def test_the_readme_links_to_the_first_page() -> None:
+    assert "docs/index.md" in {match["target"] for match in LINK.finditer(prose(ROOT / "README.md"))}
+
+
+def test_the_reference_lists_all_public_modules() -> None:
+    modules = {f"tridal.{name}" for name in dir(tridal) if isinstance(getattr(tridal, name), types.ModuleType)}
+    listed = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert listed.pop(0) == "tridal"
+    assert set(listed) == modules
+
+
+def test_all_public_names_have_a_docstring() -> None:
+    modules = [tridal, *(value for name in dir(tridal) if isinstance(value := getattr(tridal, name), types.ModuleType))]
+    for module in modules:
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if isinstance(value, (type, types.FunctionType, types.ModuleType)):
+                assert value.__doc__, f"{module.__name__}.{name} has no docstring"
+
+
+def test_diagrams_are_drawn_by_their_script() -> None:
+    folder = ROOT / "docs" / "diagrams"
+    drawings = runpy.run_path(str(folder / "draw.py"))["DRAWINGS"]
+    assert {path.stem for path in folder.glob("*.svg")} == set(drawings)
+    for name, draw in drawings.items():
+        assert (folder / f"{name}.svg").read_text() == draw(), f"run python docs/diagrams/draw.py: {name} has changed"
 
 
 def commands(page: Path) -> Iterator[list[str]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import email
+import re
+import runpy
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,17 +21,18 @@ CONFIGS = {path.name for path in (ROOT / "configs").glob("*.yaml")}
 
 
 def python(*arguments: str) -> str:
-    """Runs Python in a new process and returns its standard output."""
+    """Runs Python in a new process and returns its output."""
     result = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel. It is built from the sdist, so the sdist also contains everything that the wheel needs."""
     folder = tmp_path_factory.mktemp("dist")
-    python("-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    output = python("-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    assert "warning" not in output.lower()
     return next(folder.glob("*.whl"))
 
 
@@ -78,6 +82,20 @@ def test_wheel_requires_torch_but_not_triton(wheel: Path) -> None:
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert any(line.startswith("torch") for line in required)
     assert not any("triton" in line for line in required), "triton and triton-ascend overwrite each other"
+
+
+def test_readme_has_absolute_links_if_the_repository_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["Metadata"](str(ROOT), {})
+    metadata: dict[str, Any] = {}
+    monkeypatch.delenv("REPOSITORY_URL", raising=False)
+    hook.update(metadata)
+    assert metadata == {"readme": {"content-type": "text/markdown", "text": (ROOT / "README.md").read_text()}}
+    monkeypatch.setenv("REPOSITORY_URL", "https://example.org/tridal")
+    hook.update(metadata)
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", metadata["readme"]["text"])
+    assert all(link.startswith("https://") for _, link in links)
+    assert all(link.startswith("https://example.org/tridal/raw/HEAD/docs/") for image, link in links if image)
+    assert metadata["urls"]["Source"] == "https://example.org/tridal"
 
 
 def test_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ Gradient: TypeAlias = Callable[..., torch.Tensor]
 class RowOp:
     """An op that computes each row of a tensor on its own, along one dim, and keeps the tensor's shape.
 
-    `torch.ops.tridal.<name>`, its gradient, the conformance cases, the benchmarks, the choices of the commands and the
-    plans of all backends are derived from it. Compared and hashed by identity.
+    The registered op in `torch.ops.tridal`, its gradient, the conformance cases, the benchmarks, the choices of the
+    commands and the plans of all backends are derived from it. Compared and hashed by identity.
     """
 
     name: str

@@ -90,9 +90,10 @@ def log_softmax(
 
 
 def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
-    """Returns the function of an op: f(input, dim=-1, dtype=None, *, stream=None, **parameters).
+    """Returns the function of an op: `f(input, dim=-1, dtype=None, *, stream=None, **parameters)`.
 
-    `input`, `dim`, `dtype` and `stream` are those of `softmax`. Registers `torch.ops.tridal.<name>` and its gradient.
+    `input`, `dim`, `dtype` and `stream` are those of `softmax`. Registers the op in `torch.ops.tridal`, with its
+    gradient.
 
     Raises:
         PluginError: the declaration of the op is invalid, or another op has its name.

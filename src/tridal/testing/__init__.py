@@ -1,4 +1,4 @@
-"""The conformance suite: every op on every backend, bundled or from a third party, against float64.
+"""The conformance suite: every op on every backend, bundled or from a third party, against float64::
 
     from tridal import registry, testing
 

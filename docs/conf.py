@@ -1,0 +1,126 @@
+"""Configuration of the documentation site, which `make docs` builds with Sphinx from docs/*.md and the docstrings."""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+from dataclasses import is_dataclass
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.util.inspect import signature, stringify_signature
+
+import tridal
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+GENERATED = DOCS / "generated"
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
+COPIED = {ROOT / name: GENERATED / name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
+REPOSITORY = os.environ.get("REPOSITORY_URL", "")
+"""Address of the repository, as GitHub shows it. Without it, links to files outside the site become plain text."""
+
+project = "tridal"
+copyright = "the authors of tridal"
+version = release = tridal.__version__
+root_doc = "index"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+
+# GitHub's anchors, so that a link to a heading works on GitHub and on the site.
+myst_heading_anchors = 6
+suppress_warnings = ["myst.header"]  # a generated page can begin with a heading of a lower level
+
+# Names in single backticks become links if they are public, and code otherwise.
+default_role = "py:obj"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = f"tridal {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "diagrams/icon.svg"
+html_copy_source = False
+
+
+def site_links(text: str, folder: Path, page: Path) -> str:
+    """Changes the relative links of a Markdown file in `folder`, so that they work in the site's page `page`."""
+
+    def replace(link: re.Match[str]) -> str:
+        target = (folder / link["path"]).resolve()
+        target = COPIED.get(target, target)
+        if target.is_relative_to(DOCS):
+            return f"{link['image']}[{link['text']}]({os.path.relpath(target, page.parent)}{link['anchor'] or ''})"
+        if not REPOSITORY:
+            return link["text"]
+        kind = "tree" if target.is_dir() else "blob"
+        return f"[{link['text']}]({REPOSITORY}/{kind}/main/{target.relative_to(ROOT)})"
+
+    return LINK.sub(replace, text)
+
+
+def write_generated_pages(app: Sphinx) -> None:
+    """Writes a page of the API reference for each public module, and copies pages from the repository's root."""
+    GENERATED.mkdir(exist_ok=True)
+    public = {name: getattr(tridal, name) for name in dir(tridal)}
+    modules = ["tridal", *(f"tridal.{name}" for name, value in public.items() if isinstance(value, types.ModuleType))]
+    pages = {f"{name}.rst": f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n" for name in modules}
+    for source, page in COPIED.items():
+        pages[page.name] = site_links(source.read_text(), source.parent, page)
+    for name, text in pages.items():
+        page = GENERATED / name
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+    for page in GENERATED.iterdir():
+        if page.name not in pages:
+            page.unlink()
+
+
+def read_page(app: Sphinx, name: str, content: list[str]) -> None:
+    """Adapts the links of a page, and derives the navigation from the lists of links on the first page."""
+    page = DOCS / f"{name}.md"
+    if page.is_relative_to(GENERATED):
+        return
+    text = site_links(page.read_text(), page.parent, page)
+    if name == "index":
+        for title, section in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+            links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)
+            text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
+    elif name == "api":
+        text = re.sub(r"^\| `(tridal[\w.]*)` \|", r"| [`\1`](generated/\1.rst) |", text, flags=re.MULTILINE)
+        text += toctree(["generated/tridal*"], "glob:", "hidden:")
+    elif page.parent != DOCS:  # results of benchmarks, to which other pages link
+        text = f"---\norphan: true\n---\n{text}"
+    content[0] = text
+
+
+def toctree(entries: list[str], *options: str) -> str:
+    """Returns a directive that adds pages to the navigation."""
+    return "\n".join(["", "```{toctree}", *(f":{option}" for option in options), "", *entries, "```", ""])
+
+
+def read_docstring(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Converts the sections of a docstring. In an attribute's docstring, Napoleon would read "text: text" as a type."""
+    if what not in ("attribute", "data", "property"):
+        lines[:] = GoogleDocstring(lines, Config(), app, what, name, value, options).lines()
+
+
+def class_signature(app: Sphinx, what: str, name: str, value: object, *_: object) -> tuple[str, None] | None:
+    """Returns the arguments of a dataclass from its `__init__`. Its `__new__` may take any. A protocol has none."""
+    if is_dataclass(value):
+        return stringify_signature(signature(value.__init__, bound_method=True), show_return_annotation=False), None
+    return ("", None) if getattr(value, "_is_protocol", False) else None
+
+
+def setup(app: Sphinx) -> None:
+    """Connects the functions of this file to the build."""
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-process-signature", class_signature)
+    app.connect("builder-inited", write_generated_pages, priority=1)
+    app.connect("source-read", read_page)
