@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import torch
 
 import tridal
+from tridal.pytorch import loss_kernels
 from tridal.runtime import launch
 from tridal.testing.cases import TUTORIAL_SHAPE
 
@@ -44,15 +46,25 @@ def call_microseconds(function: Callable[[torch.Tensor], Any], x: torch.Tensor) 
     return best * 1e6
 
 
-def served_call_microseconds(grad: bool) -> float:
-    """Returns the host time of a call that a backend serves, on a CPU tensor and with the kernel launch removed."""
-    prepare, x = launch.prepare, torch.randn(SHAPE, requires_grad=grad)
+def served_call_microseconds(function: Callable[[torch.Tensor], Any], grad: bool) -> float:
+    """Returns the host time of a call that a backend serves, on a CPU tensor and with the kernel launch removed.
+
+    With `grad`, it includes the backward.
+    """
+    prepare, check, x = launch.prepare, loss_kernels.check_range, torch.randn(SHAPE, requires_grad=grad)
     launch.prepare = lambda *args: prepare(*args)._replace(launch=lambda *_: None)
+    loss_kernels.check_range = lambda *_: None  # only the interpreter checks targets
+
+    def call(x: torch.Tensor) -> None:
+        y = function(x)
+        if grad:
+            torch.autograd.grad(y, x, torch.ones_like(y))
+
     try:
         with tridal.use(device="interpreter"):
-            return call_microseconds(tridal.softmax, x)
+            return call_microseconds(call, x)
     finally:
-        launch.prepare = prepare
+        launch.prepare, loss_kernels.check_range = prepare, check
 
 
 def interpreted_seconds() -> float:
@@ -93,9 +105,16 @@ def main() -> None:
             ours, theirs = call_microseconds(tridal.softmax, x), call_microseconds(lambda x: torch.softmax(x, -1), x)
             what = f"a call on {device.type}, {'with' if grad else 'without'} a gradient"
             rows.append((what, f"{ours:.2f} us, torch.softmax {theirs:.2f} us"))
-    for grad in (False, True):
-        what = f"a served call without its launch, {'with' if grad else 'without'} a gradient"
-        rows.append((what, f"{served_call_microseconds(grad):.2f} us"))
+    weight, bias, target = torch.randn(SHAPE[1:]), torch.randn(SHAPE[1:]), torch.arange(SHAPE[0])
+    functions: dict[str, Callable[[torch.Tensor], Any]] = {
+        "softmax": tridal.softmax,
+        "rms_norm": lambda x: tridal.rms_norm(x, SHAPE[1:], weight, 1e-5),
+        "layer_norm": lambda x: tridal.layer_norm(x, SHAPE[1:], weight, bias),
+        "cross_entropy": lambda x: tridal.cross_entropy(x, target),
+    }
+    for (name, function), grad in product(functions.items(), (False, True)):
+        what = f"{name} without its launch, forward{' and backward' * grad}"
+        rows.append((what, f"{served_call_microseconds(function, grad):.2f} us"))
     for device in devices[1:]:
         for shape in ((4096, 4096), (512, 262_144), (64, 4096, 256)):
             what, ratio = f"peak allocation for {'x'.join(map(str, shape))}", peak_allocation(device, shape)
