@@ -135,11 +135,10 @@ class _Exact:
     def gradients(self, dloss: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Returns the exact gradients of input, weight and bias, and the bounds of their errors."""
         reduction = maths.REDUCTIONS[self.case.reduction]
-        found: Any = maths.gradient(
-            dloss, None, self.logits, self.target, self.weight, self.lse, self.denominator, reduction, *self.numbers,
-            [True, False],
-        )  # fmt: skip
-        dlogits, rows = found[0], maths.row_gradient(dloss, self.lse, self.denominator, reduction).abs().unsqueeze(1)
+        numbers = [self.denominator, reduction, *self.numbers, [True, False]]
+        given: list[Any] = [dloss, None, self.logits, self.target, self.weight, self.lse, *numbers]
+        dlogits: Any = maths.gradient(*given)[0]
+        rows = maths.row_gradient(dloss, self.lse, self.denominator, reduction).abs().unsqueeze(1)
         terms = rows * (self.p * self.total.unsqueeze(1) + self.wanted.abs())
         slope = 1.0 if self.case.softcap is None else 1 + 2 / self.case.softcap
         z = 2 * self.case.z_loss * (self.scale * self.error).unsqueeze(1) * rows * self.p
