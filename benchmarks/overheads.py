@@ -12,12 +12,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
 
 import tridal
+from tridal.pytorch import loss_kernels
 from tridal.runtime import launch
 from tridal.testing.cases import TUTORIAL_SHAPE
 
@@ -44,15 +46,44 @@ def call_microseconds(function: Callable[[torch.Tensor], Any], x: torch.Tensor) 
     return best * 1e6
 
 
-def served_call_microseconds(grad: bool) -> float:
-    """Returns the host time of a call that a backend serves, on a CPU tensor and with the kernel launch removed."""
-    prepare, x = launch.prepare, torch.randn(SHAPE, requires_grad=grad)
+def functions_of(module: Any, shape: Sequence[int], device: torch.device) -> dict[str, Callable[[torch.Tensor], Any]]:
+    """Returns the functions that tridal and torch.nn.functional have, with their other tensors."""
+    learned = [torch.randn(shape[1:], device=device, requires_grad=True) for _ in range(2)]
+    frozen, target = [parameter.detach() for parameter in learned], torch.arange(shape[0], device=device)
+
+    def parameters(x: torch.Tensor) -> list[torch.Tensor]:
+        return learned if x.requires_grad else frozen
+
+    return {
+        "softmax": lambda x: module.softmax(x, -1),
+        "rms_norm": lambda x: module.rms_norm(x, shape[1:], parameters(x)[0], 1e-5),
+        "layer_norm": lambda x: module.layer_norm(x, shape[1:], *parameters(x)),
+        "cross_entropy": lambda x: module.cross_entropy(x, target),
+    }
+
+
+def with_backward(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Any]:
+    """Returns a function that also computes all gradients."""
+
+    def call(x: torch.Tensor) -> None:
+        function(x).sum().backward()
+
+    return call
+
+
+def served_call_microseconds(function: Callable[[torch.Tensor], Any], grad: bool) -> float:
+    """Returns the host time of a call that a backend serves, on a CPU tensor and with the kernel launch removed.
+
+    With `grad`, it includes the backward.
+    """
+    prepare, check, x = launch.prepare, loss_kernels.check_range, torch.randn(SHAPE, requires_grad=grad)
     launch.prepare = lambda *args: prepare(*args)._replace(launch=lambda *_: None)
+    loss_kernels.check_range = lambda *_: None  # only the interpreter checks targets
     try:
         with tridal.use(device="interpreter"):
-            return call_microseconds(tridal.softmax, x)
+            return call_microseconds(with_backward(function) if grad else function, x)
     finally:
-        launch.prepare = prepare
+        launch.prepare, loss_kernels.check_range = prepare, check
 
 
 def interpreted_seconds() -> float:
@@ -93,9 +124,16 @@ def main() -> None:
             ours, theirs = call_microseconds(tridal.softmax, x), call_microseconds(lambda x: torch.softmax(x, -1), x)
             what = f"a call on {device.type}, {'with' if grad else 'without'} a gradient"
             rows.append((what, f"{ours:.2f} us, torch.softmax {theirs:.2f} us"))
-    for grad in (False, True):
-        what = f"a served call without its launch, {'with' if grad else 'without'} a gradient"
-        rows.append((what, f"{served_call_microseconds(grad):.2f} us"))
+    for (name, function), grad in product(functions_of(tridal, SHAPE, devices[0]).items(), (False, True)):
+        what = f"{name} without its launch, forward{' and backward' * grad}"
+        rows.append((what, f"{served_call_microseconds(function, grad):.2f} us"))
+    for device, grad in product(devices[1:], (False, True)):
+        x = torch.randn(8, 4096, device=device, requires_grad=grad)
+        theirs = functions_of(torch.nn.functional, x.shape, device)
+        for name, function in functions_of(tridal, x.shape, device).items():
+            times = (call_microseconds(with_backward(f) if grad else f, x) for f in (function, theirs[name]))
+            what = f"{name} of 8x4096 on {device.type}, forward{' and backward' * grad}"
+            rows.append((what, "{:.2f} us, torch {:.2f} us".format(*times)))
     for device in devices[1:]:
         for shape in ((4096, 4096), (512, 262_144), (64, 4096, 256)):
             what, ratio = f"peak allocation for {'x'.join(map(str, shape))}", peak_allocation(device, shape)

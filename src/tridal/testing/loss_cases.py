@@ -25,6 +25,7 @@ import torch
 from tridal.devices.types import Backend
 from tridal.ops import cross_entropy as maths
 from tridal.ops.fused_op import FusedOp
+from tridal.testing import linear_loss_cases
 from tridal.testing.cases import DIRECTIONS, FusedCase, Values
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
@@ -59,11 +60,12 @@ _PLAN_SHAPES = ((37, 53), (300, 781), (3, 33, 300))
 _VALUES: tuple[Values, ...] = ("constant", "dominant", "some -inf", "row of -inf", "some +inf", "some nan")
 
 
-def cases(op: FusedOp, backend: Backend) -> Iterator[LossCase]:
-    """Yields the cases of cross_entropy whose dtypes the backend computes."""
+def cases(op: FusedOp, backend: Backend) -> Iterator[FusedCase]:
+    """Yields the cases of cross_entropy, and of the linear form that uses its kernels, in the backend's dtypes."""
     for direction in DIRECTIONS:
         make = partial(LossCase, op.name, direction)
         yield from (case for case in _cases(make, backend) if case.dtype in backend.dtypes)
+    yield from linear_loss_cases.cases(backend)
 
 
 def _cases(make: Any, backend: Backend) -> Iterator[LossCase]:
