@@ -25,7 +25,11 @@ def difference(theirs: Callable[..., Tensor]) -> str | None:
     logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
     with plain_mode("cpu"):
-        for dtype, number in ((torch.float32, None), (torch.float32, torch.tensor(5)), (torch.bfloat16, None)):
+        for dtype, number in (
+            (torch.float32, None),
+            (torch.float32, torch.tensor(5, device="cpu")),
+            (torch.bfloat16, None),
+        ):
             results = []
             for function in (theirs, functools.partial(causal_lm_loss, theirs)):
                 x = logits.to(dtype, copy=True).requires_grad_()

@@ -17,6 +17,9 @@ from tridal.pytorch.device_context import device_context
 FORM = "_tridal_form"
 """The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
 
+COMPARING: list[str] = []
+"""Not empty while a loss is compared. tridal's functions then compute on every device, by torch if necessary."""
+
 
 def torch_computes(device: torch.device) -> bool:
     """Returns whether no backend serves a device, so that modules and losses compute as before."""
@@ -24,7 +27,7 @@ def torch_computes(device: torch.device) -> bool:
         from tridal.pytorch import dynamo
 
         return not dynamo.is_served(device.type)
-    return device_context(device).torch_computes
+    return device_context(device).torch_computes and not COMPARING
 
 
 class Replacement:
