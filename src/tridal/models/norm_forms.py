@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,18 +59,24 @@ class NormForm:
             return None
         if self.shape != (0,) and x.shape[-len(self.shape) :] != self.shape:
             return None
-        autocast = private.autocast_enabled(x.device.type)
+        device = x.device
+        autocast = private.autocast_enabled(device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if found is None or torch_computes(x.device):
+        if found is None or torch_computes(device):
             return None
-        casting, widens = found
-        with private.without_autocast(x.device.type) if autocast else nullcontext():
-            x, weight, bias, eps = self.tensors(module, x, widens)
-            shape = x.shape[x.dim() - len(self.shape) :]
-            if self.op == LAYER_NORM.name:
-                return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
-            offset: Any = {"weight_offset": self.weight_offset, "casting": casting or None}
-            return rms_norm(x, shape, weight, eps, **offset)  # type: ignore[no-any-return]
+        if not autocast:
+            return self._call(module, x, *found)
+        with private.without_autocast(device.type):
+            return self._call(module, x, *found)
+
+    def _call(self, module: Any, x: torch.Tensor, casting: Any, widens: bool) -> torch.Tensor:
+        x, weight, bias, eps = self.tensors(module, x, widens)
+        shape = x.shape[x.dim() - len(self.shape) :]
+        if self.op == LAYER_NORM.name:
+            return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
+        return rms_norm(  # type: ignore[no-any-return]
+            x, shape, weight, eps, weight_offset=self.weight_offset, casting=casting or None
+        )
 
     def reference(self, module: Any, x: torch.Tensor, casting: str = "", widens: bool = False) -> torch.Tensor:
         """Returns the same, computed by the op's reference in torch's ops, with autocast disabled."""
