@@ -21,7 +21,7 @@ HIDDEN = 8
 @functools.cache
 def difference(theirs: Callable[..., Tensor]) -> str | None:
     """Returns how a loss function differs from tridal's, or None if it computes the same."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
     with plain_mode("cpu"):

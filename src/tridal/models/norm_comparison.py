@@ -180,7 +180,7 @@ class _Sample:
     def __init__(
         self, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], rows: int, key: Key
     ) -> None:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         random = functools.partial(torch.randn, generator=generator, device="cpu")
         x = random((rows, *shape)) + 0.5
         scales = torch.tensor(SCALES, device="cpu").repeat(rows // len(SCALES))
