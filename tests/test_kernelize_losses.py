@@ -61,10 +61,12 @@ def test_loss_is_fused_only_in_training_with_labels(device: torch.device) -> Non
         torch.testing.assert_close((loss, logits), (plain.loss, plain.logits))
 
 
-def test_model_that_scales_its_logits_is_not_fused(device: torch.device) -> None:
+@pytest.mark.parametrize("served", [True, False], ids=["served", "not served yet"])
+def test_model_that_scales_its_logits_is_not_fused(device: torch.device, served: bool) -> None:
     model = build("Cohere").to(device)
     expected = step(model)
-    report = tridal.kernelize(model, fused_loss=True)
+    with tridal.use() if served else tridal.use(device="cpu", fallback="error"):
+        report = tridal.kernelize(model, fused_loss=True)
     assert_same_step(step(model), expected)
     (entry,) = [entry for entry in report.replaced if entry.name == ""]
     assert entry.replaced_by == "tridal.cross_entropy for the loss"
@@ -103,3 +105,15 @@ def test_model_with_its_own_loss_is_reported(device: torch.device) -> None:
     (entry,) = tridal.kernelize(build("T5").to(device)).unchanged
     assert entry.name == ""
     assert entry.reason == "loss: it computes its loss in its own forward, not with transformers' loss_function"
+
+
+def test_loss_that_differs_is_reported(device: torch.device) -> None:
+    def ForCausalLMLoss(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    model = build("Llama").to(device)
+    model.loss_function = ForCausalLMLoss
+    for settings in ({}, {"device": "cpu"}):
+        with tridal.use(**settings):
+            (entry,) = tridal.kernelize(model, skip="model.*").unchanged
+        assert str(entry.reason).startswith("loss: the loss differs by ")

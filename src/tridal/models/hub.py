@@ -1,8 +1,4 @@
-"""Layers for Hugging Face's package `kernels`, which replaces the forward of modules by that of a layer.
-
-with kernels.use_kernel_mapping(tridal.models.hub.kernel_mapping(model)):
-    kernels.kernelize(model, mode=kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE)
-"""
+"""Layers for Hugging Face's package `kernels`, which replaces the forward of modules by that of a layer."""
 
 from __future__ import annotations
 
@@ -62,7 +58,7 @@ def kernel_mapping(model: torch.nn.Module | None = None) -> dict[str, dict[str, 
     """Returns a mapping for `kernels.use_kernel_mapping` or `kernels.register_kernel_mapping`.
 
     It has tridal's layers for each device type that a backend serves under the current settings. `kernels` may call a
-    device as its backend is called, so the names of backends are added.
+    device as its backend is called, so the names of backends are added. Pass the mapping before `kernels.kernelize`.
 
     Args:
         model: its norms are compared now. Other norms are compared in their first call; a norm whose first call is

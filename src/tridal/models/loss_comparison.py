@@ -21,11 +21,15 @@ HIDDEN = 8
 @functools.cache
 def difference(theirs: Callable[..., Tensor]) -> str | None:
     """Returns how a loss function differs from tridal's, or None if it computes the same."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
     with plain_mode("cpu"):
-        for dtype, number in ((torch.float32, None), (torch.float32, torch.tensor(5)), (torch.bfloat16, None)):
+        for dtype, number in (
+            (torch.float32, None),
+            (torch.float32, torch.tensor(5, device="cpu")),
+            (torch.bfloat16, None),
+        ):
             results = []
             for function in (theirs, functools.partial(causal_lm_loss, theirs)):
                 x = logits.to(dtype, copy=True).requires_grad_()

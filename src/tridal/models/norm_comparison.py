@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from tridal.devices.settings import use
 from tridal.models.norm_forms import Key, NormForm
+from tridal.models.replacements import COMPARING
 from tridal.pytorch import private
 
 Tensor = torch.Tensor
@@ -70,9 +72,14 @@ _found: dict[Any, Found] = {}
 
 @contextmanager
 def plain_mode(device_type: str) -> Iterator[None]:
-    """A context in which a comparison does not depend on the modes of the program: gradients on, autocast off."""
-    with torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type):
-        yield
+    """A context in which a comparison does not depend on the modes and settings of the program."""
+    modes = torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type)
+    COMPARING.append(device_type)
+    try:
+        with modes[0], modes[1], modes[2], use(fallback="torch"):
+            yield
+    finally:
+        COMPARING.remove(device_type)
 
 
 def _problem(module: torch.nn.Module) -> str | None:
@@ -122,6 +129,9 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     form = min(errors, key=lambda form: errors[form])
     if not errors[form] <= _tolerance(torch.float32):
         return Found(None, f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element")
+    sample.module.training = not module.training
+    if not _row_error(sample.forward(), expected) <= _tolerance(torch.float32):
+        return Found(None, "it computes something else in training than in evaluation")
     differences: dict[Key, str] = {}
     castings = {}
     for dtypes, autocast in itertools.product(DTYPES, (False, True)):
@@ -170,7 +180,7 @@ class _Sample:
     def __init__(
         self, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], rows: int, key: Key
     ) -> None:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         random = functools.partial(torch.randn, generator=generator, device="cpu")
         x = random((rows, *shape)) + 0.5
         scales = torch.tensor(SCALES, device="cpu").repeat(rows // len(SCALES))

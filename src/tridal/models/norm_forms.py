@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,46 +36,49 @@ class NormForm:
     castings: Mapping[Key, tuple[str, bool]] = field(default_factory=dict, hash=False)
     """For each key for which the module computes the same: the casting, and whether tensors are cast to float32."""
 
-    def tensors(self, module: Any, x: torch.Tensor, widens: bool) -> tuple[Any, Any, Any, float]:
+    def compute(self, module: Any, x: Any) -> torch.Tensor | None:
+        """Returns the module's output, or None if the module computes this input itself.
+
+        The module computes inputs with dtypes for which it does not compute the same as tridal, inputs on devices
+        without a backend, tensors with `__torch_function__`, and inputs of another size, for which its error is
+        clearer.
+        """
+        weight = _parameter(module, self.weight)
+        if not isinstance(x, torch.Tensor) or has_torch_function((x, weight)) or x.is_nested:
+            return None
+        shape, device = x.shape[x.dim() - len(self.shape) :], x.device
+        if shape != self.shape and self.shape != (0,):
+            return None
+        autocast = private.autocast_enabled(device.type)
+        found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
+        if found is None or torch_computes(device):
+            return None
+        if not autocast:
+            return self._call(module, x, shape, weight, *found)
+        with private.without_autocast(device.type):
+            return self._call(module, x, shape, weight, *found)
+
+    def _call(self, module: Any, x: Any, shape: Any, weight: Any, casting: Any, widens: bool) -> torch.Tensor:
+        x, weight, bias, eps = self._tensors(module, x, weight, widens)
+        if self.op == LAYER_NORM.name:
+            return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
+        return rms_norm(  # type: ignore[no-any-return]
+            x, shape, weight, eps, weight_offset=self.weight_offset, casting=casting or None
+        )
+
+    def _tensors(self, module: Any, x: torch.Tensor, weight: Any, widens: bool) -> tuple[Any, Any, Any, float]:
         """Returns the input, the weight, the bias and the eps of a call of the module."""
-        weight = None if self.weight is None else getattr(module, self.weight)
-        bias = None if self.bias is None else getattr(module, self.bias)
+        bias = _parameter(module, self.bias)
         if widens:
             x = x.to(statistics_dtype(x))
             weight, bias = (t if t is None else t.to(statistics_dtype(t)) for t in (weight, bias))
         eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
         return x, weight, bias, torch.finfo(statistics_dtype(x)).eps if eps is None else eps
 
-    def compute(self, module: Any, x: Any) -> torch.Tensor | None:
-        """Returns the module's output, or None if the module computes this input itself.
-
-        The module computes inputs with dtypes for which it does not compute the same as tridal, inputs on devices
-        without a backend, tensors with `__torch_function__`, and invalid inputs, for which its error is clearer.
-        """
-        weight = None if self.weight is None else getattr(module, self.weight)
-        if not isinstance(x, torch.Tensor) or has_torch_function((x, weight)) or x.is_nested or x.is_sparse:
-            return None
-        if weight is not None and (weight.device != x.device or weight.shape != x.shape[-weight.dim() :]):
-            return None
-        if self.shape != (0,) and x.shape[-len(self.shape) :] != self.shape:
-            return None
-        autocast = private.autocast_enabled(x.device.type)
-        found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if found is None or torch_computes(x.device):
-            return None
-        casting, widens = found
-        with private.without_autocast(x.device.type) if autocast else nullcontext():
-            x, weight, bias, eps = self.tensors(module, x, widens)
-            shape = x.shape[x.dim() - len(self.shape) :]
-            if self.op == LAYER_NORM.name:
-                return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
-            offset: Any = {"weight_offset": self.weight_offset, "casting": casting or None}
-            return rms_norm(x, shape, weight, eps, **offset)  # type: ignore[no-any-return]
-
     def reference(self, module: Any, x: torch.Tensor, casting: str = "", widens: bool = False) -> torch.Tensor:
         """Returns the same, computed by the op's reference in torch's ops, with autocast disabled."""
         with private.without_autocast(x.device.type):
-            x, weight, bias, eps = self.tensors(module, x, widens)
+            x, weight, bias, eps = self._tensors(module, x, _parameter(module, self.weight), widens)
             if self.op == LAYER_NORM.name:
                 result = LAYER_NORM.reference(x, None, weight, bias, len(self.shape), eps)[0]
             else:
@@ -91,3 +93,11 @@ class NormForm:
         narrow = (torch.bfloat16, None if self.weight is None else torch.bfloat16, False)
         casting, _ = self.castings.get(narrow, ("", False))
         return text + (f", casting={casting!r}" if casting else "")
+
+
+def _parameter(module: Any, name: str | None) -> Any:
+    """Returns a parameter of a module. FSDP may replace it by an attribute while the module computes."""
+    if name is None:
+        return None
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found

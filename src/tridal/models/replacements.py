@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import types
 from typing import Any, SupportsIndex
 
 import torch
@@ -17,6 +18,9 @@ from tridal.pytorch.device_context import device_context
 FORM = "_tridal_form"
 """The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
 
+COMPARING: list[str] = []
+"""Not empty while a loss is compared. tridal's functions then compute on every device, by torch if necessary."""
+
 
 def torch_computes(device: torch.device) -> bool:
     """Returns whether no backend serves a device, so that modules and losses compute as before."""
@@ -24,7 +28,7 @@ def torch_computes(device: torch.device) -> bool:
         from tridal.pytorch import dynamo
 
         return not dynamo.is_served(device.type)
-    return device_context(device).torch_computes
+    return device_context(device).torch_computes and not COMPARING
 
 
 class Replacement:
@@ -49,15 +53,10 @@ def _new_module(kind: Any, base: Any) -> Any:
 def replaced_class(kind: Any, base: Any) -> Any:
     """Returns the subclass of a module's class with the forward of a replacement."""
     names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    forward = functools.wraps(base.forward)(_forward_of(kind))  # callers inspect the signature of a model's forward
+    own = kind.forward
+    forward = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
+    functools.update_wrapper(forward, base.forward)  # callers inspect the signature of a model's forward
     return type(base.__name__, (kind, base), {**names, "forward": forward})
-
-
-def _forward_of(kind: Any) -> Any:
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return kind.forward(self, *args, **kwargs)
-
-    return forward
 
 
 def replace(module: torch.nn.Module, kind: Any, form: Any) -> None:

@@ -1,0 +1,105 @@
+"""The comparison of norm classes: which norm, eps, offset and casting are found, and which classes are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tridal.models.norm_comparison import describe, find_form
+
+CPU = torch.device("cpu")
+
+
+class SomeNorm(torch.nn.Module):
+    """A norm with a weight, whose forward is a function of (module, x)."""
+
+    def __init__(self, compute: Callable[..., torch.Tensor], size: int = 16) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(self, x)
+
+
+def normalised(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def form_of(compute: Callable[..., torch.Tensor], **kwargs: Any) -> Any:
+    return find_form(SomeNorm(compute, **kwargs).eval(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda m, x: m.weight * normalised(x.float()).to(x.dtype), "tridal.rms_norm, casting='llama'"),
+        (lambda m, x: (m.weight * normalised(x.float())).to(x.dtype), "tridal.rms_norm, casting='gemma'"),
+        (
+            lambda m, x: ((1 + m.weight.float()) * normalised(x.float())).to(x.dtype),
+            "tridal.rms_norm, weight_offset=1, casting='gemma'",
+        ),
+        (lambda m, x: torch.nn.functional.layer_norm(x, x.shape[-1:], m.weight), "tridal.layer_norm"),
+        (lambda m, x: m.weight * normalised(x.float(), 1e-5).to(x.dtype), "tridal.rms_norm, casting='llama'"),
+    ],
+    ids=["llama", "gemma without offset", "gemma", "layer norm", "eps in the code"],
+)
+def test_function_and_order_of_rounding_are_found(compute: Any, expected: str) -> None:
+    found = form_of(compute)
+    assert str(found.form) == expected
+    assert found.problem is None
+
+
+@pytest.mark.parametrize(
+    ("compute", "problem"),
+    [
+        (lambda m, x: m.weight * x / x.norm(dim=-1, keepdim=True), "it differs from the nearest norm, tridal."),
+        (lambda m, x: m.weight * normalised(x, 1e-3), "it differs from the nearest norm, tridal.rms_norm"),
+        (lambda m, x: m.weight * normalised(x).detach(), "it differs from tridal.rms_norm: the gradient of x"),
+        (lambda m, x: m.weight * normalised(x) * (0.5 if m.training else 1), "it computes something else in training"),
+        (lambda m, x: m.no_such_name, "its forward raised AttributeError in the comparison"),
+        (lambda m, x: (x, x), "its forward raised TypeError in the comparison: it returned tuple"),
+        (lambda m, x: x[..., :1], "it differs from the nearest norm"),
+        (lambda m, x: m.weight * x * float("nan"), "it differs from the nearest norm"),
+    ],
+    ids=["l2", "other eps", "no gradient", "training", "error", "tuple", "shape", "nan"],
+)
+def test_class_that_computes_something_else_has_a_reason(compute: Any, problem: str) -> None:
+    found = form_of(compute)
+    assert found.form is None
+    assert str(found.problem).startswith(problem), found.problem
+
+
+def test_dtypes_with_another_order_of_rounding_are_left_to_the_class() -> None:
+    """The sum of 1 and a bfloat16 weight is rounded before the multiplication."""
+    module = SomeNorm(lambda m, x: ((1 + m.weight).float() * normalised(x.float())).to(x.dtype)).bfloat16()
+    found = find_form(module, CPU)
+    assert (torch.float32, torch.float32, False) in found.form.castings
+    assert (torch.bfloat16, torch.bfloat16, False) not in found.form.castings
+    text = str(describe(found, module))
+    assert text.startswith("it computes these itself: bfloat16 inputs (the order of rounding differs: ")
+    x = torch.randn(2, 16, dtype=torch.bfloat16)
+    assert found.form.compute(module, x) is None
+
+
+def test_modules_with_other_settings_are_compared_again() -> None:
+    first, second = torch.nn.RMSNorm(8, eps=1e-3), torch.nn.RMSNorm(8, eps=1e-5)
+    for module in (first, second):
+        form = find_form(module, CPU).form
+        assert form is not None
+        x = torch.randn(3, 8) / 100
+        torch.testing.assert_close(form.reference(module, x), module(x))
+    assert find_form(torch.nn.RMSNorm(8, eps=1e-5), CPU) is find_form(second, CPU)
+
+
+def test_module_is_not_changed_or_called() -> None:
+    module = torch.nn.LayerNorm(8)
+    module.register_forward_hook(lambda *_: pytest.fail("the module was called"))
+    weight, state = module.weight, {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    find_form(module, CPU)
+    assert module.weight is weight
+    assert module.weight.grad is None
+    torch.testing.assert_close(dict(module.state_dict()), state)
