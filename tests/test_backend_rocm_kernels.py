@@ -29,7 +29,7 @@ import row_tensors  # noqa: E402
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5):
     pytest.skip("Triton 3.4 and older need ld.lld to compile for AMD GPUs", allow_module_level=True)
 RESERVED_SCALARS = 16 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 0
-"""Scalar registers of the trap handler. Newer LLVM counts them. Plans do not, so a core may hold fewer programs."""
+"""Scalar registers per wave that newer LLVM adds, the size of a trap handler's. Plans do not count them."""
 EXAMINED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="examined with Triton 3.7 only")
 
 ROCM = registry.get("rocm")
