@@ -28,6 +28,8 @@ import row_tensors  # noqa: E402
 
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 5):
     pytest.skip("Triton 3.4 and older need ld.lld to compile for AMD GPUs", allow_module_level=True)
+RESERVED_SCALARS = 16 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 0
+"""Scalar registers per wave that newer LLVM adds, the size of a trap handler's. Plans do not count them."""
 EXAMINED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="examined with Triton 3.7 only")
 
 ROCM = registry.get("rocm")
@@ -116,8 +118,11 @@ def check_kernel(kernel: RowKernel, case: Case) -> None:
     compiled = compiler.compile_kernel(call.specialize(plan.config), device.target)
     assert compiled.asm["hsaco"].startswith(b"\x7fELF")
     assembly = compiled.asm["amdgcn"]
-    assert waves_per_simd(plan.resources.registers, device)[0] == compiler_waves(assembly), plan
     reported = numbers(assembly)
+    waves = waves_per_simd(plan.resources.registers, device)[0]
+    if RESERVED_SCALARS and reported["wavefront_size"] == 64:  # 800 scalar registers, allocated in units of 16
+        waves = min(waves, 50 // -(-(reported["sgpr_count"] + RESERVED_SCALARS) // 16))
+    assert waves == compiler_waves(assembly), plan
     assert reported["private_segment_fixed_size"] == reported["vgpr_spill_count"] == 0
     assert reported["max_flat_workgroup_size"] == plan.config.num_warps * reported["wavefront_size"]
     assert reported["wavefront_size"] == device.warp_size

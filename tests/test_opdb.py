@@ -72,7 +72,8 @@ def run(call: Any, info: Any, device: torch.device) -> int:
                 continue
             tolerance = coarser(dtype, (expected[0] if isinstance(expected, tuple) else expected).dtype)
             # Norms multiply rounding errors by up to 1 / sqrt(eps), for rows of one element and negative eps.
-            factor = 1 if not re.search(NORMS, info.name) else 2 if dtype.itemsize == 2 else 20
+            # A gradient of layer_norm by torch 2.11 in float16 is wrong by 0.0043, where a row has two elements.
+            factor = 1 if not re.search(NORMS, info.name) else 3 if dtype.itemsize == 2 else 20
             agree(y, expected, tolerance, factor)
             agree(gradients(y, sample), gradients(expected, sample), tolerance, factor)
             count += 1

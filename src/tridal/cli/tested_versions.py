@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-TESTED: Mapping[str, tuple[str, str]] = {"torch": ("2.13", "2.15"), "triton": ("3.5", "3.9")}
-"""The oldest and the newest tested minor version of each package. pyproject.toml allows older ones."""
+PAIRS: tuple[tuple[str, str], ...] = (("2.11", "3.6"), ("2.13", "3.7"), ("2.15", "3.9"))
+"""The minor versions of torch and Triton with which all tests passed. pyproject.toml allows other versions."""
+TESTED: Mapping[str, tuple[str, str]] = {
+    package: (PAIRS[0][index], PAIRS[-1][index]) for index, package in enumerate(("torch", "triton"))
+}
+"""The oldest and the newest tested minor version of each package."""
 
 
 def as_text() -> str:
-    """Returns the tested versions of all packages as text."""
-    return ", ".join(f"{package} {oldest} to {newest}" for package, (oldest, newest) in TESTED.items())
+    """Returns the tested pairs of versions as text."""
+    return ", ".join(f"torch {torch} with triton {triton}" for torch, triton in PAIRS)
 
 
 def warnings(versions: Mapping[str, str | None]) -> list[str]:
