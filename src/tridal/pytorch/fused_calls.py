@@ -56,8 +56,8 @@ def find(
     if _function_modes() or (kind is not Tensor and kind is not torch.nn.Parameter) or type(sizes) not in _SIZES:
         return None
     key = (
-        function, input.shape, _grad_enabled(), results, type(sizes), *sizes, *options, *map(type, sizes),
-        *map(type, options),
+        function, input.shape, input.dtype, input.requires_grad, _grad_enabled(), results, type(sizes), *sizes,
+        *options, *map(type, sizes), *map(type, options),
     )  # fmt: skip
     try:
         found = _calls[key]
