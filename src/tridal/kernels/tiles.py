@@ -143,6 +143,12 @@ def load_tile(
 
 
 @triton.jit
+def store_tile(pointers, y, in_bounds, RELOAD: tl.constexpr):
+    """Stores the elements of a tile. With RELOAD, they must not evict elements that will be loaded again."""
+    tl.store(pointers, y, mask=in_bounds, eviction_policy="evict_first" if RELOAD else "")
+
+
+@triton.jit
 def load_columns(
     pointer, column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr, ACC_DTYPE: tl.constexpr
 ):  # fmt: skip

@@ -33,6 +33,7 @@ from tridal.kernels.tiles import (
     load_rows,
     load_tile,
     store_rows,
+    store_tile,
     tile_bounds,
     tile_pointers,
 )
@@ -67,10 +68,9 @@ def whole_row(
     LAST_PASS: tl.constexpr = 0 if FIRST is None else STATISTICS_PASS + 1
     rank, group, groups, begin, end, step = iterations(tiles, PROGRAMS_PER_ROW, PERSISTENT, DYNAMIC)
     claimed, last = group, -1
-    # All tiles of a program may have the same columns. Then it loads the numbers per column once.
     SAME_COLUMNS: tl.constexpr = PERSISTENT and (not PEEL or (long_blocks is not None and not DYNAMIC))
     LOAD_ONCE: tl.constexpr = (SAME_COLUMNS and not RELOAD) and (per_column_ptr is not None)
-    if LOAD_ONCE:
+    if LOAD_ONCE:  # all tiles of a program have the same columns
         _, _, column, _, edge_column, _ = tile_bounds(
             group, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
             PEEL, VECTOR, False,
@@ -219,10 +219,7 @@ def whole_row(
                             part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
                             REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
-                        tl.store(
-                            out_pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds,
-                            eviction_policy="evict_first" if RELOAD else "",
-                        )  # fmt: skip
+                        store_tile(out_pointers, y.to(out_ptr.dtype.element_ty), in_bounds, RELOAD)
                         if out2_ptr is not None:
                             out2_pointers = anti_hoist_pointers(
                                 out2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS,
