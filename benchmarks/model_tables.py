@@ -50,19 +50,31 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def plot(results: Sequence[Result], providers: Sequence[str], path: Path) -> None:
-    """Draws the speed of each provider relative to the unchanged model, and the peak memory of training."""
+    """Draws the speed of each provider relative to the unchanged model, and the peak memory of training.
+
+    Models and kinds of work without a measurement are left out.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    models = list(dict.fromkeys(r.model for r in results))
+    models = list(dict.fromkeys(r.model for r in results if r.tokens_per_second))
     shown = [p for p in providers if any(r.provider == p and r.tokens_per_second for r in results)]
     found = {(r.model, r.work, r.provider): r for r in results if r.tokens_per_second}
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
-    panels = (("training", "tokens_per_second"), ("decoding", "tokens_per_second"), ("training", "peak_gib"))
-    titles = ("training: tokens per second", "decoding: tokens per second", "training: peak memory")
-    for axis, title, (work, field) in zip(axes, titles, panels, strict=True):
+    panels = [
+        (f"{work}: {what}", work, field)
+        for work, field, what in (
+            ("training", "tokens_per_second", "tokens per second"),
+            ("decoding", "tokens_per_second", "tokens per second"),
+            ("training", "peak_gib", "peak memory"),
+        )
+        if any(r.work == work and getattr(r, field) for r in results)
+    ]
+    if not panels:
+        return
+    figure, rows = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4.5), layout="constrained", squeeze=False)
+    for axis, (title, work, field) in zip(rows[0], panels, strict=True):
         for index, provider in enumerate(shown):
             heights = []
             for model in models:
@@ -74,6 +86,6 @@ def plot(results: Sequence[Result], providers: Sequence[str], path: Path) -> Non
         axis.axhline(1, color="grey", linewidth=0.8)
         axis.set_xticks([m + 0.4 for m in range(len(models))], models)
         axis.set_title(f"{title}, unchanged = 1")
-    axes[0].legend(fontsize=8)
+    figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -198,8 +198,13 @@ def test_quantised_and_scripted_modules_are_refused_with_the_reason() -> None:
     assert tridal.kernelize(scripted).replaced == ()
 
 
-def test_random_state_is_kept() -> None:
+def test_random_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seed_all(seed: int) -> None:
+        raise AssertionError("torch.manual_seed also seeds the generators of accelerators")
+
     model = build("Llama", hidden_size=48)
     state = torch.get_rng_state()
-    tridal.kernelize(model, fused_loss=True)
+    monkeypatch.setattr(torch, "manual_seed", seed_all)
+    report = tridal.kernelize(model, fused_loss=True)
+    assert any("linear_cross_entropy" in str(entry.replaced_by) for entry in report.replaced)
     assert torch.equal(torch.get_rng_state(), state)

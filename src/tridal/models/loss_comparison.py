@@ -54,7 +54,7 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm]
         return f"{name}, a {type(head).__qualname__}, does not have the forward of torch.nn.Linear"
     cap = getattr(model.config, "final_logit_softcapping", None)
     with torch.random.fork_rng([]), plain_mode("cpu"), torch.device("cpu"):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed accelerators too
         hidden, small = torch.randn(1, 5, HIDDEN), torch.nn.Linear(HIDDEN, head.out_features, head.bias is not None)
         torch.nn.init.normal_(small.weight)
         try:
