@@ -189,9 +189,9 @@ def not_inverted(function: ast.FunctionDef) -> None:
 GRADIENTS = ("softmax_backward", "log_softmax_backward", "l2_norm_backward")
 
 
-@mutant("whole_row", "whole_row", "elements out of bounds are stored", "softmax", *GRADIENTS)
+@mutant("tiles", "store_tile", "elements out of bounds are stored", "softmax", *GRADIENTS)
 def store_without_mask(function: ast.FunctionDef) -> None:
-    replace_keyword(find_calls(function, "tl.store", "out_pointers"), "mask", None)
+    replace_keyword(find_calls(function, "tl.store"), "mask", None)
 
 
 @mutant("column_loop", "column_loop", "elements out of bounds are stored", "softmax", *GRADIENTS)
@@ -199,9 +199,9 @@ def loop_store_without_mask(function: ast.FunctionDef) -> None:
     replace_keyword(find_calls(function, "tl.store"), "mask", None)
 
 
-@mutant("whole_row", "whole_row", "elements out of bounds are loaded as 0")
+@mutant("tiles", "load_tile", "elements out of bounds are loaded as 0")
 def padding_of_zero(function: ast.FunctionDef) -> None:
-    replace_keyword(find_calls(function, "tl.load", "pointers"), "other", "0.0")
+    replace_keyword(find_calls(function, "tl.load"), "other", "0.0")
 
 
 @mutant("column_loop", "column_loop", "elements out of bounds are loaded as 0")
