@@ -106,6 +106,7 @@ def bench_command(question: Question) -> str:
     op, direction = question.op.removesuffix("_backward"), "forward"
     if op != question.op:
         direction = "backward"
+    op = op.partition(" without ")[0]
     options = f"--op {op} --direction {direction} --dtype {question.dtype}"
     if question.dim == -1:
         return f"tridal bench {options} --rows {question.shape[0]} --cols {question.shape[1]}"

@@ -62,5 +62,11 @@ _SEVERAL_TENSORS = [
 ]
 _MEASURED += _SEVERAL_TENSORS
 _ALL, _HALF = _MEASURED + _OTHER, _MEASURED[::2] + _OTHER
-_BY_ARCHITECTURE = {"sm_90": _ALL, "sm_80": _HALF, "sm_100": _HALF, "sm_120": _HALF}
+_VARIANTS = [
+    *_questions(("layer_norm",), "bfloat16", (524_288, 256)),
+    *_questions(("layer_norm without residual",), "bfloat16", (4096, 16_384), (16_384, 32_768), (2048, 131_072)),
+    *_questions(("rms_norm without residual",), "bfloat16", (131_072, 4097), (4096, 65_536)),
+    *_questions(("column_sum",), "float32", (1056, 1024), dim=0),
+]
+_BY_ARCHITECTURE = {"sm_90": _ALL + _VARIANTS, "sm_80": _HALF, "sm_100": _HALF, "sm_120": _HALF}
 QUESTIONS = [question._replace(arch=arch) for arch, chosen in _BY_ARCHITECTURE.items() for question in chosen]
