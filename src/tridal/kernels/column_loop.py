@@ -1,6 +1,8 @@
 """The schedule "column_loop" for rows that are wider than a tile: a program loops twice over blocks of columns.
 
 The first loop computes the statistics of the rows, the second loop the output. `whole_row` describes the parameters.
+With LANES above 1, a row is divided into so many lanes, which have their own statistics until the first loop ends. With
+PEEL, the statistics of the head and the tail are computed before the loop, and there is no second loop.
 """
 
 import triton
