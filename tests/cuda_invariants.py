@@ -31,5 +31,5 @@ def check_reason(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -
     assert f"occupancy {plan.occupancy} = min(" in reason
     assert f"registers 65536//({registers}*32*{config.num_warps})={programs}" in reason
     assert f"{device.cores} SMs x {plan.occupancy} = {device.cores * (plan.occupancy or 0)} resident programs" in reason
-    assert f"{problem.rows} rows in {problem.tiles(config.rows)} tiles of {config.rows} x {config.cols}: " in reason
+    assert f"{problem.rows} rows in {problem.tiles_of(config)} tiles of {config.rows} x {config.cols}: " in reason
     assert (f"{resources.spills} bytes per thread are spilled" in reason) == (resources.spills > 0)

@@ -7,7 +7,7 @@ from tridal.devices.types import DeviceProperties, LaunchPlan, Problem
 
 def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
     """Asserts what has to hold for every plan, whatever the compiler reports."""
-    config, tiles = plan.config, problem.tiles(plan.config.rows)
+    config, tiles = plan.config, problem.tiles_of(plan.config)
     for size in (config.rows, config.cols, config.num_warps):
         assert size & (size - 1) == 0 < size
     assert config.num_warps * (device.warp_size or 0) <= 1024

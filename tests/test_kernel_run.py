@@ -11,7 +11,7 @@ import torch
 import tridal
 from tridal.devices.types import Backend
 from tridal.pytorch.device_context import DeviceContext, device_context
-from tridal.pytorch.kernel_run import run_kernel
+from tridal.pytorch.kernel_run import prepare_kernel
 
 pytest.importorskip("triton")
 
@@ -50,6 +50,14 @@ SQUARES = RowKernel(
 def context(backend: Backend, device: torch.device) -> Iterator[DeviceContext]:
     with tridal.use(device=backend.name, fallback="error"):
         yield device_context(device)
+
+
+def run_kernel(
+    context: DeviceContext, kernel: RowKernel, dim: int, inputs: tuple[torch.Tensor, ...], *arguments: Any,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
+    prepared = prepare_kernel(context, kernel, dim, inputs, *arguments, out=out)
+    return None if prepared is None else prepared(out, inputs)
 
 
 def run(context: DeviceContext, kernel: RowKernel, *inputs: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, ...]:

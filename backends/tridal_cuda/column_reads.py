@@ -22,7 +22,7 @@ def fit_column_reads(problem: GpuProblem) -> Fit | None:
     if config is None:
         return None
     fitted = problem.fit(config).with_few_spills()
-    return fitted if fitted.few_spills and fitted.resident >= fitted.config.programs_per_row else None
+    return fitted if fitted.usable else None
 
 
 def _unaligned(problem: GpuProblem) -> KernelConfig | None:

@@ -19,7 +19,7 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
         return None
     for config in _configs(problem):
         fitted = problem.fit(config).with_few_spills(tuning.BYTES_IN_FLIGHT if config.reload else 0)
-        if fitted.few_spills and fitted.resident >= fitted.config.programs_per_row:
+        if fitted.usable:
             return fitted
     return None
 

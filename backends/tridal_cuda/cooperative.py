@@ -104,7 +104,7 @@ def _fit_blocks(problem: GpuProblem) -> Fit | None:
             return None
         fitted = problem.fit(_block_config(rows, cols, reload, problem))
     limited = fitted.with_few_spills(tuning.COOPERATIVE_BYTES_IN_FLIGHT, tuning.MAX_SPILL_COOPERATIVE)
-    if limited.resident < limited.config.programs_per_row or not limited.few_spills:
+    if not limited.usable:
         return None
     pipelined = _fit_pipelined(replace(limited.config, max_registers=None), limited)
     return first_with_few_spills((pipelined, limited))

@@ -115,9 +115,7 @@ class GpuProblem(Problem):
         """
         # The error of exp2 is visible in float32 elements only: in a sum, it is smaller than the sum's rounding.
         bias = tuning.EXP2_BIAS if self.writes[:1] == ("float32",) else 0.0  # float64 needs the device's exp
-        peel = self.peel and not (
-            config.schedule == "column_loop" and (self.writes or self.column_writes or self.scale_mask)
-        )
+        peel = self.peel and (config.schedule != "column_loop" or self.statistics_only)
         persistent = config.persistent or bool(self.column_writes)  # otherwise each tile would store its sums
         exp2_bias = bias if self.accumulator == 4 else None
         config = replace(config, peel=peel, persistent=persistent, exp2_bias=exp2_bias)
@@ -172,6 +170,11 @@ class Fit:
     def few_spills(self) -> bool:
         """Whether at most `MAX_SPILL` bytes per thread are spilled."""
         return self.resources.spills <= tuning.MAX_SPILL
+
+    @property
+    def usable(self) -> bool:
+        """Whether few bytes are spilled, and all programs of a row can be resident at the same time."""
+        return self.few_spills and self.resident >= self.config.programs_per_row
 
     def with_register_limit(self, wanted_bytes: int, max_spill: int = 0) -> Fit:
         """Lowers the register limit until `wanted_bytes` are in flight. Each step makes room for one more program.

@@ -35,8 +35,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
     reason = (
         f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
-        f"{fitted.resident} resident programs; {problem.rows} rows in "
-        f"{problem.tiles(config.rows, problem.equal_heads(config))} tiles of "
+        f"{fitted.resident} resident programs; {problem.rows} rows in {problem.tiles_of(config)} tiles of "
         f"{config.rows} x {config.cols}: {explanation}{spilled}"
     )
     return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
@@ -45,7 +44,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
 def _count_programs(fitted: Fit) -> tuple[int, str]:
     """Returns the number of programs to launch, and the explanation for the plan's `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
-    tiles = problem.tiles(config.rows, problem.equal_heads(config))
+    tiles = problem.tiles_of(config)
     groups = min(tiles, fitted.resident // per_row)
     if problem.column_writes:
         enough = cdiv(problem.device.cores, per_row)

@@ -135,7 +135,7 @@ def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, 
             argument.annotation = None
     names: dict[str, Any] = {"BLOCK": block}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    problem = SimpleNamespace(tiles=lambda rows, equal_heads: tiles, equal_heads=lambda config: False)
+    problem = SimpleNamespace(tiles_of=lambda config: tiles)
     kernel = SimpleNamespace(statistics=("first", "second"))
     call = SimpleNamespace(problem=problem, kernel=kernel)
     plan = SimpleNamespace(config=config, programs=programs)

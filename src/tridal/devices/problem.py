@@ -121,16 +121,17 @@ class Problem(Renamed):
         """Number of rows."""
         return self.outer * self.inner
 
-    def tiles(self, rows: int, equal_heads: bool = False) -> int:
-        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks.
-
-        With `equal_heads`, every `vector`-th row belongs to the same block.
-        """
+    def tiles(self, rows: int) -> int:
+        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
-        if equal_heads:
-            return self.vector * -(-self.rows // (self.vector * rows))
         return self.outer * -(-self.inner // rows)
+
+    def tiles_of(self, config: KernelConfig) -> int:
+        """Number of tiles of a configuration. With equal heads, every `vector`-th row belongs to the same block."""
+        if self.equal_heads(config):
+            return self.vector * -(-self.rows // (self.vector * config.rows))
+        return self.tiles(config.rows)
 
     def equal_heads(self, config: KernelConfig) -> bool:
         """Whether all peeled rows of a program have equal heads, because it keeps numbers per column between tiles.
@@ -139,6 +140,11 @@ class Problem(Renamed):
         """
         loads_once = config.schedule == "whole_row" and config.persistent and not config.reload and self.outer == 1
         return config.peel and bool(self.column_writes or (self.column_reads and loads_once))
+
+    @property
+    def statistics_only(self) -> bool:
+        """Whether only numbers per row are written, from elements without a mask. `column_loop` can peel such rows."""
+        return not (self.writes or self.column_writes or self.scale_mask)
 
     @property
     def dtype(self) -> str:

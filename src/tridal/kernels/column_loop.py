@@ -10,7 +10,7 @@ import triton.language as tl
 
 from tridal.kernels.column_sums import add_to_sums, zero_stored_sums
 from tridal.kernels.lanes import edge_statistics, merge_lanes, reduce_lanes, split_lanes
-from tridal.kernels.reductions import masked, merge, reduce
+from tridal.kernels.reductions import masked, merge
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tiles import (
     index_along,
@@ -96,18 +96,13 @@ def column_loop(
                         per_column2 = split_lanes(per_column2, LANES, VECTOR)
                 term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
                 term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
-                if LANES > 1:
-                    part = reduce_lanes(term, FIRST, VECTOR)
-                else:
-                    part = reduce(term, FIRST, AXIS, ROWS, 1, EXP2_BIAS)
-                merged = merge(first, part, FIRST)
+                merged = merge(first, reduce_lanes(term, FIRST, AXIS, ROWS, LANES, VECTOR, EXP2_BIAS), FIRST)
                 if SECOND is not None:
                     if COUNTS and (PEEL or LANES > 1):
                         before = counted
-                        if LANES > 1:
-                            counted += reduce_lanes(in_bounds.to(ACC_DTYPE), "sum", VECTOR)
-                        else:
-                            counted += tl.sum(in_bounds.to(ACC_DTYPE), AXIS)
+                        counted += reduce_lanes(
+                            in_bounds.to(ACC_DTYPE), "sum", AXIS, ROWS, LANES, VECTOR, EXP2_BIAS
+                        )  # fmt: skip
                         count = tl.maximum(counted, 1.0)  # a lane may have no elements
                     else:
                         before = tl.cast(column_block * COLS, ACC_DTYPE)
@@ -119,10 +114,7 @@ def column_loop(
                         EXP2_BIAS, False, True,
                     )  # fmt: skip
                     term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
-                    if LANES > 1:
-                        part = reduce_lanes(term, SECOND, VECTOR)
-                    else:
-                        part = reduce(term, SECOND, AXIS, ROWS, 1, EXP2_BIAS)
+                    part = reduce_lanes(term, SECOND, AXIS, ROWS, LANES, VECTOR, EXP2_BIAS)
                     second = merge(second, part, SECOND)
                 first = merged
         count = tl.cast(cols, ACC_DTYPE)

@@ -18,14 +18,20 @@ def split_lanes(x, LANES: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def reduce_lanes(x, HOW: tl.constexpr, VECTOR: tl.constexpr):
-    """Reduces each lane of a tile [LANES, elements].
+def reduce_lanes(
+    x, HOW: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+    EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Reduces the rows of a tile, or each lane of a tile [LANES, elements].
 
-    It reduces vectors first, and then their results. Triton 3.7 reduces both at once incorrectly if the threads of a
-    lane are not neighbours.
+    A lane's vectors are reduced first, and then their results. Triton 3.7 reduces both at once incorrectly if the
+    threads of a lane are not neighbours.
     """
-    vectors = tl.reshape(x, [x.shape[0], x.shape[1] // VECTOR, VECTOR])
-    return tl.max(tl.max(vectors, 2), 1) if HOW == "max" else tl.sum(tl.sum(vectors, 2), 1)
+    if LANES == 1:
+        return reduce(x, HOW, AXIS, ROWS, 1, EXP2_BIAS)
+    else:
+        vectors = tl.reshape(x, [x.shape[0], x.shape[1] // VECTOR, VECTOR])
+        return tl.max(tl.max(vectors, 2), 1) if HOW == "max" else tl.sum(tl.sum(vectors, 2), 1)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ Run = Callable[[Any, Sequence[Any]], Outputs]
 """run(out, inputs) of a kernel for tensors with the same description. `out` may be None."""
 
 
-def run_kernel(
+def prepare_kernel(
     context: DeviceContext,
     kernel: RowKernel,
     dim: int,
@@ -38,8 +38,10 @@ def run_kernel(
     out_dtypes: tuple[torch.dtype, ...],
     parameters: tuple[float, ...] = (),
     out: torch.Tensor | None = None,
-) -> Outputs | None:
-    """Runs a kernel on plain tensors of the context's device. Returns None if no kernel computes them.
+) -> Run | None:
+    """Returns run(out, inputs) of a kernel for tensors like these. Returns None if no kernel computes them.
+
+    The tensors are plain tensors of the context's device. A meta tensor represents a new tensor of that device.
 
     Args:
         dim: the dim along which rows run, 0 <= dim < rank of the first input.
@@ -50,28 +52,11 @@ def run_kernel(
         out: receives the first of `writes`. It is contiguous, and may be the first input.
 
     Returns:
-        The tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of `column_writes` have one dim and
-        the accumulator's dtype.
+        A function that returns the tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of
+        `column_writes` have one dim and the accumulator's dtype.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
-    """
-    run = prepare_kernel(context, kernel, dim, inputs, out_dtypes, parameters, out)
-    return None if run is None else run(out, inputs)
-
-
-def prepare_kernel(
-    context: DeviceContext,
-    kernel: RowKernel,
-    dim: int,
-    inputs: Sequence[torch.Tensor],
-    out_dtypes: tuple[torch.dtype, ...],
-    parameters: tuple[float, ...] = (),
-    out: torch.Tensor | None = None,
-) -> Run | None:
-    """Returns the function with which `run_kernel` computes all tensors like these. The arguments are the same.
-
-    A meta tensor represents a new tensor of the context's device.
     """
     described = [(t.shape, t.stride(), t.dtype, _alignment(t), t.is_neg()) for t in inputs]
     alignment = 0 if out is None else out.data_ptr() & ADDRESS_BITS

@@ -34,8 +34,7 @@ class Invariant:
         """Returns the backend's plan for `_ROWS` rows, with a number of programs that fits the rows of the problem."""
         fixed = replace(problem, outer=1, inner=_ROWS, aligned=True)
         planned = self._backend.plan(fixed, device, probe, options)
-        tiles = problem.tiles(planned.config.rows, problem.equal_heads(planned.config))
-        one_tile_each = tiles * planned.config.programs_per_row
+        one_tile_each = problem.tiles_of(planned.config) * planned.config.programs_per_row
         programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
         return replace(
             planned, programs=programs, reason=f"{planned.reason}; batch-invariant, so as for {_ROWS} rows: {programs}"

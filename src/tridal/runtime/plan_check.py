@@ -93,7 +93,7 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _P
         yield "lanes", config.lanes, '1, because only "column_loop" splits a row into lanes, and one row at a time'
     if config.lanes > 1 and config.cols % (config.lanes * problem.vector):
         yield "lanes", config.lanes, f"a divisor of cols / {problem.vector}, because a lane gets whole vectors"
-    if config.peel and schedule == "column_loop" and (problem.writes or problem.column_writes or problem.scale_mask):
+    if config.peel and schedule == "column_loop" and not problem.statistics_only:
         yield "peel", True, f"False, because {schedule!r} peels rows only for statistics of elements without a mask"
     if config.peel and problem.layout != "row":
         yield "peel", True, f'False, because only the layout "row" has aligned vectors, not {problem.layout!r}'
@@ -138,7 +138,7 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Problems:
 
 def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Problems:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
-    per_row, tiles = config.programs_per_row, problem.tiles(config.rows, problem.equal_heads(config))
+    per_row, tiles = config.programs_per_row, problem.tiles_of(config)
     if programs % per_row:
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
     if problem.equal_heads(config) and programs % (problem.vector * per_row):

@@ -223,7 +223,7 @@ class KernelCall:
         if not exchanges(config, self.kernel):
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.problem.tiles(config.rows, self.problem.equal_heads(config)) * slots_per_tile(config) + counter
+        return self.problem.tiles_of(config) * slots_per_tile(config) + counter
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:

@@ -56,8 +56,7 @@ def _column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan
 
 
 def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    statistics_only = not (problem.writes or problem.column_writes or problem.scale_mask)
-    return _column_loop(plan, problem, peel=problem.layout == "row" and statistics_only)
+    return _column_loop(plan, problem, peel=problem.layout == "row" and problem.statistics_only)
 
 
 def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
@@ -80,7 +79,7 @@ def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
     rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
-    programs = problem.tiles(rows, problem.equal_heads(one_shot.config)) * programs_per_row
+    programs = problem.tiles_of(one_shot.config) * programs_per_row
     possible = rows == 1 and programs_per_row > 1 and programs <= _RESIDENT
     return replace(one_shot, programs=programs) if possible else plan
 
