@@ -43,16 +43,27 @@ _OF_THREE = [
     *itertools.product(["jagged"], ["log_softmax", "compiled autograd"], _NEED_GRAD[:3]),
     *itertools.product(DISTRIBUTED, ["exported"], ["boolean mask", "float mask", "zero rows", "all at once"]),
     *itertools.product(DISTRIBUTED, ["exported", "traced", "vmap", "vmap of gradient"], _INFERENCE),
-    *itertools.product(DISTRIBUTED, ["compiled whole"], ["backward in compiled", "batched gradients"]),
+    *itertools.product(DISTRIBUTED, ["compiled whole"], ["batched gradients"]),
     *itertools.product(MODES, ["batched gradients"], ["settings of torch"]),
 ]
 REFUSED |= set(map(frozenset, _OF_THREE))
+
+UNSTABLE_IN_TORCH = {frozenset({kind, "compiled whole", "backward in compiled"}) for kind in DISTRIBUTED}
+"""torch raises an error, or computes the result, depending on what it compiled before."""
 
 LIMITS = {frozenset({"jagged", mask}) for mask in _MASKS}
 """torch computes some of these. `tridal.softmax` raises a LayoutError with a proposal."""
 
 WRONG_IN_TORCH = {frozenset({"jagged", "dim 1", gradient}) for gradient in _NEED_GRAD}
 """torch computes nested tensors for tridal, and its gradient along the ragged dim is wrong."""
+
+_LEAKS = [("layer_norm", "jvp"), ("layer_norm", "dual number"), ("linear_cross_entropy", "dual number")]
+LEAKS_IN_TORCH = {frozenset({*pair, "compiled whole"}) for pair in _LEAKS}
+"""torch raises an error and leaves its state changed, so that later tests fail.
+
+A level of forward-mode AD stays open. The garbage collector destroys guards in a later test, and each sets the dispatch
+keys of the thread to those of its creation.
+"""
 
 SHORTFALLS = {frozenset({"subclass", mode}) for mode in MODES}
 """torch computes these with its own lowering. tridal raises the TypeError that torch raises with `aot_eager`."""

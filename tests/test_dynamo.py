@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch._dynamo import compiled_autograd
@@ -151,3 +152,20 @@ def test_frames_are_not_traced_without_the_private_api(
     for step in (function, compiled(function), compiled(lambda z: function(z + 0))):
         assert torch.equal(step(x), 2 * x)
     assert "disabled" not in {name for _, name in traced}
+
+
+@pytest.mark.parametrize("dim", [0, numpy.int64(0), True, 5, 1.0], ids=repr)
+def test_a_compiled_call_accepts_and_refuses_the_dims_of_an_eager_call(device: torch.device, dim: Any) -> None:
+    x = torch.randn(4, 6, device=device)
+
+    def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        torch.compiler.reset()
+        return torch.compile(function, backend="aot_eager")
+
+    try:
+        wanted = tridal.softmax(x, dim)
+    except (TypeError, IndexError) as error:
+        with pytest.raises((type(error), torch._dynamo.exc.TorchRuntimeError)):
+            compiled(lambda z: tridal.softmax(z, dim))(x)
+    else:
+        torch.testing.assert_close(compiled(lambda z: tridal.softmax(z, dim))(x), wanted)
