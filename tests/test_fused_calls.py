@@ -167,6 +167,23 @@ def test_other_settings_backends_and_records_apply_to_the_next_call(monkeypatch:
     assert not fused_calls._calls, "another backend may serve the tensors after a change of the registry"
 
 
+def test_sizes_that_change_in_place_or_have_another_type_are_checked_again() -> None:
+    x = torch.randn(3, 1, 5)
+    sizes: list[Any] = [5]
+    for _ in range(3):
+        tridal.rms_norm(x, sizes)
+    sizes.insert(0, 1)
+    x[:, 0, 0] += 3
+    torch.testing.assert_close(tridal.rms_norm(x, sizes), torch.nn.functional.rms_norm(x, sizes))
+    for _ in range(3):
+        tridal.layer_norm(x, (1, 5))
+    with pytest.raises(TypeError):
+        tridal.layer_norm(x, (True, 5))
+    sizes[0] = 2
+    with pytest.raises(ValueError, match="normalized_shape"):
+        tridal.rms_norm(x, sizes)
+
+
 def test_options_of_another_type_or_value_are_checked_again() -> None:
     tensors = make(grad=False)
     x, weight, target = tensors["x"], tensors["weight"], tensors["target"]
