@@ -101,6 +101,16 @@ def test_of_two_distributions_with_one_name_the_first_keeps_it(entries: list[tup
     ]
 
 
+def test_the_name_of_an_op_of_several_tensors_is_taken() -> None:
+    forward, backward = (
+        replace(k, name=k.name.replace("softmax", "rms_norm")) for k in (SOFTMAX.forward, SOFTMAX.backward)
+    )
+    op = replace(SOFTMAX, name="rms_norm", forward=forward, backward=backward)
+    assert table._problem(op, "rms_norm", {}) == "its name is taken: tridal has an op 'rms_norm'"
+    with pytest.raises(PluginError, match="tridal has an op of that name"):
+        table.check(op)
+
+
 def test_import_loads_no_entry_point(tmp_path: Path) -> None:
     install(tmp_path, "eager", "eager", GOOD)
     code = "import sys, tridal; tridal.softmax; print('eager_module' in sys.modules)"

@@ -27,8 +27,8 @@ class Rocm:
     interpreted = False
     options: Mapping[str, Option] = {}
     install = (
-        "AMD's driver amdgpu, and a ROCm build of PyTorch, which includes Triton: pip install 'tridal[rocm]' with "
-        "--index-url and PyTorch's index of ROCm builds (pytorch.org, Get Started)"
+        "AMD's driver amdgpu, and a ROCm build of PyTorch, which includes Triton: pip install torch --index-url URL, "
+        "where URL is PyTorch's index of ROCm builds (pytorch.org, Get Started), then pip install 'tridal[rocm]'"
     )
 
     def unavailable(self) -> str | None:

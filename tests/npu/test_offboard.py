@@ -1,4 +1,4 @@
-"""The off-board harness: problems that its lint finds, its cache, and launches that its driver rejects."""
+"""The harness that runs kernels without an NPU: findings of its lint, its cache, launches that its driver rejects."""
 
 from __future__ import annotations
 

@@ -112,8 +112,9 @@ def check(op: RowOp) -> None:
     problem = op.problem()
     if problem is None:
         known = _entries or [RegisteredOp(built_in.name, BUNDLED, built_in) for built_in in BUILT_IN]
-        taken = next((entry for entry in known if entry.op not in (None, op) and entry.name == op.name), None)
-        problem = None if taken is None else f"{taken.origin} has an op of that name"
+        owners = [entry.origin for entry in known if entry.op not in (None, op) and entry.name == op.name]
+        owners += [BUNDLED for fused in FUSED if fused.name == op.name]
+        problem = f"{owners[0]} has an op of that name" if owners else None
     if problem is not None:
         raise PluginError(f"op {op.name!r} cannot be used: {problem}")
 
@@ -140,8 +141,10 @@ def _problem(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | 
         return f"its entry point is called {name!r}, but its name is {op.name!r}"
     if (problem := op.problem()) is not None:
         return problem
-    taken = {kernel: entry for entry in known.values() if entry.op for kernel in (entry.name, f"{entry.name}_backward")}
+    origins = {entry.name: entry.origin for entry in known.values() if entry.op}
+    origins |= {fused.name: BUNDLED for fused in FUSED}
+    taken = {kernel: owner for owner in origins for kernel in (owner, f"{owner}_backward")}
     for kernel in (op.forward.name, op.backward.name):
         if kernel in taken:
-            return f"its name is taken: {taken[kernel].origin} has an op {taken[kernel].name!r}"
+            return f"its name is taken: {origins[taken[kernel]]} has an op {taken[kernel]!r}"
     return None
