@@ -214,3 +214,57 @@ def test_z_loss_of_a_class_of_weight_zero_is_zero_even_if_the_square_overflows(r
     torch.testing.assert_close(loss, expected)
     (found,), (wanted,) = (torch.autograd.grad(y.sum(), x) for y in (loss, expected))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("ignored", [-(2**40), 2**40, 2**63 - 1, -(2**63), -(2**31)])
+@pytest.mark.parametrize("linear", [False, True])
+def test_an_ignored_index_may_need_64_bits(device: torch.device, ignored: int, linear: bool) -> None:
+    x, target = torch.randn(3, 5, device=device), torch.tensor([1, ignored, 2], device=device)
+    leaf = x.clone().requires_grad_()
+    expected = functional.cross_entropy(leaf, target, ignore_index=ignored)
+    mine = x.clone().requires_grad_()
+    if linear:
+        loss = tridal.linear_cross_entropy(mine, torch.eye(5, device=device), target, ignore_index=ignored)
+    else:
+        loss = tridal.cross_entropy(mine, target, ignore_index=ignored)
+    assert_close(loss, expected)
+    assert_close(torch.autograd.grad(loss, mine), torch.autograd.grad(expected, leaf))
+    with pytest.raises(ValueError, match="64 bits"):
+        tridal.cross_entropy(x, target, ignore_index=2**63)
+
+
+@pytest.mark.parametrize("make", [lambda x: x[::2], lambda x: x[:1].expand(5)], ids=["sliced", "expanded"])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_one_row_of_logits_has_any_stride(device: torch.device, make: Any, probabilities: bool) -> None:
+    leaf = torch.randn(10, device=device, requires_grad=True)
+    x = make(leaf)
+    target = torch.rand(5, device=device) if probabilities else torch.tensor(1, device=device)
+    expected, loss = functional.cross_entropy(x, target), tridal.cross_entropy(x, target)
+    assert_close(loss, expected)
+    assert_close(torch.autograd.grad(loss, leaf, retain_graph=True), torch.autograd.grad(expected, leaf))
+
+
+def test_the_gradient_of_the_lse_alone_leaves_probabilities_without_one(device: torch.device) -> None:
+    for _ in range(3):  # the third call is prepared
+        x, target = (torch.rand(3, 4, device=device, requires_grad=True) for _ in range(2))
+        tridal.cross_entropy(x, target, return_lse=True)[1].sum().backward()
+        assert_close(x.grad, x.detach().softmax(1))
+        assert target.grad is None or not target.grad.any()
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0, 1e5, 1e20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_large_softcap_rounds_no_more_than_torch(device: torch.device, cap: float, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 50, dtype=torch.float64) * 3
+    target = torch.arange(4)
+    expected = functional.cross_entropy(cap * torch.tanh(x.to(dtype).double() / cap), target)
+    loss = tridal.cross_entropy(x.to(device, dtype), target.to(device), softcap=cap)
+    assert_close(loss.cpu().double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_no_classes_have_the_loss_of_torch(device: torch.device) -> None:
+    loss = tridal.linear_cross_entropy(
+        torch.randn(2, 3, device=device), torch.randn(0, 3, device=device), torch.tensor([-100, -100], device=device),
+        weight=torch.rand(0, device=device), label_smoothing=0.3,
+    )  # fmt: skip
+    assert loss.isnan()

@@ -127,3 +127,14 @@ def test_transforms_compute_the_gradient_in_new_memory(device: torch.device) -> 
     found = torch.func.grad(lambda x: tridal.cross_entropy(x, target, inplace_backward=True))(x)
     assert_close(found, torch.func.grad(lambda x: functional.cross_entropy(x, target))(x))
     assert_close(x, before, rtol=0, atol=0)
+
+
+def test_logits_that_a_module_with_hooks_passes_on_are_views_of_a_leaf(device: torch.device) -> None:
+    leaf = torch.randn(2, 3, device=device, requires_grad=True)
+    target = torch.rand(2, 3, device=device, requires_grad=True)
+    before, loss = leaf.detach().clone(), tridal.nn.CrossEntropyLoss(inplace_backward=True)
+    loss.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="leaf"):
+        loss(leaf.view(2, 3), target)
+    loss(leaf * 2, target.detach()).backward()
+    assert_close(leaf.detach(), before)

@@ -117,3 +117,15 @@ def test_loss_that_differs_is_reported(device: torch.device) -> None:
         with tridal.use(**settings):
             (entry,) = tridal.kernelize(model, skip="model.*").unchanged
         assert str(entry.reason).startswith("loss: the loss differs by ")
+
+
+def test_a_hook_of_the_head_gets_and_changes_logits(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    hook = model.lm_head.register_forward_hook(lambda module, inputs, output: output * 2)
+    expected = step(model)
+    with tridal.kernelize(model, fused_loss=True):
+        found = step(model)
+        assert found[0].logits is not None
+        assert_same_step(found, expected, torch.float32)
+        hook.remove()
+        assert step(model)[0].logits is None

@@ -177,3 +177,23 @@ def test_transformers_is_not_imported_by_tridal() -> None:
         "import sys, tridal, torch; tridal.kernelize(torch.nn.LayerNorm(4)); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_parameter_that_is_registered_later_is_used(device: torch.device, affine: bool) -> None:
+    module = torch.nn.LayerNorm(4, elementwise_affine=affine, bias=False, device=device)
+    x = torch.randn(2, 4, device=device)
+    with tridal.kernelize(module):
+        setattr(module, "bias" if affine else "weight", torch.nn.Parameter(torch.randn(4, device=device)))
+        expected = torch.nn.functional.layer_norm(x, (4,), module.weight, module.bias)
+        torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("module", [torch.nn.LayerNorm(4), torch.nn.RMSNorm(4)], ids=["layer_norm", "rms_norm"])
+def test_a_replaced_norm_can_be_traced(device: torch.device, module: torch.nn.Module) -> None:
+    x = torch.randn(2, 4, device=device)
+    module = copy.deepcopy(module).to(device)
+    expected = module(x)
+    with tridal.kernelize(module):
+        torch.testing.assert_close(torch.jit.trace(module, x)(x), expected)

@@ -225,3 +225,11 @@ def test_a_mean_with_a_denominator_of_zero_has_the_gradients_of_torch(
         found = torch.autograd.grad(loss, (x, matrix, bias))
     assert loss.isnan()
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loss_can_be_traced(device: torch.device) -> None:
+    arguments = torch.randn(2, 4, device=device), torch.randn(5, 4, device=device), torch.tensor([0, 1], device=device)
+    traced = torch.jit.trace(lambda x, weight, target: tridal.linear_cross_entropy(x, weight, target), arguments)
+    x, weight, target = torch.randn(2, 4, device=device), *arguments[1:]
+    torch.testing.assert_close(traced(x, weight, target), torch.nn.functional.cross_entropy(x @ weight.t(), target))

@@ -103,3 +103,41 @@ def test_module_is_not_changed_or_called() -> None:
     assert module.weight is weight
     assert module.weight.grad is None
     torch.testing.assert_close(dict(module.state_dict()), state)
+
+
+def of_all_dims(module: SomeNorm, x: torch.Tensor) -> torch.Tensor:
+    dims = tuple(range(1, x.dim()))
+    return x * torch.rsqrt(x.pow(2).mean(dims, keepdim=True) + 1e-6) * module.weight
+
+
+def of_channels(module: SomeNorm, x: torch.Tensor) -> torch.Tensor:
+    weight = module.weight.view(-1, *[1] * (x.dim() - 2))
+    return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6) * weight
+
+
+def of_channels_of_images(module: SomeNorm, x: torch.Tensor) -> torch.Tensor:
+    dim = 1 if x.dim() == 4 else -1
+    return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + 1e-6) * module.weight
+
+
+@pytest.mark.parametrize("compute", [of_all_dims, of_channels, of_channels_of_images])
+def test_a_norm_over_other_dims_of_inputs_with_more_dims_is_refused(compute: Callable[..., torch.Tensor]) -> None:
+    assert find_form(SomeNorm(lambda module, x: normalised(x) * module.weight), CPU).form is not None
+    found = find_form(SomeNorm(compute), CPU)
+    assert found.form is None
+    assert "dims" in str(found.problem)
+
+
+def test_attributes_tensors_and_another_forward_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(module: Any, x: torch.Tensor) -> torch.Tensor:
+        return normalised(x) * (module.weight + module._offset) * module.factor
+
+    def make(offset: float, factor: float) -> SomeNorm:
+        module = SomeNorm(scaled)
+        module._offset, module.factor = offset, torch.tensor(factor)  # type: ignore[assignment]
+        return module
+
+    forms = [find_form(make(*numbers), CPU).form for numbers in ((0.0, 1.0), (1.0, 1.0), (0.0, 3.0))]
+    assert [form if form is None else form.weight_offset for form in forms] == [0.0, 1.0, None]
+    monkeypatch.setattr(SomeNorm, "forward", lambda self, x: 2 * scaled(self, x))
+    assert find_form(make(0.0, 1.0), CPU).form is None

@@ -15,8 +15,13 @@ from tridal.kernels.softmax import rebase  # noqa: F401
 def _capped(x, SOFTCAP: tl.constexpr):
     """Returns SOFTCAP * tanh(x / SOFTCAP)."""
     if SOFTCAP is not None:
-        small = tl.exp(tl.abs(x) * (-2.0 / SOFTCAP))
-        magnitude = (1.0 - small) / (1.0 + small) * SOFTCAP
+        ratio = tl.abs(x) * (1.0 / SOFTCAP)
+        small = tl.exp(-2.0 * ratio)
+        # 1 - small cancels if the ratio is small. There, the terms of tanh's series up to x^11 are exact to float64.
+        square = ratio * ratio
+        series = square * (62 / 2835 + square * (-1382 / 155925))
+        series = square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + series)))
+        magnitude = tl.where(ratio < 0.0625, ratio + ratio * series, (1.0 - small) / (1.0 + small)) * SOFTCAP
         x = tl.where(x < 0, -magnitude, magnitude)
     return x
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tridal.models import loss_comparison, norm_comparison
+from tridal.models import loss_comparison, norm_comparison, norm_identity
 from tridal.models.losses import CausalLM, CausalLMForm, Head
 from tridal.models.replacements import Function, Norm, Replacement
 from tridal.pytorch import loss_modules, nn, norm_modules
@@ -51,7 +51,7 @@ def decide(module: torch.nn.Module) -> Decision | None:
             return Decision(reason=f"it has its own forward, which is not that of torch.nn.{function.__name__}")
         name = "softmax" if function is torch.nn.Softmax else "log_softmax"
         return Decision(Function, FUNCTIONS[function], f"tridal.{name}")
-    found = norm_comparison.find_form(module, norm_comparison.device_of(module))
+    found = norm_comparison.find_form(module, norm_identity.device_of(module))
     if found.form is None:
         return Decision(reason=found.problem)
     return Decision(Norm, found.form, str(found.form), norm_comparison.describe(found, module))
@@ -96,7 +96,7 @@ def _problem(module: torch.nn.Module) -> str | None:
     if isinstance(module, OURS):
         return "it is a module of tridal"
     if isinstance(module, torch.jit.ScriptModule):
-        return "TorchScript has compiled it: call tridal.kernelize before"
+        return "TorchScript has compiled it, and only modules of Python can be replaced"
     if "forward" in module.__dict__:
         owner = getattr(module.__dict__["forward"], "__module__", None) or type(module.__dict__["forward"]).__module__
         return f"another package ({owner}) has replaced its forward"

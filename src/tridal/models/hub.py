@@ -9,8 +9,9 @@ import torch
 
 from tridal.devices import registry
 from tridal.models import replacements
-from tridal.models.norm_comparison import device_of, find_form
+from tridal.models.norm_comparison import find_form
 from tridal.models.norm_forms import NormForm
+from tridal.models.norm_identity import device_of
 from tridal.models.replacements import FORM
 from tridal.pytorch.device_context import is_served
 

@@ -20,6 +20,7 @@ import torch
 
 from tridal.devices.settings import use
 from tridal.models.norm_forms import Key, NormForm
+from tridal.models.norm_identity import parameter_names, parameters_of, signature
 from tridal.models.replacements import COMPARING
 from tridal.pytorch import private
 
@@ -57,7 +58,7 @@ def find_form(module: torch.nn.Module, device: torch.device) -> Found:
     problem = _problem(module)
     if problem is not None:
         return Found(None, problem)
-    key = _signature(module, device)
+    key = signature(module, device)
     if key not in _found:
         devices = [] if device.type == "cpu" else [device]
         kinds = {} if device.type == "cpu" else {"device_type": device.type}
@@ -84,37 +85,15 @@ def plain_mode(device_type: str) -> Iterator[None]:
 
 def _problem(module: torch.nn.Module) -> str | None:
     """Returns why a module cannot be compared, or None."""
-    if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in _tensors(module)):
-        kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in _tensors(module)}))
+    if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in parameters_of(module)):
+        kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in parameters_of(module)}))
         return f"tridal has no norm with parameters of these dtypes: {kinds}"
-    if len(_names(module)) > 2:
-        return f"it has the parameters {', '.join(_names(module))}, and a norm has a weight and a bias"
+    if len(parameter_names(module)) > 2:
+        return f"it has the parameters {', '.join(parameter_names(module))}, and a norm has a weight and a bias"
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     if len([p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]) != 1:
         return f"its forward takes ({', '.join(p.name for p in parameters)}), and a norm takes one tensor"
     return None
-
-
-def _names(module: torch.nn.Module) -> list[str]:
-    return [name for name, parameter in module._parameters.items() if parameter is not None]
-
-
-def _tensors(module: torch.nn.Module) -> list[Tensor]:
-    return [tensor for tensor in module._parameters.values() if tensor is not None]
-
-
-def device_of(module: torch.nn.Module) -> torch.device:
-    """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
-    tensors = [tensor for tensor in _tensors(module) if not tensor.is_meta]
-    return tensors[0].device if tensors else torch.device("cpu")
-
-
-def _signature(module: torch.nn.Module, device: torch.device) -> Any:
-    """Returns a key that is the same for modules that compute the same function."""
-    plain = {k: v for k, v in module.__dict__.items() if not k.startswith("_") and not isinstance(v, Tensor)}
-    plain.pop("training", None)
-    shapes = [(name, tuple(getattr(module, name).shape)) for name in _names(module)]
-    return type(module), repr(sorted(plain.items())), tuple(shapes), device.type
 
 
 def _compare(module: torch.nn.Module, device: torch.device) -> Found:
@@ -129,6 +108,8 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     form = min(errors, key=lambda form: errors[form])
     if not errors[form] <= _tolerance(torch.float32):
         return Found(None, f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element")
+    if (problem := _dims_problem(sample, shape, expected)) is not None:
+        return Found(None, problem)
     sample.module.training = not module.training
     if not _row_error(sample.forward(), expected) <= _tolerance(torch.float32):
         return Found(None, "it computes something else in training than in evaluation")
@@ -148,9 +129,24 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     return Found(replace(form, castings=castings), None, differences)
 
 
+def _dims_problem(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> str | None:
+    """Returns why a module that normalises rows is no norm over the last dims of inputs with more dims, or None."""
+    rows = expected.shape[0]
+    for outer in ((2, rows // 2), (2, 3, rows // 6)):
+        try:
+            y = type(sample.module).forward(sample.module, sample.x.view(*outer, *shape)).flatten(0, len(outer) - 1)
+        except Exception as error:
+            if len(outer) > 2:
+                continue  # the module refuses such inputs
+            return f"its forward raised {type(error).__name__} for an input of {len(outer) + len(shape)} dims"
+        if not _row_error(y, expected) <= _tolerance(torch.float32):
+            return f"it does not normalise the last dims of an input of {len(outer) + len(shape)} dims"
+    return None
+
+
 def _shape(module: torch.nn.Module) -> tuple[int, ...]:
     """Returns the sizes that the module normalises, for an input of the comparison."""
-    names = _names(module)
+    names = parameter_names(module)
     if names:
         return tuple(getattr(module, names[0]).shape)
     given = getattr(module, "normalized_shape", None)
@@ -162,7 +158,7 @@ def _shape(module: torch.nn.Module) -> tuple[int, ...]:
 
 def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm]:
     """Yields the norms that a module may compute."""
-    names = _names(module)
+    names = parameter_names(module)
     weight, bias = (*names, None, None)[:2]
     fixed = shape if names or hasattr(module, "normalized_shape") else (0,)
     named = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
@@ -280,7 +276,7 @@ def _short(dtype: torch.dtype) -> str:
 
 def describe(found: Found, module: torch.nn.Module) -> str | None:
     """Returns for which inputs a module computes itself, given the dtype of its parameters. None if there are none."""
-    dtypes = {tensor.dtype for tensor in _tensors(module)}
+    dtypes = {tensor.dtype for tensor in parameters_of(module)}
     texts = []
     for (dtype, weight, autocast), why in found.differences.items():
         if autocast or (weight is None and dtype is torch.float64) or (weight is not None and weight not in dtypes):

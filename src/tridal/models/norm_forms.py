@@ -41,11 +41,14 @@ class NormForm:
 
         The module computes inputs with dtypes for which it does not compute the same as tridal, inputs on devices
         without a backend, tensors with `__torch_function__`, and inputs of another size, for which its error is
-        clearer.
+        clearer. It computes all inputs if it has got another parameter.
         """
         weight = _parameter(module, self.weight)
         if not isinstance(x, torch.Tensor) or has_torch_function((x, weight)) or x.is_nested:
             return None
+        for name, parameter in module._parameters.items():
+            if parameter is not None and name != self.weight and name != self.bias:
+                return None  # it was registered later
         shape, device = x.shape[x.dim() - len(self.shape) :], x.device
         if shape != self.shape and self.shape != (0,):
             return None

@@ -95,7 +95,9 @@ def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dty
     kept = target != ignore_index
     if weight is None:
         return kept.to(dtype)
-    found = weight.to(dtype)[torch.where(kept, target, 0).clamp(0, max(weight.shape[0] - 1, 0)).long()]
+    if not weight.shape[0]:
+        return torch.zeros_like(target, dtype=dtype)
+    found = weight.to(dtype)[torch.where(kept, target, 0).clamp(0, weight.shape[0] - 1).long()]
     return torch.where(kept, found, 0.0)
 
 

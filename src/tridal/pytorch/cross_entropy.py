@@ -133,13 +133,16 @@ def _check_inplace(input: Tensor) -> None:
 
 def _is_view_of_leaf(tensor: Tensor) -> bool:
     """Returns whether a leaf that requires grad has the memory of the tensor."""
-    node, memory = tensor.grad_fn, tensor.untyped_storage().data_ptr()
-    while node is not None:
-        following = [following for following, _ in node.next_functions if following is not None]
+    nodes, memory = [tensor.grad_fn], tensor.untyped_storage().data_ptr()
+    while nodes:
+        node = nodes.pop()
+        following = [] if node is None else [following for following, _ in node.next_functions if following is not None]
         leaves = [leaf for leaf in (getattr(each, "variable", None) for each in following) if leaf is not None]
         if any(leaf.untyped_storage().data_ptr() == memory for leaf in leaves):
             return True
-        node = following[0] if len(following) == 1 else None  # the node of a view has one input
+        # The node of a view has one input. A node in Python, such as that of a module's hooks, may return more views.
+        if len(following) == 1 or isinstance(node, torch.autograd.function.BackwardCFunction):
+            nodes += following
     return False
 
 

@@ -111,9 +111,9 @@ class FusedNode(private.Node):
             return (None,) * (3 + len(needed))
         mask = output_mask(op, needed)
         results = gradients(ctx.rules, ctx.settings, (*grads, *ctx.saved_tensors), ctx.numbers, mask)
-        given = zip(needed, op.inputs, ctx.dtypes, strict=True)
-        found = [results[p].to(dtype) if need and p >= 0 else None for need, p, dtype in given]
-        return (None, None, None, *found)
+        found = [results[p] if need and p >= 0 else None for need, p in zip(needed, op.inputs, strict=True)]
+        pairs = zip(found, ctx.dtypes, strict=True)
+        return (None, None, None, *(grad if grad is None else grad.to(dtype) for grad, dtype in pairs))
 
 
 def output_mask(op: FusedOp, needed: Sequence[bool]) -> list[bool]:

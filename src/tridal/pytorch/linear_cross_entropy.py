@@ -93,8 +93,8 @@ def linear_cross_entropy(
         from tridal.pytorch.loss_dtensor import linear_cross_entropy as distributed
 
         loss: Tensor | None = distributed(*arguments[:-1])
-    elif fused_ops.records_gradient(target, weight):
-        loss = reference(*arguments)[0]
+    elif fused_ops.records_gradient(target, weight) or (not _compiling() and private.tracing_state() is not None):
+        loss = reference(*arguments)[0]  # torch.jit.trace does not support lists of bools
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
         loss = call(RULES if not _compiling() and private.saves_through_hooks() else EAGER_RULES, arguments)[0]

@@ -23,10 +23,12 @@ def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any,
         ValueError: the reduction is unknown, or softcap is not positive.
         RuntimeError: label_smoothing is not between 0 and 1, as torch raises it.
     """
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(f"{reduction!r} is not a valid value for reduction: expected {', '.join(REDUCTIONS)}")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, torch.SymInt, Integral)):
         raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
+    if not -(2**63) <= ignore_index < 2**63:  # type: ignore[operator]
+        raise ValueError(f"ignore_index must fit in 64 bits, got {ignore_index!r}")
     for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss), ("softcap", softcap)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, Real))):
             raise TypeError(f"{name} must be a number, got {value!r}")

@@ -33,6 +33,8 @@ def rows_last(input: Tensor) -> tuple[Tensor, int] | None:
         return None
     if input.is_contiguous():
         return (input, 1) if input.dim() > 1 else (input.unsqueeze(0), 1)
+    if input.dim() == 1:
+        return None
     moved = input.movedim(1, -1)
     return (moved, moved.dim() - 1) if moved.is_contiguous() else None
 
@@ -86,6 +88,8 @@ def prepare_losses(
     The loss has the dtype `dtype`, by default the accumulator's. Returns None if no kernel computes the tensors.
     """
     ignore_index, label_smoothing = numbers[:2]
+    if not _has_32_bits(ignore_index):
+        return None
     x, dim = _rows(input)
     wide = accumulator(input, target, weight)
     dtype = wide if dtype is None or wide is torch.float64 else dtype
@@ -134,6 +138,11 @@ def prepare_losses(
     return of_indices
 
 
+def _has_32_bits(ignore_index: int) -> bool:
+    """Returns whether kernels can compare target indices with this one. All wider target indices are alike to them."""
+    return -(2**31) < ignore_index < 2**31
+
+
 def _index(target: Tensor, input: Tensor) -> Tensor:
     """Returns the target indices, in one dim for logits of one row."""
     return target.reshape(1) if input.dim() == 1 else target
@@ -153,6 +162,8 @@ def prepare_gradient(
     `row_grad` is the gradient of each row's loss. It has any shape. With `inplace`, the gradient is written into the
     logits, without a new version. Returns None if no kernel computes the tensors.
     """
+    if not _has_32_bits(numbers[0]):
+        return None
     x, dim = _rows(input)
     viewed, one_row, probabilities = x is not input, input.dim() == 1, target.is_floating_point()
     weight_sum = weight is not None and numbers[1] > 0 and not probabilities

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError, LayoutError, ShapeError, TensorDeviceError
+from tridal.pytorch import private
 
 CASTINGS = (None, "llama", "gemma")
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -70,13 +71,20 @@ def check_norm(input: Any, normalized_shape: Sequence[int], eps: Any, **tensors:
             raise LayoutError(f"{name} has the layout {tensor.layout}, for which norms are not defined: use to_dense()")
 
 
+def traced_sizes(normalized_shape: Any) -> Any:
+    """Returns the sizes as ints. While torch.jit.trace is active, the sizes of a tensor are tensors without dims."""
+    if private.tracing_state() is None or not isinstance(normalized_shape, (tuple, list)):
+        return normalized_shape
+    return tuple(int(size) if isinstance(size, torch.Tensor) else size for size in normalized_shape)
+
+
 def check_scaling(weight_offset: Any, casting: Any) -> None:
     """Checks the arguments that only rms_norm has.
 
     Raises:
         TypeError, ValueError: the argument of that name is wrong.
     """
-    if isinstance(weight_offset, bool) or not isinstance(weight_offset, (int, float, torch.SymFloat)):
+    if isinstance(weight_offset, bool) or not isinstance(weight_offset, (int, float, torch.SymFloat, Real)):
         raise TypeError(f"weight_offset must be a number, got {weight_offset!r}")
     if casting not in CASTINGS:
         raise ValueError(f"casting must be None, 'llama' or 'gemma', got {casting!r}")

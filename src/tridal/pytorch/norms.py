@@ -17,7 +17,7 @@ from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.fused_calls import FusedCall, call, find
-from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling
+from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling, traced_sizes
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.prepared import why_torch
 
@@ -63,6 +63,7 @@ def rms_norm(
             rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,
             weight_offset=weight_offset, casting=casting,
         )  # fmt: skip
+    normalized_shape = traced_sizes(normalized_shape)
     check_scaling(weight_offset, casting)
     if _torch_only(input, weight, residual):
         _check_plain("rms_norm", residual is None and weight_offset == 0 and casting is None, input, weight, residual)
@@ -110,6 +111,7 @@ def layer_norm(
             return request(tensors)
     if not _compiling() and has_torch_function(tensors):
         return handle_torch_function(layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual)
+    normalized_shape = traced_sizes(normalized_shape)
     if _torch_only(*tensors):
         _check_plain("layer_norm", residual is None, *tensors)
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)

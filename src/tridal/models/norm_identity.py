@@ -1,0 +1,43 @@
+"""What identifies a module that may be a norm: its parameters, its device and its attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def parameter_names(module: torch.nn.Module) -> list[str]:
+    """Returns the names of the parameters, without those that are None."""
+    return [name for name, parameter in module._parameters.items() if parameter is not None]
+
+
+def parameters_of(module: torch.nn.Module) -> list[Tensor]:
+    """Returns the parameters, without those of other modules inside."""
+    return [tensor for tensor in module._parameters.values() if tensor is not None]
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
+    tensors = [tensor for tensor in parameters_of(module) if not tensor.is_meta]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def signature(module: torch.nn.Module, device: torch.device) -> Any:
+    """Returns a key that is the same for modules that compute the same function."""
+    own = {name: _value(v) for name, v in module.__dict__.items() if name not in _OF_MODULES}
+    shapes = [(name, tuple(getattr(module, name).shape)) for name in parameter_names(module)]
+    return type(module), type(module).forward, repr(sorted(own.items())), tuple(shapes), device.type
+
+
+_OF_MODULES = {"training", *torch.nn.Module().__dict__}
+"""The attributes that every module has."""
+
+
+def _value(attribute: Any) -> Any:
+    """Returns what identifies an attribute: the values of a tensor, else the attribute."""
+    if not isinstance(attribute, Tensor) or attribute.is_meta:
+        return attribute
+    return attribute.dtype, attribute.detach().double().tolist()
