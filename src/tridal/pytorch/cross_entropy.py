@@ -133,10 +133,15 @@ def _check_inplace(input: Tensor) -> None:
 
 def _is_view_of_leaf(tensor: Tensor) -> bool:
     """Returns whether a leaf that requires grad has the memory of the tensor."""
-    nodes, memory = [tensor.grad_fn], tensor.untyped_storage().data_ptr()
+    nodes: list[Any] = [tensor.grad_fn]
+    seen: set[Any] = set()
+    memory = tensor.untyped_storage().data_ptr()
     while nodes:
         node = nodes.pop()
-        following = [] if node is None else [following for following, _ in node.next_functions if following is not None]
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        following = [following for following, _ in node.next_functions if following is not None]
         leaves = [leaf for leaf in (getattr(each, "variable", None) for each in following) if leaf is not None]
         if any(leaf.untyped_storage().data_ptr() == memory for leaf in leaves):
             return True
