@@ -16,7 +16,8 @@ from feature_axes import CALLS, CONTEXTS, INPUTS, SHAPE, SLOW_CALLS, Module, lik
 from feature_derivatives import DERIVATIVES, Function
 from pairwise import Row, covering_rows
 from refused_features import LEAKS_IN_TORCH, REFUSED, UNSTABLE_IN_TORCH
-from test_combinations import mesh, name_of, same_kind, values_for
+from test_combinations import mesh, name_of, refusals_are_known, same_kind, values_for
+from torch_versions import exports_globals
 
 assert mesh
 WEIGHT, BIAS, MATRIX = torch.linspace(0.5, 2, 6), torch.linspace(-1, 1, 6), torch.linspace(-1, 1, 30).view(5, 6).sin()
@@ -123,9 +124,10 @@ def test_a_row_of_features_computes_the_result_of_torch(row: Row) -> None:
         x, result = compute(row, called)
     except Exception as error:
         refused = error
+    in_torch = row | {"call": "eager" if row["call"] == "override_torch" else row["call"]}
     if refused is not None:
         try:
-            compute(row | {"call": "eager" if row["call"] == "override_torch" else row["call"]}, theirs)
+            compute(in_torch, theirs)
         except Exception as error:
             if same_kind(refused, error):
                 return
@@ -136,11 +138,19 @@ def test_a_row_of_features_computes_the_result_of_torch(row: Row) -> None:
     narrow = torch.bfloat16 if row["context"] == "autocast" else x.dtype
     tolerance = 4 * kind.roundings * max(torch.finfo(x.dtype).eps, torch.finfo(narrow).eps)
     largest = max(1.0, float(plain(expected).abs().max()))
-    torch.testing.assert_close(plain(result), plain(expected), rtol=tolerance, atol=tolerance * largest)
+    try:
+        torch.testing.assert_close(plain(result), plain(expected), rtol=tolerance, atol=tolerance * largest)
+    except AssertionError:
+        if refusals_are_known(torch.device("cpu")):
+            raise
+        # Other versions of torch have faults of their own: the gradient in inference mode is zero with torch 2.9.
+        found = compute(in_torch, theirs)[1]
+        torch.testing.assert_close(plain(result), plain(found), rtol=tolerance, atol=tolerance * largest)
     assert not isinstance(expected, DTensor)
     assert wide.shape == SHAPE
 
 
+@exports_globals
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", OPS)
 def test_strict_export_keeps_the_registered_op_and_its_result(op: str) -> None:

@@ -14,6 +14,8 @@ aot_inductor = pytest.mark.skipif(
     TORCH < (2, 13), reason="AOTInductor of this torch passes another dtype to ops with a ScalarType argument"
 )
 
+exports_globals = pytest.mark.skipif(TORCH < (2, 11), reason="torch.export of this torch refuses global tensors")
+
 
 def compiled_error(message: str) -> str:
     """Returns what matches the error of a compiled function that raises `message`. torch 2.7 hides the message."""
