@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,18 +32,13 @@ _SIZES = (tuple, list, torch.Size)
 
 _calls: dict[Key, FusedCall | None] = {}
 """The prepared calls. None marks the key of a call that was computed once: the next one is prepared."""
-_latest: dict[Callable[..., Any], FusedCall] = {}
-"""The prepared call that each function found last. The layers of a model repeat it, so most calls need no key."""
 registry.on_change(_calls.clear)
-registry.on_change(_latest.clear)
 
 
 class Request(NamedTuple):
     """A call of a public function, as its caller made it."""
 
     key: Key
-    sizes: Any
-    options: tuple[Any, ...]
     tensors: tuple[Tensor | None, ...]
     results: int
     """How many of the op's results the function returns. These are the first ones."""
@@ -57,17 +51,6 @@ def find(
 
     `sizes` is a sequence of ints. No option is compared by value with an option of another type: 1 is not True.
     """
-    found = _latest.get(function)
-    if (
-        found is not None
-        and type(sizes) is found.kind
-        and sizes == found.sizes
-        and (found.kind is torch.Size or all(map(is_, sizes, found.sizes)))  # 1.0 == 1 == True
-        and all(map(is_, options, found.options))
-        and current() is found.settings
-        and found.guard(tensors)
-    ):
-        return found
     input = tensors[0]
     kind = type(input)
     if _function_modes() or (kind is not Tensor and kind is not torch.nn.Parameter) or type(sizes) not in _SIZES:
@@ -84,9 +67,8 @@ def find(
         return None
     else:
         if found is not None and current() is found.settings and found.guard(tensors):
-            _latest[function] = found
             return found
-    return Request(key, sizes, options, tensors, results)
+    return Request(key, tensors, results)
 
 
 def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request | None = None) -> Results:
@@ -131,8 +113,8 @@ class FusedCall:
     """A prepared call: computes an op of several tensors for all tensors with the same description."""
 
     __slots__ = (
-        "absent", "backward", "casts", "guard", "inputs", "kind", "mask", "not_differentiable", "numbers", "options",
-        "recorded", "results", "rules", "run", "saved", "saved_numbers", "settings", "sizes",
+        "absent", "backward", "casts", "guard", "inputs", "mask", "not_differentiable", "numbers", "recorded",
+        "results", "rules", "run", "saved", "saved_numbers", "settings",
     )  # fmt: skip
 
     def __init__(
@@ -140,7 +122,6 @@ class FusedCall:
         guard: TensorsGuard, run: Run,
     ) -> None:  # fmt: skip
         self.rules, self.numbers, self.guard, self.run, self.results = rules, numbers, guard, run, request.results
-        self.sizes, self.kind, self.options = request.sizes[:], type(request.sizes), request.options
         self.settings = current()
         pairs = list(zip(tensors, request.tensors, strict=True))
         casts = [None if t is None or given is None or t.dtype is given.dtype else t.dtype for t, given in pairs]
