@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-PAIRS: tuple[tuple[str, str], ...] = (("2.11", "3.6"), ("2.13", "3.7"), ("2.15", "3.9"))
+PAIRS: tuple[tuple[str, str], ...] = (
+    ("2.9", "3.5"), ("2.11", "3.6"), ("2.13", "3.7"), ("2.15", "3.9"),
+)  # fmt: skip
 """The minor versions of torch and Triton with which all tests passed. pyproject.toml allows other versions."""
 TESTED: Mapping[str, tuple[str, str]] = {
     package: (PAIRS[0][index], PAIRS[-1][index]) for index, package in enumerate(("torch", "triton"))
