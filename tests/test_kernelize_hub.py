@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model_helpers import assert_same_step, build, ops_of, step
+from torch_versions import compiles_transformers
 from tridal.models import hub
 
 kernels = pytest.importorskip("kernels")
@@ -38,6 +39,7 @@ def test_layer_computes_the_norm_of_the_class(device: torch.device, kernelized: 
     assert_same_step(got[0], expected)
 
 
+@compiles_transformers
 def test_layer_is_compiled_without_a_call_before(device: torch.device, kernelized: Any) -> None:
     model = build("Llama").to(device)
     expected = step(model)

@@ -13,6 +13,7 @@ import torch
 
 import tridal
 from model_helpers import assert_same_step, batch, build, ops_of, step
+from torch_versions import compiles_transformers
 
 OPS = {"rms_norm", "rms_norm_backward", "cross_entropy", "cross_entropy_backward"}
 
@@ -83,6 +84,7 @@ def test_signature_of_a_model_is_kept(device: torch.device) -> None:
     assert inspect.signature(model.forward) == expected
 
 
+@compiles_transformers
 @pytest.mark.parametrize("fused", [False, True])
 def test_compiled_model_is_one_graph_with_the_same_gradients(device: torch.device, fused: bool) -> None:
     model = build("Llama").to(device)

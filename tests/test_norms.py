@@ -191,8 +191,8 @@ def test_other_dtypes_are_torchs(device: torch.device, name: str, dtype: torch.d
     x = torch.randn(3, 8, device=device).to(dtype)
     try:
         expected = theirs(x, (8,))
-    except NotImplementedError:
-        with pytest.raises(NotImplementedError, match="not implemented for"):
+    except RuntimeError as error:  # NotImplementedError since torch 2.8
+        with pytest.raises(type(error), match="not implemented for"):
             ours(x, (8,))
     else:
         assert_close(ours(x, (8,)), expected)

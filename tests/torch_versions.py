@@ -17,6 +17,9 @@ aot_inductor = pytest.mark.skipif(
 target_of_one_row = pytest.mark.skipif(
     TORCH < (2, 8), reason="cross_entropy of this torch refuses a target of shape (1,) for one row"
 )
+compiles_transformers = pytest.mark.skipif(
+    TORCH < (2, 8), reason="torch.compile of this torch cannot trace transformers' configurations"
+)
 exports_globals = pytest.mark.skipif(TORCH < (2, 11), reason="torch.export of this torch refuses global tensors")
 
 
