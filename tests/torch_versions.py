@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 TORCH = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 """(major, minor) of the installed torch."""
+TRITON = tuple(map(int, import_module("triton").__version__.split(".")[:2])) if find_spec("triton") else (0, 0)
+"""(major, minor) of the installed Triton, or (0, 0)."""
 
 aot_inductor = pytest.mark.skipif(
     TORCH < (2, 13), reason="AOTInductor of this torch passes another dtype to ops with a ScalarType argument"

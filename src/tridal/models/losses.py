@@ -147,10 +147,9 @@ class CausalLM(Replacement):
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the outputs of the model. If the loss is fused, they have no logits."""
-        head = self._modules.get(self._tridal_form.head) if self._tridal_form is not None else None
-        if not self.training or not isinstance(head, Head) or _reads_logits(head):  # type: ignore[arg-type]
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        if not _asks_for_loss_only(self, kwargs):
+        head: Any = self._modules.get(self._tridal_form.head) if self._tridal_form is not None else None
+        fuses = self.training and isinstance(head, Head) and _asks_for_loss_only(self, kwargs)
+        if not fuses or _reads_logits(head):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         head._tridal_request = {name: kwargs.get(name) for name in NAMES}
         try:
@@ -161,7 +160,7 @@ class CausalLM(Replacement):
         return type(outputs)(**{k: v for k, v in outputs.items() if k != "logits"}) if fused else outputs
 
 
-def _reads_logits(head: torch.nn.Module) -> bool:
+def _reads_logits(head: Any) -> bool:
     """Returns whether a hook reads or changes what the head computes. The hooks of FSDP do not."""
     hooks = (*head._forward_hooks.values(), *head._forward_pre_hooks.values())
     return not all((getattr(hook, "__module__", None) or "").startswith("torch.distributed.") for hook in hooks)
