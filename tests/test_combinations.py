@@ -152,15 +152,15 @@ def check(row: Row, device: torch.device) -> None:
         assert result.dtype is keywords.get("dtype", floating)
 
 
-def check_all(rows: list[Row], device: torch.device) -> None:
-    """Checks rows, and reports all that fail."""
+def failures_of(check: Callable[[Row, torch.device], None], rows: list[Row], device: torch.device) -> dict[str, str]:
+    """Checks rows, and returns the errors of all that fail."""
     failures = {}
     for row in rows:
         try:
             check(row, device)
         except Exception as error:
             failures[name_of(row)] = f"{type(error).__name__}: {error}"[:500]
-    assert not failures
+    return failures
 
 
 @pytest.mark.usefixtures("mesh")
@@ -177,7 +177,7 @@ def test_modes_of_the_compiler_compute_the_result_of_torch(
 ) -> None:
     if not request.config.getoption("--matrix"):
         pytest.skip("needs --matrix")
-    check_all(rows_with("call", mode), device)
+    assert not failures_of(check, rows_with("call", mode), device)
 
 
 @pytest.mark.usefixtures("mesh")
@@ -186,7 +186,7 @@ def test_modes_of_the_compiler_compute_the_result_of_torch(
 def test_streams_and_graphs_compute_the_result_of_torch(device: torch.device, context: str) -> None:
     if device.type == "cpu":
         pytest.skip("needs an accelerator")
-    check_all(rows_with("context", context), device)
+    assert not failures_of(check, rows_with("context", context), device)
 
 
 def row_with(values: list[str]) -> Row:
