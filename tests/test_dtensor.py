@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ import loss_dtensor_checks
 import norm_dtensor_checks
 import tridal
 from exchanged_bytes import ExchangedBytes
+from tridal.devices.types import Backend
 
 NAMES = ("softmax", "log_softmax")
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {
@@ -278,12 +281,52 @@ def test_checks_pass_on_a_mesh_of_two_by_two_ranks() -> None:
     assert not failures, "\n".join(failures.values())
 
 
-def test_rules_are_imported_with_the_first_dtensor_only() -> None:
-    import subprocess
+def output_of(program: str) -> str:
+    """Returns the output of a program in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
+
+def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
     program = (
         "import sys, torch, tridal; tridal.softmax(torch.randn(2)); print('tridal.pytorch.dtensor' in sys.modules)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert output_of(program) == "False"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "softmax(x, -1)",
+        "log_softmax(x, -1)",
+        "rms_norm(x, (4,))",
+        "layer_norm(x, (4,))",
+        "cross_entropy(x, x.detach().softmax(-1))",
+        "linear_cross_entropy(x, x.detach(), target)",
+    ],
+)
+def test_the_first_dtensor_of_a_process_may_be_in_a_transform(
+    device: torch.device, backend: Backend, tmp_path: Path, call: str
+) -> None:
+    output_of(f"""
+import torch, tridal
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+torch.distributed.init_process_group(init_method="file://{tmp_path}/group", rank=0, world_size=1)
+mesh = init_device_mesh("{device.type}", (1,))
+local = torch.linspace(-1, 1, 16, device="{device.type}").view(4, 4).sin()
+target = distribute_tensor(torch.arange(4, device="{device.type}"), mesh, [Replicate()])
+
+def loss(x):
+    return (tridal.{call} ** 2).sum()
+
+with tridal.use(device="{backend.name}"):
+    x = distribute_tensor(local, mesh, [Shard(1)])
+    found = torch.func.grad(loss)(x).full_tensor()
+    leaf = x.detach().requires_grad_()
+    loss(leaf).backward()
+torch.testing.assert_close(found, leaf.grad.full_tensor())
+torch.distributed.destroy_process_group()
+""")

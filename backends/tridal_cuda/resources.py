@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -27,7 +28,10 @@ def read_resources(cubin: bytes, shared_memory: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        result = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=False)
+        # Without `env`, the new process reads the variables in memory that another thread may free by setting one.
+        result = subprocess.run(
+            [cuobjdump, "-res-usage", file.name], env=dict(os.environ), capture_output=True, text=True, check=False
+        )
     usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout)}
     if "REG" not in usage:
         raise RuntimeError(f"cuobjdump reports no registers: {(result.stdout + result.stderr).strip()}")

@@ -1,4 +1,4 @@
-"""Tells whether a call has DTensors, and imports their rules only then, because the import is slow."""
+"""Tells whether a call has DTensors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 
 import torch
 
+from tridal.pytorch import dtensor_rules
+
 _compiling = torch.compiler.is_dynamo_compiling
 
 
 def is_distributed(*tensors: torch.Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor. If so, imports the DTensor rules of all ops."""
+    """Returns whether one of the tensors is a DTensor. Imports the DTensor rules first, if DTensors exist."""
     if _compiling():
         from tridal.pytorch import dynamo
 
-        if not dynamo.distributed_loaded():
+        if not dynamo.has_rules():
             return False
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not any(isinstance(tensor, module.DTensor) for tensor in tensors):
+    elif not dtensor_rules.has_rules():
         return False
-    from tridal.pytorch import dtensor, loss_dtensor, norm_dtensor  # noqa: F401
-
-    return True
+    kind = sys.modules["torch.distributed.tensor"].DTensor
+    return any(isinstance(tensor, kind) for tensor in tensors)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
-from tridal.pytorch import device_context, private
+from tridal.pytorch import device_context, dtensor_rules, private
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -16,9 +14,9 @@ def is_served(device_type: str) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def distributed_loaded() -> bool:
-    """Returns whether torch's DTensor module is imported. Otherwise, no tensor is a DTensor."""
-    return "torch.distributed.tensor" in sys.modules
+def has_rules() -> bool:
+    """Returns whether there are rules of DTensors, see `dtensor_rules.has_rules`."""
+    return dtensor_rules.has_rules()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
