@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
+from torch_versions import COMPILES_FOR_AMD
 from tridal.devices import registry, settings
 from tridal.devices.types import KernelConfig, Problem, Resources
 from tridal.ops import planning
@@ -107,9 +108,11 @@ def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:
 def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
     cols: int, kernel: RowKernel, layout: str
 ) -> None:
-    """For all architectures of all backends. They need not be present."""
+    """For all architectures of all backends that the installed Triton compiles for. They need not be present."""
     dtypes = ("bfloat16",) * (1 + len(kernel.reads))
     for backend, device in {id(b): (b, d) for b, d in planning.architectures().values()}.values():
+        if backend.name == "rocm" and not COMPILES_FOR_AMD:
+            continue
         found = set()
         for rows in (1, 3, 100, 100_000):
             shape, dim = ((rows, cols), 1) if layout == "row" else ((rows, cols, 5), 1)

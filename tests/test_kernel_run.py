@@ -123,6 +123,24 @@ def test_out_may_be_the_first_input(context: DeviceContext, device: torch.device
         torch.testing.assert_close(inside, apart, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(5, 37), (3, 37, 5), (40, 3000)])
+def test_out_may_have_unused_elements_between_rows(
+    context: DeviceContext, device: torch.device, shape: tuple[int, ...]
+) -> None:
+    kernel, memory = row_tensors.CROSS_ENTROPY_BACKWARD, torch.randn(*shape[:-1], shape[-1] + 3, device=device)
+    x, rows = memory[..., : shape[-1]], (shape[0], *shape[2:])
+    target, dy = torch.randint(37, rows, device=device), torch.rand(rows, device=device)
+    unused, inputs = memory[..., shape[-1] :].clone(), (x, x.logsumexp(1), dy, target)
+    (apart,) = run(context, kernel, *inputs)
+    (inside,) = run(context, kernel, *inputs, out=x)
+    assert inside is x
+    torch.testing.assert_close(inside, apart, rtol=1e-6, atol=1e-7)
+    assert torch.equal(memory[..., shape[-1] :], unused)
+    with tridal.use(batch_invariant=True):
+        assert run_kernel(device_context(device), kernel, 1, inputs, (F32,), out=x) is None
+    assert run_kernel(context, row_tensors.RMS_NORM, 1, (x, x, x[0, :]), (F32,) * 3, (1e-5,), out=x) is None
+
+
 def test_sums_of_columns_add_those_of_all_programs(context: DeviceContext, device: torch.device) -> None:
     dy, x = torch.randn(2, 50, 130, device=device).unbind()
     root, weight = torch.rand(50, device=device), torch.rand(130, device=device)

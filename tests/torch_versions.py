@@ -25,6 +25,8 @@ compiles_transformers = pytest.mark.skipif(
     TORCH < (2, 8), reason="torch.compile of this torch cannot trace transformers' configurations"
 )
 exports_globals = pytest.mark.skipif(TORCH < (2, 11), reason="torch.export of this torch refuses global tensors")
+COMPILES_FOR_AMD = TRITON >= (3, 5)
+"""Whether the installed Triton compiles for AMD without ROCm, whose linker older versions run."""
 
 
 def compiled_error(message: str) -> str:

@@ -62,22 +62,25 @@ def bind_kernel(
     parameters: tuple[float | None, ...] = (),
     scale_mask: ScaleMask = NO_SCALE_MASK,
     in_order: bool = False,
+    out_strides: Sequence[int] | None = None,
 ) -> tuple[Callable[..., None], LaunchPlan] | None:
     """Returns launch(stream, *tensors[, mask]) of a kernel, and its plan. `source` is the first tensor that it reads.
 
     `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. All tensors except `source` are
-    contiguous. `in_order` keeps the order of the rows. Returns None if the kernel cannot read `source`.
+    contiguous, or, if they have a number per element, have `out_strides`. `in_order` keeps the order of the rows.
+    Returns None if the kernel cannot read `source`.
     """
     assert context.backend is not None
     backend: Backend = context.backend
     index, invariant = context.index, context.settings.batch_invariant
-    layout = row_layout(source.shape, source.stride(), dim, 0 if invariant or in_order else FEW_ROWS)
+    few_rows = 0 if invariant or in_order else FEW_ROWS
+    layout = row_layout(source.shape, source.stride(), dim, few_rows, out_strides)
     if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
     kind = KernelCall
     if invariant:
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
-        if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS:
+        if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS or out_strides is not None:
             return None
         backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
     kernel_call = kind(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)

@@ -49,7 +49,8 @@ def prepare_kernel(
             any strides. The others are made contiguous. Those with a number per element have the shape of the first.
             Those with a number per row have this shape without `dim`. Those with a number per column have one dim.
         out_dtypes: the dtypes of `writes`, then of `row_writes`.
-        out: receives the first of `writes`. It is contiguous, and may be the first input.
+        out: receives the first of `writes`. It may be the first input. It is contiguous, or has any strides if the
+            kernel writes no other tensor with a number per element, and reads only one.
 
     Returns:
         A function that returns the tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of
@@ -60,13 +61,14 @@ def prepare_kernel(
     """
     described = [(t.shape, t.stride(), t.dtype, _alignment(t), t.is_neg()) for t in inputs]
     alignment = 0 if out is None else out.data_ptr() & ADDRESS_BITS
-    key = (kernel, dim, *described, out_dtypes, parameters, alignment)
+    strides = None if out is None or out.is_contiguous() else out.stride()
+    key = (kernel, dim, *described, out_dtypes, parameters, alignment, strides)
     try:
         return context.runs[key]  # type: ignore[no-any-return]
     except KeyError:
         if len(context.runs) >= _CAPACITY:
             context.runs.clear()
-        run = context.runs[key] = _prepare(context, kernel, dim, inputs, out_dtypes, parameters, alignment)
+        run = context.runs[key] = _prepare(context, kernel, dim, inputs, out_dtypes, parameters, alignment, strides)
         return run
 
 
@@ -86,8 +88,11 @@ def _prepare(
     out_dtypes: tuple[torch.dtype, ...],
     parameters: tuple[float, ...],
     alignment: int,
+    out_strides: tuple[int, ...] | None,
 ) -> Run | None:
-    """Returns run(out, inputs) for tensors like these and an `out` of this alignment, or None."""
+    """Returns run(out, inputs) for tensors like these and an `out` of this alignment and these strides, or None."""
+    if out_strides is not None and (len(kernel.reads), len(kernel.writes)) != (1, 1):
+        return None
     floating = {*out_dtypes, *(tensor.dtype for tensor in inputs if tensor.is_floating_point())}
     if not backend_computes(context, floating) or not all((t.data_ptr() or t.is_meta) and t.numel() for t in inputs):
         return None
@@ -99,12 +104,13 @@ def _prepare(
     copied = [tensor.is_neg() or not tensor.is_contiguous() for tensor in rest]
     addresses = [alignment] + [0] * (len(dtypes) - len(inputs) - 1) + [first.data_ptr() & ADDRESS_BITS]
     addresses += [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copied, rest, strict=True)]
-    bound = None if first.is_neg() else bind_kernel(context, kernel, first, dim, dtypes, addresses, parameters)
+    options: Any = {"parameters": parameters, "out_strides": out_strides}
+    bound = None if first.is_neg() else bind_kernel(context, kernel, first, dim, dtypes, addresses, **options)
     copies_first = bound is None
     if bound is None:
         addresses[len(dtypes) - len(inputs)] = 0
         like = torch.empty(first.shape, dtype=first.dtype, device="meta")
-        bound = bind_kernel(context, kernel, like, dim, dtypes, addresses, parameters)
+        bound = bind_kernel(context, kernel, like, dim, dtypes, addresses, **options)
     if bound is None:
         return None
     launch, plan = bound

@@ -22,12 +22,13 @@ _CHUNK_BYTES = 2**26
 
 
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype) -> int:
-    """Returns the number of rows of a chunk: its logits take at most 64 MiB, or half the bytes of the weight.
+    """Returns the number of rows of a chunk: its logits take at most 64 MiB, or as many bytes as the weight.
 
-    The chunks of a call have nearly the same number of rows, a multiple of 128.
+    Smaller chunks would not reduce the peak memory, because the sum of the weight's gradient is converted to the dtype
+    of the weight after the last chunk. The chunks of a call have nearly the same number of rows, a multiple of 128.
     """
     columns = max(linear_weight.shape[:-1].numel(), 1)
-    limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), linear_weight.shape[-1] // 2, 1)
+    limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), linear_weight.shape[-1], 1)
     if rows <= limit:
         return max(rows, 1)
     limit = max(limit // 128 * 128, min(limit, 128))
@@ -42,19 +43,29 @@ def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype)
         factor = torch.ones(16, 16, dtype=dtype, device=device)
         total = torch.zeros(16, 16, dtype=accum_dtype, device=device)
         torch.addmm(total, factor, factor, out_dtype=accum_dtype, out=total)
+        torch.mm(factor, factor, out_dtype=accum_dtype)
     except (RuntimeError, TypeError):
         return False
     return True
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right to `total` in its dtype."""
-    if total.dtype is left.dtype:
-        total.addmm_(left, right)
-    elif _sums_in(left.device, left.dtype, total.dtype):
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total.addmm_(left.to(total.dtype), right.to(total.dtype))
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype, total: Tensor | None) -> Tensor:
+    """Returns left @ right in `dtype`. If there is a `total`, the product is added to it in place."""
+    if left.dtype is not dtype and not _sums_in(left.device, left.dtype, dtype):
+        left, right = left.to(dtype), right.to(dtype)
+    options: Any = {} if left.dtype is dtype else {"out_dtype": dtype}
+    if total is None:
+        return torch.mm(left, right, **options)
+    return torch.addmm(total, left, right, **options, out=total)
+
+
+def _logits_memory(rows: int, columns: int, like: Tensor, aligned: bool) -> Tensor:
+    """Returns memory for the logits of a chunk. If `aligned`, rows start at multiples of 16 bytes.
+
+    torch's matmuls with logits of 50,257 columns, for example, are slower without the unused columns at the end.
+    """
+    vector = 16 // like.element_size() if aligned else 1
+    return like.new_empty(rows, math.ceil(columns / vector) * vector)[:, :columns]
 
 
 def chunked(
@@ -74,15 +85,22 @@ def chunked(
     losses = x.new_empty((rows, *shape[1:]), dtype=wide)
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,
-        x.new_zeros(matrix.shape, dtype=accum_dtype) if needs[1] else None,
+        x.new_zeros(matrix.shape, dtype=accum_dtype) if needs[1] and not rows else None,
         x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
     ]
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
     row_grad = row_grad.expand(losses.shape)
     step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype)
+    # Kernels need contiguous logits for probabilities, which have the same strides, and for batch invariance.
+    aligned = not target.is_floating_point() and not context.settings.batch_invariant
+    memory = _logits_memory(min(step, rows), matrix.shape[0], x, aligned)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        flat = torch.mm(x[part], matrix.t()) if bias is None else torch.addmm(bias, x[part], matrix.t())
+        flat = memory[: rows - start]
+        if bias is None:
+            torch.mm(x[part], matrix.t(), out=flat)
+        else:
+            torch.addmm(bias, x[part], matrix.t(), out=flat)
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found = None
         if not context.torch_computes:
@@ -111,8 +129,8 @@ def chunked(
         flat = dlogits.reshape(flat.shape)
         if grads[0] is not None:
             torch.mm(flat, matrix, out=grads[0][part])
-        if grads[1] is not None:
-            _add_product(grads[1], flat.t(), x[part])
+        if needs[1]:
+            grads[1] = _product(flat.t(), x[part], accum_dtype, grads[1])
         if grads[2] is not None:
             grads[2] += flat.sum(0, dtype=accum_dtype)
     return losses, grads

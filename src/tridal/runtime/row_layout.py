@@ -16,7 +16,7 @@ FEW_ROWS = 8
 class RowLayout:
     """A tensor as `outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
 
-    The first tensor that is read may have any strides. All other tensors are contiguous in their own shape.
+    The first tensor that is read may have any strides. By default, all other tensors are contiguous in their own shape.
     """
 
     outer: int
@@ -25,7 +25,7 @@ class RowLayout:
     in_strides: tuple[int, int, int]
     """Strides of the first tensor that is read: from block to block, from row to row, from column to column."""
     out_strides: tuple[int, int, int]
-    """Strides of the contiguous tensors, in the same order."""
+    """Strides of the other tensors with a number per element, in the same order."""
     row_strides: tuple[int, int] = (0, 1)
     """Strides of contiguous tensors with a number per row: from block to block, from row to row."""
 
@@ -82,13 +82,21 @@ def coalesce_dims(
     return levels
 
 
-def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows: int = FEW_ROWS) -> RowLayout | None:
+def row_layout(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dim: int,
+    few_rows: int = FEW_ROWS,
+    out_strides: Sequence[int] | None = None,
+) -> RowLayout | None:
     """Returns the row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
+
+    `out_strides` are the strides of the other tensors with a number per element. By default, they are contiguous.
 
     Returns None if the other dims need more than two strides, which kernels do not support. Exchanges `outer` and
     `inner` if `inner` is less than `few_rows` and less than `outer`. `few_rows` = 0 keeps the order of the rows.
     """
-    out_strides = contiguous_strides(shape)
+    out_strides = contiguous_strides(shape) if out_strides is None else out_strides
     row_strides = contiguous_strides([*shape[:dim], 1, *shape[dim + 1 :]])
     levels = coalesce_dims(shape, strides, out_strides, row_strides, without=dim)
     if len(levels) > 2:
@@ -96,5 +104,5 @@ def row_layout(shape: Sequence[int], strides: Sequence[int], dim: int, few_rows:
     outer, inner = [(1, 0, 0, 0)] * (2 - len(levels)) + levels
     if inner[0] < min(few_rows, outer[0]):
         outer, inner = inner, outer  # `inner` has too few rows to fill a tile
-    in_strides, out_strides = ((outer[i], inner[i], of[dim]) for i, of in ((1, strides), (2, out_strides)))
-    return RowLayout(outer[0], inner[0], shape[dim], in_strides, out_strides, (outer[3], inner[3]))
+    read, others = ((outer[i], inner[i], of[dim]) for i, of in ((1, strides), (2, out_strides)))
+    return RowLayout(outer[0], inner[0], shape[dim], read, others, (outer[3], inner[3]))
