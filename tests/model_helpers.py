@@ -71,7 +71,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 def batch(device: torch.device) -> dict[str, torch.Tensor]:
     """Returns tokens, and labels with ignored positions."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(3, 97, (2, 9), generator=generator).to(device)
+    tokens = torch.randint(3, 97, (2, 9), generator=generator, device="cpu").to(device)
     labels = tokens.clone()
     labels[0, :4] = -100
     return {"input_ids": tokens, "labels": labels}

@@ -1,18 +1,16 @@
 """DTensor on process groups of two and four ranks: results, and the number of bytes that ranks exchange.
 
-Each check runs on every rank of a gloo group. All checks share one start of the processes.
+Each check runs on every rank, on the CPU and on two accelerators if there are two. All checks share one start of the
+processes.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ if not torch.distributed.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
 
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
@@ -33,6 +30,7 @@ import loss_dtensor_checks
 import norm_dtensor_checks
 import tridal
 from exchanged_bytes import ExchangedBytes
+from ranks import BACKENDS, failures_of
 from tridal.devices.types import Backend
 
 NAMES = ("softmax", "log_softmax")
@@ -215,14 +213,14 @@ def double_backward_equals_torch(mesh: DeviceMesh) -> None:
 @check
 def gradient_on_another_mesh_raises(mesh: DeviceMesh) -> None:
     y = tridal.softmax(distribute_tensor(torch.randn(4, 6), mesh, [Shard(1)]).requires_grad_())
-    other = init_device_mesh("cpu", (1, mesh.size()))
+    other = init_device_mesh(mesh.device_type, (1, mesh.size()))
     grad = distribute_tensor(torch.randn(4, 6), other, [Replicate(), Shard(1)])
     with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=r"(?i)mesh|placements"):
         y.backward(grad)
 
 
 def two_dimensional(mesh: DeviceMesh) -> None:
-    square = init_device_mesh("cpu", (2, 2))
+    square = init_device_mesh(mesh.device_type, (2, 2))
     for name in NAMES:
         assert compare(name, square, (8, 12), -1, [Shard(0), Shard(1)]) == (2 * 8 * 4, 8 * 4)
         assert compare(name, square, (8, 12), -1, [Shard(1), Shard(1)]) == (2 * 2 * 8 * 8, 2 * 8 * 8)
@@ -232,42 +230,13 @@ def two_dimensional(mesh: DeviceMesh) -> None:
         compare(name, square, (3, 5), -1, [Shard(1), Shard(1)])
 
 
-def rank_main(rank: int, ranks: int, port: int, backend: str, failures: Any) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
-    mesh = init_device_mesh("cpu", (ranks,))
-    checks = CHECKS if ranks == 2 else {"two_dimensional": two_dimensional, "uneven_shards": uneven_shards}
-    with tridal.use(device=backend):
-        for name, function in checks.items():
-            torch.manual_seed(0)
-            try:
-                function(mesh)
-            except BaseException:
-                failures[name, rank] = traceback.format_exc()
-                break  # the other ranks may wait for this one until the group's timeout
-    dist.destroy_process_group()
-
-
-def run(ranks: int, backend: str) -> dict[tuple[str, int], str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with multiprocessing.Manager() as manager:
-        failures = manager.dict()
-        arguments = (ranks, port, backend, failures)
-        multiprocessing.set_forkserver_preload([__name__, "torch._dynamo"])  # imports are slow; ranks inherit them
-        multiprocessing.start_processes(rank_main, arguments, nprocs=ranks, start_method="forkserver")
-        return dict(failures)
-
-
-@pytest.fixture(scope="module", params=["auto", "interpreter"])
+@pytest.fixture(scope="module", params=["auto", *BACKENDS])
 def failures(request: pytest.FixtureRequest) -> dict[tuple[str, int], str]:
     if sys.platform != "linux":
         pytest.skip("the processes are started in a way that works on Linux only")
     if request.param == "auto" and not (request.config.getoption("--matrix") or torch.accelerator.is_available()):
         pytest.skip("torch computes local tensors here: `--matrix` runs this")
-    return run(2, request.param)
+    return failures_of(CHECKS, 2, request.param)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -277,7 +246,7 @@ def test_check_passes_on_two_ranks(failures: dict[tuple[str, int], str], name: s
 
 
 def test_checks_pass_on_a_mesh_of_two_by_two_ranks() -> None:
-    failures = run(4, "auto")
+    failures = failures_of({"two_dimensional": two_dimensional, "uneven_shards": uneven_shards}, 4, "auto")
     assert not failures, "\n".join(failures.values())
 
 

@@ -162,6 +162,17 @@ def test_calls_from_several_threads(module: Any, device: torch.device, name: str
     assert not failures
 
 
+@cases
+def test_tensors_on_the_last_device_while_the_first_is_current(module: Any, device: torch.device, name: str) -> None:
+    if module.device_count() < 2:
+        pytest.skip("needs two devices")
+    tensors = tensors_of(name, SHAPES[1], torch.device(device.type, module.device_count() - 1))
+    results = STEPS[name][0](tridal, *tensors)
+    assert {result.device for result in results} == {tensors[0].device}
+    assert module.current_device() == 0
+    assert_same_as_torch(results, name, tensors)
+
+
 def needs_memory(module: Any, device: torch.device, gigabytes: int) -> None:
     if module.get_device_properties(device).total_memory < gigabytes * 10**9:
         pytest.skip("needs more memory")

@@ -1,11 +1,7 @@
-"""Kernelized models whose parameters are sharded over two processes: FSDP2, and sequence parallel norms."""
+"""Kernelized models whose parameters are sharded over two ranks: FSDP2, and sequence parallel norms."""
 
 from __future__ import annotations
 
-import os
-import socket
-import traceback
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,13 +12,11 @@ pytest.importorskip("transformers")
 if not torch.distributed.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
 
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tridal
 from model_helpers import assert_same_step, build, ops_of, step
+from ranks import BACKENDS, failures_of
 
 OPS = {"rms_norm", "rms_norm_backward", "cross_entropy", "cross_entropy_backward"}
 
@@ -67,27 +61,13 @@ def check_sequence_parallel_norm(mesh: Any) -> None:
     torch.testing.assert_close(y.full_tensor(), expected)
 
 
-def rank_main(rank: int, port: int, failures: Any) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    mesh = init_device_mesh("cpu", (2,))
-    try:
-        with tridal.use(device="interpreter"):
-            check_sequence_parallel_norm(mesh)
-            check_fsdp2(mesh, "kernelize first")
-            check_fsdp2(mesh, "shard first")
-    except BaseException:
-        failures[rank] = traceback.format_exc()
-    dist.destroy_process_group()
+def check_all(mesh: Any) -> None:
+    check_sequence_parallel_norm(mesh)
+    check_fsdp2(mesh, "kernelize first")
+    check_fsdp2(mesh, "shard first")
 
 
-def test_sharded_models_compute_the_same_on_two_ranks() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with multiprocessing.Manager() as manager:
-        failures = manager.dict()
-        multiprocessing.set_forkserver_preload([__name__])
-        multiprocessing.start_processes(rank_main, (port, failures), nprocs=2, start_method="forkserver")
-        assert dict(failures) == {}, "\n".join(failures.values())
+@pytest.mark.parametrize("backend_name", BACKENDS)
+def test_sharded_models_compute_the_same_on_two_ranks(backend_name: str) -> None:
+    failures = failures_of({"sharded models": check_all}, 2, backend_name)
+    assert not failures, "\n".join(failures.values())
