@@ -21,17 +21,17 @@ from tridal.devices import registry
 Check = Callable[[DeviceMesh], None]
 
 
-def _backends() -> list[str]:
-    """Returns the interpreter, and the backend of the accelerators if each of two ranks can have one."""
+def backends() -> list[str]:
+    """Returns the interpreter, and the backend of the accelerators if each of two ranks can have one.
+
+    The server that forks the ranks imports this module, but must not initialize accelerators.
+    """
     names = ["interpreter"]
     if torch.accelerator.is_available() and torch.accelerator.device_count() >= 2:
         kind = torch.accelerator.current_accelerator()
         found = None if kind is None else registry.serving(kind.type)
         names += [] if found is None else [found.name]
     return names
-
-
-BACKENDS = _backends()
 
 
 @contextmanager

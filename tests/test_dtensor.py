@@ -30,7 +30,7 @@ import loss_dtensor_checks
 import norm_dtensor_checks
 import tridal
 from exchanged_bytes import ExchangedBytes
-from ranks import BACKENDS, failures_of
+from ranks import backends, failures_of
 from tridal.devices.types import Backend
 
 NAMES = ("softmax", "log_softmax")
@@ -230,7 +230,7 @@ def two_dimensional(mesh: DeviceMesh) -> None:
         compare(name, square, (3, 5), -1, [Shard(1), Shard(1)])
 
 
-@pytest.fixture(scope="module", params=["auto", *BACKENDS])
+@pytest.fixture(scope="module", params=["auto", *backends()])
 def failures(request: pytest.FixtureRequest) -> dict[tuple[str, int], str]:
     if sys.platform != "linux":
         pytest.skip("the processes are started in a way that works on Linux only")

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import tridal
 from model_helpers import assert_same_step, build, ops_of, step
-from ranks import BACKENDS, failures_of
+from ranks import backends, failures_of
 
 OPS = {"rms_norm", "rms_norm_backward", "cross_entropy", "cross_entropy_backward"}
 
@@ -67,7 +67,7 @@ def check_all(mesh: Any) -> None:
     check_fsdp2(mesh, "shard first")
 
 
-@pytest.mark.parametrize("backend_name", BACKENDS)
+@pytest.mark.parametrize("backend_name", backends())
 def test_sharded_models_compute_the_same_on_two_ranks(backend_name: str) -> None:
     failures = failures_of({"sharded models": check_all}, 2, backend_name)
     assert not failures, "\n".join(failures.values())

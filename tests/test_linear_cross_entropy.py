@@ -182,6 +182,23 @@ def test_chunks_follow_from_shapes_and_dtypes(
     assert chunk_rows(rows, matrix, dtype) == wanted
 
 
+@pytest.mark.parametrize("classes", [97, 104])
+def test_unused_memory_between_logits_does_not_change_gradients(device: torch.device, classes: int) -> None:
+    x = torch.randn(128, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    matrix = torch.randn(classes, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(classes, (128,), device=device)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
+    try:
+        loss = tridal.linear_cross_entropy(x, matrix, target)
+        gradients = torch.autograd.grad(loss, (x, matrix))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    expected = torch.autograd.grad(functional.cross_entropy((x @ matrix.t()).float(), target), (x, matrix))
+    for found, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.01 * float(wanted.abs().max()))
+
+
 def test_empty_batch_equals_torch(device: torch.device) -> None:
     x, matrix = torch.randn(0, 4, device=device, requires_grad=True), torch.randn(5, 4, device=device)
     target = torch.zeros(0, dtype=torch.long, device=device)

@@ -56,8 +56,8 @@ def edge_statistics(
 ):  # fmt: skip
     """Returns the statistics of the heads and tails of ROWS contiguous rows, and their numbers of elements."""
     block, row, _, _, column, in_bounds = tile_bounds(
-        tile, tl.cast(0, tl.int32), inner, cols, None, misalignment, in_outer, in_inner, INT64_OFFSETS, 1, ROWS, VECTOR,
-        True, VECTOR, True,
+        tile, 0, inner, cols, None, misalignment, in_outer, in_inner, INT64_OFFSETS, 1, ROWS, VECTOR, True, VECTOR,
+        True,
     )  # fmt: skip
     pointers = tile_pointers(in_ptr, block, row, column, in_outer, in_inner, 1, INT64_OFFSETS, 0, ROWS, 1, False)
     x, x2 = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE), None

@@ -85,7 +85,8 @@ def tile_bounds(
             head_end = head_length(start + row_index(ROWS, 0, INT64_OFFSETS) * inner_stride, cols, VECTOR)
         tail = head_end + (cols - head_end) // VECTOR * VECTOR + edge - VECTOR
         edge_column = tl.where(edge < VECTOR, edge, tail)
-        edge_in_bounds = (edge_column < tl.where(edge < VECTOR, head_end, cols)) & (rank == 0)
+        # The cast makes a number a tensor: Triton 3.3's interpreter cannot combine a tensor with a Python bool.
+        edge_in_bounds = (edge_column < tl.where(edge < VECTOR, head_end, cols)) & (tl.cast(rank, tl.int32) == 0)
         if ROWS > 1 or long_blocks is not None:
             edge_in_bounds = edge_in_bounds & (row_index(ROWS, 0, INT64_OFFSETS) < inner - row)
         return block, row, head + column, in_bounds, edge_column, edge_in_bounds
