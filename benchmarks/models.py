@@ -1,6 +1,6 @@
 """Measures training and decoding of transformers models: tokens per second and peak memory.
 
-    python benchmarks/models.py [--models NAME...] [--providers NAME...] [--output FOLDER]
+    python benchmarks/models.py [--models NAME...] [--providers NAME...] [--work NAME...] [--output FOLDER]
 
 The models have random weights. A training step is a forward with labels and a backward, without an optimizer. Decoding
 is greedy generation with a cache. The providers are: the unchanged model; `tridal.override_torch`; `tridal.kernelize`,
@@ -29,8 +29,10 @@ from model_tables import Result, line, markdown, plot
 
 import tridal
 
-STEPS = {"training": (3, 10), "decoding": (2, 7)}
-"""Numbers of warm-up steps and of measured steps."""
+STEPS = {"training": (3, 10), "decoding": (1, 4)}
+"""Numbers of warm-up steps and of measured steps in a round."""
+ROUNDS = {"training": 1, "decoding": 3}
+"""The providers take turns in as many rounds. The host limits decoding, and its speed changes from minute to minute."""
 COMPILE_SECONDS = 40
 """A provider that compiles is started only if this time is left."""
 
@@ -135,32 +137,42 @@ PROVIDERS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
 class Bench:
     """Measures providers on one device until the time is used up."""
 
-    def __init__(self, models: dict[str, Model], device: torch.device, attention: str, seconds: float) -> None:
-        self.models, self.device, self.attention = models, device, attention
+    def __init__(
+        self, models: dict[str, Model], device: torch.device, attention: str, work: list[str], seconds: float
+    ) -> None:
+        self.models, self.device, self.attention, self.work = models, device, attention, work
         self.end = time.monotonic() + seconds
         self.on_cpu = device.type == "cpu"
         self.memory = None if self.on_cpu else torch.get_device_module(device)
 
-    def measure(self, name: str, provider: str) -> list[Result]:
-        """Measures training and decoding with one provider. Decoding has no loss, fused or not."""
-        works = ("training",) if "fused_loss" in provider else ("training", "decoding")
-        results = [Result(name, work, provider) for work in works]
-        if time.monotonic() + COMPILE_SECONDS * ("compile" in provider) > self.end:
+    def measure(self, name: str, providers: list[str]) -> list[Result]:
+        """Measures training and decoding with providers. Decoding has no loss, so a fused loss does not change it."""
+        training = [Result(name, "training", provider) for provider in providers]
+        decoding = [Result(name, "decoding", provider) for provider in providers if "fused_loss" not in provider]
+        training, decoding = (rs if rs and rs[0].work in self.work else [] for rs in (training, decoding))
+        for results in (training, decoding):
+            for _ in range(ROUNDS[results[0].work] if results else 0):
+                for result in results:
+                    if result.problem is None:
+                        self._measure_round(result)
             for result in results:
+                print(line(result), flush=True)
+        return training + decoding
+
+    def _measure_round(self, result: Result) -> None:
+        compiles = "compile" in result.provider
+        if time.monotonic() + COMPILE_SECONDS * compiles > self.end or (compiles and result.times):
+            if not result.times:
                 result.problem = "not measured: the time is used up; see --seconds"
-            return results
-        for result in results:
-            torch.compiler.reset()
-            model = None
-            gc.collect()
-            try:
-                model = self._model(name)
-                with PROVIDERS[provider](model) as ready:
-                    (self._train if result.work == "training" else self._decode)(result, ready)
-            except Exception as error:
-                result.problem = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-            print(line(result), flush=True)
-        return results
+            return
+        torch.compiler.reset()
+        gc.collect()
+        try:
+            model = self._model(result.model)
+            with PROVIDERS[result.provider](model) as ready:
+                (self._train if result.work == "training" else self._decode)(result, ready)
+        except Exception as error:
+            result.problem = f"{type(error).__name__}: {error}".split("\n")[0][:200]
 
     def _model(self, name: str) -> Any:
         torch.manual_seed(0)
@@ -183,8 +195,7 @@ class Bench:
             loss.backward()
             losses.append(loss.detach())
 
-        result.milliseconds = self._time(step, result)
-        result.tokens_per_second = shape[0] * shape[1] / result.milliseconds * 1e3
+        self._time(step, result, shape[0] * shape[1])
         result.loss = float(losses[0])
 
     def _decode(self, result: Result, model: Any) -> None:
@@ -202,13 +213,10 @@ class Bench:
             )  # fmt: skip
 
         with torch.no_grad():
-            milliseconds = self._time(generate, result)
-        result.milliseconds = milliseconds / count
-        result.tokens_per_second = settings.prompt[0] * count / milliseconds * 1e3
+            self._time(generate, result, settings.prompt[0] * count, count)
 
-    def _time(self, step: Callable[[], None], result: Result) -> float:
-        """Returns the median time of a step in milliseconds, after a warm-up, and records the peak memory."""
-        times = []
+    def _time(self, step: Callable[[], None], result: Result, tokens: int, parts: int = 1) -> None:
+        """Adds times of steps with `tokens` tokens after a warm-up, divided by `parts`, and sets the peak memory."""
         warm_up, steps = STEPS[result.work]
         for index in range(warm_up + steps):
             if index == warm_up and self.memory is not None:
@@ -217,10 +225,12 @@ class Bench:
             step()
             if not self.on_cpu:
                 torch.accelerator.synchronize()
-            times.append((time.perf_counter() - start) * 1e3)
+            if index >= warm_up:
+                result.times.append((time.perf_counter() - start) * 1e3 / parts)
         if self.memory is not None:
             result.peak_gib = self.memory.max_memory_allocated() / 2**30
-        return statistics.median(times[warm_up:])
+        result.milliseconds = statistics.median(result.times)
+        result.tokens_per_second = tokens / parts / result.milliseconds * 1e3
 
 
 def main() -> None:
@@ -228,6 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, help="default: all")
+    parser.add_argument("--work", nargs="+", choices=STEPS, default=list(STEPS), help="default: both")
     parser.add_argument("--attention", default="sdpa", help="attn_implementation of transformers (default: sdpa)")
     parser.add_argument("--seconds", type=float, default=200, help="start no provider after this time (default: 200)")
     parser.add_argument("--tiny", action="store_true", help="measure a tiny model; the default on a CPU")
@@ -236,15 +247,14 @@ def main() -> None:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = found or torch.device("cpu")
     models = TINY if arguments.tiny or found is None else MODELS
-    bench = Bench(models, device, arguments.attention, arguments.seconds)
+    bench = Bench(models, device, arguments.attention, arguments.work, arguments.seconds)
     providers = arguments.providers or list(PROVIDERS)
     print(f"{device}, torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
     results = []
     for compiles in (False, True):  # measured last, because compilation takes most of the time
         for name in arguments.models or models:
-            for provider in providers:
-                if ("compile" in provider) is compiles and name in models:
-                    results += bench.measure(name, provider)
+            if name in models:
+                results += bench.measure(name, [p for p in providers if ("compile" in p) is compiles])
     order = list(PROVIDERS)
     results.sort(key=lambda r: (list(models).index(r.model), r.work != "training", order.index(r.provider)))
     arguments.output.mkdir(parents=True, exist_ok=True)

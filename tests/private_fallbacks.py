@@ -29,6 +29,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torch_versions import ABSENT
+
 assert triton.runtime.interpreter
 # These import much on first use.
 torch.compile(torch.sin, backend="eager", fullgraph=True)(torch.ones(2))
@@ -46,7 +48,7 @@ def check_item(item: str) -> None:
     private = import_private()
     private.mesh_all_reduce()  # looks up the collectives
     setattr(owner, name, value)
-    assert [item] == private.MISSING, private.MISSING
+    assert {item, *ABSENT} == {*private.MISSING}, private.MISSING
     import tridal
     from tridal.pytorch import functions
 

@@ -25,8 +25,16 @@ compiles_transformers = pytest.mark.skipif(
     TORCH < (2, 8), reason="torch.compile of this torch cannot trace transformers' configurations"
 )
 exports_globals = pytest.mark.skipif(TORCH < (2, 11), reason="torch.export of this torch refuses global tensors")
-COMPILES_FOR_AMD = TRITON >= (3, 5)
-"""Whether the installed Triton compiles for AMD without ROCm, whose linker older versions run."""
+
+
+def compiles(backend: str) -> bool:
+    """Returns whether the installed Triton compiles for a backend. Before 3.5, it needs ROCm's linker for AMD."""
+    return backend != "rocm" or TRITON >= (3, 5)
+
+
+shards_logsumexp = pytest.mark.skipif(TORCH < (2, 8), reason="DTensor of this torch has no rule of logsumexp")
+ABSENT = ["torch._C._autograd._top_saved_tensors_default_hooks"] if TORCH < (2, 9) else []
+"""Private items that the installed torch does not have."""
 
 
 def compiled_error(message: str) -> str:

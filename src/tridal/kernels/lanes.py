@@ -60,7 +60,8 @@ def edge_statistics(
         True,
     )  # fmt: skip
     pointers = tile_pointers(in_ptr, block, row, column, in_outer, in_inner, 1, INT64_OFFSETS, 0, ROWS, 1, False)
-    x, x2 = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE), None
+    x = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
+    x2 = None
     if in2_ptr is not None:
         pointers = tile_pointers(in2_ptr, block, row, column, out_outer, out_inner, 1, INT64_OFFSETS, 0, ROWS, 1, False)
         x2 = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)

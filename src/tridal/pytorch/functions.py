@@ -108,8 +108,8 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
         stream: Any = None,
         **parameters: float,
     ) -> torch.Tensor:
-        if unknown := parameters.keys() - op.parameters.keys():
-            raise TypeError(f"{op.name}() got an unexpected keyword argument {min(unknown)!r}")
+        if unknown := [name for name in parameters if name not in op.parameters]:
+            raise TypeError(f"{op.name}() got an unexpected keyword argument {unknown[0]!r}")
         values = tuple(float(parameters.get(name, default)) for name, default in op.parameters.items())
         values = tuple(value if value == value else math.nan for value in values)  # cache keys compare NaN by identity
         return apply(op, input, dim, dtype, stream, values)
