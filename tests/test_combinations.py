@@ -28,7 +28,16 @@ from feature_axes import (
 )
 from feature_derivatives import DERIVATIVES
 from pairwise import Row, all_pairs, covering_rows, pairs_of
-from refused_features import DISTRIBUTED, LIMITS, REFUSED, SHORTFALLS, TORCH, UNSTABLE_IN_TORCH, WRONG_IN_TORCH
+from refused_features import (
+    DISTRIBUTED,
+    LEAKS_IN_TORCH,
+    LIMITS,
+    REFUSED,
+    SHORTFALLS,
+    TORCH,
+    UNSTABLE_IN_TORCH,
+    WRONG_IN_TORCH,
+)
 from tridal.errors import LayoutError
 from tridal.ops import table
 from tridal.pytorch.device_context import device_context
@@ -42,6 +51,7 @@ AXES: dict[str, list[str]] = {
     "arguments": list(ARGUMENTS),
     "context": list(CONTEXTS),
 }
+NOT_COMPARED = REFUSED | LIMITS | LEAKS_IN_TORCH | UNSTABLE_IN_TORCH | WRONG_IN_TORCH | SHORTFALLS
 NOT_ON_STREAMS = {
     "graph": {*SLOW_CALLS, *MODES, *DISTRIBUTED, "nested", "jagged", "backward in compiled"},
     # Forward-mode AD, tracers and the override have one state for all threads.
@@ -52,7 +62,7 @@ NOT_ON_STREAMS = {
 def allowed(row: Row) -> bool:
     """Returns whether a row may contain these values. What torch refuses is tested on its own."""
     values = set(row.values())
-    if any(refused <= values for refused in REFUSED | LIMITS | UNSTABLE_IN_TORCH | WRONG_IN_TORCH | SHORTFALLS):
+    if any(refused <= values for refused in NOT_COMPARED):
         return False
     if any(values & NOT_ON_STREAMS.get(value, set()) for value in values):
         return False

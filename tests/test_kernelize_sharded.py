@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import tridal
 from model_helpers import assert_same_step, build, ops_of, step
 from ranks import backends, failures_of
+from torch_versions import averages_on_gloo
 
 OPS = {"rms_norm", "rms_norm_backward", "cross_entropy", "cross_entropy_backward"}
 
@@ -67,6 +68,7 @@ def check_all(mesh: Any) -> None:
     check_fsdp2(mesh, "shard first")
 
 
+@averages_on_gloo
 @pytest.mark.parametrize("backend_name", backends())
 def test_sharded_models_compute_the_same_on_two_ranks(backend_name: str) -> None:
     failures = failures_of({"sharded models": check_all}, 2, backend_name)
