@@ -46,6 +46,16 @@ def test_copies_compute_with_their_own_weights(device: torch.device, duplicate: 
     assert_same_step(got[0], expected)
 
 
+@compiles_transformers
+@pytest.mark.parametrize("compiled", [False, True])
+def test_backend_computes_in_a_function_mode(device: torch.device, compiled: bool) -> None:
+    model = build("Llama").to(device)
+    tridal.kernelize(model, fused_loss=True)
+    call = torch.compile(model, backend="aot_eager") if compiled else model
+    with device:  # a mode, as `torch.set_default_device`
+        assert ops_of(lambda: step(model, call)) == OPS
+
+
 def test_replicas_of_data_parallel_compute_with_their_own_weights(device: torch.device) -> None:
     norm = build("Llama").to(device).model.norm
     tridal.kernelize(norm)

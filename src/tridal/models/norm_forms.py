@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import has_torch_function
 
 from tridal.models.replacements import torch_computes
 from tridal.ops.layer_norm import LAYER_NORM
@@ -18,6 +17,9 @@ from tridal.pytorch.norms import layer_norm, rms_norm
 
 Key = tuple[torch.dtype, torch.dtype | None, bool]
 """The dtype of the input, the dtype of the weight, and whether autocast is enabled."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DISABLED = torch.nn.Parameter.__torch_function__
+"""The `__torch_function__` of subclasses that do not override torch's functions, for example of DTensor."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class NormForm:
         clearer. It computes all inputs if it has got another parameter.
         """
         weight = _parameter(module, self.weight)
-        if not isinstance(x, torch.Tensor) or has_torch_function((x, weight)) or x.is_nested:
+        if not isinstance(x, torch.Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
             return None
         for name, parameter in module._parameters.items():
             if parameter is not None and name != self.weight and name != self.bias:
@@ -96,6 +98,15 @@ class NormForm:
         narrow = (torch.bfloat16, None if self.weight is None else torch.bfloat16, False)
         casting, _ = self.castings.get(narrow, ("", False))
         return text + (f", casting={casting!r}" if casting else "")
+
+
+def _has_torch_function(tensor: Any) -> bool:
+    """Returns whether the class of a tensor has its own `__torch_function__`.
+
+    `torch.overrides.has_torch_function` is true for all tensors in a mode, for example after `set_default_device`.
+    """
+    kind = type(tensor)
+    return tensor is not None and kind not in _PLAIN and kind.__torch_function__ is not _DISABLED
 
 
 def _parameter(module: Any, name: str | None) -> Any:
