@@ -43,32 +43,40 @@ def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype)
         factor = torch.ones(16, 16, dtype=dtype, device=device)
         total = torch.zeros(16, 16, dtype=accum_dtype, device=device)
         torch.addmm(total, factor, factor, out_dtype=accum_dtype, out=total)
-        torch.mm(factor, factor, out_dtype=accum_dtype)
+        torch.mm(factor, factor, out_dtype=accum_dtype, out=total)
     except (RuntimeError, TypeError):
         return False
     return True
 
 
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype, total: Tensor | None) -> Tensor:
-    """Returns left @ right in `dtype`. If there is a `total`, the product is added to it in place."""
-    if left.dtype is not dtype and not _sums_in(left.device, left.dtype, dtype):
-        left, right = left.to(dtype), right.to(dtype)
-    options: Any = {} if left.dtype is dtype else {"out_dtype": dtype}
-    if total is None:
-        return torch.mm(left, right, **options)
-    return torch.addmm(total, left, right, **options, out=total)
+def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
+    """Writes left @ right to `out`, computed in its dtype. With `adds`, adds the product to `out`."""
+    if left.dtype is not out.dtype and not _sums_in(left.device, left.dtype, out.dtype):
+        left, right = left.to(out.dtype), right.to(out.dtype)
+    options: Any = {} if left.dtype is out.dtype else {"out_dtype": out.dtype}
+    if adds:
+        torch.addmm(out, left, right, **options, out=out)
+    else:
+        torch.mm(left, right, **options, out=out)
 
 
-def _logits_memory(rows: int, columns: int, like: Tensor, aligned: bool) -> Tensor:
-    """Returns memory for the logits of a chunk. If `aligned`, rows start at multiples of 16 bytes.
+def _logits_memory(rows: int, columns: int, like: Tensor, vector: int) -> Tensor:
+    """Returns memory for the logits of a chunk, whose rows start at multiples of `vector` elements.
 
-    torch's matmuls with logits of 50,257 columns, for example, are slower without the unused columns at the end. Their
-    elements are zero, because torch's bfloat16 matmul on CPUs reads them.
+    The unused elements between rows are zero, because torch's bfloat16 matmul on CPUs reads them.
     """
-    vector = 16 // like.element_size() if aligned else 1
     memory = like.new_empty(rows, math.ceil(columns / vector) * vector)
     memory[:, columns:] = 0
     return memory[:, :columns]
+
+
+def _parts(columns: int, vector: int) -> list[slice]:
+    """Returns the columns in one part, or in two: whole vectors, and the rest.
+
+    On a GPU, matmuls with sizes or strides that are not multiples of 16 bytes are several times slower.
+    """
+    whole = columns // vector * vector
+    return [slice(0, whole), slice(whole, columns)] if 0 < whole < columns else [slice(0, columns)]
 
 
 def chunked(
@@ -88,7 +96,7 @@ def chunked(
     losses = x.new_empty((rows, *shape[1:]), dtype=wide)
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,
-        x.new_zeros(matrix.shape, dtype=accum_dtype) if needs[1] and not rows else None,
+        x.new_empty(matrix.shape, dtype=accum_dtype) if needs[1] else None,
         x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
     ]
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
@@ -96,14 +104,18 @@ def chunked(
     step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype)
     # Kernels need contiguous logits for probabilities, which have the same strides, and for batch invariance.
     aligned = not target.is_floating_point() and not context.settings.batch_invariant
-    memory = _logits_memory(min(step, rows), matrix.shape[0], x, aligned)
+    vector = 16 // x.element_size() if aligned else 1
+    memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
+    if needs[1] and not rows:
+        grads[1].zero_()
     for start in range(0, rows, step):
         part = slice(start, start + step)
         flat = memory[: rows - start]
-        if bias is None:
-            torch.mm(x[part], matrix.t(), out=flat)
-        else:
-            torch.addmm(bias, x[part], matrix.t(), out=flat)
+        for some in columns:
+            if bias is None:
+                torch.mm(x[part], matrix[some].t(), out=flat[:, some])
+            else:
+                torch.addmm(bias[some], x[part], matrix[some].t(), out=flat[:, some])
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found = None
         if not context.torch_computes:
@@ -130,10 +142,11 @@ def chunked(
             )  # fmt: skip
         assert dlogits is not None
         flat = dlogits.reshape(flat.shape)
-        if grads[0] is not None:
-            torch.mm(flat, matrix, out=grads[0][part])
-        if needs[1]:
-            grads[1] = _product(flat.t(), x[part], accum_dtype, grads[1])
+        for some in columns:
+            if needs[0]:
+                _product(flat[:, some], matrix[some], grads[0][part], adds=some.start > 0)
+            if needs[1]:
+                _product(flat[:, some].t(), x[part], grads[1][some], adds=start > 0)
         if grads[2] is not None:
             grads[2] += flat.sum(0, dtype=accum_dtype)
     return losses, grads
