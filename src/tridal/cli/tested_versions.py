@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 PAIRS: tuple[tuple[str, str], ...] = (
-    ("2.9", "3.5"), ("2.11", "3.6"), ("2.13", "3.7"), ("2.15", "3.9"),
+    ("2.7", "3.3"), ("2.9", "3.5"), ("2.11", "3.6"), ("2.13", "3.7"), ("2.15", "3.9"),
 )  # fmt: skip
 """The minor versions of torch and Triton with which all tests passed. pyproject.toml allows other versions."""
 TESTED: Mapping[str, tuple[str, str]] = {
