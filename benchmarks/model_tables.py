@@ -20,7 +20,7 @@ class Result:
     milliseconds: float | None = None
     """The median time of a step, or of a new token."""
     times: list[float] = field(default_factory=list)
-    """All times in milliseconds."""
+    """The time of each step, or of a new token in each step, in milliseconds."""
     peak_gib: float | None = None
     """The peak of allocated memory, with the weights. None on the CPU."""
     loss: float | None = None

@@ -32,7 +32,7 @@ import tridal
 STEPS = {"training": (3, 10), "decoding": (1, 4)}
 """Numbers of warm-up steps and of measured steps in a round."""
 ROUNDS = {"training": 1, "decoding": 3}
-"""The providers take turns in as many rounds. The host limits decoding, and its speed changes from minute to minute."""
+"""The providers take turns in this many rounds. The host limits decoding, and the host's speed changes every minute."""
 COMPILE_SECONDS = 40
 """A provider that compiles is started only if this time is left."""
 
@@ -173,6 +173,7 @@ class Bench:
                 (self._train if result.work == "training" else self._decode)(result, ready)
         except Exception as error:
             result.problem = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+            result.tokens_per_second = result.milliseconds = result.peak_gib = None  # of an earlier round
 
     def _model(self, name: str) -> Any:
         torch.manual_seed(0)
@@ -228,7 +229,7 @@ class Bench:
             if index >= warm_up:
                 result.times.append((time.perf_counter() - start) * 1e3 / parts)
         if self.memory is not None:
-            result.peak_gib = self.memory.max_memory_allocated() / 2**30
+            result.peak_gib = max(result.peak_gib or 0, self.memory.max_memory_allocated() / 2**30)
         result.milliseconds = statistics.median(result.times)
         result.tokens_per_second = tokens / parts / result.milliseconds * 1e3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
+from tridal.pytorch import linear_chunks
 from tridal.pytorch.linear_chunks import chunk_rows
 
 AXES: dict[str, list[Any]] = {
@@ -182,21 +184,51 @@ def test_chunks_follow_from_shapes_and_dtypes(
     assert chunk_rows(rows, matrix, dtype) == wanted
 
 
-@pytest.mark.parametrize("classes", [97, 104])
-def test_unused_memory_between_logits_does_not_change_gradients(device: torch.device, classes: int) -> None:
-    x = torch.randn(128, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
-    matrix = torch.randn(classes, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
-    target = torch.randint(classes, (128,), device=device)
+@pytest.fixture
+def with_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes calls align and split the logits, as on a GPU. New memory is NaN."""
+    monkeypatch.setattr(linear_chunks, "_needs_vectors", lambda device, dtype: True)
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
-    try:
-        loss = tridal.linear_cross_entropy(x, matrix, target)
-        gradients = torch.autograd.grad(loss, (x, matrix))
-    finally:
-        torch.use_deterministic_algorithms(before)
-    expected = torch.autograd.grad(functional.cross_entropy((x @ matrix.t()).float(), target), (x, matrix))
-    for found, wanted in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.01 * float(wanted.abs().max()))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("with_vectors")
+@pytest.mark.parametrize(
+    "needs", [(True, True, True), (True, False, False), (False, True, False), (False, False, True)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("classes", [5, 137, 144])
+def test_classes_in_vectors_and_the_rest_equal_torch(
+    device: torch.device, classes: int, dtype: torch.dtype, needs: tuple[bool, ...]
+) -> None:
+    tensors = [torch.randn(size, device=device).to(dtype) for size in ((40, 24), (classes, 24), (classes,))]
+    for tensor, need in zip(tensors, needs, strict=True):
+        tensor.requires_grad_(need)
+    target = torch.randint(classes, (40,), device=device)
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    loss = tridal.linear_cross_entropy(*tensors[:2], target, linear_bias=tensors[2], chunk_size=16)
+    gradients = torch.autograd.grad(loss, wanted)
+    logits = functional.linear(*(tensor.double() for tensor in tensors))
+    expected = functional.cross_entropy(logits, target)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(loss.double(), expected, rtol=4 * eps, atol=0)
+    for found, exact in zip(gradients, torch.autograd.grad(expected, wanted), strict=True):
+        # Logits of a size of 25 are rounded to the dtype.
+        torch.testing.assert_close(found, exact, rtol=0.0, atol=16 * eps * float(exact.abs().max()))
+
+
+@pytest.mark.usefixtures("with_vectors")
+def test_the_sum_of_parts_is_not_rounded_between_them(device: torch.device) -> None:
+    x = torch.ones(1, 1, dtype=torch.float16, device=device, requires_grad=True)
+    matrix = torch.full((129, 1), 40.0, dtype=torch.float16, device=device)
+    bias = torch.zeros(129, dtype=torch.float16, device=device)
+    bias[128] = 10
+    target = torch.tensor([0], device=device)
+    loss = tridal.linear_cross_entropy(x, matrix, target, linear_bias=bias, reduction="none")
+    (found,) = torch.autograd.grad(loss, x, torch.full_like(loss, 2048))
+    assert found.abs() < 64, "the sum over the first 128 classes is -81,450, beyond float16"
 
 
 def test_empty_batch_equals_torch(device: torch.device) -> None:

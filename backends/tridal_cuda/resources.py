@@ -28,9 +28,10 @@ def read_resources(cubin: bytes, shared_memory: int) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        # Without `env`, the new process reads the variables in memory that another thread may free by setting one.
+        # `env` is a copy. Without it, the new process reads memory that another thread frees when it sets a variable.
+        env = {name: value for name in list(os.environ) if (value := os.environ.get(name)) is not None}
         result = subprocess.run(
-            [cuobjdump, "-res-usage", file.name], env=dict(os.environ), capture_output=True, text=True, check=False
+            [cuobjdump, "-res-usage", file.name], env=env, capture_output=True, text=True, check=False
         )
     usage = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout)}
     if "REG" not in usage:

@@ -101,7 +101,7 @@ class NormForm:
 
 
 def _has_torch_function(tensor: Any) -> bool:
-    """Returns whether the class of a tensor has its own `__torch_function__`.
+    """Returns whether torch calls the `__torch_function__` of a tensor's class.
 
     `torch.overrides.has_torch_function` is true for all tensors in a mode, for example after `set_default_device`.
     """

@@ -12,7 +12,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 def is_distributed(*tensors: torch.Tensor | None) -> bool:
-    """Returns whether one of the tensors is a DTensor. Imports the DTensor rules first, if DTensors exist."""
+    """Returns whether one of the tensors is a DTensor. First imports the DTensor rules, see `has_rules`."""
     if _compiling():
         from tridal.pytorch import dynamo
 

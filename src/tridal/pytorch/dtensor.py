@@ -2,7 +2,7 @@
 
 If the normalised dim is not sharded, each rank computes its complete rows. If the dim is sharded, each rank computes
 the op's reference on its shard. The ranks then exchange only row statistics: one number per row and reduction, in the
-accumulator's dtype. The first call with a DTensor imports this module.
+accumulator's dtype. The first call after the import of torch's DTensor module imports this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Imports the DTensor rules of all ops when DTensors exist, because the import is slow."""
+"""Imports the DTensor rules of all ops, but only after torch's DTensor module, because their import is slow."""
 
 from __future__ import annotations
 
 import sys
+
+_imported = False
 
 
 def has_rules() -> bool:
@@ -10,8 +12,9 @@ def has_rules() -> bool:
 
     The rules are needed even if no argument is a DTensor: a function transform hides a DTensor in a wrapper.
     """
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    from tridal.pytorch import dtensor, loss_dtensor, norm_dtensor  # noqa: F401
+    global _imported
+    if not _imported and sys.modules.get("torch.distributed.tensor") is not None:
+        from tridal.pytorch import dtensor, loss_dtensor, norm_dtensor  # noqa: F401
 
-    return True
+        _imported = True
+    return _imported

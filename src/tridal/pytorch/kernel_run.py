@@ -53,8 +53,8 @@ def prepare_kernel(
             kernel writes no other tensor with a number per element, and reads only one.
 
     Returns:
-        A function that returns the tensors of `writes`, `row_writes` and `column_writes`, contiguous. Those of
-        `column_writes` have one dim and the accumulator's dtype.
+        A function that returns the tensors of `writes`, `row_writes` and `column_writes`. New ones are contiguous.
+        Those of `column_writes` have one dim and the accumulator's dtype.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".

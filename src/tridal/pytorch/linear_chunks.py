@@ -1,7 +1,7 @@
 """Losses and gradients of a linear layer and cross-entropy in chunks of rows, so that the full logits never exist.
 
 torch's matmul computes the logits of a chunk. The kernels of cross-entropy compute its losses and write the gradient of
-the logits into their memory. Two matmuls turn it into the chunk's part of the gradients of input and weight.
+the logits into their memory. Matmuls turn it into the chunk's part of the gradients of input and weight.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _CHUNK_BYTES = 2**26
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype) -> int:
     """Returns the number of rows of a chunk: its logits take at most 64 MiB, or as many bytes as the weight.
 
-    Smaller chunks would not reduce the peak memory, because the sum of the weight's gradient is converted to the dtype
-    of the weight after the last chunk. The chunks of a call have nearly the same number of rows, a multiple of 128.
+    Smaller chunks do not reduce the peak memory if the float32 sum of the weight's gradient is converted to the dtype
+    of the weight after the last chunk. In dtypes of more than 16 bits, it is not, and the limit is half of these bytes.
+    The chunks of a call have nearly the same number of rows, a multiple of 128.
     """
     columns = max(linear_weight.shape[:-1].numel(), 1)
-    limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), linear_weight.shape[-1], 1)
+    limit = linear_weight.shape[-1] // (1 if dtype.itemsize == 2 else 2)
+    limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), limit, 1)
     if rows <= limit:
         return max(rows, 1)
     limit = max(limit // 128 * 128, min(limit, 128))
@@ -50,7 +52,7 @@ def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype)
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
-    """Writes left @ right to `out`, computed in its dtype. With `adds`, adds the product to `out`."""
+    """Writes left @ right to `out`, or adds it. The products are summed in the dtype of `out`, or in a wider one."""
     if left.dtype is not out.dtype and not _sums_in(left.device, left.dtype, out.dtype):
         left, right = left.to(out.dtype), right.to(out.dtype)
     options: Any = {} if left.dtype is out.dtype else {"out_dtype": out.dtype}
@@ -60,10 +62,28 @@ def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
         torch.mm(left, right, **options, out=out)
 
 
+def _needs_vectors(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether matmuls on a device are several times slower for sizes or strides without whole 16 bytes.
+
+    They are on GPUs, where matmuls of 16-bit tensors write float32, too.
+    """
+    return dtype.itemsize == 2 and _sums_in(device, dtype, torch.float32)
+
+
+def _vector(x: Tensor, target: Tensor, columns: int) -> int:
+    """Returns the number of elements in 16 bytes if rows of logits should be aligned, or 1."""
+    context = device_context(x.device)
+    # Probabilities have the strides of the logits, and batch-invariant kernels read contiguous tensors only.
+    if context.torch_computes or target.is_floating_point() or context.settings.batch_invariant:
+        return 1
+    vector = 16 // x.element_size()
+    return vector if columns > 16 * vector and _needs_vectors(x.device, x.dtype) else 1
+
+
 def _logits_memory(rows: int, columns: int, like: Tensor, vector: int) -> Tensor:
     """Returns memory for the logits of a chunk, whose rows start at multiples of `vector` elements.
 
-    The unused elements between rows are zero, because torch's bfloat16 matmul on CPUs reads them.
+    The unused elements between rows are zero, because a matmul may read them: torch's bfloat16 matmul on CPUs does.
     """
     memory = like.new_empty(rows, math.ceil(columns / vector) * vector)
     memory[:, columns:] = 0
@@ -71,12 +91,18 @@ def _logits_memory(rows: int, columns: int, like: Tensor, vector: int) -> Tensor
 
 
 def _parts(columns: int, vector: int) -> list[slice]:
-    """Returns the columns in one part, or in two: whole vectors, and the rest.
-
-    On a GPU, matmuls with sizes or strides that are not multiples of 16 bytes are several times slower.
-    """
+    """Returns the columns in one part, or in two: whole vectors, and the rest."""
     whole = columns // vector * vector
     return [slice(0, whole), slice(whole, columns)] if 0 < whole < columns else [slice(0, columns)]
+
+
+def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: Tensor) -> None:
+    """Writes dlogits @ matrix to `out`. Parts of the columns are added in float32 and rounded once."""
+    total = out if len(columns) == 1 else out.new_empty(out.shape, dtype=torch.promote_types(out.dtype, torch.float32))
+    for part in columns:
+        _product(dlogits[:, part], matrix[part], total, adds=part.start > 0)
+    if total is not out:
+        out.copy_(total)
 
 
 def chunked(
@@ -102,9 +128,7 @@ def chunked(
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
     row_grad = row_grad.expand(losses.shape)
     step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype)
-    # Kernels need contiguous logits for probabilities, which have the same strides, and for batch invariance.
-    aligned = not target.is_floating_point() and not context.settings.batch_invariant
-    vector = 16 // x.element_size() if aligned else 1
+    vector = _vector(x, target, matrix.shape[0])
     memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
     if needs[1] and not rows:
         grads[1].zero_()
@@ -142,11 +166,10 @@ def chunked(
             )  # fmt: skip
         assert dlogits is not None
         flat = dlogits.reshape(flat.shape)
-        for some in columns:
-            if needs[0]:
-                _product(flat[:, some], matrix[some], grads[0][part], adds=some.start > 0)
-            if needs[1]:
-                _product(flat[:, some].t(), x[part], grads[1][some], adds=start > 0)
+        if needs[0]:
+            _input_gradient(flat, matrix, columns, grads[0][part])
+        for some in columns if needs[1] else []:
+            _product(flat[:, some].t(), x[part], grads[1][some], adds=start > 0)
         if grads[2] is not None:
             grads[2] += flat.sum(0, dtype=accum_dtype)
     return losses, grads

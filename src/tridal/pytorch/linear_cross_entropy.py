@@ -89,17 +89,13 @@ def linear_cross_entropy(
         float(z_loss), None if softcap is None else float(softcap), dtype, matmul_dtype, accum_dtype or wide,
         chunk_size or 0, needs if reduction != "none" else [False] * 3,
     )  # fmt: skip
-    distributes = is_distributed(*given)
-    if distributes and (_compiling() or not private.transforms_active()):
+    # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
+    if is_distributed(*given) and (_compiling() or not private.transforms_active()):
         from tridal.pytorch.loss_dtensor import linear_cross_entropy as distributed
 
         loss: Tensor | None = distributed(*arguments[:-1])
-    elif (
-        distributes  # a transform hides the placements of its tensors
-        or fused_ops.records_gradient(target, weight)
-        or (not _compiling() and private.tracing_state() is not None)  # torch.jit.trace does not support lists of bools
-    ):
-        loss = reference(*arguments)[0]
+    elif fused_ops.records_gradient(target, weight) or (not _compiling() and private.tracing_state() is not None):
+        loss = reference(*arguments)[0]  # torch.jit.trace does not support lists of bools
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
         loss = call(RULES if not _compiling() and private.saves_through_hooks() else EAGER_RULES, arguments)[0]

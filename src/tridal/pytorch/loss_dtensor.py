@@ -1,4 +1,4 @@
-"""DTensor rules of cross-entropy. The first loss of a DTensor imports this module.
+"""DTensor rules of cross-entropy. See `dtensor_rules` for when it is imported.
 
 If the classes are not sharded, each rank computes its rows. If they are, each rank computes the maths of cross-entropy
 in torch's ops on its shard, and the ranks exchange only numbers per row.
