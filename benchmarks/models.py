@@ -147,17 +147,17 @@ class Bench:
 
     def measure(self, name: str, providers: list[str]) -> list[Result]:
         """Measures training and decoding with providers. Decoding has no loss, so a fused loss does not change it."""
-        training = [Result(name, "training", provider) for provider in providers]
-        decoding = [Result(name, "decoding", provider) for provider in providers if "fused_loss" not in provider]
-        training, decoding = (rs if rs and rs[0].work in self.work else [] for rs in (training, decoding))
-        for results in (training, decoding):
-            for _ in range(ROUNDS[results[0].work] if results else 0):
+        measured = []
+        for work in self.work:
+            results = [Result(name, work, p) for p in providers if work == "training" or "fused_loss" not in p]
+            for _ in range(ROUNDS[work]):
                 for result in results:
                     if result.problem is None:
                         self._measure_round(result)
             for result in results:
                 print(line(result), flush=True)
-        return training + decoding
+            measured += results
+        return measured
 
     def _measure_round(self, result: Result) -> None:
         compiles = "compile" in result.provider

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch.nn import functional
 
 import tridal
+from feature_axes import in_threads
 from test_accelerator import module
 
 assert module
@@ -142,24 +142,14 @@ def test_captured_graph_equals_eager(module: Any, device: torch.device, name: st
 @cases
 def test_calls_from_several_threads(module: Any, device: torch.device, name: str) -> None:
     cases = [tensors_of(name, shape, device) for shape in SHAPES]
-    module.synchronize()
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            with module.stream(module.Stream(device)):
-                for tensors in cases * 2:
-                    assert_same_as_torch(STEPS[name][0](tridal, *tensors), name, tensors)
-                module.synchronize()
-        except BaseException as error:
-            failures.append(error)
+    def compute() -> torch.Tensor:
+        for tensors in cases * 2:
+            results = STEPS[name][0](tridal, *tensors)
+            assert_same_as_torch(results, name, tensors)
+        return results[0]
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(6)(compute, device)
 
 
 @cases
