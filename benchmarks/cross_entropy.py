@@ -91,6 +91,9 @@ def step_table(device: torch.device, rows: int, classes: int, hidden: int) -> No
         "the same, summed in bfloat16": lambda: tridal.linear_cross_entropy(
             x, weight, target, accum_dtype=torch.bfloat16
         ),
+        "the same, summed in bfloat16, chunks of 4096": lambda: tridal.linear_cross_entropy(
+            x, weight, target, accum_dtype=torch.bfloat16, chunk_size=4096
+        ),
         "tridal.cross_entropy": lambda: tridal.cross_entropy(x @ weight.t(), target),
         "the same, inplace_backward": lambda: tridal.cross_entropy(x @ weight.t(), target, inplace_backward=True),
         "torch": lambda: functional.cross_entropy(x @ weight.t(), target),

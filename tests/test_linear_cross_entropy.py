@@ -167,21 +167,38 @@ def test_float16_gradients_of_a_mean_keep_small_numbers(device: torch.device) ->
 
 
 @pytest.mark.parametrize(
-    ("rows", "shape", "dtype", "wanted"),
+    ("rows", "shape", "dtype", "accum_dtype", "wanted"),
     [
-        (8192, (128256, 4096), torch.bfloat16, 4096),
-        (8193, (128256, 4096), torch.bfloat16, 2816),
-        (8192, (50257, 768), torch.bfloat16, 768),
-        (100, (50257, 768), torch.bfloat16, 100),
-        (10**6, (10**6, 16), torch.float32, 16),
-        (0, (5, 4), torch.float32, 1),
+        (8192, (128256, 4096), torch.bfloat16, torch.float32, 4096),
+        (8193, (128256, 4096), torch.bfloat16, torch.float32, 2816),
+        (8192, (50257, 768), torch.bfloat16, torch.float32, 768),
+        (100, (50257, 768), torch.bfloat16, torch.float32, 100),
+        (8192, (128256, 4096), torch.bfloat16, torch.bfloat16, 256),
+        (65536, (128256, 4096), torch.bfloat16, torch.bfloat16, 2048),
+        (10**6, (10**6, 16), torch.float32, torch.float32, 16),
+        (0, (5, 4), torch.float32, torch.float32, 1),
     ],
 )
 def test_chunks_follow_from_shapes_and_dtypes(
-    rows: int, shape: tuple[int, int], dtype: torch.dtype, wanted: int
+    rows: int, shape: tuple[int, int], dtype: torch.dtype, accum_dtype: torch.dtype, wanted: int
 ) -> None:
     matrix = torch.empty(shape, device="meta", dtype=dtype)
-    assert chunk_rows(rows, matrix, dtype) == wanted
+    assert chunk_rows(rows, matrix, dtype, accum_dtype) == wanted
+
+
+def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> None:
+    x, weight = (torch.randn(n, 64, device=device).bfloat16() for n in (40, 50))
+    target, factor = torch.randint(50, (40,), device=device), torch.tensor(0.30078125, device=device)
+    grads = []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaf = weight.detach().to(dtype).requires_grad_()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = tridal.linear_cross_entropy(x, leaf, target, chunk_size=16)
+        loss.backward(factor)
+        grads.append(leaf.grad)
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert torch.equal(grads[0], grads[1].bfloat16())
 
 
 @pytest.fixture

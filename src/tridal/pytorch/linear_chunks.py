@@ -21,15 +21,17 @@ Tensor = torch.Tensor
 _CHUNK_BYTES = 2**26
 
 
-def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype) -> int:
-    """Returns the number of rows of a chunk: its logits take at most 64 MiB, or as many bytes as the weight.
+def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
+    """Returns the number of rows of a chunk: its logits take at most 64 MiB, or as many bytes as another tensor.
 
-    Smaller chunks do not reduce the peak memory if the float32 sum of the weight's gradient is converted to the dtype
-    of the weight after the last chunk. In dtypes of more than 16 bits, it is not, and the limit is half of these bytes.
-    The chunks of a call have nearly the same number of rows, a multiple of 128.
+    With the weight's gradient summed in more than 16 bits, that tensor is the weight: chunks with fewer logits do not
+    reduce the peak memory, because the sum is rounded to a new tensor of the weight's size after the last chunk. In
+    dtypes of more than 16 bits, it is not, and the limit is half of the weight. With sums in 16 bits, which save
+    memory, the tensor is the input. The chunks of a call have nearly the same number of rows, a multiple of 128.
     """
-    columns = max(linear_weight.shape[:-1].numel(), 1)
-    limit = linear_weight.shape[-1] // (1 if dtype.itemsize == 2 else 2)
+    columns, inputs = max(linear_weight.shape[:-1].numel(), 1), linear_weight.shape[-1]
+    of_weight = inputs if dtype.itemsize == 2 else inputs // 2
+    limit = rows * inputs // columns if accum_dtype.itemsize == 2 else of_weight
     limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), limit, 1)
     if rows <= limit:
         return max(rows, 1)
@@ -127,7 +129,7 @@ def chunked(
     ]
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
     row_grad = row_grad.expand(losses.shape)
-    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype)
+    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
     vector = _vector(x, target, matrix.shape[0])
     memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
     if needs[1] and not rows:

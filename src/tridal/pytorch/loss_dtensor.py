@@ -139,7 +139,7 @@ def linear_cross_entropy(
 
     x, matrix, bias = distributed(input), distributed(linear_weight), distributed(linear_bias)
     rows = x.shape[0]
-    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype)
+    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
     step = rows if any(placement.is_shard(0) for placement in x.placements) else step
 
     def losses(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
