@@ -35,7 +35,7 @@ def kernel_of(op: str) -> RowKernel:
     if not absent:
         return kernel
     kept = tuple(written for written in kernel.writes if written != f"{absent}_sum")
-    return kernel.bind(**{absent: None}).writing(*kept, *kernel.row_writes)
+    return kernel.bind(**{absent: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
 
 
 class Question(NamedTuple):

@@ -48,7 +48,7 @@ def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> Kern
         """Returns the number of elements of the largest double-buffered tile."""
         return limit(problem, schedule, rows, unified_buffer).max_double_buffered
 
-    narrowest = min(ITEMSIZE[dtype] for dtype in (*problem.reads, *problem.writes))
+    narrowest = min(ITEMSIZE[dtype] for dtype in problem.element_dtypes)
     elements_per_block = _BLOCK // narrowest
     cols, rows = _next_power_of_2(problem.cols), _next_power_of_2(problem.inner)
     rows = min(rows, max(1, problem.rows // programs))

@@ -42,11 +42,13 @@ def _cases(kind: Callable[..., FusedCase], op: str, shape: tuple[int, ...]) -> C
     return make
 
 
+FORWARD, BACKWARD = "forward", "backward"
+_EXPANDED_PROJECTION = "tl.expand_dims(dot / count, AXIS)"
+_READ_ADDED = "tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)"
+
 rms = _cases(NormCase, "rms_norm", (9, 57))
 layer = _cases(NormCase, "layer_norm", (9, 57))
 loss = _cases(LossCase, "cross_entropy", (9, 57))
-FORWARD, BACKWARD = "forward", "backward"
-_EXPANDED_PROJECTION = "tl.expand_dims(dot / count, AXIS)"
 
 MUTANTS = [
     FusedMutant(module, function, fault, old, new, case)
@@ -69,6 +71,12 @@ MUTANTS = [
          "weighted(dy, weight, weight_offset) - projection", "weighted(dy, weight, weight_offset)", rms(BACKWARD)),
         ("rms_norm", "weight_gradient", "the weight's gradient is not normalised",
          "x * tl.expand_dims(root, AXIS)", "x", rms(BACKWARD)),
+        ("outputs", "plus", "the gradient of the sum is dropped", f"y + {_READ_ADDED}", "y",
+         rms(BACKWARD, residual="float32")),
+        ("outputs", "plus", "the gradient of the sum is subtracted", f"y + {_READ_ADDED}", f"y - {_READ_ADDED}",
+         layer(BACKWARD, residual="float32")),
+        ("outputs", "plus", "a block of columns adds the first block", "column", "column * 0",
+         NormCase("rms_norm", BACKWARD, (3, 40_000), residual="float32")),
         ("layer_norm", "deviation", "the mean is not subtracted", "tl.expand_dims(total / count, AXIS)", "0.0",
          layer(FORWARD)),
         ("layer_norm", "mean", "the saved mean is the sum", "total / count", "total", layer(BACKWARD)),

@@ -189,7 +189,7 @@ def not_inverted(function: ast.FunctionDef) -> None:
 GRADIENTS = ("softmax_backward", "log_softmax_backward", "l2_norm_backward")
 
 
-@mutant("tiles", "store_tile", "elements out of bounds are stored", "softmax", *GRADIENTS)
+@mutant("outputs", "store_tile", "elements out of bounds are stored", "softmax", *GRADIENTS)
 def store_without_mask(function: ast.FunctionDef) -> None:
     replace_keyword(find_calls(function, "tl.store"), "mask", None)
 

@@ -20,7 +20,8 @@ class KernelConfig(Renamed):
 
     schedule: Schedule
     """"whole_row": one program computes whole rows. "cooperative": several programs compute one row together and
-    exchange its statistics. "column_loop": one program loops over blocks of columns, twice."""
+    exchange its statistics. "column_loop": one program loops over blocks of columns, for the statistics and then for
+    the results."""
     rows: int
     """Rows of a tile, a power of two. A tile has at most 2^20 elements."""
     cols: int
@@ -31,7 +32,8 @@ class KernelConfig(Renamed):
     num_stages: int = 1
     """Tiles in flight in the loop over tiles (or over blocks of columns); above 1, loads are pipelined."""
     programs_per_row: int = 1
-    """1 unless the schedule is "cooperative", whose programs must all be resident at the same time."""
+    """1 unless the schedule is "cooperative", whose programs must all be resident at the same time if they exchange
+    statistics."""
     max_registers: int | None = None
     """Limit on the registers of a thread; None leaves it to the compiler."""
     peel: bool = False

@@ -94,6 +94,8 @@ class Problem(Renamed):
     """dtype of each input with a number per element. All but the first are contiguous."""
     writes: tuple[str, ...] = ("float32",)
     """dtype of each output with a number per element."""
+    added: tuple[str, ...] = ()
+    """dtype of an input with a number per element that is read when the first output is written, and added to it."""
     row_reads: tuple[str, ...] = ()
     """dtype of each input with a number per row."""
     column_reads: tuple[str, ...] = ()
@@ -152,9 +154,14 @@ class Problem(Renamed):
         return self.reads[0]
 
     @property
+    def element_dtypes(self) -> tuple[str, ...]:
+        """dtype of each tensor with a number per element."""
+        return (*self.reads, *self.added, *self.writes)
+
+    @property
     def itemsize(self) -> int:
         """Bytes of the widest element that is read or written."""
-        return max(ITEMSIZE[dtype] for dtype in (*self.reads, *self.writes))
+        return max(ITEMSIZE[dtype] for dtype in self.element_dtypes)
 
     @property
     def bytes_read(self) -> int:
@@ -164,9 +171,10 @@ class Problem(Renamed):
     @property
     def accumulator(self) -> int:
         """Bytes of one element of the statistics' dtype, which is float64 if a tensor is float64, else float32."""
-        return 8 if "float64" in (*self.reads, *self.writes) else 4
+        others = (*self.row_reads, *self.column_reads, *self.row_writes, *self.column_writes)
+        return 8 if "float64" in (*self.element_dtypes, *others) else 4
 
     @property
     def vector(self) -> int:
         """Elements of the narrowest dtype in a vector of 16 bytes. A peeled head or tail has fewer elements."""
-        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in (*self.writes, *self.reads))
+        return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in self.element_dtypes)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from tridal.kernels.column_sums import add_to_sums, zero_stored_sums
 from tridal.kernels.lanes import edge_statistics, merge_lanes, reduce_lanes, split_lanes
+from tridal.kernels.outputs import plus, write_rows
 from tridal.kernels.reductions import masked, merge
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tiles import (
@@ -17,7 +18,6 @@ from tridal.kernels.tiles import (
     load_columns,
     load_index,
     load_rows,
-    store_rows,
     tile_bounds,
     tile_pointers,
 )
@@ -27,10 +27,10 @@ _INF = tl.constexpr(float("inf"))
 
 @triton.jit
 def column_loop(
-    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, per_row_ptr,
-    per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, outer, inner, cols,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment,
-    param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, added_ptr,
+    per_row_ptr, per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, outer, inner, cols, in_outer,
+    in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment, param0, param1, scale, queries,
+    heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     column_term: tl.constexpr, column_term2: tl.constexpr,
@@ -126,16 +126,14 @@ def column_loop(
                 per_row, per_row2, index, picked, picked_column, param0, param1, 1.0, first, second, count, EXP2_BIAS,
                 COLS >= 128, ZERO_MASKED_ROWS,
             )  # fmt: skip
-        if row_out_ptr is not None:
-            number = row_write(
-                per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
-            )  # fmt: skip
-            store_rows(row_out_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
-        if row_out2_ptr is not None:
-            number = row_write2(
-                per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
-            )  # fmt: skip
-            store_rows(row_out2_ptr, number, tile, 0, inner, None, row_outer, row_inner, ROWS, 1)
+        write_rows(
+            row_out_ptr, row_write, per_row, per_row2, index, picked, picked_column, param0, param1, first, second,
+            value, count, tile, 0, inner, None, row_outer, row_inner, ROWS, 1,
+        )  # fmt: skip
+        write_rows(
+            row_out2_ptr, row_write2, per_row, per_row2, index, picked, picked_column, param0, param1, first, second,
+            value, count, tile, 0, inner, None, row_outer, row_inner, ROWS, 1,
+        )  # fmt: skip
         WRITES: tl.constexpr = out_ptr is not None or column_out_ptr is not None
         for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
@@ -168,6 +166,10 @@ def column_loop(
                 )  # fmt: skip
                 pointers = tile_pointers(
                     out_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
+                )  # fmt: skip
+                y = plus(
+                    y, added_ptr, tile, block, row, column, out_outer, out_inner, out_col, in_bounds, INT64_OFFSETS,
+                    AXIS, ROWS, COLS, 1, False, ACC_DTYPE,
                 )  # fmt: skip
                 tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=in_bounds)
                 if out2_ptr is not None:

@@ -115,6 +115,17 @@ def tile_pointers(
 
 
 @triton.jit
+def edge_pointers(
+    pointer, block, row, edge_column, outer_stride, inner_stride, col_stride, INT64_OFFSETS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Returns pointers to the heads and tails of ROWS rows, whose columns are `edge_column`."""
+    return tile_pointers(
+        pointer, block, row, edge_column, outer_stride, inner_stride, col_stride, INT64_OFFSETS, 0, ROWS, 1, False
+    )  # fmt: skip
+
+
+@triton.jit
 def anti_hoist_pointers(
     pointer, tile, block, row, column, outer_stride, inner_stride, col_stride,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -141,12 +152,6 @@ def load_tile(
         "" if not RELOAD or not (IS_FIRST or IS_LAST) else "evict_last" if IS_FIRST else "evict_first"
     )
     return tl.load(pointers, mask=in_bounds, other=PADDING, eviction_policy=policy).to(ACC_DTYPE)
-
-
-@triton.jit
-def store_tile(pointers, y, in_bounds, RELOAD: tl.constexpr):
-    """Stores the elements of a tile. With RELOAD, they must not evict elements that will be loaded again."""
-    tl.store(pointers, y, mask=in_bounds, eviction_policy="evict_first" if RELOAD else "")
 
 
 @triton.jit
@@ -177,7 +182,7 @@ def load_all_columns(
 
 
 @triton.jit
-def _row_pointers(
+def row_pointers(
     pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS: tl.constexpr, VECTOR: tl.constexpr
 ):  # fmt: skip
     """Returns pointers into a tensor with a number per row, for the rows of a tile, and whether they are in bounds."""
@@ -199,17 +204,8 @@ def load_rows(
     if pointer is None:
         return 0.0
     else:
-        pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
+        pointers, in_bounds = row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
         return tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)
-
-
-@triton.jit
-def store_rows(
-    pointer, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS: tl.constexpr, VECTOR: tl.constexpr
-):  # fmt: skip
-    """Stores a number for each row of a tile. Rank 0 of the programs of a row stores it."""
-    pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
-    tl.store(pointers, number.to(pointer.dtype.element_ty), mask=in_bounds & (rank == 0))
 
 
 @triton.jit
@@ -226,7 +222,7 @@ def load_index(
     if pointer is None:
         return 0, 0.0, 0.0
     else:
-        pointers, in_bounds = _row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
+        pointers, in_bounds = row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR)
         wide = tl.load(pointers, mask=in_bounds, other=0)
         index = tl.cast(wide, tl.int32)
         index = tl.where(tl.cast(wide >> 32, tl.int32) == (index >> 31), index, -2147483648)
@@ -234,7 +230,7 @@ def load_index(
         column = tl.cast(tl.where(valid, index, 0), tl.int64)
         picked = 0.0
         if PICKS:
-            start, _ = _row_pointers(in_ptr, tile, inner, long_blocks, in_outer, in_inner, ROWS, VECTOR)
+            start, _ = row_pointers(in_ptr, tile, inner, long_blocks, in_outer, in_inner, ROWS, VECTOR)
             element = tl.load(start + column * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
             picked = tl.where(valid, element, float("nan"))
         picked_column = 0.0

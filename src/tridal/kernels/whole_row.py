@@ -3,10 +3,11 @@
 Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in
 elements. Programs loop over tiles, so any number of them computes the same result.
 
-The op is given by its tensors, by its functions (`first_term` to `row_write2`), and by the reductions of the terms,
-FIRST and SECOND; docs/add-an-op.md describes them. A pointer or a function that the op does not have is None. Tensors
-`out`, `out2`, `in` and `in2` have a number per element, `per_row` and `row_out` per row, and `per_column` per column.
-All of them but `in` are contiguous. A plan chooses the rest:
+The op is given by its tensors, by its functions (`first_term` to `column_term2`), and by the reductions of the terms,
+FIRST and SECOND; `tridal.runtime` describes them in row_kernel.py and op_functions.py. What the op does not have is
+None. Tensors `out`, `out2`, `in`, `in2` and `added` have a number per element, `per_row` and `row_out` per row, and
+`per_column` and `column_out` per column. All are contiguous but `in`, and `out` of a kernel that reads and writes one
+tensor per element. A plan chooses the rest:
   PROGRAMS_PER_ROW  above 1, programs compute a row together ("cooperative") and exchange their statistics.
   PERSISTENT        programs loop over tiles. If not, there is one program per tile, which takes fewer registers.
   PEEL              the unaligned head and tail of a row, fewer than VECTOR elements each, are a small extra tile.
@@ -21,30 +22,29 @@ import triton.language as tl
 
 from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
 from tridal.kernels.exchange import clear_slots, exchange, part_count
+from tridal.kernels.outputs import plus, store_tile, write_rows
 from tridal.kernels.reductions import masked, merge, reduce
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tile_counter import await_claim, claim, iterations, read_claim, release_group
 from tridal.kernels.tiles import (
     anti_hoist_pointers,
+    edge_pointers,
     head_length,
     index_along,
     load_all_columns,
     load_index,
     load_rows,
     load_tile,
-    store_rows,
-    store_tile,
     tile_bounds,
-    tile_pointers,
 )
 
 
 @triton.jit
 def whole_row(
-    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, per_row_ptr,
-    per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, workspace, outer, inner, cols, long_blocks,
-    in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment,
-    param0, param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
+    out_ptr, out2_ptr, row_out_ptr, row_out2_ptr, column_out_ptr, column_out2_ptr, in_ptr, in2_ptr, added_ptr,
+    per_row_ptr, per_row2_ptr, index_ptr, per_column_ptr, per_column2_ptr, mask_ptr, workspace, outer, inner, cols,
+    long_blocks, in_outer, in_inner, in_col, out_outer, out_inner, out_col, row_outer, row_inner, misalignment, param0,
+    param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
     column_term: tl.constexpr, column_term2: tl.constexpr,
@@ -137,14 +137,12 @@ def whole_row(
                         first = reduce(term, FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
                         second = tl.zeros_like(first)
                     if PEEL:
-                        pointers = tile_pointers(
-                            in_ptr, block, row, edge_column, in_outer, in_inner, in_col, INT64_OFFSETS, 0, ROWS, 1,
-                            False,
+                        pointers = edge_pointers(
+                            in_ptr, block, row, edge_column, in_outer, in_inner, in_col, INT64_OFFSETS, ROWS
                         )  # fmt: skip
                         if in2_ptr is not None:
-                            pointers2 = tile_pointers(
-                                in2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS,
-                                1, False,
+                            pointers2 = edge_pointers(
+                                in2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, ROWS
                             )  # fmt: skip
                         x_edge = tl.load(pointers, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
                         x_edge = scale_mask(
@@ -192,20 +190,14 @@ def whole_row(
                             per_row, per_row2, index, picked, picked_column, param0, param1, part_scale, first, second,
                             count, EXP2_BIAS, REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
-                    if row_out_ptr is not None:
-                        number = row_write(
-                            per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
-                        )  # fmt: skip
-                        store_rows(
-                            row_out_ptr, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR
-                        )  # fmt: skip
-                    if row_out2_ptr is not None:
-                        number = row_write2(
-                            per_row, per_row2, index, picked, picked_column, param0, param1, first, second, value, count
-                        )  # fmt: skip
-                        store_rows(
-                            row_out2_ptr, number, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR
-                        )  # fmt: skip
+                    write_rows(
+                        row_out_ptr, row_write, per_row, per_row2, index, picked, picked_column, param0, param1,
+                        first, second, value, count, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR,
+                    )  # fmt: skip
+                    write_rows(
+                        row_out2_ptr, row_write2, per_row, per_row2, index, picked, picked_column, param0, param1,
+                        first, second, value, count, tile, rank, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR,
+                    )  # fmt: skip
                     if out_ptr is not None:
                         out_pointers = anti_hoist_pointers(
                             out_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
@@ -218,6 +210,10 @@ def whole_row(
                             x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
                             part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
                             REFINE, ZERO_MASKED_ROWS,
+                        )  # fmt: skip
+                        y = plus(
+                            y, added_ptr, tile, block, row, column, out_outer, out_inner, out_col, in_bounds,
+                            INT64_OFFSETS, AXIS, ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, ACC_DTYPE,
                         )  # fmt: skip
                         store_tile(out_pointers, y.to(out_ptr.dtype.element_ty), in_bounds, RELOAD)
                         if out2_ptr is not None:
@@ -232,20 +228,23 @@ def whole_row(
                             )  # fmt: skip
                             tl.store(out2_pointers, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
                         if PEEL:
-                            pointers = tile_pointers(
-                                out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0, ROWS,
-                                1, False,
+                            pointers = edge_pointers(
+                                out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, ROWS
                             )  # fmt: skip
                             y_edge = finish(
                                 x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
                                 edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
                                 EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
+                            y_edge = plus(
+                                y_edge, added_ptr, tile, block, row, edge_column, out_outer, out_inner, out_col,
+                                edge_in_bounds, INT64_OFFSETS, 0, ROWS, 1, 1, False, ACC_DTYPE,
+                            )  # fmt: skip
                             tl.store(pointers, y_edge.to(out_ptr.dtype.element_ty), mask=edge_in_bounds)
                             if out2_ptr is not None:
-                                pointers2 = tile_pointers(
-                                    out2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, 0,
-                                    ROWS, 1, False,
+                                pointers2 = edge_pointers(
+                                    out2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS,
+                                    ROWS,
                                 )  # fmt: skip
                                 y2_edge = finish2(
                                     x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,

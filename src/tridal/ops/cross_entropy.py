@@ -268,6 +268,5 @@ CROSS_ENTROPY = FusedOp(
     gradient=gradient,
     inputs=(0, 1, -1, -1, -1, -1, -1, -1, -1),
     differentiable=2,
-    autocast=True,
     cases="tridal.testing.loss_cases",
 )  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from tridal.errors import PluginError
 from tridal.runtime.row_kernel import RowKernel
 
 
@@ -40,12 +40,14 @@ class FusedOp:
     that the op adds have the same gradient."""
     differentiable: int = 1
     """How many results have gradients. These are the first ones."""
-    autocast: bool = False
-    """Whether autocast computes the op in float32."""
     cases: str | None = None
     """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
-    benchmark: Any = None
-    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`."""
+
+    def __post_init__(self) -> None:
+        """Raises PluginError if a kernel has a fault."""
+        for kernel in self.kernels:
+            if (fault := kernel.problem()) is not None:
+                raise PluginError(f"op {self.name!r} cannot be used: {fault}")
 
     @functools.cached_property
     def tensors(self) -> int:

@@ -51,8 +51,8 @@ def gradient(
     dbias = column_sum(dn).reshape(shape) if output_mask[2] else None
     if output_mask[0]:
         dn = dn if scale is None else dn * scale
-        dx = ((dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse).to(x.dtype).reshape(x.shape)
-        dx = dx if dsum is None else dx + dsum
+        dx = ((dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse).reshape(x.shape)
+        dx = (dx if dsum is None else dx + dsum).to(x.dtype)
     return dx, dweight, dbias
 
 
@@ -79,6 +79,7 @@ LAYER_NORM = FusedOp(
             name="layer_norm_backward",
             module=MODULE,
             reads=("dy", "x"),
+            added="dsum",
             row_reads=("mean", "inverse"),
             column_reads=("weight",),
             statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_product")),
@@ -96,6 +97,5 @@ LAYER_NORM = FusedOp(
     gradient=gradient,
     inputs=(0, 0, 1, 2, -1, -1),
     differentiable=2,
-    autocast=True,
     cases="tridal.testing.norm_cases",
 )

@@ -71,6 +71,5 @@ LINEAR_CROSS_ENTROPY = FusedOp(
     reference=reference,
     gradient=gradient,
     inputs=(0, 1, -1, 2, *[-1] * 11),
-    autocast=True,
 )
 """It has no kernels of its own: it runs torch's matmul and the kernels of cross-entropy."""

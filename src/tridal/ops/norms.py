@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,11 +39,6 @@ def sum_dtype(input: Tensor, residual: Tensor | None) -> torch.dtype:
 def statistics_dtype(*tensors: Tensor | None) -> torch.dtype:
     """Returns the dtype of statistics: float64 if a tensor is float64, else float32."""
     return torch.float64 if any(t is not None and t.dtype is torch.float64 for t in tensors) else torch.float32
-
-
-def statistics_shape(shape: Sequence[int], dims: int) -> Sequence[int]:
-    """Returns the shape of a tensor with a number per row."""
-    return shape[: len(shape) - dims]
 
 
 def widened(x: Tensor | None, dtype: torch.dtype, dims: int) -> Any:

@@ -25,13 +25,15 @@ def result_dtype(sum_dtype: torch.dtype, weight: Tensor | None, casting: str) ->
 
 def _torch_promotes() -> bool:
     """Returns whether torch's rms_norm of a bfloat16 input with a float32 weight gives float32."""
+    input, weight = (torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.bfloat16, torch.float32))
     warns_always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # otherwise, torch would not show its warning about mixed dtypes to the user
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = torch.rms_norm(torch.ones(1, dtype=torch.bfloat16), (1,), torch.ones(1))
-    torch.set_warn_always(warns_always)
-    return result.dtype is torch.float32
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.rms_norm(input, (1,), weight).dtype is torch.float32
+    finally:
+        torch.set_warn_always(warns_always)
 
 
 _TORCH_PROMOTES = _torch_promotes()
@@ -75,8 +77,8 @@ def gradient(
         dweight = column_sum(dn * n).reshape(weight.shape)
     if output_mask[0]:
         dn = dn if scale is None else dn * (scale + weight_offset)
-        dx = ((dn - n * rows.mean(dn * n)) * root).to(x.dtype).reshape(x.shape)
-        dx = dx if dsum is None else dx + dsum
+        dx = ((dn - n * rows.mean(dn * n)) * root).reshape(x.shape)
+        dx = (dx if dsum is None else dx + dsum).to(x.dtype)
     return dx, dweight
 
 
@@ -101,6 +103,7 @@ RMS_NORM = FusedOp(
             name="rms_norm_backward",
             module=MODULE,
             reads=("dy", "x"),
+            added="dsum",
             row_reads=("root",),
             column_reads=("weight",),
             statistics=(Statistic("dot", "sum", term="weighted_product"),),
@@ -119,6 +122,5 @@ RMS_NORM = FusedOp(
     gradient=gradient,
     inputs=(0, 0, 1, -1, -1, -1, -1),
     differentiable=2,
-    autocast=True,
     cases="tridal.testing.norm_cases",
 )

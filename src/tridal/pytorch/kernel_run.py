@@ -45,9 +45,10 @@ def prepare_kernel(
 
     Args:
         dim: the dim along which rows run, 0 <= dim < rank of the first input.
-        inputs: the tensors of `reads`, `row_reads`, `row_index` and `column_reads`, in this order. The first may have
-            any strides. The others are made contiguous. Those with a number per element have the shape of the first.
-            Those with a number per row have this shape without `dim`. Those with a number per column have one dim.
+        inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order. The first
+            may have any strides. The others are made contiguous. Those with a number per element have the shape of the
+            first. Those with a number per row have this shape without `dim`. Those with a number per column have one
+            dim.
         out_dtypes: the dtypes of `writes`, then of `row_writes`.
         out: receives the first of `writes`. It may be the first input. It is contiguous, or has any strides if the
             kernel writes no other tensor with a number per element, and reads only one.
@@ -91,7 +92,7 @@ def _prepare(
     out_strides: tuple[int, ...] | None,
 ) -> Run | None:
     """Returns run(out, inputs) for tensors like these and an `out` of this alignment and these strides, or None."""
-    if out_strides is not None and (len(kernel.reads), len(kernel.writes)) != (1, 1):
+    if out_strides is not None and (len(kernel.reads), len(kernel.writes), kernel.added) != (1, 1, None):
         return None
     floating = {*out_dtypes, *(tensor.dtype for tensor in inputs if tensor.is_floating_point())}
     if not backend_computes(context, floating) or not all((t.data_ptr() or t.is_meta) and t.numel() for t in inputs):

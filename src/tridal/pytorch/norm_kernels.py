@@ -68,9 +68,9 @@ def _flat(tensor: Tensor, dims: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=1024)
-def _backward_kernel(kernel: RowKernel, weighted: bool, outputs: tuple[str, ...]) -> RowKernel:
-    """Returns the kernel that writes only these outputs. Gradients of parameters need no statistics."""
-    kernel = (kernel if weighted else kernel.bind(weight=None)).writing(*outputs)
+def _backward_kernel(kernel: RowKernel, absent: tuple[str, ...], outputs: tuple[str, ...]) -> RowKernel:
+    """Returns the kernel without some tensors, for these outputs only. Gradients of parameters need no statistics."""
+    kernel = kernel.bind(**dict.fromkeys(absent)).writing(*outputs)
     return kernel if kernel.writes else replace(kernel, statistics=())
 
 
@@ -86,26 +86,30 @@ def _prepare_backward(
     outputs = tuple(name for name, needed in zip(names, output_mask, strict=True) if needed)
     if not outputs:
         return lambda *_: (None,) * len(names)
-    kernel = _backward_kernel(kernel, weight is not None, outputs)
-    given = [_flat(dy, dims), _flat(x, dims), *rows, *[w.flatten() for w in (weight,) if w is not None]]
+    needs_dx, *needed_columns = output_mask
+    total = gradient_of_sum(dsum, x) if needs_dx else None
+    tensors = {"dsum": total, "weight": weight}
+    kernel = _backward_kernel(kernel, tuple(name for name, tensor in tensors.items() if tensor is None), outputs)
+    adds, weighted = total is not None, weight is not None
+    given = [_flat(tensor, dims) for tensor in (dy, x, total) if tensor is not None]
+    given += [*rows, *([] if weight is None else [weight.flatten()])]
     dtypes = (x.dtype,) * len(kernel.writes)
     launch = prepare_kernel(device_context(x.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
     if launch is None:
         return None
-    shape, columns, adds = x.shape, x.shape[x.dim() - dims :], gradient_of_sum(dsum, x) is not None
-    (needs_dx, *needed_columns), weighted = output_mask, weight is not None
+    shape, columns = x.shape, x.shape[x.dim() - dims :]
 
-    def run(dy: Tensor, dsum: Tensor | None, *saved: Tensor | None) -> Results:
-        given = [dy, *[tensor for tensor in saved if tensor is not None]]
+    def run(dy: Tensor, dsum: Tensor | None, x: Tensor, *saved: Tensor | None) -> Results:
+        given: list[Any] = [dy, x, dsum] if adds else [dy, x]
         if dims > 1:
-            given = [_flat(dy, dims), _flat(given[1], dims), *given[2:]]
-            given = [*given[:-1], given[-1].flatten()] if weighted else given
+            given = [tensor.flatten(-dims) for tensor in given]
+        given += saved if weighted else saved[:-1]
+        if dims > 1 and weighted:
+            given[-1] = given[-1].flatten()
         results = iter(launch(None, given))
         dx = None
         if needs_dx:
             dx = next(results) if dims == 1 else next(results).view(shape)
-            if dsum is not None and adds:
-                dx += dsum
         sums = [next(results) if needed else None for needed in needed_columns]
         return dx, *(sums if dims == 1 else [total if total is None else total.view(columns) for total in sums])
 

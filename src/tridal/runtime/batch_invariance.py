@@ -17,7 +17,8 @@ from tridal.runtime.specialization import KernelCall, Specialization
 _ROWS = 4096
 """The number of rows that every plan is made for. It is large enough to keep a device busy."""
 
-_ROW_MULTIPLES = {"out_ptr", "in_ptr", "in2_ptr", "workspace", "cols", "in_inner", "out_inner", "in_outer", "out_outer"}
+_ROW_MULTIPLES = {"out_ptr", "in_ptr", "in2_ptr", "added_ptr", "workspace", "cols"}
+_ROW_MULTIPLES |= {"in_inner", "out_inner", "in_outer", "out_outer"}
 """Arguments that are multiples of 16 in every batch if the row length is such a multiple and addresses are aligned."""
 
 

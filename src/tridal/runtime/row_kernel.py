@@ -16,6 +16,7 @@ POINTERS: tuple[tuple[str, ...], ...] = (
     ("row_out_ptr", "row_out2_ptr"),
     ("column_out_ptr", "column_out2_ptr"),
     ("in_ptr", "in2_ptr"),
+    ("added_ptr",),
     ("per_row_ptr", "per_row2_ptr"),
     ("index_ptr",),
     ("per_column_ptr", "per_column2_ptr"),
@@ -52,6 +53,9 @@ class RowKernel:
     statistics: tuple[Statistic, ...]
     writes: tuple[str, ...]
     """For each output with a number per element: the name of its Triton function. The outputs are contiguous."""
+    added: str | None = None
+    """Name of an input with a number per element that is added to the first of `writes` before it is rounded, for
+    example the gradient of another use of a tensor. It is contiguous. No function gets it."""
     row_reads: tuple[str, ...] = ()
     """Names of the inputs with a number per row. They are contiguous."""
     row_index: str | None = None
@@ -104,8 +108,9 @@ class RowKernel:
     @property
     def tensors(self) -> tuple[tuple[str, ...], ...]:
         """The names of all tensors, grouped by kind in the order of `pointers`."""
-        index = () if self.row_index is None else (self.row_index,)
-        return self.writes, self.row_writes, self.column_writes, self.reads, self.row_reads, index, self.column_reads
+        added, index = (() if name is None else (name,) for name in (self.added, self.row_index))
+        writes = self.writes, self.row_writes, self.column_writes
+        return *writes, self.reads, added, self.row_reads, index, self.column_reads
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -140,12 +145,14 @@ class RowKernel:
                 return f"kernel {self.name!r} has {len(given)} {what}: at most {limit} are supported"
         if not self.reads or not (self.writes or self.row_writes):
             return f"kernel {self.name!r} needs a tensor to read, and one to write with a number per element or per row"
+        if self.added is not None and not self.writes:
+            return f"kernel {self.name!r} adds {self.added!r} to nothing: it writes no tensor with a number per element"
         if any(statistic.rebase is not None for statistic in statistics[:1]):
             return f"kernel {self.name!r}: rebase is for the second statistic only"
         if statistics and statistics[-1].rebase is not None and statistics[-1].reduce == "max":
             return f"kernel {self.name!r}: a statistic with rebase has to be a sum"
         names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
-        names += [name for name in (self.row_value, self.row_index) if name is not None]
+        names += [name for name in (self.row_value, self.row_index, self.added) if name is not None]
         names += [name for name, _ in self.constants]
         if len(set(names)) < len(names):
             return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
@@ -165,6 +172,7 @@ def _bound(kernel: RowKernel, constants: tuple[tuple[str, Any], ...]) -> RowKern
     return replace(
         kernel,
         reads=rest(kernel.reads),
+        added=None if kernel.added in bound else kernel.added,
         row_reads=rest(kernel.row_reads),
         row_index=None if kernel.row_index in bound else kernel.row_index,
         column_reads=rest(kernel.column_reads),
@@ -177,4 +185,4 @@ def _bound(kernel: RowKernel, constants: tuple[tuple[str, Any], ...]) -> RowKern
 def _writing(kernel: RowKernel, names: tuple[str, ...]) -> RowKernel:
     kinds = {kind: getattr(kernel, kind) for kind in ("writes", "row_writes", "column_writes")}
     kept: dict[str, Any] = {kind: tuple(n for n in given if n in names) for kind, given in kinds.items()}
-    return replace(kernel, **kept)
+    return replace(kernel, added=kernel.added if kept["writes"] else None, **kept)

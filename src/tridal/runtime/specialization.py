@@ -71,7 +71,7 @@ class KernelCall:
     def problem(self) -> Problem:
         """The problem that a backend plans for."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
-        writes, row_writes, column_writes, reads, row_reads, _, column_reads = (
+        writes, row_writes, column_writes, reads, added, row_reads, _, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
         )
         units = _UNIT_STRIDES[layout.layout]
@@ -83,12 +83,13 @@ class KernelCall:
             outer=layout.outer,
             reads=reads,
             writes=writes,
+            added=added,
             row_reads=row_reads,
             column_reads=column_reads,
             row_writes=row_writes,
             column_writes=column_writes,
             passes=kernel.passes,
-            live_tiles=kernel.live_tiles,
+            live_tiles=kernel.live_tiles + len(added),
             statistics=len(kernel.statistics),
             layout=layout.layout,
             aligned=not any(length % ALIGNMENT for length in lengths),
@@ -111,7 +112,7 @@ class KernelCall:
         return {
             name: address // ITEMSIZE[dtype] % self.problem.vector
             for name, dtype, address in tensors
-            if name.startswith(("out", "in_", "in2"))
+            if name.startswith(("out", "in_", "in2", "added"))
         }
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:

@@ -186,12 +186,10 @@ def _exact_gradients(
     for label, tensor in (("dx", x), ("dresidual", residual)):
         if tensor is None:
             continue
-        bound = rounding.stored(dt, error, total.dtype)
-        exact[label] = dt
-        if residual is not None:
-            exact[label] = dt + _rows(case, grads[1])
-            bound = rounding.stored(exact[label], bound, total.dtype)
-        exact[label], bound = exact[label].reshape(case.shape), bound.reshape(case.shape)
+        added = 0 if residual is None else _rows(case, grads[1])
+        wanted = dt + added
+        bound = rounding.stored(wanted, error + a * wanted.abs(), total.dtype)  # the sum is rounded once
+        exact[label], bound = wanted.reshape(case.shape), bound.reshape(case.shape)
         bounds[label] = rounding.stored(exact[label], bound, tensor.dtype)
     rows = max(n.numel() // max(n.shape[-1], 1), 1)
     sums = {"dweight": (g * n, g.abs() * (n_error + a * (rows + 4) * n.abs())), "dbias": (g, a * rows * g.abs())}
