@@ -46,6 +46,16 @@ def arguments(
     return x, target, torch.rand(classes, device=device).to(dtype) if weighted else None
 
 
+def test_float64_weights_make_float64_sums(device: torch.device) -> None:
+    x, target, _ = arguments((5, 300), torch.float32, True, False, device)
+    weight = torch.rand(300, dtype=torch.float64, device=device)
+    with tridal.record_calls() as records:
+        loss: Any = tridal.cross_entropy(x, target, weight)
+    assert all(record.backend for record in records), "kernels compute the loss"
+    assert loss.dtype is torch.float64
+    assert_close(loss, functional.cross_entropy(x.detach().double(), target.double(), weight), rtol=1e-15, atol=0)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_loss_and_gradients_agree_with_float64(device: torch.device, case: dict[str, Any]) -> None:
     dtype, reduction = case["dtype"], case["reduction"]

@@ -64,6 +64,17 @@ def test_a_kernel_with_scratch_memory_gets_no_direct_launch() -> None:
     assert direct_launch(COMPILED, make_launcher(True, scratch=64), 7, 2, [99]) is None
 
 
+def test_a_launcher_that_reads_tensors_gets_no_direct_launch() -> None:
+    class Reads:
+        def __init__(self, *_: Any) -> None:
+            self.launch = None
+
+        def __call__(self, *arguments: Any) -> None:
+            arguments[9].data_ptr()
+
+    assert direct_launch(COMPILED, Reads, 7, 2, [99]) is None
+
+
 @pytest.mark.parametrize(
     "passed",
     [

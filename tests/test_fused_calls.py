@@ -90,6 +90,17 @@ def results_of(function: Callable[[dict[str, Tensor]], Any], tensors: dict[str, 
     return [*found, *torch.autograd.grad(differentiated, leaves, grads, allow_unused=True)]
 
 
+def test_calls_that_alternate_are_all_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ in tensors after the first, which the key does not contain."""
+    tensors = make()
+    frozen = {**tensors, "weight": tensors["weight"].detach()}
+    none: Any = {**tensors, "weight": None}
+    expected, *_ = ([rms(t) for t in (tensors, frozen, none)] for _ in range(4))
+    monkeypatch.setattr("tridal.pytorch.norms.call", None)
+    for t, result in zip((tensors, frozen, none), expected, strict=True):
+        assert torch.equal(rms(t), result)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_repeated_calls_return_the_results_of_the_first(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:

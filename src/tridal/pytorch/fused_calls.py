@@ -27,11 +27,14 @@ Key: TypeAlias = tuple[Any, ...]
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _function_modes = private.function_modes
-_CAPACITY = 1024
+_CAPACITY, _VARIANTS = 1024, 8
 _SIZES = (tuple, list, torch.Size)
 
-_calls: dict[Key, FusedCall | None] = {}
-"""The prepared calls. None marks the key of a call that was computed once: the next one is prepared."""
+_calls: dict[Key, tuple[FusedCall, ...]] = {}
+"""The prepared calls, the latest first. Those of a key differ in what guards compare, such as an absent weight.
+
+An empty tuple marks the key of a call that was computed once: the next one is prepared.
+"""
 registry.on_change(_calls.clear)
 
 
@@ -60,14 +63,13 @@ def find(
         *options, *map(type, sizes), *map(type, options),
     )  # fmt: skip
     try:
-        found = _calls[key]
+        for found in _calls[key]:
+            if current() is found.settings and found.guard(tensors):
+                return found
     except KeyError:
         pass
     except TypeError:  # an argument cannot be hashed
         return None
-    else:
-        if found is not None and current() is found.settings and found.guard(tensors):
-            return found
     return Request(key, tensors, results)
 
 
@@ -93,10 +95,11 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
 
 def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
     """Prepares a call if its key has occurred before."""
-    if request.key not in _calls:
+    prepared = _calls.get(request.key)
+    if prepared is None:
         if len(_calls) >= _CAPACITY:
             _calls.clear()
-        _calls[request.key] = None
+        _calls[request.key] = ()
         return
     count = rules.op.tensors
     context = device_context(request.tensors[0].device)  # type: ignore[union-attr]
@@ -106,7 +109,7 @@ def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
         return
     found = FusedCall(rules, arguments[:count], arguments[count:], request, guard, run)
     if device_context(request.tensors[0].device) is context:  # type: ignore[union-attr]
-        _calls[request.key] = found
+        _calls[request.key] = (found, *prepared[: _VARIANTS - 1])
 
 
 class FusedCall:

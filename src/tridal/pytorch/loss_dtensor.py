@@ -72,7 +72,11 @@ class _Placed:
 
 def _forward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Tensor, ...]:
     """Returns the loss, the log-sum-exp and the weight of each row."""
-    input, target, weight, _, *numbers, dtype = args
+    input, target, weight, reduction, *numbers, dtype = args
+    if reduction != NONE:
+        raise NotImplementedError(
+            "torch.ops.tridal.cross_entropy does not reduce the losses of DTensors: call tridal.cross_entropy"
+        )
     placed = _Placed(input)
     x, t, w = placed.local(input, placed.elements), placed.target(target), placed.local(weight, placed.columns)
     if placed.axes:
@@ -108,7 +112,7 @@ def reduced(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
     *rest, dtype = numbers
-    arguments = (input, target, weight, NONE, *rest, maths.accumulator(input, target))
+    arguments = (input, target, weight, NONE, *rest, maths.accumulator(input, target, weight))
     rows, lse, scale = call(DEFINED["cross_entropy"], arguments)
     assert rows is not None
     assert lse is not None
@@ -144,7 +148,7 @@ def linear_cross_entropy(
 
     def losses(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(x, matrix, bias, matmul_dtype)
-        wide = maths.accumulator(logits, target)
+        wide = maths.accumulator(logits, target, weight)
         results: Any = call(DEFINED["cross_entropy"], (logits, target, weight, NONE, *numbers, wide))
         return results[0], results[2]
 
