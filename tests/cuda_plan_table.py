@@ -103,10 +103,9 @@ def published_shares() -> dict[str, float]:
 
 def bench_command(question: Question) -> str:
     """The command that measures a question's problem on the GPU that is present."""
-    op, direction = question.op.removesuffix("_backward"), "forward"
-    if op != question.op:
-        direction = "backward"
-    op = op.partition(" without ")[0]
+    kernel = question.op.partition(" without ")[0]
+    op = kernel.removesuffix("_backward")
+    direction = "forward" if op == kernel else "backward"
     options = f"--op {op} --direction {direction} --dtype {question.dtype}"
     if question.dim == -1:
         return f"tridal bench {options} --rows {question.shape[0]} --cols {question.shape[1]}"

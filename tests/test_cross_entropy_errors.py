@@ -68,6 +68,11 @@ def test_logits_need_a_floating_point_dtype(dtype: torch.dtype) -> None:
         tridal.cross_entropy(X.to(dtype), TARGET)
 
 
+def test_the_error_for_classes_in_the_last_dim_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match=r"classes are dim 1, .* use input.movedim\(-1, 1\)"):
+        tridal.cross_entropy(torch.rand(2, 5, 7), torch.zeros(2, 5, dtype=torch.int64))
+
+
 def test_positional_arguments_after_weight_raise() -> None:
     with pytest.raises(TypeError, match="positional"):
         tridal.cross_entropy(X, TARGET, None, True)  # type: ignore[misc]
@@ -88,6 +93,7 @@ def test_positional_arguments_after_weight_raise() -> None:
         ({"accum_dtype": "float32"}, TypeError, "accum_dtype must be a torch.dtype"),
         ({"input": torch.rand(5), "linear_weight": torch.rand(7, 2, 5)}, RuntimeError, "requires batched input"),
         ({"input": torch.rand(2, 2, 5)}, RuntimeError, r"Expected target size \[2, 2\] for indices"),
+        ({"input": torch.rand(7, 5), "linear_weight": torch.rand(4, 5)}, ValueError, "the first argument is the input"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -45,6 +45,15 @@ def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
             {"statistics": (MEAN, replace(SPREAD, reduce="max"))},
             "kernel 'norm': a statistic with rebase has to be a sum",
         ),
+        (
+            {"writes": (), "row_writes": ("mean",), "added": "other"},
+            "kernel 'norm' adds 'other' to nothing: it writes no tensor with a number per element",
+        ),
+        (
+            {"row_reads": ("root",), "row_start": "first"},
+            "kernel 'norm' has 'first' and reads 'root', which take one place",
+        ),
+        ({"added": "x"}, "kernel 'norm' uses one name for two things: x, eps, mean, spread, x"),
         ({"parameters": ("mean",)}, "kernel 'norm' uses one name for two things: x, mean, mean, spread"),
         ({"reads": ("x", "x")}, "kernel 'norm' uses one name for two things: x, x, eps, mean, spread"),
         ({"statistics": (MEAN, MEAN)}, "kernel 'norm' uses one name for two things: x, eps, mean, mean"),
@@ -62,6 +71,19 @@ def test_passes_count_a_rebased_statistic_and_the_output() -> None:
     assert KERNEL.passes == 3
     assert replace(KERNEL, statistics=(MEAN,)).passes == 2
     assert replace(KERNEL, statistics=(MEAN, replace(SPREAD, rebase=None))).passes == 2
+
+
+def test_an_added_tensor_belongs_to_the_first_output() -> None:
+    kernel = replace(KERNEL, added="other", row_writes=("mean",))
+    assert kernel.problem() is None
+    assert kernel.pointers == ("out_ptr", "row_out_ptr", "in_ptr", "added_ptr")
+    assert kernel.writing("mean").pointers == kernel.writing("mean").bind(other=None).pointers
+    assert kernel.writing("mean").added is None
+    assert kernel.bind(other=None).pointers == ("out_ptr", "row_out_ptr", "in_ptr")
+
+
+def test_functions_get_the_start_of_a_row_by_the_name_of_its_function() -> None:
+    assert replace(KERNEL, row_start="first").arguments["first"] == "per_row"
 
 
 def test_bind_replaces_tensors_and_parameters_by_constants() -> None:

@@ -7,16 +7,28 @@ from tridal.kernels.numerics import residual_sum
 
 
 @triton.jit
-def deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
-    """Returns the difference of x + residual from the mean of its row."""
-    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(total / count, AXIS)
+def first_sum(x, residual, SUM_DTYPE: tl.constexpr):
+    """Returns the first x + residual of a row. The mean of differences from it is exact for rows of equal elements."""
+    return residual_sum(x, residual, SUM_DTYPE)
 
 
 @triton.jit
-def square_deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+def difference(x, residual, first_sum, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+    """Returns the term of total: the difference of x + residual from the first one of its row."""
+    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(first_sum, AXIS)
+
+
+@triton.jit
+def deviation(x, residual, first_sum, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+    """Returns the difference of x + residual from the mean of its row."""
+    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(first_sum + total / count, AXIS)
+
+
+@triton.jit
+def square_deviation(x, residual, first_sum, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
     """Returns the term of squares."""
-    difference = deviation(x, residual, total, count, SUM_DTYPE, AXIS)
-    return difference * difference
+    from_mean = deviation(x, residual, first_sum, total, count, SUM_DTYPE, AXIS)
+    return from_mean * from_mean
 
 
 @triton.jit
@@ -27,9 +39,9 @@ def rebase_squares(squares, part_total, total, part_count, count):
 
 
 @triton.jit
-def mean(total, count):
+def mean(first_sum, total, count):
     """Returns the mean of a row."""
-    return total / count
+    return first_sum + total / count
 
 
 @triton.jit
@@ -40,10 +52,10 @@ def inverse_deviation(squares, count, eps):
 
 @triton.jit
 def layer_norm(
-    x, residual, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+    x, residual, weight, bias, first_sum, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
     """(x + residual - mean) * inverse_deviation * weight + bias."""
-    y = deviation(x, residual, total, count, SUM_DTYPE, AXIS) * tl.expand_dims(inverse_deviation, AXIS)
+    y = deviation(x, residual, first_sum, total, count, SUM_DTYPE, AXIS) * tl.expand_dims(inverse_deviation, AXIS)
     if weight is not None:
         y = y * weight
     if bias is not None:

@@ -21,7 +21,7 @@ def reference(
     total = input if residual is None else input + residual
     dtype, rows = statistics_dtype(input, residual, weight, bias), rows or row_sum(input, dims)
     x, scale, shift = (widened(tensor, dtype, dims) for tensor in (total, weight, bias))
-    mean = rows.mean(x)
+    mean = rows.exact_mean(x)
     centred = x - mean
     inverse = torch.rsqrt(rows.mean(centred * centred) + eps)
     y = centred * inverse
@@ -42,7 +42,7 @@ def gradient(
     dtype, rows = statistics_dtype(dy, x, weight), rows or row_sum(x, dims)
     dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
     if torch.is_grad_enabled():
-        centred = wide - rows.mean(wide)
+        centred = wide - rows.exact_mean(wide)
         inverse = torch.rsqrt(rows.mean(centred * centred) + eps)
     else:
         centred, inverse = wide - mean.to(dtype).unsqueeze(-1), inverse.to(dtype).unsqueeze(-1)
@@ -65,9 +65,10 @@ LAYER_NORM = FusedOp(
             reads=("x", "residual"),
             column_reads=("weight", "bias"),
             statistics=(
-                Statistic("total", "sum", term="residual_sum"),
+                Statistic("total", "sum", term="difference"),
                 Statistic("squares", "sum", term="square_deviation", rebase="rebase_squares"),
             ),
+            row_start="first_sum",
             row_value="inverse_deviation",
             writes=("layer_norm", "residual_sum"),
             row_writes=("mean", "inverse_deviation"),

@@ -32,6 +32,11 @@ def check_linear(
                 f"expected input and {name} to have the same dtype, but got: {input.dtype} != {tensor.dtype}: use "
                 f"{name}.to(input.dtype), or autocast"
             )
+    if input.dim() == 2 and target.shape[:1] == linear_weight.shape[:1] != input.shape[:1] and target.dim() == 1:
+        raise ValueError(
+            f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}), which is "
+            "the size of linear_weight: the first argument is the input, and the second one linear_weight"
+        )
     batch, rest = input.shape[:-1], shape[input.dim() - 1 :]
     probabilities = target.shape == shape
     if probabilities and ignore_index is not None:
