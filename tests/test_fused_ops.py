@@ -47,7 +47,7 @@ def _rules() -> Rules:
         backward_schema="(Tensor? dy, Tensor x, Tensor? weight, bool[] output_mask) -> (Tensor, Tensor)",
         reference=reference,
         gradient=gradient,
-        inputs=(0, 1, -1),
+        gradient_index=(0, 1, -1),
     )
 
     def compute(*arguments: Any) -> tuple[torch.Tensor | None, ...]:

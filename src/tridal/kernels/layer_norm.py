@@ -64,9 +64,9 @@ def layer_norm(
 
 
 @triton.jit
-def normalised(x, mean, inverse, AXIS: tl.constexpr):
+def normalised(x, mean, inverse_deviation, AXIS: tl.constexpr):
     """Returns the normalised element from the saved statistics of its row."""
-    return (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse, AXIS)
+    return (x - tl.expand_dims(mean, AXIS)) * tl.expand_dims(inverse_deviation, AXIS)
 
 
 @triton.jit
@@ -76,22 +76,24 @@ def weighted(dy, weight):
 
 
 @triton.jit
-def weighted_product(dy, x, weight, mean, inverse, AXIS: tl.constexpr):
+def weighted_product(dy, x, weight, mean, inverse_deviation, AXIS: tl.constexpr):
     """Returns the term of dot: the gradient of the normalised element times the normalised element."""
-    return weighted(dy, weight) * normalised(x, mean, inverse, AXIS)
+    return weighted(dy, weight) * normalised(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit
-def layer_norm_gradient(dy, x, weight, mean, inverse, total, dot, count, AXIS: tl.constexpr):
-    """(dn - mean(dn) - n * mean(n * dn)) * inverse, where n is the normalised element and dn its gradient."""
-    projection = normalised(x, mean, inverse, AXIS) * tl.expand_dims(dot / count, AXIS)
-    return (weighted(dy, weight) - tl.expand_dims(total / count, AXIS) - projection) * tl.expand_dims(inverse, AXIS)
+def layer_norm_gradient(dy, x, weight, mean, inverse_deviation, total, dot, count, AXIS: tl.constexpr):
+    """(dn - mean(dn) - n * mean(n * dn)) * inverse_deviation, where n is the normalised element and dn its gradient."""
+    projection = normalised(x, mean, inverse_deviation, AXIS) * tl.expand_dims(dot / count, AXIS)
+    return (weighted(dy, weight) - tl.expand_dims(total / count, AXIS) - projection) * tl.expand_dims(
+        inverse_deviation, AXIS
+    )
 
 
 @triton.jit
-def weight_gradient(dy, x, mean, inverse, AXIS: tl.constexpr):
+def weight_gradient(dy, x, mean, inverse_deviation, AXIS: tl.constexpr):
     """Returns the term of the weight's gradient."""
-    return dy * normalised(x, mean, inverse, AXIS)
+    return dy * normalised(x, mean, inverse_deviation, AXIS)
 
 
 @triton.jit

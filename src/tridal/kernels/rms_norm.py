@@ -42,19 +42,19 @@ def weighted(dy, weight, weight_offset):
 
 
 @triton.jit
-def weighted_product(dy, x, weight, root, weight_offset, AXIS: tl.constexpr):
+def weighted_product(dy, x, weight, inverse_rms, weight_offset, AXIS: tl.constexpr):
     """Returns the term of dot: the gradient of the normalised element times the normalised element."""
-    return weighted(dy, weight, weight_offset) * (x * tl.expand_dims(root, AXIS))
+    return weighted(dy, weight, weight_offset) * (x * tl.expand_dims(inverse_rms, AXIS))
 
 
 @triton.jit
-def rms_norm_gradient(dy, x, weight, root, weight_offset, dot, count, AXIS: tl.constexpr):
-    """(dn - n * mean(n * dn)) * root, where n = x * root is the normalised element and dn its gradient."""
-    projection = x * tl.expand_dims(root * dot / count, AXIS)
-    return (weighted(dy, weight, weight_offset) - projection) * tl.expand_dims(root, AXIS)
+def rms_norm_gradient(dy, x, weight, inverse_rms, weight_offset, dot, count, AXIS: tl.constexpr):
+    """(dn - n * mean(n * dn)) * inverse_rms, where n is the normalised element and dn its gradient."""
+    projection = x * tl.expand_dims(inverse_rms * dot / count, AXIS)
+    return (weighted(dy, weight, weight_offset) - projection) * tl.expand_dims(inverse_rms, AXIS)
 
 
 @triton.jit
-def weight_gradient(dy, x, root, AXIS: tl.constexpr):
+def weight_gradient(dy, x, inverse_rms, AXIS: tl.constexpr):
     """Returns the term of the weight's gradient."""
-    return dy * (x * tl.expand_dims(root, AXIS))
+    return dy * (x * tl.expand_dims(inverse_rms, AXIS))

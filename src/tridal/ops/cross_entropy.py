@@ -266,7 +266,7 @@ CROSS_ENTROPY = FusedOp(
     f"Tensor? denominator, {_NUMBERS}, bool[] output_mask) -> (Tensor, Tensor)",
     reference=reference,
     gradient=gradient,
-    inputs=(0, 1, -1, -1, -1, -1, -1, -1, -1),
-    differentiable=2,
+    gradient_index=(0, 1, -1, -1, -1, -1, -1, -1, -1),
+    differentiable_results=2,
     cases="tridal.testing.loss_cases",
 )  # fmt: skip

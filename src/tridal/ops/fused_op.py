@@ -22,8 +22,8 @@ class FusedOp:
 
     name: str
     kernels: tuple[RowKernel, ...]
-    """All kernels of the op, with all of their tensors. The first one has the op's name, and the second one, the kernel
-    of the gradient, is called "<op>_backward"."""
+    """Kernels with all of their tensors, which `tridal plan` knows by name. The first one has the op's name, and the
+    second one, the kernel of the gradient, is called "<op>_backward"."""
     schema: str
     """The registered op's arguments and results, for example "(Tensor input, Tensor? weight, float eps) -> (Tensor,
     Tensor)". The registered op returns an empty tensor for a result that its arguments do not ask for."""
@@ -34,12 +34,13 @@ class FusedOp:
     """The op in torch's ops, with the arguments and results of `schema`. Autograd can differentiate it."""
     gradient: Callable[..., tuple[torch.Tensor | None, ...]]
     """The gradient in torch's ops, with the arguments and results of `backward_schema`. Autograd can differentiate it.
-    It computes statistics again instead of using saved ones, which are constants for autograd."""
-    inputs: tuple[int, ...]
+    With gradients enabled, it computes statistics again, because saved ones are constants for autograd."""
+    gradient_index: tuple[int, ...]
     """For each argument of `schema`: the index of its gradient in the results of `backward_schema`, or -1. Two tensors
     that the op adds have the same gradient."""
-    differentiable: int = 1
-    """How many results have gradients. These are the first ones."""
+    differentiable_results: int = 1
+    """How many results have gradients. These are the first ones. Those after the first depend only on tensors whose
+    `gradient_index` is 0."""
     cases: str | None = None
     """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
 
@@ -49,15 +50,25 @@ class FusedOp:
             if (fault := kernel.problem()) is not None:
                 raise PluginError(f"op {self.name!r} cannot be used: {fault}")
 
+    @property
+    def forward(self) -> RowKernel:
+        """The kernel with the op's name."""
+        return self.kernels[0]
+
+    @property
+    def backward(self) -> RowKernel:
+        """The kernel of the gradient."""
+        return self.kernels[1]
+
     @functools.cached_property
-    def tensors(self) -> int:
+    def tensor_count(self) -> int:
         """Number of tensors among the arguments of `schema`. They are the first arguments."""
         return _tensors(self.schema)
 
     @functools.cached_property
-    def saved_tensors(self) -> int:
+    def saved_tensor_count(self) -> int:
         """Number of tensors among the arguments of `backward_schema` that the forward saved."""
-        return _tensors(self.backward_schema) - self.differentiable
+        return _tensors(self.backward_schema) - self.differentiable_results
 
 
 def _tensors(schema: str) -> int:

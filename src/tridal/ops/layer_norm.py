@@ -23,16 +23,16 @@ def reference(
     x, scale, shift = (widened(tensor, dtype, dims) for tensor in (total, weight, bias))
     mean = rows.exact_mean(x)
     centred = x - mean
-    inverse = torch.rsqrt(rows.mean(centred * centred) + eps)
-    y = centred * inverse
+    inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
+    y = centred * inverse_deviation
     y = y if scale is None else y * scale
     y = (y if shift is None else y + shift).to(total.dtype).reshape(total.shape)
-    return y, None if residual is None else total, mean.squeeze(-1), inverse.squeeze(-1)
+    return y, None if residual is None else total, mean.squeeze(-1), inverse_deviation.squeeze(-1)
 
 
 def gradient(
-    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, dims: int,
-    eps: float, output_mask: Sequence[bool], rows: RowSum | None = None,
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
+    dims: int, eps: float, output_mask: Sequence[bool], rows: RowSum | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of the sum x, and of weight and bias in the dtype of statistics."""
     shape, dsum = x.shape[x.dim() - dims :], gradient_of_sum(dsum, x)
@@ -43,15 +43,15 @@ def gradient(
     dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
     if torch.is_grad_enabled():
         centred = wide - rows.exact_mean(wide)
-        inverse = torch.rsqrt(rows.mean(centred * centred) + eps)
+        inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
     else:
-        centred, inverse = wide - mean.to(dtype).unsqueeze(-1), inverse.to(dtype).unsqueeze(-1)
-    n, dx = centred * inverse, None
+        centred, inverse_deviation = wide - mean.to(dtype).unsqueeze(-1), inverse_deviation.to(dtype).unsqueeze(-1)
+    n, dx = centred * inverse_deviation, None
     dweight = column_sum(dn * n).reshape(shape) if output_mask[1] else None
     dbias = column_sum(dn).reshape(shape) if output_mask[2] else None
     if output_mask[0]:
         dn = dn if scale is None else dn * scale
-        dx = ((dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse).reshape(x.shape)
+        dx = ((dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse_deviation).reshape(x.shape)
         dx = (dx if dsum is None else dx + dsum).to(x.dtype)
     return dx, dweight, dbias
 
@@ -81,7 +81,7 @@ LAYER_NORM = FusedOp(
             module=MODULE,
             reads=("dy", "x"),
             added="dsum",
-            row_reads=("mean", "inverse"),
+            row_reads=("mean", "inverse_deviation"),
             column_reads=("weight",),
             statistics=(Statistic("total", "sum", term="weighted"), Statistic("dot", "sum", term="weighted_product")),
             writes=("layer_norm_gradient",),
@@ -92,11 +92,11 @@ LAYER_NORM = FusedOp(
     ),
     schema="(Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, int dims, float eps) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
-    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor mean, Tensor inverse, Tensor? weight, int dims, "
-    "float eps, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
+    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
+    "int dims, float eps, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
     reference=reference,
     gradient=gradient,
-    inputs=(0, 0, 1, 2, -1, -1),
-    differentiable=2,
+    gradient_index=(0, 0, 1, 2, -1, -1),
+    differentiable_results=2,
     cases="tridal.testing.norm_cases",
 )

@@ -70,6 +70,6 @@ LINEAR_CROSS_ENTROPY = FusedOp(
     f"{_NUMBERS.format('')}, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
     reference=reference,
     gradient=gradient,
-    inputs=(0, 1, -1, 2, *[-1] * 11),
+    gradient_index=(0, 1, -1, 2, *[-1] * 11),
 )
 """It has no kernels of its own: it runs torch's matmul and the kernels of cross-entropy."""

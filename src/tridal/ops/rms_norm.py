@@ -47,19 +47,19 @@ def reference(
     total = input if residual is None else input + residual
     dtype, rows = statistics_dtype(input, residual, weight), rows or row_sum(input, dims)
     x, scale = widened(total, dtype, dims), widened(weight, dtype, dims)
-    root = torch.rsqrt(rows.mean(x * x) + eps)
-    y = x * root
+    inverse_rms = torch.rsqrt(rows.mean(x * x) + eps)
+    y = x * inverse_rms
     if casting == "llama":
         y = y.to(total.dtype).to(dtype)
     if scale is not None:
         y = y * (scale + weight_offset)
     y = y.to(result_dtype(total.dtype, weight, casting)).reshape(total.shape)
-    return y, None if residual is None else total, root.squeeze(-1)
+    return y, None if residual is None else total, inverse_rms.squeeze(-1)
 
 
 def gradient(
-    dy: Tensor | None, dsum: Tensor | None, x: Tensor, root: Tensor, weight: Tensor | None, dims: int, eps: float,
-    weight_offset: float, output_mask: Sequence[bool], rows: RowSum | None = None,
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, dims: int,
+    eps: float, weight_offset: float, output_mask: Sequence[bool], rows: RowSum | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of the sum x, and of the weight in the dtype of statistics.
 
@@ -71,13 +71,15 @@ def gradient(
         return None if dsum is None else dsum.clone(), dweight
     dtype, rows = statistics_dtype(dy, x, weight), rows or row_sum(x, dims)
     dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
-    root = torch.rsqrt(rows.mean(wide * wide) + eps) if torch.is_grad_enabled() else root.to(dtype).unsqueeze(-1)
-    n, dx, dweight = wide * root, None, None
+    inverse_rms = (
+        torch.rsqrt(rows.mean(wide * wide) + eps) if torch.is_grad_enabled() else inverse_rms.to(dtype).unsqueeze(-1)
+    )
+    n, dx, dweight = wide * inverse_rms, None, None
     if output_mask[1] and weight is not None:
         dweight = column_sum(dn * n).reshape(weight.shape)
     if output_mask[0]:
         dn = dn if scale is None else dn * (scale + weight_offset)
-        dx = ((dn - n * rows.mean(dn * n)) * root).reshape(x.shape)
+        dx = ((dn - n * rows.mean(dn * n)) * inverse_rms).reshape(x.shape)
         dx = (dx if dsum is None else dx + dsum).to(x.dtype)
     return dx, dweight
 
@@ -104,7 +106,7 @@ RMS_NORM = FusedOp(
             module=MODULE,
             reads=("dy", "x"),
             added="dsum",
-            row_reads=("root",),
+            row_reads=("inverse_rms",),
             column_reads=("weight",),
             statistics=(Statistic("dot", "sum", term="weighted_product"),),
             writes=("rms_norm_gradient",),
@@ -116,11 +118,11 @@ RMS_NORM = FusedOp(
     ),
     schema="(Tensor input, Tensor? residual, Tensor? weight, int dims, float eps, float weight_offset, str casting) -> "
     "(Tensor, Tensor, Tensor)",
-    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor root, Tensor? weight, int dims, float eps, "
+    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor inverse_rms, Tensor? weight, int dims, float eps, "
     "float weight_offset, bool[] output_mask) -> (Tensor, Tensor)",
     reference=reference,
     gradient=gradient,
-    inputs=(0, 0, 1, -1, -1, -1, -1),
-    differentiable=2,
+    gradient_index=(0, 0, 1, -1, -1, -1, -1),
+    differentiable_results=2,
     cases="tridal.testing.norm_cases",
 )

@@ -83,7 +83,7 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
     if private.transforms_active():
         return rules.op.reference(*arguments)
-    tensors = [tensor for tensor in arguments[: rules.op.tensors] if tensor is not None]
+    tensors = [tensor for tensor in arguments[: rules.op.tensor_count] if tensor is not None]
     if not is_direct(*tensors):
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
     if isinstance(request, Request):
@@ -101,7 +101,7 @@ def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
             _calls.clear()
         _calls[request.key] = ()
         return
-    count = rules.op.tensors
+    count = rules.op.tensor_count
     context = device_context(request.tensors[0].device)  # type: ignore[union-attr]
     guard = guard_tensors(request.tensors)
     run = None if guard is None or rules.prepare is None else rules.prepare(*arguments)
@@ -133,9 +133,12 @@ class FusedCall:
         self.recorded = any(needed)
         self.mask = output_mask(rules.op, needed)
         self.not_differentiable = self.results > 1 and not self.mask[0]
-        given = zip(tensors, needed, rules.op.inputs, strict=False)
+        given = zip(tensors, needed, rules.op.gradient_index, strict=False)
         self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in given]
-        self.saved, self.absent = rules.op.saved_tensors, (None,) * (rules.op.differentiable - self.results)
+        self.saved, self.absent = (
+            rules.op.saved_tensor_count,
+            (None,) * (rules.op.differentiable_results - self.results),
+        )
         self.saved_numbers: Sequence[Any] = ()
         self.backward: _Backward | None = None
 

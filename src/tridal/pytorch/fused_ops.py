@@ -90,14 +90,14 @@ class FusedNode(private.Node):
         with redispatch():
             results = compute(*arguments)
         saved = rules.save(arguments, results)
-        ctx.save_for_backward(*saved[: rules.op.saved_tensors])
-        ctx.numbers = saved[rules.op.saved_tensors :]
+        ctx.save_for_backward(*saved[: rules.op.saved_tensor_count])
+        ctx.numbers = saved[rules.op.saved_tensor_count :]
         ctx.dtypes = [argument.dtype if isinstance(argument, torch.Tensor) else None for argument in arguments]
         ctx.rules, ctx.settings = rules, current()
         ctx.set_materialize_grads(False)
         # All results after the first depend only on the tensors whose gradient is the first.
-        depends = any(ctx.needs_input_grad[3 + index] for index, p in enumerate(rules.op.inputs) if p == 0)
-        others = results[rules.op.differentiable if depends else 1 :]
+        depends = any(ctx.needs_input_grad[3 + index] for index, p in enumerate(rules.op.gradient_index) if p == 0)
+        others = results[rules.op.differentiable_results if depends else 1 :]
         ctx.mark_non_differentiable(*(result for result in others if result is not None))
         return results
 
@@ -106,21 +106,22 @@ class FusedNode(private.Node):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Returns the gradients of the arguments that need one."""
         op, needed = ctx.rules.op, ctx.needs_input_grad[3:]
-        grads = grads[: op.differentiable]
+        grads = grads[: op.differentiable_results]
         if all(grad is None for grad in grads):
             return (None,) * (3 + len(needed))
         mask = output_mask(op, needed)
         results = gradients(ctx.rules, ctx.settings, (*grads, *ctx.saved_tensors), ctx.numbers, mask)
-        found = [results[p] if need and p >= 0 else None for need, p in zip(needed, op.inputs, strict=True)]
+        found = [results[p] if need and p >= 0 else None for need, p in zip(needed, op.gradient_index, strict=True)]
         pairs = zip(found, ctx.dtypes, strict=True)
         return (None, None, None, *(grad if grad is None else grad.to(dtype) for grad, dtype in pairs))
 
 
 def output_mask(op: FusedOp, needed: Sequence[bool]) -> list[bool]:
     """Returns the `output_mask` of a backward. `needed` tells for each argument of the op if it needs a gradient."""
-    mask = [False] * (max(op.inputs) + 1)
-    for need, position in zip(needed, op.inputs, strict=False):
-        mask[position] |= need and position >= 0
+    mask = [False] * (max(op.gradient_index) + 1)
+    for need, position in zip(needed, op.gradient_index, strict=False):
+        if need and position >= 0:
+            mask[position] = True
     return mask
 
 

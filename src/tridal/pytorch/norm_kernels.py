@@ -116,21 +116,21 @@ def _prepare_backward(
     return run
 
 
-def _rms_norm(
+def _prepare_rms_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
     casting: str,
 ) -> Run | None:  # fmt: skip
     dtype = result_dtype(sum_dtype(input, residual), weight, casting)
     tensors, parameters = {"x": input, "residual": residual, "weight": weight}, (eps, weight_offset or None)
-    return _prepare(RMS_NORM.kernels[0], dtype, dims, tensors, parameters, CASTING=casting)
+    return _prepare(RMS_NORM.forward, dtype, dims, tensors, parameters, CASTING=casting)
 
 
-def _rms_norm_backward(
-    dy: Tensor | None, dsum: Tensor | None, x: Tensor, root: Tensor, weight: Tensor | None, dims: int, eps: float,
-    weight_offset: float, output_mask: Sequence[bool],
+def _prepare_rms_norm_backward(
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, dims: int,
+    eps: float, weight_offset: float, output_mask: Sequence[bool],
 ) -> Run | None:  # fmt: skip
-    kernel, parameters = RMS_NORM.kernels[1], (weight_offset or None,)
-    return _prepare_backward(kernel, dims, dy, dsum, x, (root,), weight, parameters, output_mask)
+    kernel, parameters = RMS_NORM.backward, (weight_offset or None,)
+    return _prepare_backward(kernel, dims, dy, dsum, x, (inverse_rms,), weight, parameters, output_mask)
 
 
 def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
@@ -138,18 +138,18 @@ def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, .
     return input if residual is None else results[1], results[2], weight, dims, eps, weight_offset
 
 
-def _layer_norm(
+def _prepare_layer_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
 ) -> Run | None:
     tensors = {"x": input, "residual": residual, "weight": weight, "bias": bias}
-    return _prepare(LAYER_NORM.kernels[0], sum_dtype(input, residual), dims, tensors, (eps,))
+    return _prepare(LAYER_NORM.forward, sum_dtype(input, residual), dims, tensors, (eps,))
 
 
-def _layer_norm_backward(
-    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, dims: int,
-    eps: float, output_mask: Sequence[bool],
+def _prepare_layer_norm_backward(
+    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
+    dims: int, eps: float, output_mask: Sequence[bool],
 ) -> Run | None:  # fmt: skip
-    return _prepare_backward(LAYER_NORM.kernels[1], dims, dy, dsum, x, (mean, inverse), weight, (), output_mask)
+    return _prepare_backward(LAYER_NORM.backward, dims, dy, dsum, x, (mean, inverse_deviation), weight, (), output_mask)
 
 
 def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
@@ -168,7 +168,7 @@ def _by_torch(op: FusedOp, backward: bool, *arguments: Any) -> Results:
             reason = "kernels of norms compute float64 tensors with float64 tensors only"
         else:
             reason = why_torch(device_context(tensors[0].device), None, *tensors)
-        record_torch(op.kernels[backward].name, tensors[0], reason)
+        record_torch((op.backward if backward else op.forward).name, tensors[0], reason)
     results = (op.gradient if backward else op.reference)(*arguments)
     return tuple(None if result is None else result.contiguous() for result in results)
 
@@ -178,9 +178,9 @@ def _fake_rms_norm(
     casting: str,
 ) -> Results:  # fmt: skip
     total = sum_dtype(input, residual)
-    root = _fake_statistic(input, dims, statistics_dtype(input, residual, weight))
+    inverse_rms = _fake_statistic(input, dims, statistics_dtype(input, residual, weight))
     y = input.new_empty(input.shape, dtype=result_dtype(total, weight, casting))
-    return y, None if residual is None else input.new_empty(input.shape, dtype=total), root
+    return y, None if residual is None else input.new_empty(input.shape, dtype=total), inverse_rms
 
 
 def _fake_layer_norm(
@@ -209,15 +209,17 @@ def _rules(
     prepare_backward: Callable[..., Run | None], weight: int,
 ) -> Rules:  # fmt: skip
     """Returns the rules of a norm. `weight` is the position of the weight among what the forward saves."""
-    compute = by_kernels(prepare, functools.partial(_by_torch, op, False), op.tensors)
+    compute = by_kernels(prepare, functools.partial(_by_torch, op, False), op.tensor_count)
     backward = by_kernels(
-        prepare_backward, functools.partial(_by_torch, op, True), op.differentiable + op.saved_tensors
+        prepare_backward, functools.partial(_by_torch, op, True), op.differentiable_results + op.saved_tensor_count
     )
     fake_backward = functools.partial(_fake_backward, weight=weight)
     return Rules(op, compute, fake, save, backward, fake_backward, prepare, prepare_backward)
 
 
-RMS_NORM_RULES = _rules(RMS_NORM, _rms_norm, _fake_rms_norm, _rms_norm_save, _rms_norm_backward, 1)
-LAYER_NORM_RULES = _rules(LAYER_NORM, _layer_norm, _fake_layer_norm, _layer_norm_save, _layer_norm_backward, 2)
+RMS_NORM_RULES = _rules(RMS_NORM, _prepare_rms_norm, _fake_rms_norm, _rms_norm_save, _prepare_rms_norm_backward, 1)
+LAYER_NORM_RULES = _rules(
+    LAYER_NORM, _prepare_layer_norm, _fake_layer_norm, _layer_norm_save, _prepare_layer_norm_backward, 2
+)
 define(RMS_NORM_RULES)
 define(LAYER_NORM_RULES)

@@ -24,11 +24,11 @@ def _native_layer_norm(
     if input.dtype not in DTYPES:
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
     check_parameter_dtypes(input.dtype, weight=weight, bias=bias)
-    y, _, mean, inverse = LAYER_NORM_RULES.compute(input, None, weight, bias, len(normalized_shape), eps)
+    y, _, mean, inverse_deviation = LAYER_NORM_RULES.compute(input, None, weight, bias, len(normalized_shape), eps)
     mixed = any(parameter is not None and parameter.dtype is not input.dtype for parameter in (weight, bias))
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
     assert y is not None
-    return y, *(_statistic(number, input, dtype) for number in (mean, inverse))
+    return y, *(_statistic(number, input, dtype) for number in (mean, inverse_deviation))
 
 
 @skip_frames
@@ -53,9 +53,9 @@ def _fused_rms_norm(
     check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
-    y, _, root = RMS_NORM_RULES.compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
+    y, _, inverse_rms = RMS_NORM_RULES.compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
     assert y is not None
-    return y, _statistic(root, input, None)
+    return y, _statistic(inverse_rms, input, None)
 
 
 @skip_frames
@@ -66,9 +66,9 @@ def _fused_rms_norm_backward(
     if input.dtype not in DTYPES:
         raise DTypeError(f"override_torch has no gradient of rms_norm for {input.dtype}: end the override")
     dims = len(normalized_shape)
-    root = rstd.view(input.shape[: input.dim() - dims])
+    inverse_rms = rstd.view(input.shape[: input.dim() - dims])
     with torch.no_grad():  # torch differentiates this op itself
-        found = RMS_NORM_RULES.backward(grad, None, input, root, weight, dims, 0.0, 0.0, output_mask)
+        found = RMS_NORM_RULES.backward(grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask)
     return _with_dtypes(found, (input, weight))
 
 
