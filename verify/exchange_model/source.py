@@ -17,7 +17,7 @@ from typing import Any
 
 from exchange_model.language import Language
 
-MODULES = ("reductions", "tiles", "column_sums", "scale_mask", "exchange", "tile_counter", "whole_row")
+MODULES = ("reductions", "tiles", "outputs", "column_sums", "scale_mask", "exchange", "tile_counter", "whole_row")
 """The modules of the kernel, each after those that it imports."""
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier", "max", "min", "sum"}
 """Functions of `triton.language` that are generators in the model."""
