@@ -37,7 +37,7 @@ def of_row_ops(backend: Any = INTERPRETER, ops: list[str] | None = None) -> list
 
 
 def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_override() -> None:
-    for op in table.FUSED:
+    for op in (op for op in table.FUSED if op.kernels):
         found = cases(INTERPRETER, [op.name])
         assert {case.direction for case in found} == set(DIRECTIONS)
         assert {case.plan for case in found} == {"planned", *overrides(INTERPRETER)}

@@ -17,20 +17,32 @@ from torch import Tensor
 from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
 from tridal.benchmarks.op_benchmark import Function, MakeFunction, OpBenchmark, check_last, compiled
 from tridal.benchmarks.providers import OURS
+from tridal.errors import PlanError
 from tridal.ops import table
 from tridal.ops.row_op import RowOp
 from tridal.testing.implementation import public_function
 
 
 def benchmark_of(name: str) -> OpBenchmark:
-    """Returns the entry of an op, completed from the op's declaration. Raises PlanError if the op is unknown."""
+    """Returns the entry of an op, completed from the op's declaration.
+
+    Raises:
+        PlanError: the op is unknown, or `tridal bench` does not measure it.
+    """
     if name in FUSED_BENCHMARKS:
         return FUSED_BENCHMARKS[name]
-    op = table.op_named(name)
+    op = table.any_op_named(name)
+    if not isinstance(op, RowOp):
+        raise PlanError(f"tridal bench does not measure {name!r}; it measures {', '.join(measured_ops())}")
     entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
     kernels = {"forward": op.forward, "backward": op.backward}
     passes = {direction: len(kernel.reads) + len(kernel.writes) for direction, kernel in kernels.items()}
     return replace(entry, functions={**_derived(op), **entry.functions}, passes={**passes, **entry.passes})
+
+
+def measured_ops() -> list[str]:
+    """Returns the names of the ops that `tridal bench` measures."""
+    return [name for name, op in table.all_ops().items() if isinstance(op, RowOp) or name in FUSED_BENCHMARKS]
 
 
 def _derived(op: RowOp) -> dict[str, MakeFunction]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import BadParameter, Option
 
-from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, OPS, check_op
+from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, MEASURED_OPS, check_op
 from tridal.cli.op_option import PROVIDERS as PROVIDER_NAMES
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import nearest
@@ -27,7 +27,7 @@ _DIRECTIONS = ("forward", "backward", "both")
 class BenchOptions:
     """The command-line options as the user gave them, with one field for each option."""
 
-    op: Annotated[str, Option(help=f"The op: {OPS}.")] = "softmax"
+    op: Annotated[str, Option(help=f"The op: {MEASURED_OPS}.")] = "softmax"
     rows: Annotated[int | None, Option(min=1, help="Rows of the grid's shapes. Default: 4096, or 256 on a CPU.")] = None
     cols: Annotated[
         str | None,

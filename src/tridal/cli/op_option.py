@@ -21,7 +21,7 @@ OPS, KERNELS, DEVICES, ARCHITECTURES, DTYPES = (
     "<architectures>",
     "<dtypes>",
 )
-PROVIDERS, CLASSES = "<providers>", "<classes of shapes>"
+PROVIDERS, CLASSES, MEASURED_OPS = "<providers>", "<classes of shapes>", "<measured ops>"
 """Placeholders in help texts. The help shows the accepted values instead. `KERNELS` are the ops and their gradients."""
 
 
@@ -33,6 +33,12 @@ def _ops() -> list[str]:
     from tridal.ops import table
 
     return list(table.all_ops())
+
+
+def _measured_ops() -> list[str]:
+    from tridal.benchmarks.op_benchmarks import measured_ops
+
+    return measured_ops()
 
 
 def _kernels() -> list[str]:
@@ -70,6 +76,7 @@ def _classes() -> list[str]:
 
 _VALUES = {
     OPS: _needs_torch(_ops),
+    MEASURED_OPS: _needs_torch(_measured_ops),
     KERNELS: _needs_torch(_kernels),
     DEVICES: _devices,
     ARCHITECTURES: _needs_torch(_architectures),

@@ -18,6 +18,7 @@ from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.cross_entropy import CROSS_ENTROPY
 from tridal.ops.fused_op import FusedOp
 from tridal.ops.layer_norm import LAYER_NORM
+from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_op import RowOp
@@ -26,7 +27,7 @@ from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY)
+FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY)
 """The ops of several tensors."""
 
 _T = TypeVar("_T")
@@ -75,7 +76,13 @@ def op_named(name: str) -> RowOp:
 
 
 def kernel_named(name: str) -> RowKernel:
-    """Returns the kernel with this name, for example "softmax_backward". Raises PlanError as `op_named` does."""
+    """Returns the kernel with this name, for example "softmax_backward".
+
+    Raises:
+        PlanError: as `op_named`, or an op with this name has no kernel of its own.
+    """
+    if any(op.name == name and not op.kernels for op in FUSED):
+        raise PlanError(f"op {name!r} has no kernel of its own; known kernels are {', '.join(all_kernels())}")
     return _find(name, all_kernels())
 
 

@@ -13,7 +13,6 @@ import tridal
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.ops import table
-from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.pytorch.functions import FUNCTIONS, row_function
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
 
@@ -35,7 +34,7 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
     Raises:
         PlanError: the op is unknown or cannot be used. The message suggests similar names.
     """
-    if op in (fused.name for fused in (*table.FUSED, LINEAR_CROSS_ENTROPY)):
+    if op in (fused.name for fused in table.FUSED):
         return getattr(tridal, op)  # type: ignore[no-any-return]
     return FUNCTIONS.get(op) or row_function(table.op_named(op))
 

@@ -20,6 +20,7 @@ import torch
 
 from tridal.devices.types import Backend
 from tridal.ops import cross_entropy as maths
+from tridal.ops.fused_op import FusedOp
 from tridal.testing.cases import DIRECTIONS, FusedCase
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
@@ -48,10 +49,10 @@ class LinearLossCase(FusedCase):
         return _compare(self, implementation)
 
 
-def cases(backend: Backend) -> Iterator[LinearLossCase]:
+def cases(op: FusedOp, backend: Backend) -> Iterator[LinearLossCase]:
     """Yields the cases of linear_cross_entropy whose dtypes the backend computes."""
     for direction in DIRECTIONS:
-        make = partial(LinearLossCase, "linear_cross_entropy", direction)
+        make = partial(LinearLossCase, op.name, direction)
         yield from (case for case in _cases(make) if case.dtype in backend.dtypes)
 
 
