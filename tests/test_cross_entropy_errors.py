@@ -69,7 +69,7 @@ def test_logits_need_a_floating_point_dtype(dtype: torch.dtype) -> None:
 
 
 def test_the_error_for_classes_in_the_last_dim_says_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match=r"classes are dim 1, .* use input.movedim\(-1, 1\)"):
+    with pytest.raises(RuntimeError, match=r"dim 1 of the logits has the classes; .* use logits.movedim\(-1, 1\)"):
         tridal.cross_entropy(torch.rand(2, 5, 7), torch.zeros(2, 5, dtype=torch.int64))
 
 

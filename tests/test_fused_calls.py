@@ -101,6 +101,20 @@ def test_calls_that_alternate_are_all_prepared(monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(rms(t), result)
 
 
+def test_calls_that_were_cleared_during_a_preparation_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, real = make(), fused_calls.device_context
+    for _ in range(3):
+        rms(tensors)
+
+    def clears(device: torch.device) -> Any:
+        fused_calls._calls.clear()
+        return real(device)
+
+    monkeypatch.setattr(fused_calls, "device_context", clears)
+    rms({**tensors, "weight": tensors["weight"].detach()})
+    assert [len(prepared) for prepared in fused_calls._calls.values()] == [1]
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_repeated_calls_return_the_results_of_the_first(name: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,15 @@ def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> Non
     assert torch.equal(grads[0], grads[1].bfloat16())
 
 
+def test_the_gradient_of_a_float32_input_is_rounded_once_under_autocast(device: torch.device) -> None:
+    x, weight = (torch.randn(n, 8, device=device, requires_grad=True) for n in (4, 5))
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = tridal.linear_cross_entropy(x, weight, torch.arange(4, device=device), reduction="sum")
+    (one,) = torch.autograd.grad(loss, x, retain_graph=True)
+    factor = torch.tensor(0.3, device=device)
+    assert torch.equal(torch.autograd.grad(loss, x, factor)[0], one * factor)
+
+
 @pytest.fixture
 def with_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes calls align and split the logits, as on a GPU. New memory is NaN."""

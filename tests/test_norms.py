@@ -228,21 +228,6 @@ def test_only_requested_gradients_are_computed(device: torch.device, name: str) 
             tensor.grad = None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(("value", "columns"), [(12345.678, 257), (33333.3, 100), (1e15, 5), (-7.1, 70_000)])
-def test_rows_of_equal_elements_are_normalised_to_the_bias(
-    device: torch.device, value: float, columns: int, dtype: torch.dtype
-) -> None:
-    x = torch.full((2, columns), value, dtype=dtype, device=device)
-    bias = torch.arange(columns, device=device).to(dtype)
-    assert torch.equal(tridal.layer_norm(x, (columns,), None, bias), bias.expand(2, -1))
-    y, total = tridal.layer_norm(x, (columns,), None, bias, residual=x)
-    assert torch.equal(total, 2 * x)
-    assert torch.equal(y, bias.expand(2, -1))
-    (y,) = torch.func.vmap(lambda row: (tridal.layer_norm(row, (columns,)),))(x)  # by the reference
-    assert torch.equal(y, torch.zeros_like(x))
-
-
 def test_records_say_why_torch_computes_a_norm(device: torch.device) -> None:
     x, wide = torch.randn(2, 6, device=device, requires_grad=True), torch.ones(6, dtype=torch.float64, device=device)
     with tridal.record_calls() as calls:

@@ -49,10 +49,6 @@ def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
             {"writes": (), "row_writes": ("mean",), "added": "other"},
             "kernel 'norm' adds 'other' to nothing: it writes no tensor with a number per element",
         ),
-        (
-            {"row_reads": ("root",), "row_start": "first"},
-            "kernel 'norm' has 'first' and reads 'root', which take one place",
-        ),
         ({"added": "x"}, "kernel 'norm' uses one name for two things: x, eps, mean, spread, x"),
         ({"parameters": ("mean",)}, "kernel 'norm' uses one name for two things: x, mean, mean, spread"),
         ({"reads": ("x", "x")}, "kernel 'norm' uses one name for two things: x, x, eps, mean, spread"),
@@ -80,10 +76,6 @@ def test_an_added_tensor_belongs_to_the_first_output() -> None:
     assert kernel.writing("mean").pointers == kernel.writing("mean").bind(other=None).pointers
     assert kernel.writing("mean").added is None
     assert kernel.bind(other=None).pointers == ("out_ptr", "row_out_ptr", "in_ptr")
-
-
-def test_functions_get_the_start_of_a_row_by_the_name_of_its_function() -> None:
-    assert replace(KERNEL, row_start="first").arguments["first"] == "per_row"
 
 
 def test_bind_replaces_tensors_and_parameters_by_constants() -> None:

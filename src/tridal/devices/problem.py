@@ -165,7 +165,7 @@ class Problem(Renamed):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that are read per element, all tensors together."""
+        """Bytes per element of all tensors in `reads`."""
         return sum(ITEMSIZE[dtype] for dtype in self.reads)
 
     @property

@@ -17,7 +17,6 @@ from tridal.kernels.tiles import (
     index_along,
     load_columns,
     load_index,
-    load_row_starts,
     load_rows,
     tile_bounds,
     tile_pointers,
@@ -34,7 +33,7 @@ def column_loop(
     heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
-    column_term: tl.constexpr, column_term2: tl.constexpr, row_start: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
     PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr,
@@ -46,11 +45,6 @@ def column_loop(
     STATISTICS: tl.constexpr = ROWS * LANES if FIRST is not None else ROWS
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
-        if row_start is not None:
-            per_row = load_row_starts(
-                row_start, in_ptr, in2_ptr, tile, inner, cols, None, in_outer, in_inner, out_outer, out_inner,
-                ROWS, 1, False, ACC_DTYPE,
-            )  # fmt: skip
         per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
         index, picked, picked_column = load_index(
             index_ptr, in_ptr, per_column_ptr, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner,

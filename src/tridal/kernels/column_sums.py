@@ -47,22 +47,6 @@ def store_sums(
 
 
 @triton.jit
-def store_all_sums(
-    pointer, pointer2, sums, sums2, edge_sums, edge_sums2, part, rank, cols, misalignment, outer_stride,
-    AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """Stores the partial sums of up to two tensors."""
-    if pointer is not None:
-        store_sums(
-            pointer, sums, edge_sums, part, rank, cols, misalignment, outer_stride, AXIS, ROWS, COLS, PEEL, VECTOR
-        )
-    if pointer2 is not None:
-        store_sums(
-            pointer2, sums2, edge_sums2, part, rank, cols, misalignment, outer_stride, AXIS, ROWS, COLS, PEEL, VECTOR
-        )
-
-
-@triton.jit
 def add_to_sums(
     pointer, term, in_bounds, follows, part, column, cols, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):  # fmt: skip

@@ -7,28 +7,16 @@ from tridal.kernels.numerics import residual_sum
 
 
 @triton.jit
-def first_sum(x, residual, SUM_DTYPE: tl.constexpr):
-    """Returns the first x + residual of a row. The mean of differences from it is exact for rows of equal elements."""
-    return residual_sum(x, residual, SUM_DTYPE)
-
-
-@triton.jit
-def difference(x, residual, first_sum, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
-    """Returns the term of total: the difference of x + residual from the first one of its row."""
-    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(first_sum, AXIS)
-
-
-@triton.jit
-def deviation(x, residual, first_sum, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+def deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
     """Returns the difference of x + residual from the mean of its row."""
-    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(first_sum + total / count, AXIS)
+    return residual_sum(x, residual, SUM_DTYPE) - tl.expand_dims(total / count, AXIS)
 
 
 @triton.jit
-def square_deviation(x, residual, first_sum, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
+def square_deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
     """Returns the term of squares."""
-    from_mean = deviation(x, residual, first_sum, total, count, SUM_DTYPE, AXIS)
-    return from_mean * from_mean
+    difference = deviation(x, residual, total, count, SUM_DTYPE, AXIS)
+    return difference * difference
 
 
 @triton.jit
@@ -39,9 +27,9 @@ def rebase_squares(squares, part_total, total, part_count, count):
 
 
 @triton.jit
-def mean(first_sum, total, count):
+def mean(total, count):
     """Returns the mean of a row."""
-    return first_sum + total / count
+    return total / count
 
 
 @triton.jit
@@ -52,10 +40,10 @@ def inverse_deviation(squares, count, eps):
 
 @triton.jit
 def layer_norm(
-    x, residual, weight, bias, first_sum, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
+    x, residual, weight, bias, total, count, inverse_deviation, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr
 ):  # fmt: skip
     """(x + residual - mean) * inverse_deviation * weight + bias."""
-    y = deviation(x, residual, first_sum, total, count, SUM_DTYPE, AXIS) * tl.expand_dims(inverse_deviation, AXIS)
+    y = deviation(x, residual, total, count, SUM_DTYPE, AXIS) * tl.expand_dims(inverse_deviation, AXIS)
     if weight is not None:
         y = y * weight
     if bias is not None:
@@ -85,9 +73,8 @@ def weighted_product(dy, x, weight, mean, inverse_deviation, AXIS: tl.constexpr)
 def layer_norm_gradient(dy, x, weight, mean, inverse_deviation, total, dot, count, AXIS: tl.constexpr):
     """(dn - mean(dn) - n * mean(n * dn)) * inverse_deviation, where n is the normalised element and dn its gradient."""
     projection = normalised(x, mean, inverse_deviation, AXIS) * tl.expand_dims(dot / count, AXIS)
-    return (weighted(dy, weight) - tl.expand_dims(total / count, AXIS) - projection) * tl.expand_dims(
-        inverse_deviation, AXIS
-    )
+    centred = weighted(dy, weight) - tl.expand_dims(total / count, AXIS)
+    return (centred - projection) * tl.expand_dims(inverse_deviation, AXIS)
 
 
 @triton.jit

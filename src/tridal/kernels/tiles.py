@@ -209,38 +209,6 @@ def load_rows(
 
 
 @triton.jit
-def _load_first(
-    pointer, tile, inner, cols, long_blocks, outer_stride, inner_stride, ROWS: tl.constexpr, VECTOR: tl.constexpr,
-    PAIRS: tl.constexpr, ACC_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Loads the first element of each row of a tile. Returns 0 without a tensor. With PAIRS, columns are neighbours."""
-    if pointer is None:
-        return 0.0
-    elif not PAIRS:
-        return load_rows(pointer, tile, inner, long_blocks, outer_stride, inner_stride, ROWS, VECTOR, ACC_DTYPE)
-    else:
-        start, in_bounds = row_pointers(pointer, tile, inner, long_blocks, outer_stride, inner_stride, ROWS, VECTOR)
-        pair = tl.expand_dims(tl.arange(0, 2), 0)
-        in_bounds = tl.expand_dims(in_bounds, 1) & (pair < cols)
-        x = tl.load(tl.expand_dims(start, 1) + pair, mask=in_bounds, other=0).to(ACC_DTYPE)
-        return tl.sum(tl.where(pair == 0, x, 0.0), 1)
-
-
-@triton.jit
-def load_row_starts(
-    row_start: tl.constexpr, in_ptr, in2_ptr, tile, inner, cols, long_blocks, in_outer, in_inner, out_outer, out_inner,
-    ROWS: tl.constexpr, VECTOR: tl.constexpr, PAIRS: tl.constexpr, ACC_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Returns what the op's function `row_start` computes from the first elements of each row of a tile.
-
-    PAIRS is for pipelined loops over contiguous rows: Triton loads 32 bits ahead, and not 16.
-    """
-    x = _load_first(in_ptr, tile, inner, cols, long_blocks, in_outer, in_inner, ROWS, VECTOR, PAIRS, ACC_DTYPE)
-    x2 = _load_first(in2_ptr, tile, inner, cols, long_blocks, out_outer, out_inner, ROWS, VECTOR, PAIRS, ACC_DTYPE)
-    return row_start(x, x2)
-
-
-@triton.jit
 def load_index(
     pointer, in_ptr, per_column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
     ROWS: tl.constexpr, VECTOR: tl.constexpr, ACC_DTYPE: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,

@@ -3,7 +3,7 @@
 Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in
 elements. Programs loop over tiles, so any number of them computes the same result.
 
-The op is given by its tensors, by its functions (`first_term` to `row_start`), and by the reductions of the terms,
+The op is given by its tensors, by its functions (`first_term` to `column_term2`), and by the reductions of the terms,
 FIRST and SECOND; `tridal.runtime` describes them in row_kernel.py and op_functions.py. What the op does not have is
 None. Tensors `out`, `out2`, `in`, `in2` and `added` have a number per element, `per_row` and `row_out` per row, and
 `per_column` and `column_out` per column. All are contiguous but `in`, and `out` of a kernel that reads and writes one
@@ -20,7 +20,7 @@ The source uses only features of Triton 3.2.
 import triton
 import triton.language as tl
 
-from tridal.kernels.column_sums import add_terms, store_all_sums, zero_sums
+from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
 from tridal.kernels.exchange import clear_slots, exchange, part_count
 from tridal.kernels.outputs import plus, store_tile, write_rows
 from tridal.kernels.reductions import masked, merge, reduce
@@ -33,7 +33,6 @@ from tridal.kernels.tiles import (
     index_along,
     load_all_columns,
     load_index,
-    load_row_starts,
     load_rows,
     load_tile,
     tile_bounds,
@@ -48,7 +47,7 @@ def whole_row(
     param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
-    column_term: tl.constexpr, column_term2: tl.constexpr, row_start: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
     PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr,
@@ -97,11 +96,6 @@ def whole_row(
                     body = (cols - head) // VECTOR * VECTOR
                 count = part_count(rank, body, cols, COLS)
             per_row = load_rows(per_row_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
-            if row_start is not None:
-                per_row = load_row_starts(
-                    row_start, in_ptr, in2_ptr, tile, inner, cols, long_blocks, in_outer, in_inner, out_outer,
-                    out_inner, ROWS, VECTOR, (STAGES > 1 and AXIS == 1) and not PEEL, ACC_DTYPE,
-                )  # fmt: skip
             index, picked, picked_column = load_index(
                 index_ptr, in_ptr, per_column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer,
                 in_inner, in_col, ROWS, VECTOR, ACC_DTYPE, PICKS, PICKS_COLUMN,
@@ -294,7 +288,12 @@ def whole_row(
     if EXCHANGE and PERSISTENT:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
         release_group(workspace, last, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, SLOTS)
-    store_all_sums(
-        column_out_ptr, column_out2_ptr, sums, sums2, edge_sums, edge_sums2, group, rank, cols, misalignment, in_outer,
-        AXIS, ROWS, COLS, PEEL, VECTOR,
-    )  # fmt: skip
+    if column_out_ptr is not None:
+        store_sums(
+            column_out_ptr, sums, edge_sums, group, rank, cols, misalignment, in_outer, AXIS, ROWS, COLS, PEEL, VECTOR
+        )
+    if column_out2_ptr is not None:
+        store_sums(
+            column_out2_ptr, sums2, edge_sums2, group, rank, cols, misalignment, in_outer, AXIS, ROWS, COLS, PEEL,
+            VECTOR,
+        )  # fmt: skip

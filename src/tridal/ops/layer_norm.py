@@ -21,7 +21,7 @@ def reference(
     total = input if residual is None else input + residual
     dtype, rows = statistics_dtype(input, residual, weight, bias), rows or row_sum(input, dims)
     x, scale, shift = (widened(tensor, dtype, dims) for tensor in (total, weight, bias))
-    mean = rows.exact_mean(x)
+    mean = rows.mean(x)
     centred = x - mean
     inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
     y = centred * inverse_deviation
@@ -42,7 +42,7 @@ def gradient(
     dtype, rows = statistics_dtype(dy, x, weight), rows or row_sum(x, dims)
     dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
     if torch.is_grad_enabled():
-        centred = wide - rows.exact_mean(wide)
+        centred = wide - rows.mean(wide)
         inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
     else:
         centred, inverse_deviation = wide - mean.to(dtype).unsqueeze(-1), inverse_deviation.to(dtype).unsqueeze(-1)
@@ -65,10 +65,9 @@ LAYER_NORM = FusedOp(
             reads=("x", "residual"),
             column_reads=("weight", "bias"),
             statistics=(
-                Statistic("total", "sum", term="difference"),
+                Statistic("total", "sum", term="residual_sum"),
                 Statistic("squares", "sum", term="square_deviation", rebase="rebase_squares"),
             ),
-            row_start="first_sum",
             row_value="inverse_deviation",
             writes=("layer_norm", "residual_sum"),
             row_writes=("mean", "inverse_deviation"),

@@ -25,13 +25,6 @@ class RowSum:
         """Returns the mean of each row."""
         return self(x) / self.count
 
-    def exact_mean(self, x: Tensor) -> Tensor:
-        """Returns the mean of each row. It is exact for rows of equal elements, whose sum may be rounded."""
-        if not x.shape[-1]:
-            return self.mean(x)
-        first = x[..., :1].detach()
-        return first + self.mean(x - first)
-
 
 def row_sum(x: Tensor, dims: int) -> RowSum:
     """Returns the `RowSum` of a tensor whose last `dims` dims are normalised."""

@@ -63,13 +63,12 @@ def find(
         *options, *map(type, sizes), *map(type, options),
     )  # fmt: skip
     try:
-        for found in _calls[key]:
-            if current() is found.settings and found.guard(tensors):
-                return found
-    except KeyError:
-        pass
+        prepared = _calls.get(key, ())
     except TypeError:  # an argument cannot be hashed
         return None
+    for found in prepared:
+        if current() is found.settings and found.guard(tensors):
+            return found
     return Request(key, tensors, results)
 
 
@@ -95,8 +94,7 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
 
 def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
     """Prepares a call if its key has occurred before."""
-    prepared = _calls.get(request.key)
-    if prepared is None:
+    if request.key not in _calls:
         if len(_calls) >= _CAPACITY:
             _calls.clear()
         _calls[request.key] = ()
@@ -109,7 +107,7 @@ def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
         return
     found = FusedCall(rules, arguments[:count], arguments[count:], request, guard, run)
     if device_context(request.tensors[0].device) is context:  # type: ignore[union-attr]
-        _calls[request.key] = (found, *prepared[: _VARIANTS - 1])
+        _calls[request.key] = (found, *_calls.get(request.key, ())[: _VARIANTS - 1])
 
 
 class FusedCall:

@@ -24,10 +24,10 @@ _CHUNK_BYTES = 2**26
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
     """Returns the number of rows of a chunk: its logits take at most 64 MiB, or as many bytes as another tensor.
 
-    With the weight's gradient summed in more than 16 bits, that tensor is the weight: chunks with fewer logits do not
-    reduce the peak memory, because the sum is rounded to a new tensor of the weight's size after the last chunk. In
-    dtypes of more than 16 bits, it is not, and the limit is half of the weight. With sums in 16 bits, which save
-    memory, the tensor is the input. The chunks of a call have nearly the same number of rows, a multiple of 128.
+    If sums have more than 16 bits, the other tensor is the weight. Smaller chunks do not reduce the peak memory,
+    because the backward rounds the sum to a new tensor of the weight's size. For a weight of more than 16 bits it does
+    not, and the limit is half of the weight. If sums have 16 bits, which saves memory, the other tensor is the input.
+    The chunks of a call have nearly the same number of rows, a multiple of 128.
     """
     columns, inputs = max(linear_weight.shape[:-1].numel(), 1), linear_weight.shape[-1]
     of_weight = inputs if dtype.itemsize == 2 else inputs // 2

@@ -110,7 +110,7 @@ def _compute(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Computes the loss and the gradients of the mean or of the sum, in the dtypes in which matmuls write them.
 
-    The backward rounds the gradients to the dtypes of the tensors when it multiplies them, which reads them once.
+    The backward multiplies them and rounds them to the dtypes of the tensors in one operation.
     Gradients of a mean in float16 are divided by the denominator in the backward, after the scale of the loss.
     """
     numbers = (ignore_index, label_smoothing, z_loss, softcap)
@@ -174,6 +174,8 @@ def _gradient(
 
 def _scaled(grad: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
     """Returns grad * factor, rounded once to `dtype`."""
+    if torch.promote_types(grad.dtype, dtype) is not grad.dtype:  # the product would be rounded to the narrower dtype
+        return grad.to(dtype).mul_(factor)
     overwrites = may_overwrite and grad.dtype is dtype
     return torch.mul(grad, factor, out=grad if overwrites else torch.empty_like(grad, dtype=dtype))
 

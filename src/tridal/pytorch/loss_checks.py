@@ -112,7 +112,7 @@ def _check_target(shape: Sequence[int], target: Tensor, ignore_index: int, dim: 
         raise RuntimeError(
             f"Expected target size {list(rows)} for indices or {list(shape)} for probabilities, "
             f"got {list(target.shape)}"
-            + ": classes are dim 1, so for classes in the last dim use input.movedim(-1, 1)"
+            + ": dim 1 of the logits has the classes; if the last dim has them, use logits.movedim(-1, 1)"
             * last
         )
     if target.dtype not in INDEX_DTYPES:

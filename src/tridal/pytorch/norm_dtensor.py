@@ -45,10 +45,6 @@ class _ShardedRows(RowSum):
             total = _all_reduce(total, "sum", self._mesh, axis)
         return total
 
-    def exact_mean(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the mean of each row, without the exactness: the ranks' shards have different first elements."""
-        return self.mean(x)
-
 
 class _Layout(NamedTuple):
     """How the tensors of a call are placed. Each placement has an entry for each mesh dim."""

@@ -13,7 +13,6 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
 - `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
 - `part_scale`, in `row_value` and `writes`: the factor that `rebase` applies to the terms of the part;
-- the name of the function `row_start`, in all but `rebase`: its result;
 - the name of the function `row_value`, in `writes` and `row_writes`: its result;
 - `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
 - `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;
@@ -60,7 +59,6 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "row_write2": _ROW_WRITE,
     "column_term": _FINISH,
     "column_term2": _FINISH,
-    "row_start": ("x", "x2"),
 }  # fmt: skip
 """The arguments that the schedules pass, in order, for each role of an op's function."""
 
@@ -74,7 +72,6 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     names: list[Any] = [first and first.term, second and second.term, second and second.rebase, kernel.row_value]
     for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
         names += (*written, None, None)[:2]
-    names.append(kernel.row_start)
     functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
     declared = {argument for function in functions.values() if function for argument in function.arg_names}
     return {

@@ -80,9 +80,6 @@ class RowKernel:
     """Whether the first tensor can be scaled and masked when it is loaded."""
     live_tiles: int = 3
     """Tiles of the accumulator's dtype that are live at the same time, see `Problem.live_tiles`."""
-    row_start: str | None = None
-    """Name of the Triton function that computes a number per row from the row's first elements, before the terms. Other
-    functions get it by the function's name, for example to subtract it. The kernel then has no `row_reads`."""
     row_value: str | None = None
     """Name of the Triton function that computes a number per row from the statistics, before elements are computed.
     `writes` and `row_writes` get it by the function's name."""
@@ -124,13 +121,7 @@ class RowKernel:
     def arguments(self) -> dict[str, str]:
         """The schedules' argument for each tensor, parameter, statistic and row value, by its name in the op."""
         first, second = ([*(statistic.name for statistic in self.statistics), "", ""])[:2]
-        starts = () if self.row_start is None else (self.row_start,)
-        groups = {
-            "x": self.reads,
-            "per_row": self.row_reads or starts,
-            "per_column": self.column_reads,
-            "first": (first,),
-        }
+        groups = {"x": self.reads, "per_row": self.row_reads, "per_column": self.column_reads, "first": (first,)}
         groups |= {"part_first": (f"part_{first}",), "second": (second,), "row_value": (self.row_value or "",)}
         groups |= {"index": (self.row_index or "",)}
         groups |= {"picked_column": tuple(f"picked_{name}" for name in self.column_reads[:1])}
@@ -156,15 +147,12 @@ class RowKernel:
             return f"kernel {self.name!r} needs a tensor to read, and one to write with a number per element or per row"
         if self.added is not None and not self.writes:
             return f"kernel {self.name!r} adds {self.added!r} to nothing: it writes no tensor with a number per element"
-        if self.row_start is not None and self.row_reads:
-            return f"kernel {self.name!r} has {self.row_start!r} and reads {self.row_reads[0]!r}, which take one place"
         if any(statistic.rebase is not None for statistic in statistics[:1]):
             return f"kernel {self.name!r}: rebase is for the second statistic only"
         if statistics and statistics[-1].rebase is not None and statistics[-1].reduce == "max":
             return f"kernel {self.name!r}: a statistic with rebase has to be a sum"
         names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
-        optional = (self.row_start, self.row_value, self.row_index, self.added)
-        names += [name for name in optional if name is not None]
+        names += [name for name in (self.row_value, self.row_index, self.added) if name is not None]
         names += [name for name, _ in self.constants]
         if len(set(names)) < len(names):
             return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
