@@ -66,10 +66,8 @@ LEAKS_IN_TORCH = {frozenset({*pair, "compiled whole"}) for pair in _LEAKS}
 A level of forward-mode AD stays open. The garbage collector destroys guards in a later test, and each sets the dispatch
 keys of the thread to those of its creation.
 """
-if VERSION < (
-    2,
-    9,
-):  # later, a compiled transform raises "Unsupported functorch tracing attempt", or nothing is compiled
+if VERSION < (2, 9):
+    # After one of these, a compiled transform raises "Unsupported functorch tracing attempt", or nothing is compiled.
     LEAKS_IN_TORCH |= {frozenset({kind, "compiled whole", "torch dispatch mode"}) for kind in _TRANSFORMS}
     LEAKS_IN_TORCH |= {frozenset({kind, "backward in compiled", "torch dispatch mode"}) for kind in DISTRIBUTED}
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.reductions import masked, reduce
-from tridal.kernels.tiles import load_columns, tile_bounds, tile_pointers
+from tridal.kernels.tiles import edge_pointers, load_columns, tile_bounds
 
 
 @triton.jit
@@ -59,11 +59,11 @@ def edge_statistics(
         tile, 0, inner, cols, None, misalignment, in_outer, in_inner, INT64_OFFSETS, 1, ROWS, VECTOR, True, VECTOR,
         True,
     )  # fmt: skip
-    pointers = tile_pointers(in_ptr, block, row, column, in_outer, in_inner, 1, INT64_OFFSETS, 0, ROWS, 1, False)
+    pointers = edge_pointers(in_ptr, block, row, column, in_outer, in_inner, 1, INT64_OFFSETS, ROWS)
     x = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
     x2 = None
     if in2_ptr is not None:
-        pointers = tile_pointers(in2_ptr, block, row, column, out_outer, out_inner, 1, INT64_OFFSETS, 0, ROWS, 1, False)
+        pointers = edge_pointers(in2_ptr, block, row, column, out_outer, out_inner, 1, INT64_OFFSETS, ROWS)
         x2 = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
     per_column = load_columns(per_column_ptr, column, cols, False, 0, 1, ACC_DTYPE)
     per_column2 = load_columns(per_column2_ptr, column, cols, False, 0, 1, ACC_DTYPE)

@@ -133,10 +133,8 @@ class FusedCall:
         self.not_differentiable = self.results > 1 and not self.mask[0]
         given = zip(tensors, needed, rules.op.gradient_index, strict=False)
         self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in given]
-        self.saved, self.absent = (
-            rules.op.saved_tensor_count,
-            (None,) * (rules.op.differentiable_results - self.results),
-        )
+        self.saved = rules.op.saved_tensor_count
+        self.absent = (None,) * (rules.op.differentiable_results - self.results)
         self.saved_numbers: Sequence[Any] = ()
         self.backward: _Backward | None = None
 

@@ -32,7 +32,7 @@ def check_linear(
                 f"expected input and {name} to have the same dtype, but got: {input.dtype} != {tensor.dtype}: use "
                 f"{name}.to(input.dtype), or autocast"
             )
-    if input.dim() == 2 and target.shape[:1] == linear_weight.shape[:1] != input.shape[:1] and target.dim() == 1:
+    if input.dim() == 2 and target.dim() == 1 and input.shape[0] != target.shape[0] == linear_weight.shape[0]:
         raise ValueError(
             f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}), which is "
             "the size of linear_weight: the first argument is the input, and the second one linear_weight"

@@ -108,12 +108,10 @@ def _check_target(shape: Sequence[int], target: Tensor, ignore_index: int, dim: 
             f"({target.shape[0] if target.dim() else 'none, it has no dims'})"
         )
     if tuple(target.shape) != rows and not (len(shape) == 1 and tuple(target.shape) == (1,)):
-        last = tuple(target.shape) == tuple(shape[:-1])
+        hint = ": dim 1 of the logits has the classes; if the last dim has them, use logits.movedim(-1, 1)"
         raise RuntimeError(
             f"Expected target size {list(rows)} for indices or {list(shape)} for probabilities, "
-            f"got {list(target.shape)}"
-            + ": dim 1 of the logits has the classes; if the last dim has them, use logits.movedim(-1, 1)"
-            * last
+            f"got {list(target.shape)}{hint if tuple(target.shape) == tuple(shape[:-1]) else ''}"
         )
     if target.dtype not in INDEX_DTYPES:
         raise DTypeError(f"expected target dtype to be Long or Byte, but got {target.dtype}: use target.long()")

@@ -161,13 +161,12 @@ def _by_torch(op: FusedOp, backward: bool, *arguments: Any) -> Results:
     """Computes an op, or its gradient, with torch's ops. Makes the results contiguous, as those of kernels are."""
     if RECORDERS:
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        dtypes, context = {tensor.dtype for tensor in tensors}, device_context(tensors[0].device)
-        reason = why_torch(context, None, *tensors)
-        if context.backend is not None and dtypes <= {getattr(torch, name) for name in context.backend.dtypes}:
-            if backward and arguments[0] is None:
-                reason = "only the sum with the residual has a gradient"
-            elif torch.float64 in dtypes and len(dtypes) > 1:
-                reason = "kernels of norms compute float64 tensors with float64 tensors only"
+        reason = None
+        if backward and arguments[0] is None:
+            reason = "only the sum with the residual has a gradient"
+        elif any(tensor.dtype is torch.float64 for tensor in tensors):
+            reason = "kernels of norms compute float64 tensors with float64 tensors only"
+        reason = why_torch(device_context(tensors[0].device), None, *tensors, otherwise=reason)
         record_torch((op.backward if backward else op.forward).name, tensors[0], reason)
     results = (op.gradient if backward else op.reference)(*arguments)
     return tuple(None if result is None else result.contiguous() for result in results)

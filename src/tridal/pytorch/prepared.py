@@ -222,14 +222,19 @@ def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None
     return f"backend {context.backend.name!r} does not compute {', '.join(missing)}" if missing else None
 
 
-def why_torch(context: DeviceContext, dtype: torch.dtype | None, *tensors: torch.Tensor) -> str:
-    """Returns why torch computes a call with this result dtype, for which `forward` or `backward` returned None."""
+def why_torch(
+    context: DeviceContext, dtype: torch.dtype | None, *tensors: torch.Tensor, otherwise: str | None = None
+) -> str:
+    """Returns why torch computes a call with this result dtype, for which `forward` or `backward` returned None.
+
+    `otherwise` is the reason if a backend computes the dtypes and the tensors have memory.
+    """
     dtypes = {dtype or tensors[0].dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
     if (reason := _unsupported(context, dtypes)) is not None:
         return reason
     if not all(map(_has_memory, tensors)):
         return "the tensor has no elements, no memory or no dims"
-    return "no kernel supports the strides, the scale or the mask"
+    return otherwise or "no kernel supports the strides, the scale or the mask"
 
 
 @functools.cache

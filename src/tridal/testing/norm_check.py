@@ -182,15 +182,15 @@ def _exact_gradients(
     size = dn.abs() + sizes[0] * (case.op == "layer_norm") + n.abs() * sizes[1]
     error = (a * (4 * k + 32) + s_error) * size + n_error * sizes[1]
     error = s * (error + n.abs() * (dn.abs() * n_error).mean(-1, keepdim=True))
+    if residual is not None:
+        dt = dt + _rows(case, grads[1])
+        error = error + a * dt.abs()
+    bound = rounding.stored(dt, error, total.dtype).reshape(case.shape)  # the sum is rounded once
+    dt = dt.reshape(case.shape)
     exact, bounds = {}, {}
     for label, tensor in (("dx", x), ("dresidual", residual)):
-        if tensor is None:
-            continue
-        added = 0 if residual is None else _rows(case, grads[1])
-        wanted = dt + added
-        bound = rounding.stored(wanted, error + a * wanted.abs(), total.dtype)  # the sum is rounded once
-        exact[label], bound = wanted.reshape(case.shape), bound.reshape(case.shape)
-        bounds[label] = rounding.stored(exact[label], bound, tensor.dtype)
+        if tensor is not None:
+            exact[label], bounds[label] = dt, rounding.stored(dt, bound, tensor.dtype)
     rows = max(n.numel() // max(n.shape[-1], 1), 1)
     sums = {"dweight": (g * n, g.abs() * (n_error + a * (rows + 4) * n.abs())), "dbias": (g, a * rows * g.abs())}
     for (label, (term, term_error)), parameter in zip(sums.items(), parameters, strict=False):
