@@ -16,6 +16,7 @@ import torch
 import tridal
 from tridal.devices import registry
 from tridal.pytorch import fused_calls, fused_ops, private
+from tridal.runtime import launch
 
 Tensor = torch.Tensor
 
@@ -99,6 +100,55 @@ def test_calls_that_alternate_are_all_prepared(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tridal.pytorch.norms.call", None)
     for t, result in zip((tensors, frozen, none), expected, strict=True):
         assert torch.equal(rms(t), result)
+
+
+def test_the_latest_call_of_each_function_is_found_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = make()
+    others = {**tensors, "x": tensors["x"][1:], "target": tensors["target"][1:]}
+    expected = [function(tensors) for _ in range(4) for function in (rms, layer, entropy)][-3:]
+    other = [function(others) for _ in range(4) for function in (rms, layer, entropy)][-3:]
+    monkeypatch.setattr(fused_calls, "_calls", {})
+    for function, result in zip((rms, layer, entropy), other, strict=True):
+        assert torch.equal(function(others), result)
+        assert not fused_calls._calls
+    for function, result in zip((rms, layer, entropy), expected, strict=True):
+        assert torch.equal(function(tensors), result)
+        assert fused_calls._calls
+
+
+def test_a_call_that_another_thread_cleared_is_not_the_latest() -> None:
+    tensors = make()
+    for _ in range(2):
+        rms(tensors)
+    ((found,),) = fused_calls._calls.values()
+    found.guard = lambda _: registry.invalidate() is None
+    rms(tensors)
+    assert not fused_calls._latest
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_calls_without_gradients_write_only_the_results(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, real = [], launch.prepare
+
+    def prepare(call: Any, *arguments: Any) -> Any:
+        written.append({*call.kernel.writes, *call.kernel.row_writes})
+        return real(call, *arguments)
+
+    monkeypatch.setattr(launch, "prepare", prepare)
+    tensors = make(grad=grad)
+    for _ in range(3):
+        rms(tensors)
+        rms(tensors, residual=tensors["residual"])
+        layer(tensors)
+        entropy(tensors)
+    rms_statistics, layer_statistics = ({"inverse_rms"}, {"mean", "inverse_deviation"}) if grad else (set(), set())
+    assert written == [
+        {"rms_norm"} | rms_statistics,
+        {"rms_norm", "residual_sum"} | rms_statistics,
+        {"layer_norm"} | layer_statistics,
+        {"loss", "lse"} if grad else {"loss"},
+        {"weighted_mean", "total_weight"} if grad else {"weighted_mean"},
+    ]
 
 
 def test_calls_that_were_cleared_during_a_preparation_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +239,8 @@ def test_other_settings_backends_and_records_apply_to_the_next_call(monkeypatch:
         rms(tensors)
     assert [call.backend for call in calls] == ["interpreter", "torch", "interpreter"]
     registry.invalidate()
-    assert not fused_calls._calls, "another backend may serve the tensors after a change of the registry"
+    kept = fused_calls._calls or fused_calls._latest
+    assert not kept, "another backend may serve the tensors after a change of the registry"
 
 
 def test_sizes_that_change_in_place_or_have_another_type_are_checked_again() -> None:

@@ -62,7 +62,7 @@ def _rules() -> Rules:
         op=op,
         compute=compute,
         fake=lambda x, weight, wants: (torch.empty_like(x), x.new_empty(x.shape[:-1]) if wants else None),
-        save=lambda arguments, results: arguments[:2],
+        save=lambda arguments, results: (arguments[:2], ()),
         backward=backward,
         fake_backward=lambda dy, x, w, mask: (
             torch.empty_like(x) if mask[0] else None, torch.empty_like(w) if mask[1] else None,

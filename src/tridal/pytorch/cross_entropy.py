@@ -99,10 +99,13 @@ def cross_entropy(
         rules = INPLACE_RULES
         loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
     else:
-        loss, lse, _ = call(RULES, (input, target, weight, number, *numbers), request)
+        results = call(RULES, (input, target, weight, number, *numbers), request)
+        loss, lse = results[0], results[1] if return_lse else None
     assert loss is not None
+    if not return_lse:
+        return loss
     assert lse is not None
-    return (loss, lse) if return_lse else loss
+    return loss, lse
 
 
 def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
@@ -159,37 +162,42 @@ def _writes_gradient(*tensors: Tensor | None) -> bool:
 
 def _prepare(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
-    z_loss: float, softcap: float | None, dtype: torch.dtype,
+    z_loss: float, softcap: float | None, dtype: torch.dtype, *, results: int = 3,
 ) -> Run | None:  # fmt: skip
-    """Returns run(input, target, weight) with the results of the op; None if no kernel computes them."""
+    """Returns run(input, target, weight) with the first `results` results of the op; None if no kernel computes them.
+
+    Results after these may be None.
+    """
     context = device_context(input.device)
     if context.torch_computes:
         return None
     numbers = (ignore_index, label_smoothing, z_loss, softcap)
     row_dtype = dtype if reduction == NONE else None
-    compute = prepare_losses(context, input, target, weight, *numbers, dtype=row_dtype)
+    compute = prepare_losses(context, input, target, weight, *numbers, dtype=row_dtype, needs_lse=results > 1)
     if compute is None:
         return None
     dim, one_row = classes_dim(input), input.dim() == 1
     shape = (1,) if one_row else (*input.shape[:dim], *input.shape[dim + 1 :])
     rows = torch.empty(shape, dtype=accumulator(input, target, weight), device="meta")
-    reduce = prepare_reduction(context, rows, target, weight, reduction, ignore_index, dtype, input.shape[dim])
+    reduce = prepare_reduction(
+        context, rows, target, weight, reduction, ignore_index, dtype, input.shape[dim], needs_denominator=results > 2
+    )
 
     def run(input: Tensor, target: Tensor, weight: Tensor | None) -> Results:
         rows, lse = compute(input, target, weight)
         if one_row:
-            rows, lse = rows.view(()), lse.view(())
+            rows, lse = rows.view(()), None if lse is None else lse.view(())
         loss, denominator = reduce(rows, target, weight)
         return loss, lse, denominator
 
     return run
 
 
-def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+def _save(arguments: tuple[Any, ...], results: Results) -> tuple[Results, tuple[Any, ...]]:
     input, target, weight, *numbers, _ = arguments
     _, lse, denominator = results
     has_denominator = numbers[0] == MEAN and not target.is_floating_point()
-    return input, target, weight, lse, denominator if has_denominator else None, *numbers
+    return (input, target, weight, lse, denominator if has_denominator else None), tuple(numbers)
 
 
 def _prepare_gradient(

@@ -8,6 +8,7 @@ call -> call guard -> prepared call -> kernels   plain tensors
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -30,12 +31,15 @@ _function_modes = private.function_modes
 _CAPACITY, _VARIANTS = 1024, 8
 _SIZES = (tuple, list, torch.Size)
 
+_latest: dict[Callable[..., Any], FusedCall] = {}
+"""The prepared call of each function that was used last. Making the key of a call takes longer than its guard."""
 _calls: dict[Key, tuple[FusedCall, ...]] = {}
 """The prepared calls, the latest first. Those of a key differ in what guards compare, such as an absent weight.
 
 An empty tuple marks the key of a call that was computed once: the next one is prepared.
 """
 registry.on_change(_calls.clear)
+registry.on_change(_latest.clear)
 
 
 class Request(NamedTuple):
@@ -43,6 +47,8 @@ class Request(NamedTuple):
 
     key: Key
     tensors: tuple[Tensor | None, ...]
+    options: tuple[Any, ...]
+    sizes: Any
     results: int
     """How many of the op's results the function returns. These are the first ones."""
 
@@ -54,6 +60,15 @@ def find(
 
     `sizes` is a sequence of ints. No option is compared by value with an option of another type: 1 is not True.
     """
+    latest = _latest.get(function)
+    if (
+        latest is not None
+        and (sizes is latest.sizes or _same(sizes, latest.sizes))
+        and all(map(operator.is_, options, latest.options))
+        and current() is latest.settings
+        and latest.guard(tensors)
+    ):
+        return latest
     input = tensors[0]
     kind = type(input)
     if _function_modes() or (kind is not Tensor and kind is not torch.nn.Parameter) or type(sizes) not in _SIZES:
@@ -68,8 +83,16 @@ def find(
         return None
     for found in prepared:
         if current() is found.settings and found.guard(tensors):
+            _latest[function] = found
+            if _calls.get(key) is not prepared:  # the registry changed, and another thread has cleared both
+                _latest.pop(function, None)
             return found
-    return Request(key, tensors, results)
+    return Request(key, tensors, options, sizes, results)
+
+
+def _same(sizes: Any, known: Any) -> bool:
+    """Returns whether sizes are equal to known ones, and numbers of the same types."""
+    return type(sizes) is type(known) and sizes == known and [*map(type, sizes)] == [*map(type, known)]
 
 
 def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request | None = None) -> Results:
@@ -85,14 +108,16 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
     tensors = [tensor for tensor in arguments[: rules.op.tensor_count] if tensor is not None]
     if not is_direct(*tensors):
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
+    recorded = records_gradient(*tensors)
+    needed = {"results": request.results} if isinstance(request, Request) and not recorded else {}
     if isinstance(request, Request):
-        _keep(rules, arguments, request)
-    if records_gradient(*tensors):
+        _keep(rules, arguments, request, needed)
+    if recorded:
         return FusedNode.apply(nullcontext, rules, rules.compute, *arguments)  # type: ignore[no-any-return]
-    return rules.compute(*arguments)
+    return rules.compute(*arguments, **needed)
 
 
-def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
+def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request, needed: dict[str, int]) -> None:
     """Prepares a call if its key has occurred before."""
     if request.key not in _calls:
         if len(_calls) >= _CAPACITY:
@@ -102,7 +127,7 @@ def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request) -> None:
     count = rules.op.tensor_count
     context = device_context(request.tensors[0].device)  # type: ignore[union-attr]
     guard = guard_tensors(request.tensors)
-    run = None if guard is None or rules.prepare is None else rules.prepare(*arguments)
+    run = None if guard is None or rules.prepare is None else rules.prepare(*arguments, **needed)
     if guard is None or run is None:
         return
     found = FusedCall(rules, arguments[:count], arguments[count:], request, guard, run)
@@ -114,8 +139,8 @@ class FusedCall:
     """A prepared call: computes an op of several tensors for all tensors with the same description."""
 
     __slots__ = (
-        "absent", "backward", "casts", "guard", "inputs", "mask", "not_differentiable", "numbers", "recorded",
-        "results", "rules", "run", "saved", "saved_numbers", "settings",
+        "absent", "backward", "casts", "guard", "inputs", "mask", "not_differentiable", "numbers", "options",
+        "recorded", "results", "rules", "run", "saved_numbers", "settings", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -123,7 +148,8 @@ class FusedCall:
         guard: TensorsGuard, run: Run,
     ) -> None:  # fmt: skip
         self.rules, self.numbers, self.guard, self.run, self.results = rules, numbers, guard, run, request.results
-        self.settings = current()
+        self.settings, self.options = current(), request.options
+        self.sizes = list(request.sizes) if type(request.sizes) is list else request.sizes  # the caller's may change
         pairs = list(zip(tensors, request.tensors, strict=True))
         casts = [None if t is None or given is None or t.dtype is given.dtype else t.dtype for t, given in pairs]
         self.casts = casts if any(casts) else None
@@ -133,7 +159,6 @@ class FusedCall:
         self.not_differentiable = self.results > 1 and not self.mask[0]
         given = zip(tensors, needed, rules.op.gradient_index, strict=False)
         self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in given]
-        self.saved = rules.op.saved_tensor_count
         self.absent = (None,) * (rules.op.differentiable_results - self.results)
         self.saved_numbers: Sequence[Any] = ()
         self.backward: _Backward | None = None
@@ -156,10 +181,9 @@ class FusedCall:
             self._prepare_backward(tensors)
         else:
             results = backward.run(*tensors)
-        found = [None if position < 0 else results[position] for position, _ in self.inputs]
         return [
-            t if t is None or t.dtype is dtype else t.to(dtype)
-            for t, (_, dtype) in zip(found, self.inputs, strict=True)
+            None if p < 0 or (t := results[p]) is None else t if t.dtype is dtype else t.to(dtype)
+            for p, dtype in self.inputs
         ]
 
     def _prepare_backward(self, tensors: Sequence[Tensor | None]) -> None:
@@ -189,13 +213,12 @@ class PreparedNode(private.Node):
         """Runs the prepared call and saves what its gradient needs."""
         count = call.results
         results = call.run(*tensors)
-        saved = call.rules.save((*tensors, *call.numbers), results)
-        ctx.save_for_backward(*saved[: call.saved])
-        call.saved_numbers = saved[call.saved :]
+        saved, call.saved_numbers = call.rules.save((*tensors, *call.numbers), results)
+        ctx.save_for_backward(*saved)
         ctx.call = call
-        ctx.set_materialize_grads(False)
         if count == 1:
             return results[0]
+        ctx.set_materialize_grads(False)
         if call.not_differentiable:
             ctx.mark_non_differentiable(*results[1:count])
         return results[:count]

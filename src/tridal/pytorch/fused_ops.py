@@ -27,17 +27,19 @@ class Rules:
 
     op: FusedOp
     compute: Callable[..., Results]
-    """compute(*arguments): the results for plain tensors, by kernels, or by torch where no kernel computes them."""
+    """compute(*arguments): the results for plain tensors, by kernels, or by torch where no kernel computes them.
+    compute(*arguments, results=n) returns at least the first n results. Only ops with `prepare` have this option."""
     fake: Callable[..., Results]
     """fake(*arguments) checks the arguments. It returns empty tensors with the shapes and dtypes of the results."""
-    save: Callable[[tuple[Any, ...], Results], tuple[Any, ...]]
-    """save(arguments, results): the arguments of the backward between the gradients and `output_mask`."""
+    save: Callable[[tuple[Any, ...], Results], tuple[Results, tuple[Any, ...]]]
+    """save(arguments, results): the tensors and then the other arguments that the backward gets between the gradients
+    of the results and `output_mask`."""
     backward: Callable[..., Results]
     """backward(*gradients, *saved, output_mask), by kernels, or by torch where no kernel computes them."""
     fake_backward: Callable[..., Results]
     prepare: Callable[..., Run | None] | None = None
-    """prepare(*arguments) returns run(*tensors), which is `compute` for all tensors with the same description. It is
-    None if no kernel computes them, and `prepare` is None if calls are not worth a preparation."""
+    """prepare(*arguments, results=None) returns run(*tensors), which is `compute` for all tensors with the same
+    description. It is None if no kernel computes them, and `prepare` is None if calls are not worth a preparation."""
     prepare_backward: Callable[..., Run | None] | None = None
     """prepare_backward(*gradients, *saved, output_mask) returns run(*gradients, *saved tensors), as `prepare`."""
 
@@ -53,11 +55,11 @@ def define(rules: Rules) -> None:
 def by_kernels(prepare: Callable[..., Run | None], by_torch: Run, tensors: int) -> Run:
     """Returns f(*arguments), which computes an op, or its gradient, with kernels, and with `by_torch` if there is none.
 
-    The first `tensors` arguments are tensors or None.
+    The first `tensors` arguments are tensors or None. Options of `prepare` are passed to it.
     """
 
-    def compute(*arguments: Any) -> Results:
-        run = prepare(*arguments)
+    def compute(*arguments: Any, **options: int) -> Results:
+        run = prepare(*arguments, **options)
         return by_torch(*arguments) if run is None else run(*arguments[:tensors])
 
     return compute
@@ -89,9 +91,8 @@ class FusedNode(private.Node):
         """Computes the op below autograd and saves what its gradient needs."""
         with redispatch():
             results = compute(*arguments)
-        saved = rules.save(arguments, results)
-        ctx.save_for_backward(*saved[: rules.op.saved_tensor_count])
-        ctx.numbers = saved[rules.op.saved_tensor_count :]
+        saved, ctx.numbers = rules.save(arguments, results)
+        ctx.save_for_backward(*saved)
         ctx.dtypes = [argument.dtype if isinstance(argument, torch.Tensor) else None for argument in arguments]
         ctx.rules, ctx.settings = rules, current()
         ctx.set_materialize_grads(False)

@@ -125,7 +125,7 @@ def _prepare(
     if kernel.column_writes and plan.groups > 1:
         parts = torch.empty(column_shape, dtype=accumulator, device="meta")
         add = prepare_kernel(context, COLUMN_SUM, 0, [parts], (accumulator,))
-    columns = per_element + per_row
+    columns, sums = per_element + per_row, bool(kernel.column_writes)
     one_device = context.backend.device_count() == 1
     make = (private.allocator(context.device) if one_device else None) or functools.partial(_empty, context.device)
     device, stream, index = context.device, context.backend.stream, context.index
@@ -137,14 +137,15 @@ def _prepare(
         if any_copies:
             given = zip(copies, tensors, strict=True)
             tensors = [tensor.resolve_neg().contiguous() if copy else tensor for copy, tensor in given]
-        skipped = 0 if out is None else 1
-        made = [make(*output) for output in outputs[skipped:]]
-        written: list[Any] = made if out is None else [out, *made]
+        if out is None:
+            written = [make(*output) for output in outputs]
+        else:
+            written = [out, *(make(*output) for output in outputs[1:])]
         launch(stream(index), *written, *tensors)
         if RECORDERS and kernel is not COLUMN_SUM:  # it belongs to the kernel before it
             record(computed)
-        for position in range(columns, len(written)):
-            written[position] = add(None, written[position : position + 1])[0] if add else written[position].sum(0)
+        if sums:
+            written[columns:] = [add(None, (parts,))[0] if add else parts.sum(0) for parts in written[columns:]]
         return tuple(written)
 
     return run

@@ -145,16 +145,16 @@ def chunked(
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found = None
         if not context.torch_computes:
-            compute = prepare_losses(context, logits, targets, weight, *numbers)
+            compute = prepare_losses(context, logits, targets, weight, *numbers, needs_lse=any(needs))
             found = None if compute is None else compute(logits, targets, weight)
         if found is None:
             results = maths.reference(logits, targets, weight, NONE, *numbers, wide)
             assert results[0] is not None
-            assert results[1] is not None
             found = results[0], results[1]
         losses[part] = found[0].view(flat.shape[0], *shape[1:])
         if not any(needs):
             continue
+        assert found[1] is not None
         lse = found[1].view(flat.shape[0], *shape[1:])
         dlogits = None
         if not context.torch_computes:

@@ -131,11 +131,11 @@ def _compute(
     return loss, *grads, denominator if divides_later else None
 
 
-def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    tensors, numbers, needs = arguments[:5], (*arguments[5:10], *arguments[11:-1]), arguments[-1]  # all but `dtype`
+def _save(arguments: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> tuple[Any, tuple[Any, ...]]:
+    tensors, numbers, needs = arguments[:5], (*arguments[5:10], *arguments[11:]), arguments[-1]  # all but `dtype`
     grads = [grad if need else None for grad, need in zip(results[1:4], needs, strict=True)]
     divides_later = arguments[5] == MEAN and arguments[11] is torch.float16
-    return *tensors, *grads, results[4] if divides_later else None, *numbers, needs
+    return (*tensors, *grads, results[4] if divides_later else None), numbers
 
 
 def _gradient(

@@ -75,17 +75,18 @@ def _bound(
     return bound(kernel, softcap, tuple(constants.items())), parameters
 
 
-Losses = Callable[[Tensor, Tensor, "Tensor | None"], tuple[Tensor, Tensor]]
+Losses = Callable[[Tensor, Tensor, "Tensor | None"], tuple[Tensor, "Tensor | None"]]
 Gradient = Callable[..., Tensor]
 
 
 def prepare_losses(
     context: DeviceContext, input: Tensor, target: Tensor, weight: Tensor | None, *numbers: Any,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, needs_lse: bool = True,
 ) -> Losses | None:  # fmt: skip
     """Returns f(input, target, weight), which computes loss and log-sum-exp of each row with kernels.
 
-    The loss has the dtype `dtype`, by default the accumulator's. Returns None if no kernel computes the tensors.
+    The loss has the dtype `dtype`, by default the accumulator's. The log-sum-exp may be None if it is not needed.
+    Returns None if no kernel computes the tensors.
     """
     ignore_index, label_smoothing = numbers[:2]
     if not _has_32_bits(ignore_index):
@@ -105,7 +106,7 @@ def prepare_losses(
         if log_sums is None or rows is None:
             return None
 
-        def of_probabilities(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        def of_probabilities(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
             x = _rows(input)[0] if viewed else input
             placed = _like_rows(target, x, dim) if viewed else target
             (lse,) = log_sums(None, (x,))
@@ -117,7 +118,10 @@ def prepare_losses(
     index, one_row = _index(target, input), input.dim() == 1
     kernel, parameters = _bound(FORWARD, input, weight, *numbers)
     dtypes = (wide if label_smoothing else dtype, wide)
-    forward = prepare_kernel(context, kernel, dim, [x, index, *weights], dtypes, parameters)
+    only_loss = not needs_lse and not label_smoothing
+    kernel = kernel.writing("loss") if only_loss else kernel
+    outputs = len(kernel.row_writes)
+    forward = prepare_kernel(context, kernel, dim, [x, index, *weights], dtypes[:outputs], parameters)
     kernel, parameters = _bound(SMOOTH, input, weight, *numbers)
     smooth = None
     if label_smoothing:
@@ -125,12 +129,15 @@ def prepare_losses(
     if forward is None or (label_smoothing and smooth is None):
         return None
 
-    def of_indices(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    def of_indices(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if checked:
             check_range(target, input.shape[classes_dim(input)], ignore_index)
         x = _rows(input)[0] if viewed else input
         index = _index(target, input) if one_row else target
-        loss, lse = forward(None, (x, index) if weight is None else (x, index, weight))
+        found = forward(None, (x, index) if weight is None else (x, index, weight))
+        if only_loss:
+            return found[0], None
+        loss, lse = found
         if smooth is not None:
             (loss,) = smooth(None, (x, loss, lse, index) if weight is None else (x, loss, lse, index, weight))
         return loss, lse

@@ -18,11 +18,12 @@ _EXACT = 2**24
 
 def prepare_reduction(
     context: DeviceContext, rows: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
-    dtype: torch.dtype, classes: int,
+    dtype: torch.dtype, classes: int, needs_denominator: bool = True,
 ) -> Reduce:  # fmt: skip
     """Returns reduce(rows, target, weight), for losses of rows like the meta tensor `rows`, which is contiguous.
 
-    It returns the loss in `dtype`, and for the mean over target indices also the sum of their weights.
+    It returns the loss in `dtype`, and for the mean over target indices also the sum of their weights, which may be
+    None if it is not needed.
     """
 
     def by_torch(rows: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -42,18 +43,19 @@ def prepare_reduction(
         return by_torch
     kernel = REDUCE.bind(IGNORE_INDEX=ignore_index, **({"weight": None} if weight is None else {}))
     columns = [target.reshape(-1)] if weight is None else [target.reshape(-1), row.to(weight.dtype)]
-    mean = prepare_kernel(context, kernel, 0, [row, *columns], (dtype, rows.dtype))
+    kernel = kernel if needs_denominator else kernel.writing("weighted_mean")
+    mean = prepare_kernel(context, kernel, 0, [row, *columns], (dtype, rows.dtype)[: len(kernel.row_writes)])
     if mean is None:
         return by_torch
     flat = rows.dim() == 1 and target.dim() == 1
 
-    def weighted_mean(rows: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    def weighted_mean(rows: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if not flat:
             rows, target = rows.view(-1), target.reshape(-1)
         given = [rows, target]
         if weight is not None:
             given.append(weight.take(target.clamp(0, classes - 1)))
-        loss, total = mean(None, given)
-        return loss, total
+        loss, *total = mean(None, given)
+        return loss, total[0] if total else None
 
     return weighted_mean

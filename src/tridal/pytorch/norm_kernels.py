@@ -25,40 +25,45 @@ Tensor = torch.Tensor
 
 
 @functools.lru_cache(maxsize=1024)
-def _forward_kernel(kernel: RowKernel, dtype: torch.dtype, absent: tuple[str, ...], **constants: str) -> RowKernel:
-    """Returns the kernel without the tensors in `absent`, for a sum of this dtype."""
+def _forward_kernel(
+    kernel: RowKernel, dtype: torch.dtype, absent: tuple[str, ...], statistics: bool, **constants: str
+) -> RowKernel:
+    """Returns the kernel without the tensors in `absent`, for a sum of this dtype. It may write no statistics."""
     kernel = replace(kernel, constants=()).bind(SUM_DTYPE=dtype_name(dtype), **constants, **dict.fromkeys(absent))
-    if "residual" in absent:
-        kernel = kernel.writing(kernel.name, *kernel.row_writes)
-    return kernel
+    writes = kernel.writes[:1] if "residual" in absent else kernel.writes
+    return kernel.writing(*writes, *(kernel.row_writes if statistics else ()))
 
 
 def _prepare(
     kernel: RowKernel, dtype: torch.dtype, dims: int, tensors: dict[str, Tensor | None], parameters: tuple[Any, ...],
-    **constants: str,
+    results: int | None, **constants: str,
 ) -> Run | None:  # fmt: skip
-    """Returns run(*tensors) of a norm, with None for an absent sum in its results; None if no kernel computes it."""
+    """Returns run(*tensors) of a norm, with None for an absent sum in its results; None if no kernel computes it.
+
+    Without `results`, it also returns the statistics.
+    """
     input, residual = tensors["x"], tensors["residual"]
     assert input is not None
     wide, total = statistics_dtype(*tensors.values()), sum_dtype(input, residual)
     if wide is torch.float64 and (total is not wide or dtype is not wide):
         return None
-    kernel = _forward_kernel(kernel, total, tuple(n for n, tensor in tensors.items() if tensor is None), **constants)
+    absent = tuple(name for name, tensor in tensors.items() if tensor is None)
+    kernel = _forward_kernel(kernel, total, absent, results is None, **constants)
     given = [_flat(tensor, dims) for tensor in tensors.values() if tensor is not None]
     dtypes = (dtype, *[total] * (residual is not None), *[wide] * len(kernel.row_writes))
     launch = prepare_kernel(device_context(input.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
     if launch is None:
         return None
-    shape, adds, elements = input.shape, residual is not None, len(kernel.writes)
+    shape, elements, complete = input.shape, len(kernel.writes), residual is not None or not kernel.row_writes
 
     def run(*tensors: Tensor | None) -> Results:
         given = [tensor for tensor in tensors if tensor is not None]
-        if dims == 1:
-            found = launch(None, given)
-            return found if adds else (found[0], None, *found[1:])
-        found = launch(None, [tensor.flatten(-dims) for tensor in given])
-        views = [tensor.view(shape) for tensor in found[:elements]]
-        return (*views, *found[elements:]) if adds else (*views, None, *found[elements:])
+        if dims > 1:
+            given = [tensor.flatten(-dims) for tensor in given]
+        found = launch(None, given)
+        if dims > 1:
+            found = (*[tensor.view(shape) for tensor in found[:elements]], *found[elements:])
+        return found if complete else (found[0], None, *found[1:])
 
     return run
 
@@ -86,11 +91,11 @@ def _prepare_backward(
     outputs = tuple(name for name, needed in zip(names, output_mask, strict=True) if needed)
     if not outputs:
         return lambda *_: (None,) * len(names)
-    needs_dx, *needed_columns = output_mask
+    needs_dx = output_mask[0]
     total = gradient_of_sum(dsum, x) if needs_dx else None
     tensors = {"dsum": total, "weight": weight}
     kernel = _backward_kernel(kernel, tuple(name for name, tensor in tensors.items() if tensor is None), outputs)
-    adds, weighted = total is not None, weight is not None
+    adds, weighted, complete = total is not None, weight is not None, all(output_mask)
     given = [_flat(tensor, dims) for tensor in (dy, x, total) if tensor is not None]
     given += [*rows, *([] if weight is None else [weight.flatten()])]
     dtypes = (x.dtype,) * len(kernel.writes)
@@ -106,23 +111,24 @@ def _prepare_backward(
         given += saved if weighted else saved[:-1]
         if dims > 1 and weighted:
             given[-1] = given[-1].flatten()
-        results = iter(launch(None, given))
-        dx = None
-        if needs_dx:
-            dx = next(results) if dims == 1 else next(results).view(shape)
-        sums = [next(results) if needed else None for needed in needed_columns]
-        return dx, *(sums if dims == 1 else [total if total is None else total.view(columns) for total in sums])
+        found = launch(None, given)
+        if dims > 1:
+            found = (*[dx.view(shape) for dx in found[:needs_dx]], *[total.view(columns) for total in found[needs_dx:]])
+        if complete:
+            return found
+        results = iter(found)
+        return tuple(next(results) if needed else None for needed in output_mask)
 
     return run
 
 
 def _prepare_rms_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
-    casting: str,
+    casting: str, *, results: int | None = None,
 ) -> Run | None:  # fmt: skip
     dtype = result_dtype(sum_dtype(input, residual), weight, casting)
     tensors, parameters = {"x": input, "residual": residual, "weight": weight}, (eps, weight_offset or None)
-    return _prepare(RMS_NORM.forward, dtype, dims, tensors, parameters, CASTING=casting)
+    return _prepare(RMS_NORM.forward, dtype, dims, tensors, parameters, results, CASTING=casting)
 
 
 def _prepare_rms_norm_backward(
@@ -133,16 +139,17 @@ def _prepare_rms_norm_backward(
     return _prepare_backward(kernel, dims, dy, dsum, x, (inverse_rms,), weight, parameters, output_mask)
 
 
-def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
+def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Results, tuple[Any, ...]]:
     input, residual, weight, dims, eps, weight_offset, _ = arguments
-    return input if residual is None else results[1], results[2], weight, dims, eps, weight_offset
+    return (input if residual is None else results[1], results[2], weight), (dims, eps, weight_offset)
 
 
 def _prepare_layer_norm(
-    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
-) -> Run | None:
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float, *,
+    results: int | None = None,
+) -> Run | None:  # fmt: skip
     tensors = {"x": input, "residual": residual, "weight": weight, "bias": bias}
-    return _prepare(LAYER_NORM.forward, sum_dtype(input, residual), dims, tensors, (eps,))
+    return _prepare(LAYER_NORM.forward, sum_dtype(input, residual), dims, tensors, (eps,), results)
 
 
 def _prepare_layer_norm_backward(
@@ -152,9 +159,9 @@ def _prepare_layer_norm_backward(
     return _prepare_backward(LAYER_NORM.backward, dims, dy, dsum, x, (mean, inverse_deviation), weight, (), output_mask)
 
 
-def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Any, ...]:
+def _layer_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Results, tuple[Any, ...]]:
     input, residual, weight, _, dims, eps = arguments
-    return input if residual is None else results[1], *results[2:], weight, dims, eps
+    return (input if residual is None else results[1], *results[2:], weight), (dims, eps)
 
 
 def _by_torch(op: FusedOp, backward: bool, *arguments: Any) -> Results:
