@@ -1,13 +1,15 @@
-"""Compares the speed of two checkouts of tridal on one GPU: `compare_speed.py BEFORE AFTER [FILE [WORKLOADS]]`.
+"""Compares the speed of two checkouts of tridal on one GPU.
+
+    python scripts/compare_speed.py BEFORE AFTER [--ops rms_norm layer_norm] [--workloads FILE] [--json FILE]
 
 Each checkout has its own process. The two are measured alternately. Prints the two times of each workload, in
-microseconds, and their ratio. Then prints the host time of small calls. Writes all results to FILE as JSON.
-WORKLOADS is a JSON list of the calls to measure, with the keys op, direction, dtype, shape and dim. By default, most
-workloads are rows that several programs compute together. A few others are a control.
+microseconds, and their ratio. Then prints the host time of small calls. By default, most workloads of the softmax ops
+are rows that several programs compute together, and those of the norms have a residual in every second line.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -15,69 +17,98 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROUNDS, HOST_CALLS, COMPILERS = 3, 500, 7
+SOFTMAXES, NORMS, LOSSES = ("softmax", "log_softmax"), ("rms_norm", "layer_norm"), ("cross_entropy",)
 SHAPES: list[tuple[tuple[int, ...], int]] = [
     ((2048, 65_536), 1), ((8, 50_257), 1), ((64, 128_256), 1), ((4096, 16_384), 1), ((4096, 50_257), 1),
     ((1, 131_072), 1), ((512, 300_000), 1), ((128, 128_256), 1), ((50_257, 512), 0), ((32, 1000, 1001), 1),
     ((1, 50_257, 1024), 1), ((16, 4097, 512), 1), ((4096, 12_672), 1), ((4096, 1024), 1),
 ]  # fmt: skip
+NORM_SHAPES = ((1_048_576, 128), (131_072, 1024), (131_072, 4096), (65_536, 781), (4096, 16_384), (2048, 65_536))
+LOSS_SHAPES = ((32_768, 1024), (8192, 32_000), (4096, 50_257), (4096, 128_256))
 
 
-def workloads() -> list[dict[str, Any]]:
+def workloads(ops: list[str]) -> list[dict[str, Any]]:
     """Returns the calls to measure."""
-    found = []
+    found: list[dict[str, Any]] = []
+    both = ("forward", "backward")
     for shape, dim in SHAPES:
         for dtype in ("float32", "bfloat16"):
-            for op in ("softmax", "log_softmax"):
-                for direction in ("forward", "backward"):
+            for op in SOFTMAXES:
+                for direction in both:
                     if op == "softmax" or dtype == "bfloat16":
                         found.append({"op": op, "direction": direction, "dtype": dtype, "shape": shape, "dim": dim})
     masked = {"scale": 0.125, "causal": True, "masked_rows": "zero"}
     wide = {"op": "softmax", "direction": "forward", "dtype": "float64", "dim": 3, "keywords": masked}
-    return [*found, {**wide, "shape": (2, 4, 256, 20_000)}, {**wide, "shape": (1, 1, 64, 300_000)}]
+    found += [{**wide, "shape": (2, 4, 256, 20_000)}, {**wide, "shape": (1, 1, 64, 300_000)}]
+    for op, shapes in [*((op, NORM_SHAPES) for op in NORMS), *((op, LOSS_SHAPES) for op in LOSSES)]:
+        for shape in shapes:
+            for direction in both:
+                for residual in (False, True) if op in NORMS else (False,):
+                    one = {"op": op, "direction": direction, "dtype": "bfloat16", "shape": shape, "dim": -1}
+                    found.append({**one, "residual": residual})
+    return [workload for workload in found if workload["op"] in ops]
+
+
+def make_call(workload: dict[str, Any]) -> Callable[[], Any]:
+    """Returns the function that a workload measures, with its tensors."""
+    import torch
+
+    import tridal
+    from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
+
+    function, dim = getattr(tridal, workload["op"]), workload["dim"]
+    x = torch.randn(workload["shape"], device="cuda", dtype=getattr(torch, workload["dtype"]))
+    inputs, keywords = [x], dict(workload.get("keywords", {}))
+    arguments: tuple[Any, ...] = (dim,)
+    if workload["op"] in FUSED_BENCHMARKS:
+        arguments = FUSED_BENCHMARKS[workload["op"]].arguments(x, dim)
+        inputs += [tensor for tensor in arguments if tensor.is_floating_point()]
+        if workload["op"] in NORMS:
+            arguments = (x.shape[-1:], *arguments)
+    if workload.get("residual"):
+        keywords["residual"] = torch.randn_like(x)
+        inputs.append(keywords["residual"])
+    for tensor in inputs:
+        tensor.requires_grad_(workload["direction"] == "backward" or workload.get("recorded", False))
+    if workload["direction"] == "forward":
+        return lambda: function(x, *arguments, **keywords)
+    results = function(x, *arguments, **keywords)
+    results = results if isinstance(results, tuple) else (results,)
+    grads = [torch.randn_like(result) for result in results]
+    return lambda: torch.autograd.grad(results, inputs, grads, retain_graph=True)
 
 
 def run_worker() -> None:
     """Runs a worker: reads one workload per line from stdin, as JSON, and prints its time in microseconds."""
     import torch
 
-    import tridal
     from tridal.benchmarks.measuring import timer
-
-    def call(workload: dict[str, Any]) -> Any:
-        x = torch.randn(workload["shape"], device="cuda", dtype=getattr(torch, workload["dtype"]))
-        function = getattr(tridal, workload["op"])
-        if workload["direction"] == "forward":
-            return lambda: function(x, workload["dim"], **workload.get("keywords", {}))
-        x.requires_grad_()
-        y, g = function(x, workload["dim"]), torch.randn_like(x)
-        return lambda: torch.autograd.grad(y, x, g, retain_graph=True)
 
     torch.autograd.set_multithreading_enabled(False)
     known: dict[str, Any] = {}
     for line in sys.stdin:
         workload = json.loads(line)
         if workload.get("compile"):
-            call(workload)()
+            make_call(workload)()
             print(0.0, flush=True)
         elif workload.get("host"):
-            x = torch.randn(8, 128, device="cuda", requires_grad=workload["grad"])
-            function = getattr(tridal, workload["op"])
-            times = []
+            call, times = make_call(workload), []
             for _ in range(20):
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 for _ in range(HOST_CALLS):
-                    function(x)
+                    call()
                 times.append((time.perf_counter() - start) / HOST_CALLS * 1e6)
             print(min(times), flush=True)
         else:
             key = json.dumps({k: v for k, v in workload.items() if k != "round"})
             if known.get("key") != key:
-                known = {"key": key, "call": call(workload)}
+                known = {"key": key, "call": make_call(workload)}
             print(timer(torch.device("cuda", 0))(known["call"]).median * 1e3, flush=True)
 
 
@@ -104,11 +135,40 @@ class Worker:
         return float(self.process.stdout.readline())
 
 
+def parse() -> argparse.Namespace:
+    """Returns the arguments of the command line."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("before", help="a folder with a checkout of tridal")
+    parser.add_argument("after", help="a folder with another checkout")
+    parser.add_argument("--ops", nargs="+", choices=(*SOFTMAXES, *NORMS, *LOSSES), help="default: all")
+    parser.add_argument(
+        "--workloads", type=Path,
+        help="a JSON list of the calls to measure, with the keys op, direction, dtype, shape, dim and, for norms, "
+        "residual",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, help="the file for all results")
+    arguments = parser.parse_args()
+    arguments.ops = arguments.ops or [*SOFTMAXES, *NORMS, *LOSSES]
+    return arguments
+
+
+def measure(workers: list[Worker], workload: dict[str, Any]) -> list[list[float]]:
+    """Returns the times of a workload in microseconds, for each worker. The workers take turns."""
+    times: list[list[float]] = [[] for _ in workers]
+    for turn in range(ROUNDS):
+        for index in (0, 1) if turn % 2 else (1, 0):
+            workers[index].ask(workload)
+            times[index].append(workers[index].answer())
+    return times
+
+
 def main() -> None:
     """Compiles the kernels of all workloads in parallel, then measures them."""
-    before, after = sys.argv[1:3]
-    all_workloads = json.loads(Path(sys.argv[4]).read_text()) if len(sys.argv) > 4 else workloads()
-    compilers = [Worker(checkout) for checkout in (before, after) for _ in range(COMPILERS)]
+    given = parse()
+    checkouts = given.before, given.after
+    all_workloads = json.loads(given.workloads.read_text()) if given.workloads else workloads(given.ops)
+    compilers = [Worker(checkout) for checkout in checkouts for _ in range(COMPILERS)]
     for number, workload in enumerate(all_workloads):
         for offset in (0, COMPILERS):
             compilers[offset + number % COMPILERS].ask({**workload, "compile": True})
@@ -117,34 +177,27 @@ def main() -> None:
         worker.process.stdin.close()
     for worker in compilers:
         worker.process.wait()
-    workers = [Worker(before), Worker(after)]
+    workers = [Worker(checkout) for checkout in checkouts]
     results = []
     for workload in all_workloads:
-        times: list[list[float]] = [[], []]
-        for turn in range(ROUNDS):
-            for index in (0, 1) if turn % 2 else (1, 0):
-                workers[index].ask(workload)
-                times[index].append(workers[index].answer())
-        old, new = (statistics.median(found) for found in times)
+        old, new = (statistics.median(found) for found in measure(workers, workload))
         results.append({**workload, "before_us": old, "after_us": new, "ratio": new / old})
         op, direction, dtype, shape, dim = (workload[key] for key in ("op", "direction", "dtype", "shape", "dim"))
-        name = f"{op} {direction} {dtype} {'x'.join(map(str, shape))} dim {dim}"
-        print(f"{name:58s} {old:9.1f} {new:9.1f} {new / old:6.3f}", flush=True)
+        name = f"{op}{' residual' * workload.get('residual', False)} {direction} {dtype} {'x'.join(map(str, shape))}"
+        print(f"{name:58s} dim {dim:2d} {old:9.1f} {new:9.1f} {new / old:6.3f}", flush=True)
     ratios = [result["ratio"] for result in results]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
     print(f"{len(ratios)} workloads: geometric mean {mean:.3f}, least {min(ratios):.3f}, most {max(ratios):.3f}")
-    for op in ("softmax", "log_softmax"):
-        for grad in (False, True):
-            times = [[], []]
-            for turn in range(ROUNDS):
-                for index in (0, 1) if turn % 2 else (1, 0):
-                    workers[index].ask({"host": True, "op": op, "grad": grad})
-                    times[index].append(workers[index].answer())
-            old, new = (min(found) for found in times)
-            results.append({"host": op, "grad": grad, "before_us": old, "after_us": new, "ratio": new / old})
-            print(f"host {op} grad={grad}: {old:.2f} {new:.2f} {new / old:.3f}", flush=True)
-    if len(sys.argv) > 3:
-        Path(sys.argv[3]).write_text(json.dumps(results, indent=1))
+    small = {"direction": "forward", "dtype": "float32", "shape": (8, 128), "dim": -1, "host": True}
+    for op in given.ops:
+        for recorded in (False, True):
+            workload = {**small, "op": op, "recorded": recorded}
+            old, new = (min(found) for found in measure(workers, workload))
+            results.append({**workload, "before_us": old, "after_us": new, "ratio": new / old})
+            what = f"host time of {op} 8x128{', recorded by autograd' * recorded}"
+            print(f"{what:58s}        {old:9.2f} {new:9.2f} {new / old:6.3f}", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
