@@ -27,7 +27,7 @@ from tridal.runtime.row_layout import row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import KernelCall
 
-KERNELS = {name: kernel for name, (_, kernel) in table.kernels().items()}
+KERNELS = table.kernels()
 OPS = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 ARCHS = ("sm_80", "sm_90", "sm_100")

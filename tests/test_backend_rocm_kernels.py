@@ -43,7 +43,7 @@ TRAITS = (
     "CROSS_ENTROPY_BACKWARD",
 )
 """Kernels of `row_tensors` with tensors per row and per column, and sums over rows."""
-KERNELS = table.all_kernels()
+KERNELS = table.kernels()
 KERNELS |= {f"traits-{name.lower()}": getattr(row_tensors, name) for name in TRAITS}
 SHAPES = [
     ((100_000, 3), -1), ((262_144, 64), -1), ((4096, 781), -1), ((58_254, 1152), -1), ((13_412, 10_007), -1),

@@ -62,7 +62,7 @@ def test_other_calls_are_no_breakpoints(kernels: ModuleType) -> None:
     assert breakpoints.find_breakpoint(kernels.caller) is None
 
 
-@pytest.mark.parametrize("op", table.BUILT_IN, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", table.ROW_OPS, ids=lambda op: op.name)
 def test_kernels_of_tridal_have_none(op: table.RowOp) -> None:
     for kernel in (op.forward, op.backward):
         functions = compiler.op_functions(kernel, interpret=False).values()
@@ -74,7 +74,7 @@ def test_functions_of_an_op_and_of_the_schedules_are_searched(monkeypatch: pytes
     reached: list[str] = []
     original = inspect.unwrap
     monkeypatch.setattr(inspect, "unwrap", lambda f: reached.append(getattr(f, "__name__", "")) or original(f))
-    functions = compiler.op_functions(table.BUILT_IN[0].forward, interpret=False).values()
+    functions = compiler.op_functions(table.ROW_OPS[0].forward, interpret=False).values()
     breakpoints.find_breakpoint(compiler.entry("whole_row"), *functions)
     assert {"softmax", "exp_term", "whole_row", "exchange"} <= set(reached)
 

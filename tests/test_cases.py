@@ -37,7 +37,7 @@ def of_row_ops(backend: Any = INTERPRETER, ops: list[str] | None = None) -> list
 
 
 def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_override() -> None:
-    for op in (op for op in table.FUSED if op.kernels):
+    for op in (op for op in table.FUSED_OPS if op.kernels):
         found = cases(INTERPRETER, [op.name])
         assert {case.direction for case in found} == set(DIRECTIONS)
         assert {case.plan for case in found} == {"planned", *overrides(INTERPRETER)}
@@ -45,8 +45,8 @@ def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_overrid
 
 def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
     found = of_row_ops()
-    assert {case.op for case in found} == set(table.ops())
-    for op in table.ops():
+    assert {case.op for case in found} == set(table.row_ops())
+    for op in table.row_ops():
         assert {case.direction for case in found if case.op == op} == set(get_args(Direction))
     assert {case.layout for case in found} == set(get_args(Layout))
     assert {case.values for case in found} == set(get_args(Values))
@@ -66,7 +66,7 @@ def test_streams_and_second_devices_that_a_backend_does_not_have_are_left_out() 
 
 def test_only_ops_with_a_scale_and_a_mask_have_modified_cases() -> None:
     modified = {case.op for case in cases(INTERPRETER) if case.modified}
-    assert modified == {name for name, op in table.ops().items() if op.scale_mask}
+    assert modified == {name for name, op in table.row_ops().items() if op.scale_mask}
 
 
 def test_ops_argument_restricts_the_cases() -> None:

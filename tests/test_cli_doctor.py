@@ -47,7 +47,7 @@ def test_report_has_every_backend_with_a_reason_if_unavailable() -> None:
 
 def test_report_has_every_op_of_the_table() -> None:
     ops = {op["name"]: op for op in report()["ops"] if op["usable"]}
-    assert set(ops) == set(table.all_ops())
+    assert set(ops) == set(table.ops())
     assert ops["softmax"] == {"name": "softmax", "origin": table.registered()[0].origin, "usable": True, "reason": None}
 
 
@@ -89,7 +89,7 @@ def test_broken_op_is_reported_and_does_not_affect_other_ops(tmp_path: Path) -> 
     """
     ops = json.loads(run_python(code, tmp_path, TRIDAL_DEVICE="cpu"))["ops"]
     usable = {op["name"]: op["origin"] for op in ops if op["usable"]}
-    built_in = (*table.BUILT_IN, *table.FUSED)
+    built_in = (*table.ROW_OPS, *table.FUSED_OPS)
     assert usable == {op.name: "tridal" for op in built_in} | {"fine": "vendor-ops 1.0"}
     reasons = {op["name"]: op["reason"] for op in ops if not op["usable"]}
     assert "it has no reference" in reasons["no_reference"]

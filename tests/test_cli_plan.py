@@ -80,8 +80,9 @@ def test_every_schedule_has_a_description() -> None:
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_help_lists_the_ops_and_gradients_of_the_table() -> None:
     output = " ".join(plan("--help").replace("│", " ").split())
-    assert "softmax, softmax_backward, log_softmax, log_softmax_backward, unit_norm, unit_norm_backward, " in output
-    assert f"{', '.join(kernel.name for op in table.FUSED for kernel in op.kernels)}." in output
+    assert "softmax, softmax_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, " in output
+    assert f"{', '.join(kernel.name for op in table.FUSED_OPS for kernel in op.kernels)}, unit_norm" in output
+    assert "unit_norm, unit_norm_backward." in output
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from tridal.pytorch.device_context import device_context
 from tridal.pytorch.op_call import OpCall
 
 AXES: dict[str, list[str]] = {
-    "op": list(table.ops()),
+    "op": list(table.row_ops()),
     "call": list(CALLS),
     "derivative": list(DERIVATIVES),
     "input": list(INPUTS),
@@ -66,7 +66,7 @@ def allowed(row: Row) -> bool:
         return False
     if any(values & NOT_ON_STREAMS.get(value, set()) for value in values):
         return False
-    return "op" not in row or table.ops()[row["op"]].scale_mask or not values & NEED_SCALE_MASK
+    return "op" not in row or table.row_ops()[row["op"]].scale_mask or not values & NEED_SCALE_MASK
 
 
 ROWS = covering_rows(AXES, allowed)
@@ -109,7 +109,7 @@ def compute(row: Row, device: torch.device, function: Callable[..., Any] = ours)
     torch.compiler.reset()
     x = INPUTS[row["input"]](values_for(row, device))
     keywords = {name: like(value, x) for name, value in ARGUMENTS[row["arguments"]].items()}
-    called = (by_torch if row["call"] == "override_torch" else function)(table.ops()[row["op"]], keywords)
+    called = (by_torch if row["call"] == "override_torch" else function)(table.row_ops()[row["op"]], keywords)
     call, kind = (CALLS | MODES)[row["call"]], DERIVATIVES[row["derivative"]]
     context = (CONTEXTS | ACCELERATOR_CONTEXTS)[row["context"]]
     return x, context(lambda: call(called, kind.compute, x), device)
@@ -145,7 +145,7 @@ def check(row: Row, device: torch.device) -> None:
     arguments, kind = ARGUMENTS[row["arguments"]], DERIVATIVES[row["derivative"]]
     keywords = {name: like(value, values_for(row, device)) for name, value in arguments.items()}
     floating = x.dtype if x.dtype.is_floating_point else torch.float32
-    wide = by_torch(table.ops()[row["op"]], {"dtype": floating} | keywords, wide=True)
+    wide = by_torch(table.row_ops()[row["op"]], {"dtype": floating} | keywords, wide=True)
     expected = kind.reference(wide, plain(x))
     tolerance = kind.roundings * max(torch.finfo(t).eps for t in (floating, keywords.get("dtype", floating)))
     try:

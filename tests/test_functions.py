@@ -235,7 +235,7 @@ def test_only_the_output_is_allocated(device: torch.device, name: str, monkeypat
 
     for x in (torch.randn(8, 16), torch.randn(8, 16).t(), torch.randn(4, 3, 8).permute(2, 1, 0)[:, :, ::2]):
         x = x.to(device)
-        call = prepared.forward(device_context.device_context(x.device), x, table.ops()[name], -1, None)
+        call = prepared.forward(device_context.device_context(x.device), x, table.row_ops()[name], -1, None)
         assert call is not None
         Allocations.elements = 0
         with Allocations():

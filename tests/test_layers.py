@@ -21,7 +21,7 @@ CORE = Path(tridal.__file__).parent
 BACKENDS = Path(__file__).parents[1] / "backends"
 DEVICE = re.compile(r"(?<![a-z])(cuda|npu|ascend|hip|rocm|xpu|mps|sm_)(?![a-z])|ascend[0-9]", re.IGNORECASE)
 """A device name, also as a part of a name in snake case. "input" and "chip" contain no device name."""
-OPS = (*table.BUILT_IN, *table.FUSED)
+OPS = (*table.ROW_OPS, *table.FUSED_OPS)
 OP = re.compile(rf"(?<![a-z])({'|'.join(op.name for op in OPS)})(?![a-z])", re.IGNORECASE)
 """The name of an op, also as a part of a name in snake case."""
 

@@ -94,7 +94,7 @@ def failures(tested: Implementation, chosen: list[NormCase]) -> list[str]:
 
 
 def test_every_op_of_several_tensors_has_cases() -> None:
-    for op in table.FUSED:
+    for op in table.FUSED_OPS:
         names = [case.name for case in cases(INTERPRETER, [op.name])]
         assert len(names) > (100 if op.kernels else 40)
         assert len(set(names)) == len(names)

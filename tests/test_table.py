@@ -84,7 +84,8 @@ def test_op_with_a_fault_is_recorded(entries: list[tuple[str, str, str | None]],
 
 
 def test_ops_without_a_fault_work(entries: list[tuple[str, str, str | None]]) -> None:
-    assert [name for name, _, problem in entries if problem is None] == ["softmax", "log_softmax", "same", "works"]
+    built_in = [op.name for op in (*table.ROW_OPS, *table.FUSED_OPS)]
+    assert [name for name, _, problem in entries if problem is None] == [*built_in, "same", "works"]
     assert entries[0][:2] == ("softmax", "tridal")
 
 
@@ -101,13 +102,14 @@ def test_of_two_distributions_with_one_name_the_first_keeps_it(entries: list[tup
     ]
 
 
-def test_the_name_of_an_op_of_several_tensors_is_taken() -> None:
-    forward, backward = (
-        replace(k, name=k.name.replace("softmax", "rms_norm")) for k in (SOFTMAX.forward, SOFTMAX.backward)
-    )
-    op = replace(SOFTMAX, name="rms_norm", forward=forward, backward=backward)
-    assert table._problem(op, "rms_norm", {}) == "its name is taken: tridal has an op 'rms_norm'"
-    with pytest.raises(PluginError, match="tridal has an op of that name"):
+@pytest.mark.parametrize(("name", "owner"), [("rms_norm", "rms_norm"), ("cross_entropy_lse", "cross_entropy")])
+def test_the_names_of_ops_of_several_tensors_and_of_their_kernels_are_taken(name: str, owner: str) -> None:
+    kernels = (replace(k, name=k.name.replace("softmax", name)) for k in (SOFTMAX.forward, SOFTMAX.backward))
+    forward, backward = kernels
+    op = replace(SOFTMAX, name=name, forward=forward, backward=backward)
+    known = {entry.name: entry for entry in table.registered()}
+    assert table._problem(op, name, known) == f"its name is taken: tridal has an op {owner!r}"
+    with pytest.raises(PluginError, match="tridal has an op"):
         table.check(op)
 
 
@@ -123,17 +125,15 @@ def test_unknown_op_suggests_similar_names() -> None:
 
 
 def test_kernels_are_those_of_all_ops() -> None:
-    assert {name: op.name for name, (op, _) in table.kernels().items()} == {
-        "softmax": "softmax",
-        "softmax_backward": "softmax",
-        "log_softmax": "log_softmax",
-        "log_softmax_backward": "log_softmax",
-    }
+    found = table.kernels()
+    assert list(found) == [kernel.name for op in (*table.ROW_OPS, *table.FUSED_OPS) for kernel in op.kernels]
+    assert all(kernel.name == name for name, kernel in found.items())
+    assert {"softmax_backward", "rms_norm", "cross_entropy_lse"} <= set(found)
 
 
 def test_check_rejects_a_taken_name_and_a_fault() -> None:
     other = replace(LOG_SOFTMAX, name="softmax", forward=SOFTMAX.forward, backward=SOFTMAX.backward)
-    with pytest.raises(PluginError, match="tridal has an op of that name"):
+    with pytest.raises(PluginError, match="tridal has an op"):
         table.check(other)
     with pytest.raises(PluginError, match="saves: expected 'output' or 'input'"):
         table.check(replace(SOFTMAX, saves="nothing"))  # type: ignore[arg-type]

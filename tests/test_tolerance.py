@@ -146,7 +146,7 @@ def test_second_gradient_of_a_linear_op_is_zero() -> None:
 
 
 def test_an_op_with_bounds_keeps_them_and_another_op_gets_derived_bounds() -> None:
-    softmax = table.op_named("softmax")
+    softmax = table.row_op_named("softmax")
     assert bounds_of(softmax) is softmax.bounds
     assert bounds_of(UNIT_NORM) == DerivedBounds(UNIT_NORM)
 

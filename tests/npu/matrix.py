@@ -17,8 +17,9 @@ from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall, Specialization
 from tridal_npu import backend
 
-KERNELS = tuple(table.kernels())
-"""Names of the kernels of all ops in the table, third-party ops included."""
+OPS = {kernel.name: op for op in table.row_ops().values() for kernel in op.kernels}
+"""The ops of one tensor, by the names of their kernels. Third-party ops are included."""
+KERNELS = tuple(OPS)
 DTYPES = (
     # input and output of a forward kernel; a backward kernel reads the second dtype and writes the first
     ("float32", "float32"),
@@ -63,7 +64,7 @@ class Case:
 
     @property
     def op(self) -> RowOp:
-        return table.kernels()[self.kernel][0]
+        return OPS[self.kernel]
 
     @property
     def backward(self) -> bool:
@@ -137,7 +138,7 @@ def properties() -> DeviceProperties:
 
 def dtypes_for(kernel: str) -> tuple[tuple[str, str], ...]:
     """The pairs of dtypes of a kernel. Third-party kernels have two, because the schedules convert dtypes."""
-    built_in = table.kernels()[kernel][0] in table.BUILT_IN
+    built_in = OPS[kernel] in table.ROW_OPS
     return DTYPES if built_in else (DTYPES[0], DTYPES[-1])
 
 

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 import tridal.kernels
-from tridal.ops import table
 from tridal.runtime import compiler, launch
 
 from .ast_edits import EditError, find_function
 from .execution import find_faults
 from .fused_mutants import MUTANTS as FUSED_MUTANTS
-from .matrix import FORMS, LAYOUTS, Case, group
+from .matrix import FORMS, KERNELS, LAYOUTS, Case, group
 from .mutants import MUTANTS, Mutant
 
 FLOAT32 = ("float32", "float32")
@@ -96,7 +95,7 @@ def test_a_mutant_is_caught(mutant, install_source, count):
     count("mutants caught", 1)
 
 
-@pytest.mark.parametrize("kernel", table.kernels())
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_unchanged_source_passes(kernel, install_source):
     for module in ("whole_row", "column_loop"):
         install_source(module, ast.unparse(ast.parse(read_source(module))))

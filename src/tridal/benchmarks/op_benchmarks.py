@@ -31,7 +31,7 @@ def benchmark_of(name: str) -> OpBenchmark:
     """
     if name in FUSED_BENCHMARKS:
         return FUSED_BENCHMARKS[name]
-    op = table.any_op_named(name)
+    op = table.op_named(name)
     if not isinstance(op, RowOp):
         raise PlanError(f"tridal bench does not measure {name!r}; it measures {', '.join(measured_ops())}")
     entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
@@ -42,7 +42,7 @@ def benchmark_of(name: str) -> OpBenchmark:
 
 def measured_ops() -> list[str]:
     """Returns the names of the ops that `tridal bench` measures."""
-    return [name for name, op in table.all_ops().items() if isinstance(op, RowOp) or name in FUSED_BENCHMARKS]
+    return [name for name, op in table.ops().items() if isinstance(op, RowOp) or name in FUSED_BENCHMARKS]
 
 
 def _derived(op: RowOp) -> dict[str, MakeFunction]:

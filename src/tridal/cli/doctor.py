@@ -17,7 +17,6 @@ from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_js
 from tridal.devices import registry, setting_layers, settings, settings_file
 from tridal.devices.architectures import find_architectures
 from tridal.devices.entry_points import describe_error
-from tridal.devices.plugins import BUNDLED
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError, TridalError
 
@@ -119,13 +118,11 @@ def _ops(problems: list[str]) -> list[dict[str, Any]]:
     if broken.torch_problem() is not None:
         return []
     try:
-        from tridal.ops import table as ops
+        from tridal.ops import table
 
-        entries = [(entry.name, entry.origin, entry.problem) for entry in ops.registered()]
-        entries += [(op.name, BUNDLED, None) for op in ops.FUSED]
         return [
-            {"name": name, "origin": origin, "usable": problem is None, "reason": problem}
-            for name, origin, problem in entries
+            {"name": op.name, "origin": op.origin, "usable": op.problem is None, "reason": op.problem}
+            for op in table.registered()
         ]
     except Exception as error:
         problems.append(f"the ops cannot be listed: {describe_error(error)}")

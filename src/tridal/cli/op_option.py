@@ -32,7 +32,7 @@ def _needs_torch(values: Callable[[], list[str]]) -> Callable[[], list[str]]:
 def _ops() -> list[str]:
     from tridal.ops import table
 
-    return list(table.all_ops())
+    return list(table.ops())
 
 
 def _measured_ops() -> list[str]:
@@ -44,7 +44,7 @@ def _measured_ops() -> list[str]:
 def _kernels() -> list[str]:
     from tridal.ops import table
 
-    return list(table.all_kernels())
+    return list(table.kernels())
 
 
 def _architectures() -> list[str]:
@@ -117,6 +117,6 @@ def check_op(name: str) -> str:
     from tridal.ops import table
 
     try:
-        return table.any_op_named(name).name
+        return table.op_named(name).name
     except PlanError as error:
         raise typer.BadParameter(str(error), param_hint="--op") from error

@@ -26,9 +26,10 @@ from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
-BUILT_IN = (SOFTMAX, LOG_SOFTMAX)
-FUSED: tuple[FusedOp, ...] = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY)
-"""The ops of several tensors."""
+ROW_OPS = (SOFTMAX, LOG_SOFTMAX)
+"""The built-in ops of one tensor."""
+FUSED_OPS = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY)
+"""The built-in ops of several tensors."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
@@ -41,9 +42,12 @@ class RegisteredOp:
 
     name: str
     origin: str
-    op: RowOp | None
-    """None if it cannot be used."""
+    op: RowOp | FusedOp | None
+    """None if it cannot be used. The ops of third parties are `RowOp`s."""
     problem: str | None = None
+
+
+_BUILT_IN = tuple(RegisteredOp(op.name, BUNDLED, op) for op in (*ROW_OPS, *FUSED_OPS))
 
 
 def registered() -> tuple[RegisteredOp, ...]:
@@ -60,51 +64,47 @@ def clear() -> None:
     _entries = None
 
 
-def ops() -> dict[str, RowOp]:
+def ops() -> dict[str, RowOp | FusedOp]:
     """Returns the ops that can be used, by name."""
     return {entry.name: entry.op for entry in registered() if entry.op is not None}
 
 
-def kernels() -> dict[str, tuple[RowOp, RowKernel]]:
-    """Returns all ops and their kernels by the kernel's name, for example "softmax" and "softmax_backward"."""
-    return {kernel.name: (op, kernel) for op in ops().values() for kernel in op.kernels}
+def row_ops() -> dict[str, RowOp]:
+    """Returns the ops of one tensor that can be used, by name."""
+    return {name: op for name, op in ops().items() if isinstance(op, RowOp)}
 
 
-def op_named(name: str) -> RowOp:
+def kernels() -> dict[str, RowKernel]:
+    """Returns the kernels of all ops by name, for example "softmax" and "softmax_backward"."""
+    return {kernel.name: kernel for op in ops().values() for kernel in op.kernels}
+
+
+def op_named(name: str) -> RowOp | FusedOp:
     """Returns the op with this name. Raises PlanError if it is unknown or cannot be used."""
     return _find(name, ops())
 
 
+def row_op_named(name: str) -> RowOp:
+    """Returns the op of one tensor with this name. Raises PlanError if there is none, or if it cannot be used."""
+    return _find(name, row_ops())
+
+
 def kernel_named(name: str) -> RowKernel:
-    """Returns the kernel with this name, for example "softmax_backward".
+    """Returns the kernel with this name.
 
     Raises:
-        PlanError: as `op_named`, or an op with this name has no kernel of its own.
+        PlanError: there is none, its op cannot be used, or an op with this name has no kernel of its own.
     """
-    if any(op.name == name and not op.kernels for op in FUSED):
-        raise PlanError(f"op {name!r} has no kernel of its own; known kernels are {', '.join(all_kernels())}")
-    return _find(name, all_kernels())
-
-
-def all_ops() -> dict[str, RowOp | FusedOp]:
-    """Returns the ops of one tensor that can be used, and the ops of several tensors, by name."""
-    return {**ops(), **{op.name: op for op in FUSED}}
-
-
-def any_op_named(name: str) -> RowOp | FusedOp:
-    """Returns the op with this name, of one or several tensors. Raises PlanError as `op_named` does."""
-    return _find(name, all_ops())
-
-
-def all_kernels() -> dict[str, RowKernel]:
-    """Returns the kernels of all ops by name, including those of the ops of several tensors."""
-    return {kernel.name: kernel for op in all_ops().values() for kernel in op.kernels}
+    known = kernels()
+    if name in ops() and name not in known:
+        raise PlanError(f"op {name!r} has no kernel of its own; known kernels are {', '.join(known)}")
+    return _find(name, known)
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:
     if name in known:
         return known[name]
-    broken = next((entry for entry in registered() if entry.name == name), None)
+    broken = next((entry for entry in registered() if entry.name == name and entry.problem is not None), None)
     if broken is not None:
         raise PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.problem}")
     raise PlanError(f"unknown op {name!r}{nearest(name, known)}; known are {', '.join(known)}")
@@ -116,18 +116,14 @@ def check(op: RowOp) -> None:
     Raises:
         PluginError: its declaration has a fault, or another op has its name.
     """
-    problem = op.problem()
-    if problem is None:
-        known = _entries or [RegisteredOp(built_in.name, BUNDLED, built_in) for built_in in BUILT_IN]
-        owners = [entry.origin for entry in known if entry.op not in (None, op) and entry.name == op.name]
-        owners += [BUNDLED for fused in FUSED if fused.name == op.name]
-        problem = f"{owners[0]} has an op of that name" if owners else None
+    others = {entry.name: entry for entry in _entries or _BUILT_IN if entry.op not in (None, op)}
+    problem = _problem(op, op.name, others)
     if problem is not None:
         raise PluginError(f"op {op.name!r} cannot be used: {problem}")
 
 
 def _discover() -> tuple[RegisteredOp, ...]:
-    entries = {op.name: RegisteredOp(op.name, BUNDLED, op) for op in BUILT_IN}
+    entries = {entry.name: entry for entry in _BUILT_IN}
     broken: list[RegisteredOp] = []
     for origin, point in sorted(entry_points(GROUP), key=lambda item: (item[0], item[1].name)):
         op, problem = load(point, lambda loaded, name: _problem(loaded, name, entries))
@@ -148,10 +144,9 @@ def _problem(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | 
         return f"its entry point is called {name!r}, but its name is {op.name!r}"
     if (problem := op.problem()) is not None:
         return problem
-    origins = {entry.name: entry.origin for entry in known.values() if entry.op}
-    origins |= {fused.name: BUNDLED for fused in FUSED}
-    taken = {kernel: owner for owner in origins for kernel in (owner, f"{owner}_backward")}
+    others = [entry.op for entry in known.values() if entry.op is not None]
+    taken = {name: other.name for other in others for name in (other.name, *(kernel.name for kernel in other.kernels))}
     for kernel in (op.forward.name, op.backward.name):
         if kernel in taken:
-            return f"its name is taken: {origins[taken[kernel]]} has an op {taken[kernel]!r}"
+            return f"its name is taken: {known[taken[kernel]].origin} has an op {taken[kernel]!r}"
     return None

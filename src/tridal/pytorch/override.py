@@ -97,7 +97,7 @@ def _replace(device_type: str) -> Any:
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for op in table.BUILT_IN:
+        for op in table.ROW_OPS:
             if op.aten is not None:
                 torch.library.impl(f"aten::{op.aten}", device_type, _forward(op), lib=library)
                 torch.library.impl(f"aten::{op.aten}_backward_data", device_type, _backward(op), lib=library)

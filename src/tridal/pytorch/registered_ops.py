@@ -179,7 +179,7 @@ def _masked_softmax(
     return overload("softmax")(input, dim, dtype, mask, scale, causal, zero_rows)  # type: ignore[no-any-return]
 
 
-for _op in table.BUILT_IN:
+for _op in table.ROW_OPS:
     register(_op)
 LIBRARY.define(
     "masked_softmax(Tensor input, Tensor? mask, float scale, bool causal, bool zero_rows, int dim, ScalarType dtype)"

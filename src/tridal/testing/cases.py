@@ -157,7 +157,7 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | Fu
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
     """
-    chosen = list(table.all_ops().values()) if ops is None else [table.any_op_named(name) for name in ops]
+    chosen = list(table.ops().values()) if ops is None else [table.op_named(name) for name in ops]
     return tuple(dict.fromkeys(case for op in chosen for case in _cases_of(op, backend)))
 
 

@@ -119,7 +119,7 @@ def difference(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -
 
 def _exact(case: Case, arithmetic: Arithmetic, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the exact Y and the error bound of each element."""
-    op = table.op_named(case.op)
+    op = table.row_op_named(case.op)
     scaled = x * (1.0 if case.scale is None else case.scale)
     mask = None if case.mask is None else make_mask(case.mask, case.shape, x.device)
     modification = ScoreModification(1.0, mask, case.causal, case.masked_rows == "zero")
@@ -133,7 +133,7 @@ def _exact_gradient(
     case: Case, arithmetic: Arithmetic, x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the exact dX, or the exact second derivative, and the error bound of each element."""
-    op = table.op_named(case.op)
+    op = table.row_op_named(case.op)
     if case.direction == "double":
         exact = second_gradient(x.requires_grad_(), reference(op, x, case.dim), dy)
         return exact, bounds_of(op).second_order(x.detach(), dy, exact, case.dim, arithmetic)

@@ -34,9 +34,9 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
     Raises:
         PlanError: the op is unknown or cannot be used. The message suggests similar names.
     """
-    if op in (fused.name for fused in table.FUSED):
+    if op in (fused.name for fused in table.FUSED_OPS):
         return getattr(tridal, op)  # type: ignore[no-any-return]
-    return FUNCTIONS.get(op) or row_function(table.op_named(op))
+    return FUNCTIONS.get(op) or row_function(table.row_op_named(op))
 
 
 class Overridden:

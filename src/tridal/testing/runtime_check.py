@@ -155,7 +155,7 @@ def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, Prepare
     context.backend = CheckedBackend(recorded, "tridal.testing")
     context.torch_computes, context.has_autocast, context.forwards, context.backwards = False, False, {}, {}
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
-    op = next(iter(table.ops().values()))
+    op = next(iter(table.row_ops().values()))
     x = FakeTensor(_SHAPE, getattr(torch, dtype), torch_device)
     call = prepared.forward(context, x, op, -1, None, tuple(op.parameters.values()))
     assert call is not None
