@@ -191,7 +191,7 @@ def test_fault_in_a_call_names_backend_distribution_and_member(
 def test_fault_in_architectures_is_logged_once_and_others_can_be_planned(
     install_plugin: Callable[..., None], caplog: Any, fault: str, expected: str
 ) -> None:
-    planning._log_problem.cache_clear()
+    planning._log_fault.cache_clear()
     install_plugin("badly", {"bad": "badly:backend"}, faulty(f"Toy.architectures = {fault}"))
     for _ in range(2):
         assert planning.plan(1823, 781, arch="ascend910b").programs == 32
@@ -204,7 +204,7 @@ def test_fault_in_architectures_is_logged_once_and_others_can_be_planned(
 
 
 def test_architecture_of_another_backend_gets_a_longer_name(install_plugin: Callable[..., None], caplog: Any) -> None:
-    planning._log_problem.cache_clear()
+    planning._log_fault.cache_clear()
     install_plugin("badly", {"bad": "badly:backend"}, faulty("Toy.devices = {'ascend910b': Toy.devices['toy1']}"))
     assert planning.target(arch="ascend910b")[0] is registry.get("npu")
     assert planning.target(arch="bad:ascend910b")[0] is registry.get("bad")

@@ -100,9 +100,9 @@ def test_fault_at_loading_is_recorded_and_logged_once(
         (entry,) = [entry for entry in registry.registered() if entry.name == "bad"]
         registry.registered()
     assert entry.backend is None
-    assert expected in entry.problem
+    assert expected in entry.fault
     logged = [record.getMessage() for record in caplog.records if "badly" in record.getMessage()]
-    assert logged == [f"backend 'bad' of badly 1.0 cannot be used: {entry.problem}"]
+    assert logged == [f"backend 'bad' of badly 1.0 cannot be used: {entry.fault}"]
     with pytest.raises(PluginError) as raised:
         registry.get("bad")
     assert str(raised.value) == logged[0]
@@ -125,7 +125,7 @@ def test_fault_at_loading_is_recorded_and_logged_once(
 def test_reserved_or_invalid_name_is_refused(install_plugin: Callable[..., None], name: str, expected: str) -> None:
     install_plugin("badly", {name: "badly:backend"}, toy_source(name))
     (entry,) = [entry for entry in registry.registered() if entry.name == name]
-    assert entry.problem == expected
+    assert entry.fault == expected
     assert_others_work()
 
 

@@ -50,7 +50,7 @@ def form_of(compute: Callable[..., torch.Tensor], **kwargs: Any) -> Any:
 def test_function_and_order_of_rounding_are_found(compute: Any, expected: str) -> None:
     found = form_of(compute)
     assert str(found.form) == expected
-    assert found.problem is None
+    assert found.reason is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_function_and_order_of_rounding_are_found(compute: Any, expected: str) -
 def test_class_that_computes_something_else_has_a_reason(compute: Any, problem: str) -> None:
     found = form_of(compute)
     assert found.form is None
-    assert str(found.problem).startswith(problem), found.problem
+    assert str(found.reason).startswith(problem), found.reason
 
 
 def test_dtypes_with_another_order_of_rounding_are_left_to_the_class() -> None:
@@ -125,7 +125,7 @@ def test_a_norm_over_other_dims_of_inputs_with_more_dims_is_refused(compute: Cal
     assert find_form(SomeNorm(lambda module, x: normalised(x) * module.weight), CPU).form is not None
     found = find_form(SomeNorm(compute), CPU)
     assert found.form is None
-    assert "dims" in str(found.problem)
+    assert "dims" in str(found.reason)
 
 
 def test_attributes_tensors_and_another_forward_are_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: Pat
         "import torch, tridal\n"
         "from tridal import registry\n"
         f"assert tridal.__file__.startswith({str(tmp_path)!r})\n"
-        "for entry in registry.registered(): print(sys.modules[entry.backend.__module__].__file__, entry.problem)\n"
+        "for entry in registry.registered(): print(sys.modules[entry.backend.__module__].__file__, entry.fault)\n"
         "with tridal.use(device='interpreter'): print(tridal.softmax(torch.zeros(1, 4)).sum().item())\n"
     )
     result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -23,10 +23,10 @@ def problem_of(name: str) -> str:
     assert entries[name].backend is None
     with pytest.raises(PluginError) as raised:
         registry.get(name)
-    assert entries[name].problem is not None
-    assert entries[name].problem in str(raised.value)
+    assert entries[name].fault is not None
+    assert entries[name].fault in str(raised.value)
     assert entries[name].origin in str(raised.value)
-    return entries[name].problem
+    return entries[name].fault
 
 
 def messages_about(caplog, origin: str) -> list[str]:
@@ -44,7 +44,7 @@ def test_bundled_backends_are_discovered_and_come_first(install_plugin):
     assert names[:count] == sorted(BUNDLED)
     assert "aaa" in names[count:]
     for entry in entries[:count]:
-        assert entry.problem is None, entry
+        assert entry.fault is None, entry
         assert entry.origin.startswith("tridal ")
         assert isinstance(entry.backend, Backend)
 
@@ -115,7 +115,7 @@ def test_plugin_with_a_bundled_name_is_shadowed_and_not_loaded(install_plugin, c
     entries = [entry for entry in registry.registered() if entry.name == "npu"]
     assert [entry.origin.split()[0] for entry in entries] == ["tridal", "aardvark"]
     assert entries[1].backend is None
-    assert entries[1].problem == f"shadowed: {entries[0].origin} already uses this name"
+    assert entries[1].fault == f"shadowed: {entries[0].origin} already uses this name"
     assert registry.get("npu") is entries[0].backend
     assert "'npu' of aardvark 1.0 cannot be used: shadowed" in caplog.text
 
@@ -127,7 +127,7 @@ def test_first_distribution_in_sort_order_keeps_a_shared_name(install_plugin):
     assert [entry.origin for entry in entries] == ["ape-ling 2.5", "zebra 1.0"]
     assert registry.get("same") is entries[0].backend
     assert entries[0].backend.plugin is sys.modules["Ape_Ling"].backend
-    assert entries[1].problem == "shadowed: ape-ling 2.5 already uses this name"
+    assert entries[1].fault == "shadowed: ape-ling 2.5 already uses this name"
 
 
 def test_distribution_that_is_on_the_path_twice_is_loaded_once(install_plugin, tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_setting_plugins_allows_or_blocks_backends_by_name(install_plugin, monke
     entries = {entry.name: entry for entry in registry.registered()}
     assert {name for name, entry in entries.items() if entry.backend is not None} == expected
     for name in entries.keys() - expected:
-        assert entries[name].problem == f"it is blocked by environment TRIDAL_PLUGINS: plugins: {rule}"
+        assert entries[name].fault == f"it is blocked by environment TRIDAL_PLUGINS: plugins: {rule}"
         with pytest.raises(PluginError, match="cannot be used: it is blocked by environment TRIDAL_PLUGINS"):
             registry.get(name)
     assert {"first", "second"} & sys.modules.keys() == {

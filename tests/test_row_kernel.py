@@ -18,14 +18,14 @@ KERNEL = RowKernel(
 )
 
 
-def test_a_correct_declaration_has_no_problem() -> None:
+def test_a_correct_declaration_has_no_fault() -> None:
     for kernel in (KERNEL, SOFTMAX.forward, SOFTMAX.backward, LOG_SOFTMAX.forward, LOG_SOFTMAX.backward):
-        assert kernel.problem() is None
+        assert kernel.fault() is None
 
 
 @pytest.mark.parametrize("reduce", ["max", "sum", "accurate_sum"])
 def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
-    assert replace(KERNEL, statistics=(replace(MEAN, reduce=reduce),)).problem() is None
+    assert replace(KERNEL, statistics=(replace(MEAN, reduce=reduce),)).fault() is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
     ],
 )
 def test_problem_names_the_kernel_and_its_fault(changes: dict[str, Any], message: str) -> None:
-    assert replace(KERNEL, **changes).problem() == message
+    assert replace(KERNEL, **changes).fault() == message
 
 
 def test_passes_count_a_rebased_statistic_and_the_output() -> None:
@@ -71,7 +71,7 @@ def test_passes_count_a_rebased_statistic_and_the_output() -> None:
 
 def test_an_added_tensor_belongs_to_the_first_output() -> None:
     kernel = replace(KERNEL, added="other", row_writes=("mean",))
-    assert kernel.problem() is None
+    assert kernel.fault() is None
     assert kernel.pointers == ("out_ptr", "row_out_ptr", "in_ptr", "added_ptr")
     assert kernel.writing("mean").pointers == kernel.writing("mean").bind(other=None).pointers
     assert kernel.writing("mean").added is None
@@ -84,9 +84,9 @@ def test_bind_replaces_tensors_and_parameters_by_constants() -> None:
     assert (bound.column_reads, bound.row_reads, bound.row_index, bound.parameters) == (("bias",), ("root",), None, ())
     assert bound.constants == (("weight", None), ("target", None), ("eps", 1e-5), ("OUT_DTYPE", "bfloat16"))
     assert bound.pointers == ("out_ptr", "in_ptr", "per_row_ptr", "per_column_ptr")
-    assert bound.problem() is None
+    assert bound.fault() is None
     assert bound is kernel.bind(weight=None, target=None, eps=1e-5, OUT_DTYPE="bfloat16")
-    assert bound.bind(weight=1).problem() is not None, "a name cannot be bound twice"
+    assert bound.bind(weight=1).fault() is not None, "a name cannot be bound twice"
 
 
 def test_writing_keeps_the_named_outputs_of_each_kind() -> None:

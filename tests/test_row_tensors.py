@@ -161,7 +161,7 @@ def test_a_problem_has_the_dtypes_of_all_tensors() -> None:
     ],
 )
 def test_problem_names_the_kind_of_tensor(changes: dict[str, Any], message: str) -> None:
-    assert replace(row_tensors.RMS_NORM, **changes).problem() == f"kernel 'rms_norm' {message}"
+    assert replace(row_tensors.RMS_NORM, **changes).fault() == f"kernel 'rms_norm' {message}"
 
 
 def test_functions_get_the_tensors_that_they_name() -> None:

@@ -59,7 +59,7 @@ LIST_OPS = """
     import json
     from tridal.ops import table
     import tridal
-    print(json.dumps([[entry.name, entry.origin, entry.problem] for entry in table.registered()]))
+    print(json.dumps([[entry.name, entry.origin, entry.fault] for entry in table.registered()]))
 """
 
 
@@ -108,7 +108,7 @@ def test_the_names_of_ops_of_several_tensors_and_of_their_kernels_are_taken(name
     forward, backward = kernels
     op = replace(SOFTMAX, name=name, forward=forward, backward=backward)
     known = {entry.name: entry for entry in table.registered()}
-    assert table._problem(op, name, known) == f"its name is taken: tridal has an op {owner!r}"
+    assert table._fault(op, name, known) == f"its name is taken: tridal has an op {owner!r}"
     with pytest.raises(PluginError, match="tridal has an op"):
         table.check(op)
 

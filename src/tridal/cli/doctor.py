@@ -99,7 +99,7 @@ def _settings(problems: list[str]) -> dict[str, Any]:
 
 def _backend(entry: registry.Registered) -> dict[str, Any]:
     backend = entry.backend
-    problem = entry.problem if backend is None else backend.unavailable()
+    problem = entry.fault if backend is None else backend.unavailable()
     return {
         "name": entry.name,
         "origin": entry.origin,
@@ -121,7 +121,7 @@ def _ops(problems: list[str]) -> list[dict[str, Any]]:
         from tridal.ops import table
 
         return [
-            {"name": op.name, "origin": op.origin, "usable": op.problem is None, "reason": op.problem}
+            {"name": op.name, "origin": op.origin, "usable": op.fault is None, "reason": op.fault}
             for op in table.registered()
         ]
     except Exception as error:
@@ -131,7 +131,7 @@ def _ops(problems: list[str]) -> list[dict[str, Any]]:
 
 def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, Any]]:
     backend = entry.backend
-    if backend is None or entry.problem or backend.unavailable() is not None:
+    if backend is None or entry.fault or backend.unavailable() is not None:
         return []
     try:
         devices = [asdict(backend.properties(index)) for index in range(backend.device_count())]

@@ -38,7 +38,7 @@ class CheckedBackend:
 
     def __init__(self, plugin: Backend, origin: str) -> None:
         self.plugin = plugin
-        """The plugin's object. `plugins.find_problem` has found no problem in it."""
+        """The plugin's object. `plugins.find_fault` has found no fault in it."""
         self.label = f"backend {plugin.name!r} ({origin})"
         """Name and distribution, for error messages."""
         self.seconds: dict[str, float] = {}

@@ -29,17 +29,17 @@ def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:
             yield from ((origin, point) for point in points)
 
 
-def load(point: metadata.EntryPoint, find_problem: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
-    """Returns (object, None), or (None, problem) if loading raises or `find_problem(object, name)` finds a problem."""
+def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
+    """Returns (object, None), or (None, fault) if loading raises or `find_fault(object, name)` finds a fault."""
     try:
         found = point.load()
-        problem = find_problem(found, point.name)
+        fault = find_fault(found, point.name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # includes SystemExit
         _log.debug("loading entry point %r", point.name, exc_info=True)
         return None, f"it could not be loaded: {describe_error(error)}"
-    return (None, problem) if problem else (found, None)
+    return (None, fault) if fault else (found, None)
 
 
 def describe_error(error: BaseException) -> str:

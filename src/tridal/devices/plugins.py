@@ -54,14 +54,14 @@ _log = logging.getLogger("tridal")
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """An entry of the registry: a name, and either a usable backend or a description of the problem."""
+    """An entry of the registry: a name, and either a usable backend or a description of the fault."""
 
     name: str
     origin: str
     """Distribution and version, for example "tridal 0.1.0"."""
     backend: CheckedBackend | None
     """None if the plugin is broken or shadowed."""
-    problem: str | None = None
+    fault: str | None = None
     """Why the plugin cannot be used; None if it can."""
     seconds: float = 0.0
     """The time of the import."""
@@ -88,11 +88,11 @@ def discover(settings: Settings | None) -> list[Registered]:
         else:
             owners[point.name] = origin
             start = time.perf_counter()
-            backend, problem = load(point, find_problem)
+            backend, fault = load(point, find_fault)
             backend = None if backend is None else checked(backend, origin)
-            entry = Registered(point.name, origin, backend, problem, time.perf_counter() - start)
-        if entry.problem:
-            _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.problem)
+            entry = Registered(point.name, origin, backend, fault, time.perf_counter() - start)
+        if entry.fault:
+            _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.fault)
         entries.append(entry)
     return entries
 
@@ -108,16 +108,16 @@ def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
     return f"it is blocked by {settings.sources['plugins']}: plugins: {settings.plugins}"
 
 
-def find_problem(backend: Any, name: str) -> str | None:
+def find_fault(backend: Any, name: str) -> str | None:
     """Checks that an object follows the protocol `Backend` and has the name of its entry point.
 
-    Returns a description of the first problem, or None if there is none.
+    Returns a description of the first fault, or None if there is none.
     """
-    return next(_problems(backend, name), None)
+    return next(_faults(backend, name), None)
 
 
-def _problems(backend: Any, name: str) -> Iterator[str]:
-    """Yields problems. A check assumes that the earlier ones passed, so the caller must stop at the first problem."""
+def _faults(backend: Any, name: str) -> Iterator[str]:
+    """Yields faults. A check assumes that the earlier ones passed, so the caller must stop at the first fault."""
     if inspect.isclass(backend):
         yield f"expected an instance or a module, found the class {backend.__name__!r}"
     try:

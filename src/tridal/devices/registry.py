@@ -56,7 +56,7 @@ def registered() -> tuple[Registered, ...]:
 
 
 def loaded() -> list[CheckedBackend]:
-    """Returns all backends that loaded without a problem. They may be unavailable on this machine."""
+    """Returns all backends that loaded without a fault. They may be unavailable on this machine."""
     return [entry.backend for entry in registered() if entry.backend is not None]
 
 
@@ -66,7 +66,7 @@ def get(name: str) -> CheckedBackend:
     if entry is None:
         raise _unknown_device(name)
     if entry.backend is None:
-        raise PluginError(f"backend {name!r} of {entry.origin} cannot be used: {entry.problem}")
+        raise PluginError(f"backend {name!r} of {entry.origin} cannot be used: {entry.fault}")
     return entry.backend
 
 
@@ -189,9 +189,9 @@ def register(backend: Backend) -> None:
     name = str(getattr(backend, "name", None))
     with LOCK:
         owner = _find(name)
-        problem = f"{owner.origin} already uses this name" if owner else plugins.find_problem(backend, name)
-        if problem:
-            raise PluginError(f"backend {name!r} cannot be registered: {problem}")
+        fault = f"{owner.origin} already uses this name" if owner else plugins.find_fault(backend, name)
+        if fault:
+            raise PluginError(f"backend {name!r} cannot be registered: {fault}")
         entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]
         _replace_entries(sorted(entries, key=lambda entry: plugins.order(entry.name, entry.origin)))
 

@@ -43,9 +43,9 @@ def decide(module: torch.nn.Module) -> Decision | None:
     function = next((kind for kind in FUNCTIONS if isinstance(module, kind)), None)
     if not _may_be_norm(module) and function is None:
         return None
-    problem = _problem(module)
-    if problem is not None:
-        return Decision(reason=problem)
+    reason = _why_not(module)
+    if reason is not None:
+        return Decision(reason=reason)
     if function is not None:
         if type(module).forward is not function.forward:
             return Decision(reason=f"it has its own forward, which is not that of torch.nn.{function.__name__}")
@@ -53,7 +53,7 @@ def decide(module: torch.nn.Module) -> Decision | None:
         return Decision(Function, FUNCTIONS[function], f"tridal.{name}")
     found = norm_comparison.find_form(module, norm_identity.device_of(module))
     if found.form is None:
-        return Decision(reason=found.problem)
+        return Decision(reason=found.reason)
     return Decision(Norm, found.form, str(found.form), norm_comparison.describe(found, module))
 
 
@@ -65,12 +65,12 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
     if not isinstance(getattr(type(model), "loss_function", None), property):
         return []
     if "loss_function" not in inspect.unwrap(type(model).forward).__code__.co_names:
-        problem = "loss: it computes its loss in its own forward, not with transformers' loss_function"
-        return [(model, Decision(reason=problem))] if getattr(model, "loss_type", None) in LOSS_TYPES else []
+        reason = "loss: it computes its loss in its own forward, not with transformers' loss_function"
+        return [(model, Decision(reason=reason))] if getattr(model, "loss_type", None) in LOSS_TYPES else []
     theirs = model.loss_function
     if getattr(theirs, "__name__", "") != LOSS:
         return []
-    different = _problem(model) or loss_comparison.difference(theirs)
+    different = _why_not(model) or loss_comparison.difference(theirs)
     if different is not None:
         return [(model, Decision(reason=f"loss: {different}"))]
     plain = (model, Decision(CausalLM, CausalLMForm(), "tridal.cross_entropy for the loss"))
@@ -91,7 +91,7 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
     return isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or bool(NORM.search(type(module).__name__))
 
 
-def _problem(module: torch.nn.Module) -> str | None:
+def _why_not(module: torch.nn.Module) -> str | None:
     """Returns why no module of this kind can be replaced, or None."""
     if isinstance(module, OURS):
         return "it is a module of tridal"

@@ -35,9 +35,9 @@ def difference(theirs: Callable[..., Tensor]) -> str | None:
                 x = logits.to(dtype, copy=True).requires_grad_()
                 loss = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
                 results.append((loss, *torch.autograd.grad(loss, x)))
-            problem = _differs(results[0], results[1], 1e-5 if dtype is torch.float32 else 2e-2)
-            if problem is not None:
-                return problem
+            reason = _differs(results[0], results[1], 1e-5 if dtype is torch.float32 else 2e-2)
+            if reason is not None:
+                return reason
     return None
 
 
@@ -59,14 +59,14 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm]
         torch.nn.init.normal_(small.weight)
         try:
             expected = _loss(model, name, hidden, small, False, HeadForm(None))
-            problem: str | None = None
+            reason: str | None = None
             for form in [HeadForm(cap), HeadForm(None)] if cap else [HeadForm(None)]:
-                problem = _differs(expected, _loss(model, name, hidden, small, True, form), 1e-3)
-                if problem is None:
+                reason = _differs(expected, _loss(model, name, hidden, small, True, form), 1e-3)
+                if reason is None:
                     return name, form
         except Exception as error:  # the model's own code may raise any exception without its other modules
-            problem = f"{type(error).__name__}: {error}".split("\n")[0]
-    return f"the model does not compute its loss from {name} alone: {problem}"
+            reason = f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"the model does not compute its loss from {name} alone: {reason}"
 
 
 class _Hidden:

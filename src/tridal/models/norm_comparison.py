@@ -44,7 +44,7 @@ class Found:
     """The result of a comparison."""
 
     form: NormForm | None
-    problem: str | None = None
+    reason: str | None = None
     """Why there is no form."""
     differences: Mapping[Key, str] = field(default_factory=dict)
     """For which dtypes the module computes something else, and how it differs."""
@@ -55,9 +55,9 @@ def find_form(module: torch.nn.Module, device: torch.device) -> Found:
 
     Comparisons are remembered for modules of the same class with the same settings and shapes.
     """
-    problem = _problem(module)
-    if problem is not None:
-        return Found(None, problem)
+    reason = _why_not(module)
+    if reason is not None:
+        return Found(None, reason)
     key = signature(module, device)
     if key not in _found:
         devices = [] if device.type == "cpu" else [device]
@@ -83,7 +83,7 @@ def plain_mode(device_type: str) -> Iterator[None]:
         COMPARING.remove(device_type)
 
 
-def _problem(module: torch.nn.Module) -> str | None:
+def _why_not(module: torch.nn.Module) -> str | None:
     """Returns why a module cannot be compared, or None."""
     if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in parameters_of(module)):
         kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in parameters_of(module)}))
@@ -108,8 +108,8 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     form = min(errors, key=lambda form: errors[form])
     if not errors[form] <= _tolerance(torch.float32):
         return Found(None, f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element")
-    if (problem := _dims_problem(sample, shape, expected)) is not None:
-        return Found(None, problem)
+    if (reason := _other_dims(sample, shape, expected)) is not None:
+        return Found(None, reason)
     sample.module.training = not module.training
     if not _row_error(sample.forward(), expected) <= _tolerance(torch.float32):
         return Found(None, "it computes something else in training than in evaluation")
@@ -129,7 +129,7 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     return Found(replace(form, castings=castings), None, differences)
 
 
-def _dims_problem(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> str | None:
+def _other_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> str | None:
     """Returns why a module that normalises rows is no norm over the last dims of inputs with more dims, or None."""
     rows = expected.shape[0]
     for outer in ((2, rows // 2), (2, 3, rows // 6)):

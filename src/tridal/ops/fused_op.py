@@ -47,7 +47,7 @@ class FusedOp:
     def __post_init__(self) -> None:
         """Raises PluginError if a kernel has a fault."""
         for kernel in self.kernels:
-            if (fault := kernel.problem()) is not None:
+            if (fault := kernel.fault()) is not None:
                 raise PluginError(f"op {self.name!r} cannot be used: {fault}")
 
     @property

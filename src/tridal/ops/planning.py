@@ -111,15 +111,15 @@ def target(device: str | torch.device | None = None, arch: str | None = None) ->
 
 def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     """Returns all architectures that registered backends can plan for, by name. Logs each fault of a plugin once."""
-    known, problems = find_architectures()
-    for problem in problems:
-        _log_problem(problem)
+    known, faults = find_architectures()
+    for fault in faults:
+        _log_fault(fault)
     return {**known}
 
 
 @functools.cache
-def _log_problem(problem: str) -> None:
-    _log.warning("%s", problem)
+def _log_fault(fault: str) -> None:
+    _log.warning("%s", fault)
 
 
 def architecture_names() -> list[str]:

@@ -108,12 +108,12 @@ class RowOp:
             return self.compute_gradient(dy.reshape(1), saved.reshape(1), 0, parameters).reshape(())
         return self.gradient(dy, saved, RowReduce(saved, dim), **self.keywords(self.backward, parameters))
 
-    def problem(self) -> str | None:
+    def fault(self) -> str | None:
         """Returns a description of a fault in the declaration, or None if there is none."""
         for kernel, reads in ((self.forward, 1), (self.backward, 2)):
             if not isinstance(kernel, RowKernel):
                 return f"expected a RowKernel, found {kernel!r}"
-            if (found := kernel.problem()) is not None:
+            if (found := kernel.fault()) is not None:
                 return found
             if len(kernel.reads) != reads:
                 return f"kernel {kernel.name!r} reads {', '.join(kernel.reads)}: expected {reads} tensor(s)"

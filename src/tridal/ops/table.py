@@ -44,7 +44,7 @@ class RegisteredOp:
     origin: str
     op: RowOp | FusedOp | None
     """None if it cannot be used. The ops of third parties are `RowOp`s."""
-    problem: str | None = None
+    fault: str | None = None
 
 
 _BUILT_IN = tuple(RegisteredOp(op.name, BUNDLED, op) for op in (*ROW_OPS, *FUSED_OPS))
@@ -104,9 +104,9 @@ def kernel_named(name: str) -> RowKernel:
 def _find(name: str, known: Mapping[str, _T]) -> _T:
     if name in known:
         return known[name]
-    broken = next((entry for entry in registered() if entry.name == name and entry.problem is not None), None)
+    broken = next((entry for entry in registered() if entry.name == name and entry.fault is not None), None)
     if broken is not None:
-        raise PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.problem}")
+        raise PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.fault}")
     raise PlanError(f"unknown op {name!r}{nearest(name, known)}; known are {', '.join(known)}")
 
 
@@ -117,33 +117,33 @@ def check(op: RowOp) -> None:
         PluginError: its declaration has a fault, or another op has its name.
     """
     others = {entry.name: entry for entry in _entries or _BUILT_IN if entry.op not in (None, op)}
-    problem = _problem(op, op.name, others)
-    if problem is not None:
-        raise PluginError(f"op {op.name!r} cannot be used: {problem}")
+    fault = _fault(op, op.name, others)
+    if fault is not None:
+        raise PluginError(f"op {op.name!r} cannot be used: {fault}")
 
 
 def _discover() -> tuple[RegisteredOp, ...]:
     entries = {entry.name: entry for entry in _BUILT_IN}
     broken: list[RegisteredOp] = []
     for origin, point in sorted(entry_points(GROUP), key=lambda item: (item[0], item[1].name)):
-        op, problem = load(point, lambda loaded, name: _problem(loaded, name, entries))
-        entry = RegisteredOp(point.name, origin, op, problem)
-        if problem is None:
+        op, fault = load(point, lambda loaded, name: _fault(loaded, name, entries))
+        entry = RegisteredOp(point.name, origin, op, fault)
+        if fault is None:
             entries[point.name] = entry
         else:
-            _log.warning("op %r of %s cannot be used: %s", point.name, origin, problem)
+            _log.warning("op %r of %s cannot be used: %s", point.name, origin, fault)
             broken.append(entry)
     return (*entries.values(), *broken)
 
 
-def _problem(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:
+def _fault(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:
     """Returns a description of a fault in a loaded op, or None if there is none."""
     if not isinstance(op, RowOp):
         return f"expected a tridal.ops.RowOp, found {type(op).__name__}"
     if op.name != name:
         return f"its entry point is called {name!r}, but its name is {op.name!r}"
-    if (problem := op.problem()) is not None:
-        return problem
+    if (fault := op.fault()) is not None:
+        return fault
     others = [entry.op for entry in known.values() if entry.op is not None]
     taken = {name: other.name for other in others for name in (other.name, *(kernel.name for kernel in other.kernels))}
     for kernel in (op.forward.name, op.backward.name):

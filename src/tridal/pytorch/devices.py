@@ -32,8 +32,8 @@ def backends() -> tuple[BackendStatus, ...]:
 def _status(entry: registry.Registered) -> BackendStatus:
     backend = entry.backend
     if backend is None:
-        return BackendStatus(entry.name, entry.origin, None, False, entry.problem, None)
-    reason = entry.problem or backend.unavailable()
+        return BackendStatus(entry.name, entry.origin, None, False, entry.fault, None)
+    reason = entry.fault or backend.unavailable()
     return BackendStatus(entry.name, entry.origin, backend.device_type, reason is None, reason, backend.install)
 
 

@@ -20,7 +20,7 @@ _MAX_PROGRAMS = (1 << 31) - 1
 _MAX_EXP2_BIAS = 1e-5
 """A larger error of exp2 is not a rounding error of float32."""
 
-_Problems = Iterator[tuple[str, Any, str]]
+_Faults = Iterator[tuple[str, Any, str]]
 """(field, its value, the allowed values in words)."""
 
 
@@ -30,15 +30,15 @@ def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, pla
     Raises:
         PlanError: the plan is wrong. The message has the backend, the problem, the field, its value and allowed values.
     """
-    for field, value, allowed in _problems(backend, problem, device, plan, probe):
+    for field, value, allowed in _faults(backend, problem, device, plan, probe):
         owner = getattr(backend, "label", None) or f"backend {backend.name!r}"
         traits = ", ".join(f"{f.name}={getattr(problem, f.name)!r}" for f in fields(Problem))
         raise PlanError(f"{owner} made a wrong plan: {field} = {value!r}, expected {allowed}; for Problem({traits})")
 
 
-def _problems(
+def _faults(
     backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe
-) -> _Problems:
+) -> _Faults:
     """Yields the problems. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
     config = plan.config
     yield from _wrong_fields(plan)
@@ -49,7 +49,7 @@ def _problems(
         yield from _not_resident(backend, device, plan, probe)
 
 
-def _wrong_fields(plan: LaunchPlan) -> _Problems:
+def _wrong_fields(plan: LaunchPlan) -> _Faults:
     """Checks the type and the range of each field. A bool, a numpy number or a float is no integer."""
     config = plan.config
     for name in ("rows", "cols", "num_warps", "lanes"):
@@ -77,7 +77,7 @@ def _wrong_fields(plan: LaunchPlan) -> _Problems:
         yield "reason", plan.reason, "text"
 
 
-def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _Problems:
+def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
     """Checks what the backend declares, and which schedules, features and dtypes go together."""
     schedule, declared = config.schedule, f"one of the backend's `schedules`: {', '.join(sorted(backend.schedules))}"
     if schedule not in backend.schedules:
@@ -117,7 +117,7 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _P
         yield "exp2_bias", config.exp2_bias, "None, because exp2 has float32 precision and a dtype is float64"
 
 
-def _uncovered(problem: Problem, config: KernelConfig) -> _Problems:
+def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
     """Checks that tiles cover all columns, that Triton supports their size, and that no program has nothing to do."""
     per_row, vector = config.programs_per_row, problem.vector
     covered = problem.cols // vector * vector if config.peel else problem.cols
@@ -136,7 +136,7 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Problems:
         yield what, max(tile, exchanged), f"at most {MAX_TILE}, Triton's limit of a tensor in a kernel"
 
 
-def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Problems:
+def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Faults:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
     per_row, tiles = config.programs_per_row, problem.tiles_of(config)
     if programs % per_row:
@@ -149,7 +149,7 @@ def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _P
         yield "programs", programs, f"at most {tiles * per_row}: {per_row} for each of {tiles} tiles"
 
 
-def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Problems:
+def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Faults:
     """Checks that programs that wait for each other fit on the device together. Otherwise they never end."""
     limits: dict[str, int | None] = {"occupancy of the plan": plan.occupancy, "max_programs": device.max_programs}
     threads = plan.config.num_warps * (device.warp_size or 0)

@@ -128,7 +128,7 @@ class RowKernel:
         numbers = {name: f"param{index}" for index, name in enumerate(self.parameters)}
         return numbers | {n: f"{a}{'2' * i}" for a, given in groups.items() for i, n in enumerate(given)}
 
-    def problem(self) -> str | None:
+    def fault(self) -> str | None:
         """Returns a description of a fault in the declaration, or None if there is none."""
         statistics = self.statistics
         for what, given, limit in (
