@@ -35,6 +35,7 @@ class FakeBackend:
     device_type: str = "faketype"
     dtypes: frozenset[str] = frozenset({"float32"})
     schedules: frozenset[str] = frozenset({"whole_row"})
+    features: frozenset[str] = frozenset()
     interpreted: bool = False
     options: Any = dataclasses.field(default_factory=lambda: {"size": Option(4, "a number above 0", is_positive)})
     install: str = "pip install fake"

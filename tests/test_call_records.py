@@ -74,7 +74,7 @@ PATHS: dict[str, tuple[Callable[[torch.Tensor], object], list[str]]] = {
 def test_kernels_are_recorded_on_every_path(
     backend: Backend, device: torch.device, function: Callable[[torch.Tensor], object], expected: list[str]
 ) -> None:
-    if "scale_mask" not in backend.schedules:
+    if "scale_mask" not in backend.features:
         pytest.skip("torch applies the mask")
     x = torch.randn(5, 5, device=device, requires_grad=True)
     with tridal.record_calls() as calls:

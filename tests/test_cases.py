@@ -18,6 +18,7 @@ class OneDtype:
 
     dtypes = frozenset({"float32"})
     schedules = frozenset({"whole_row"})
+    features: frozenset[str] = frozenset()
     device_type = "cpu"
 
     def device_count(self) -> int:

@@ -61,10 +61,18 @@ LOADING = {
         "dtypes: unknown 'torch.float32'; did you mean 'float32'",
     ),
     "has a misspelt schedule": (
-        faulty("Toy.schedules = {'whole_row', 'lopped'}"),
-        "schedules: unknown 'lopped'; did you mean 'reload'? (known: whole_row, cooperative, column_loop, peel,",
+        faulty("Toy.schedules = {'whole_row', 'column_lop'}"),
+        "schedules: unknown 'column_lop'; did you mean 'column_loop'? (known: whole_row, cooperative, column_loop)",
     ),
-    "has features only": (faulty("Toy.schedules = {'peel'}"), "schedules: expected at least one of whole_row"),
+    "has no schedule": (faulty("Toy.schedules = set()"), "schedules: expected at least one of whole_row"),
+    "lists a feature as a schedule": (
+        faulty("Toy.schedules = {'whole_row', 'peel'}"),
+        "schedules: 'peel' is a feature: list it in `features`",
+    ),
+    "has a misspelt feature": (
+        faulty("Toy.features = {'relod'}"),
+        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, lanes, scale_mask)",
+    ),
     "has text as flag": (faulty("Toy.interpreted = 'no'"), "interpreted: expected a bool, found 'no'"),
     "has no device type": (faulty("Toy.device_type = None"), "device_type: expected a str, found nothing"),
     "has an option of a wrong type": (

@@ -123,7 +123,7 @@ def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest
     monkeypatch.setattr(launch, "_bind_interpreted", lambda *_: pytest.fail("the plan was used"))
     planned = LaunchPlan(KernelConfig("whole_row", 1, 512), programs=1, reason="")
     backend: Any = SimpleNamespace(
-        name="fixed", interpreted=True, schedules=frozenset({"whole_row"}), plan=lambda *_: planned
+        name="fixed", interpreted=True, schedules={"whole_row"}, features=set(), plan=lambda *_: planned
     )
     with pytest.raises(PlanError, match=r"backend 'fixed' made a wrong plan: cols = 512, expected at least 1024"):
         launch.prepare(kernel_call(), backend, HERE, {})
@@ -131,7 +131,7 @@ def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest
 
 def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
     class Probing:
-        name, interpreted, schedules = "probing", False, frozenset({"whole_row"})
+        name, interpreted, schedules, features = "probing", False, {"whole_row"}, set[str]()
 
         def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
             return LaunchPlan(WHOLE_ROW, 1, "", resources=probe(WHOLE_ROW))

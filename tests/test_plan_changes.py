@@ -30,9 +30,9 @@ class Wrapped:
     name = "wrapped"
     dtypes = frozenset({"float32", "bfloat16"})  # fewer plans than for all dtypes
 
-    def __init__(self, change: Callable[[LaunchPlan, Problem], LaunchPlan], schedules: frozenset[str] | None = None):
-        self.schedules = INTERPRETER.schedules if schedules is None else schedules
+    def __init__(self, change: Callable[[LaunchPlan, Problem], LaunchPlan], **members: frozenset[str]):
         self._change = change
+        vars(self).update(members)
 
     def __getattr__(self, member: str) -> Any:
         return getattr(INTERPRETER, member)
@@ -135,7 +135,7 @@ def test_a_schedule_that_no_plan_uses_and_that_cannot_be_forced_is_reported() ->
     def never_whole_rows(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
         return replace(plan, config=replace(plan.config, schedule="column_loop"))
 
-    backend: Any = Wrapped(never_whole_rows, frozenset({"column_loop", "peel"}))
+    backend: Any = Wrapped(never_whole_rows, schedules=frozenset({"column_loop"}), features=frozenset({"peel"}))
     assert search_plans(backend, ["softmax"]).not_reached == ("peel",)
 
 
@@ -149,7 +149,7 @@ def test_search_stops_after_the_limit_of_compiled_kernels(monkeypatch: pytest.Mo
             return replace(INTERPRETER.properties(index), target=("cuda", 90, 32))
 
     monkeypatch.setattr("tridal.runtime.compiler.resources", lambda *_: Resources(32, 0, 0))
-    backend: Any = Compiling(lambda plan, problem: plan, frozenset({"whole_row"}))
+    backend: Any = Compiling(lambda plan, problem: plan, schedules=frozenset({"whole_row"}), features=frozenset())
     search = search_plans(backend, ["softmax"], max_compiled=30)
     assert search.cases
     assert len(search.skipped) == len(list(call_kinds(backend, ["softmax"]))) - 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
+from tridal.devices.types import FEATURES, SCHEDULES, DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
 from tridal.errors import PlanError
 from tridal.runtime.plan_check import check_plan
 
@@ -20,18 +20,19 @@ PROBLEM = Problem(cols=781, inner=1823)
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
-ALL = frozenset({"whole_row", "cooperative", "column_loop", "peel", "reload", "lanes"})
+ALL = frozenset({*SCHEDULES, *FEATURES})
 
 
 def check(
     plan: LaunchPlan,
     problem: Problem = PROBLEM,
     device: DeviceProperties = DEVICE,
-    schedules: frozenset[str] = ALL,
+    declared: frozenset[str] = ALL,
     resources: tuple[int, int, int] = (32, 0, 0),
     interpreted: bool = False,
 ) -> None:
-    backend: Any = SimpleNamespace(name="mine", schedules=schedules, interpreted=interpreted)
+    schedules, features = declared & {*SCHEDULES}, declared & {*FEATURES}
+    backend: Any = SimpleNamespace(name="mine", schedules=schedules, features=features, interpreted=interpreted)
     check_plan(backend, problem, device, plan, lambda config: Resources(*resources))
 
 
@@ -187,14 +188,14 @@ def test_unknown_properties_need_an_occupancy() -> None:
             "cooperative",
             "schedule = 'cooperative', expected one of the backend's `schedules`: column_loop,",
         ),
-        (changed(WHOLE_ROW, peel=True), "peel", "peel = True, expected False, because the backend's `schedules` lack"),
-        (changed(WHOLE_ROW, reload=True), "reload", "reload = True, expected False, because the backend's `schedules`"),
+        (changed(WHOLE_ROW, peel=True), "peel", "peel = True, expected False, because the backend's `features` lack"),
+        (changed(WHOLE_ROW, reload=True), "reload", "reload = True, expected False, because the backend's `features`"),
     ],
     ids=["cooperative", "peel", "reload"],
 )
 def test_undeclared_schedule_or_feature_is_refused(plan: LaunchPlan, missing: str, expected: str) -> None:
     check(plan)
-    assert problem_of(plan, schedules=ALL - {missing}).startswith(expected)
+    assert problem_of(plan, declared=ALL - {missing}).startswith(expected)
 
 
 def test_column_loop_does_not_reload() -> None:
@@ -259,7 +260,7 @@ def test_interpreter_cannot_run_programs_that_wait_for_each_other() -> None:
 
 
 def test_error_has_the_distribution_of_the_backend_and_all_traits() -> None:
-    backend: Any = SimpleNamespace(label="backend 'x' (x-tridal 1.0)", schedules=ALL, interpreted=False)
+    backend: Any = SimpleNamespace(label="backend 'x' (x-tridal 1.0)", schedules=ALL, features=ALL, interpreted=False)
     with pytest.raises(PlanError) as raised:
         check_plan(backend, PROBLEM, DEVICE, changed(WHOLE_ROW, rows=0), lambda config: Resources(1, 0, 0))
     assert str(raised.value).startswith(

@@ -16,8 +16,9 @@ from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 class Supporting:
     """A backend that supports these schedules and features."""
 
-    def __init__(self, *schedules: str) -> None:
-        self.schedules = frozenset(schedules)
+    def __init__(self, *names: str) -> None:
+        self.schedules = frozenset(SCHEDULES) & {*names}
+        self.features = frozenset(FEATURES) & {*names}
 
 
 def test_backend_without_features_gets_the_overrides_of_its_schedules_only() -> None:

@@ -43,7 +43,7 @@ def test_every_plan_that_passes_computes_the_right_result(dim: int) -> None:
     if interpreter.unavailable() is not None:
         pytest.skip("needs the interpreter")
     forced = FakeBackend("forced", device_type="cpu", interpreted=True, count=1)
-    forced.schedules = interpreter.schedules | {"cooperative"}
+    forced.schedules, forced.features = interpreter.schedules | {"cooperative"}, interpreter.features
     registry.register(forced)
     passed = []
 

@@ -181,7 +181,7 @@ def test_mask_with_too_many_strides_is_computed_by_torch(device: torch.device, k
 
 def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, kernel_calls: list[KernelCall]) -> None:
     class Plain:
-        name, schedules = "plain", backend.schedules - {"scale_mask"}
+        name, features = "plain", backend.features - {"scale_mask"}
 
         def __getattr__(self, member: str) -> Any:
             return getattr(backend, member)

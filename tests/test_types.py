@@ -68,9 +68,9 @@ def test_old_class_names_raise_import_error_with_the_new_name():
 
 @pytest.mark.parametrize(("old", "new"), [("edges", "peel"), ("rereads", "reload"), ("masked", "scale_mask")])
 def test_old_feature_of_a_backend_is_reported_with_the_new_name(old, new):
-    problem = plugins.find_fault(FakeBackend(schedules=frozenset({old})), "fake")
+    problem = plugins.find_fault(FakeBackend(features=frozenset({old})), "fake")
     assert problem is not None
-    assert problem.startswith(f"schedules: unknown '{old}'{new_name(old, value=True)}")
+    assert problem.startswith(f"features: unknown '{old}'{new_name(old, value=True)}")
     assert f"'{old}' is called '{new}' since version 0.2" in problem
 
 

@@ -22,7 +22,8 @@ class Interpreter(BackendBase):
     name = "interpreter"
     device_type = "cpu"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    schedules = frozenset({"whole_row", "column_loop", "peel", "reload", "lanes", "scale_mask"})
+    schedules = frozenset({"whole_row", "column_loop"})
+    features = frozenset({"peel", "reload", "lanes", "scale_mask"})
     interpreted = True
     options: Mapping[str, Option] = {
         "num_programs": Option(

@@ -23,7 +23,8 @@ class Rocm:
     name = "rocm"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    schedules = frozenset({"whole_row", "column_loop", "peel", "scale_mask"})
+    schedules = frozenset({"whole_row", "column_loop"})
+    features = frozenset({"peel", "scale_mask"})
     interpreted = False
     options: Mapping[str, Option] = {}
     install = (

@@ -197,7 +197,7 @@ class ScaleMaskBackend:
     """The NPU's backend with the feature "scale_mask", as if the unified buffer were large enough for it."""
 
     name = "npuscalemask"
-    schedules = backend.schedules | {"scale_mask"}
+    features = backend.features | {"scale_mask"}
 
     def __getattr__(self, member):
         return getattr(backend, member)

@@ -230,7 +230,7 @@ def _show_search(out: Console, search: PlanSearch) -> None:
         )
     for name in search.not_reached:
         out.print(
-            f"{FAIL} the backend lists {name!r} in `schedules`, but no plan uses it and the suite cannot use it: "
+            f"{FAIL} the backend lists {name!r}, but no plan uses it and the suite cannot use it: "
             "remove it, or add what it needs",
             soft_wrap=True,
         )

@@ -48,7 +48,9 @@ class Backend(Protocol):
     dtypes: frozenset[str]
     """Names of the floating-point dtypes that its kernels can read and write. torch computes other dtypes."""
     schedules: frozenset[str]
-    """The members of `SCHEDULES` and `FEATURES` that its plans may use.
+    """The members of `SCHEDULES` that its plans may use."""
+    features: frozenset[str]
+    """The members of `FEATURES` that its plans may use.
 
     "peel", "reload" and "lanes" allow the fields of `KernelConfig` with these names. With "scale_mask", plans may
     assume that scaling and masking need no smaller tiles, although they take more memory.
@@ -98,6 +100,7 @@ class BackendBase:
     device_type: str
     dtypes: frozenset[str] = frozenset({"float16", "bfloat16", "float32"})
     schedules: frozenset[str] = frozenset({"whole_row", "column_loop"})
+    features: frozenset[str] = frozenset()
     interpreted: bool = False
     options: Mapping[str, Option] = {}
     install: str = "see the documentation of its package"

@@ -30,6 +30,7 @@ class CheckedBackend:
     device_type: str
     dtypes: frozenset[str]
     schedules: frozenset[str]
+    features: frozenset[str]
     interpreted: bool
     options: Mapping[str, Option]
     install: str

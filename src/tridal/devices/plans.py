@@ -11,7 +11,7 @@ Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 FEATURES = ("peel", "reload", "lanes", "scale_mask")
-"""Optional features of a backend; `Backend.schedules` describes them."""
+"""Optional features of a backend; `Backend.features` describes them."""
 
 
 @dataclass(frozen=True, slots=True)

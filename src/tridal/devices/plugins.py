@@ -145,9 +145,12 @@ def _faults(backend: Any, name: str) -> Iterator[str]:
         except TypeError:
             yield f"{member}: expected the parameters ({', '.join(parameters)}), found {signature}"
     yield from _unknown("dtypes", backend.dtypes, tuple(ITEMSIZE))
-    yield from _unknown("schedules", backend.schedules, (*SCHEDULES, *FEATURES))
-    if not backend.schedules & {*SCHEDULES}:
+    if misplaced := sorted(backend.schedules & {*FEATURES}):
+        yield f"schedules: {misplaced[0]!r} is a feature: list it in `features`"
+    yield from _unknown("schedules", backend.schedules, SCHEDULES)
+    if not backend.schedules:
         yield f"schedules: expected at least one of {', '.join(SCHEDULES)}"
+    yield from _unknown("features", backend.features, FEATURES)
     if backend.name != name:
         yield f"its entry point is called {name!r}, but its name is {backend.name!r}"
     if name in RESERVED:

@@ -41,7 +41,7 @@ def bind(
     if modification is not None:
         in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
         found = scale_mask_of(source, dim, modification)
-        if found is None or not in_memory or "scale_mask" not in context.backend.schedules:
+        if found is None or not in_memory or "scale_mask" not in context.backend.features:
             return None
         scale_mask = found
     # A mask and causal masking depend on the row index, so the layout must keep the order of the rows.

@@ -36,9 +36,7 @@ def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, pla
         raise PlanError(f"{owner} made a wrong plan: {field} = {value!r}, expected {allowed}; for Problem({traits})")
 
 
-def _faults(
-    backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe
-) -> _Faults:
+def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Faults:
     """Yields the problems. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
     config = plan.config
     yield from _wrong_fields(plan)
@@ -83,12 +81,12 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     if schedule not in backend.schedules:
         yield "schedule", schedule, declared
     for feature in ("peel", "reload"):
-        if getattr(config, feature) and feature not in backend.schedules:
-            yield feature, True, f"False, because the backend's `schedules` lack {feature!r}"
+        if getattr(config, feature) and feature not in backend.features:
+            yield feature, True, f"False, because the backend's `features` lack {feature!r}"
     if config.reload and schedule == "column_loop":
         yield "reload", True, f"False, because {schedule!r} does not support it"
-    if config.lanes > 1 and "lanes" not in backend.schedules:
-        yield "lanes", config.lanes, "1, because the backend's `schedules` lack 'lanes'"
+    if config.lanes > 1 and "lanes" not in backend.features:
+        yield "lanes", config.lanes, "1, because the backend's `features` lack 'lanes'"
     if config.lanes > 1 and (schedule != "column_loop" or config.rows > 1 or problem.layout == "inner"):
         yield "lanes", config.lanes, '1, because only "column_loop" splits a row into lanes, and one row at a time'
     if config.lanes > 1 and config.cols % (config.lanes * problem.vector):

@@ -61,5 +61,5 @@ def call_kinds(backend: Backend, ops: Sequence[str] | None) -> Iterator[CallKind
     ):
         op = table.row_op_named(name)
         yield from (CallKind(op, direction, dtype, layout, scaled=False) for direction in DIRECTIONS)
-        if op.scale_mask and "scale_mask" in backend.schedules:
+        if op.scale_mask and "scale_mask" in backend.features:
             yield CallKind(op, "forward", dtype, layout, scaled=True)

@@ -90,13 +90,13 @@ def search_plans(backend: Backend, ops: Sequence[str] | None = None, max_compile
     for (*_, change), kinds in found.items():
         kind = kinds[zlib.crc32(repr(change).encode()) % len(kinds)]
         cases |= dict.fromkeys(kind.case(*size) for size in (change.below, change.above))
-    not_reached = backend.schedules - planner.used_schedules if planner.plans else frozenset()
+    not_reached = (backend.schedules | backend.features) - planner.used if planner.plans else frozenset()
     if not_reached:
-        not_reached -= _overridden_schedules(backend, ops)
+        not_reached -= _used_by_overrides(backend, ops)
     return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped))
 
 
-def _overridden_schedules(backend: Backend, ops: Sequence[str] | None) -> set[str]:
+def _used_by_overrides(backend: Backend, ops: Sequence[str] | None) -> set[str]:
     """Returns the schedules and features that overridden plans use, for sizes that the suite has with each override."""
     found: set[str] = set()
     for name in overrides(backend):
@@ -106,7 +106,7 @@ def _overridden_schedules(backend: Backend, ops: Sequence[str] | None) -> set[st
         planner = _Planner(overridden)
         for kind in call_kinds(backend, ops):
             planner.signature(kind.call(300, 781), exact=True)
-        found |= planner.used_schedules
+        found |= planner.used
     return found
 
 
@@ -115,7 +115,8 @@ class _Planner:
 
     def __init__(self, backend: Backend) -> None:
         self.plans = 0
-        self.used_schedules: set[str] = set()
+        self.used: set[str] = set()
+        """The schedules and features that the plans use."""
         self.compiled: set[Specialization] = set()
         self._backend = backend
         self._options = registry.options(backend, settings.current())
@@ -149,7 +150,7 @@ class _Planner:
             "lanes": config.lanes > 1,
             "scale_mask": call.problem.scale_mask,
         }
-        self.used_schedules |= {config.schedule, *(name for name, used in features.items() if used)}
+        self.used |= {config.schedule, *(name for name, used in features.items() if used)}
         return _signature(plan, call.problem, exact)
 
 

@@ -102,5 +102,5 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
 
 def overrides(backend: Backend) -> tuple[str, ...]:
     """Returns the names of the overrides whose schedules and features the backend supports, except "planned"."""
-    supported = backend.schedules | {"single", "one_shot"}
+    supported = backend.schedules | backend.features | {"single", "one_shot"}
     return tuple(name for name in PLAN_OVERRIDES if set(name.split("+")) <= supported)
