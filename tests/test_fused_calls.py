@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tridal
 from tridal.devices import registry
@@ -151,6 +152,49 @@ def test_calls_without_gradients_write_only_the_results(grad: bool, monkeypatch:
     ]
 
 
+def test_an_undefined_gradient_gives_no_gradients() -> None:
+    class Blocked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return None
+
+    for function in (rms, layer, entropy):
+        for _ in range(4):
+            tensors = make()
+            (Blocked.apply(function(tensors)).sum() + tensors["residual"].sum()).backward()
+            assert tensors["residual"].grad is not None
+            assert all(tensor.grad is None for name, tensor in tensors.items() if name != "residual")
+
+
+def test_symbolic_sizes_are_not_compared_with_those_of_an_earlier_call() -> None:
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return tridal.rms_norm(x, x.shape[-1:], weight, 1e-5)  # type: ignore[no-any-return]
+
+    for _ in range(3):
+        norm(torch.randn(4, 16), torch.ones(16))
+    traced = make_fx(norm, tracing_mode="symbolic")(torch.randn(4, 16), torch.ones(16))
+    assert_close = torch.testing.assert_close
+    x, weight = torch.randn(3, 24), torch.rand(24)
+    assert_close(traced(x, weight), torch.nn.functional.rms_norm(x, (24,), weight, 1e-5))
+    assert not traced.shape_env.guards
+
+
+def test_with_batch_invariance_gradients_do_not_change_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, real = [], launch.prepare
+    monkeypatch.setattr(launch, "prepare", lambda call, *rest: kernels.append(call.kernel) or real(call, *rest))
+    with tridal.use(device="interpreter", batch_invariant=True):
+        for grad in (False, True):
+            tensors = make(grad=grad)
+            for function in (rms, layer, entropy):
+                function(tensors)
+    assert kernels
+    assert all(kernel.row_writes for kernel in kernels)
+
+
 def test_calls_that_were_cleared_during_a_preparation_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, real = make(), fused_calls.device_context
     for _ in range(3):
@@ -266,6 +310,8 @@ def test_options_of_another_type_or_value_are_checked_again() -> None:
     for _ in range(3):
         tridal.rms_norm(x, (16,), weight, 1.0)
         tridal.cross_entropy(x, target, label_smoothing=0.0, ignore_index=-100)
+    with pytest.raises(TypeError):
+        tridal.rms_norm(x, (torch.tensor([1, 2]),), weight, 1.0)  # type: ignore[arg-type]
     for bad in ({"eps": True}, {"normalized_shape": (16.0,)}, {"weight_offset": False}, {"normalized_shape": {16}}):
         with pytest.raises(TypeError):
             tridal.rms_norm(**{"input": x, "normalized_shape": (16,), "weight": weight, "eps": 1.0, **bad})

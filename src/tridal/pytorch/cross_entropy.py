@@ -162,12 +162,13 @@ def _writes_gradient(*tensors: Tensor | None) -> bool:
 
 def _prepare(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
-    z_loss: float, softcap: float | None, dtype: torch.dtype, *, results: int = 3,
+    z_loss: float, softcap: float | None, dtype: torch.dtype, *, results: int | None = None,
 ) -> Run | None:  # fmt: skip
-    """Returns run(input, target, weight) with the first `results` results of the op; None if no kernel computes them.
+    """Returns run(input, target, weight) with the results of the op; None if no kernel computes them.
 
-    Results after these may be None.
+    If only the first `results` results are needed, the others may be None.
     """
+    results = 3 if results is None else results
     context = device_context(input.device)
     if context.torch_computes:
         return None

@@ -32,7 +32,7 @@ _CAPACITY, _VARIANTS = 1024, 8
 _SIZES = (tuple, list, torch.Size)
 
 _latest: dict[Callable[..., Any], FusedCall] = {}
-"""The prepared call of each function that was used last. Making the key of a call takes longer than its guard."""
+"""For each function, the prepared call that was used last. Making the key of a call takes as long as its guard."""
 _calls: dict[Key, tuple[FusedCall, ...]] = {}
 """The prepared calls, the latest first. Those of a key differ in what guards compare, such as an absent weight.
 
@@ -84,15 +84,18 @@ def find(
     for found in prepared:
         if current() is found.settings and found.guard(tensors):
             _latest[function] = found
-            if _calls.get(key) is not prepared:  # the registry changed, and another thread has cleared both
+            if _calls.get(key) is not prepared:  # another thread has cleared both, because the registry changed
                 _latest.pop(function, None)
             return found
     return Request(key, tensors, options, sizes, results)
 
 
 def _same(sizes: Any, known: Any) -> bool:
-    """Returns whether sizes are equal to known ones, and numbers of the same types."""
-    return type(sizes) is type(known) and sizes == known and [*map(type, sizes)] == [*map(type, known)]
+    """Returns whether sizes have the types and the values of known ones.
+
+    The types are compared first, because the comparison of a symbolic size with a number would specialise a trace.
+    """
+    return type(sizes) is type(known) and [*map(type, sizes)] == [*map(type, known)] and sizes == known
 
 
 def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request | None = None) -> Results:
@@ -109,7 +112,10 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
     if not is_direct(*tensors):
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
     recorded = records_gradient(*tensors)
-    needed = {"results": request.results} if isinstance(request, Request) and not recorded else {}
+    needed = {}
+    # A kernel without statistics may have another plan, and so another order of additions.
+    if isinstance(request, Request) and not recorded and not current().batch_invariant:
+        needed = {"results": request.results}
     if isinstance(request, Request):
         _keep(rules, arguments, request, needed)
     if recorded:
@@ -216,9 +222,9 @@ class PreparedNode(private.Node):
         saved, call.saved_numbers = call.rules.save((*tensors, *call.numbers), results)
         ctx.save_for_backward(*saved)
         ctx.call = call
+        ctx.set_materialize_grads(False)  # otherwise, an undefined gradient would become zeros
         if count == 1:
             return results[0]
-        ctx.set_materialize_grads(False)
         if call.not_differentiable:
             ctx.mark_non_differentiable(*results[1:count])
         return results[:count]

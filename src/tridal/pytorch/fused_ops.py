@@ -28,12 +28,12 @@ class Rules:
     op: FusedOp
     compute: Callable[..., Results]
     """compute(*arguments): the results for plain tensors, by kernels, or by torch where no kernel computes them.
-    compute(*arguments, results=n) returns at least the first n results. Only ops with `prepare` have this option."""
+    compute(*arguments, results=n) returns at least the first n of them. Only ops with `prepare` have this option."""
     fake: Callable[..., Results]
     """fake(*arguments) checks the arguments. It returns empty tensors with the shapes and dtypes of the results."""
     save: Callable[[tuple[Any, ...], Results], tuple[Results, tuple[Any, ...]]]
-    """save(arguments, results): the tensors and then the other arguments that the backward gets between the gradients
-    of the results and `output_mask`."""
+    """save(arguments, results) returns two tuples: the tensors, and the other arguments, that the backward gets between
+    the gradients of the results and `output_mask`."""
     backward: Callable[..., Results]
     """backward(*gradients, *saved, output_mask), by kernels, or by torch where no kernel computes them."""
     fake_backward: Callable[..., Results]

@@ -145,7 +145,8 @@ def chunked(
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found = None
         if not context.torch_computes:
-            compute = prepare_losses(context, logits, targets, weight, *numbers, needs_lse=any(needs))
+            keeps_lse = any(needs) or context.settings.batch_invariant  # as cross_entropy
+            compute = prepare_losses(context, logits, targets, weight, *numbers, needs_lse=keeps_lse)
             found = None if compute is None else compute(logits, targets, weight)
         if found is None:
             results = maths.reference(logits, targets, weight, NONE, *numbers, wide)

@@ -38,9 +38,9 @@ def _prepare(
     kernel: RowKernel, dtype: torch.dtype, dims: int, tensors: dict[str, Tensor | None], parameters: tuple[Any, ...],
     results: int | None, **constants: str,
 ) -> Run | None:  # fmt: skip
-    """Returns run(*tensors) of a norm, with None for an absent sum in its results; None if no kernel computes it.
+    """Returns run(*tensors) with the first `results` results of a norm, by default all; None if no kernel computes it.
 
-    Without `results`, it also returns the statistics.
+    The results are the norm, the sum or None, and the statistics.
     """
     input, residual = tensors["x"], tensors["residual"]
     assert input is not None
@@ -48,13 +48,13 @@ def _prepare(
     if wide is torch.float64 and (total is not wide or dtype is not wide):
         return None
     absent = tuple(name for name, tensor in tensors.items() if tensor is None)
-    kernel = _forward_kernel(kernel, total, absent, results is None, **constants)
+    kernel = _forward_kernel(kernel, total, absent, results is None or results > 2, **constants)
     given = [_flat(tensor, dims) for tensor in tensors.values() if tensor is not None]
     dtypes = (dtype, *[total] * (residual is not None), *[wide] * len(kernel.row_writes))
     launch = prepare_kernel(device_context(input.device), kernel, given[0].dim() - 1, given, dtypes, parameters)
     if launch is None:
         return None
-    shape, elements, complete = input.shape, len(kernel.writes), residual is not None or not kernel.row_writes
+    shape, elements, complete = input.shape, len(kernel.writes), residual is not None or results == 1
 
     def run(*tensors: Tensor | None) -> Results:
         given = [tensor for tensor in tensors if tensor is not None]
