@@ -105,7 +105,7 @@ class Launch:
             "outer": self.tiles, "inner": rows, "cols": p, "ROWS": rows, "COLS": 1, "AXIS": 1 if rows == 1 else 0,
             "first_term": _element, "second_term": _square, "finish": _first, "finish2": _second, "FIRST": "sum",
             "SECOND": "sum", "COUNTS": False, "PICKS": False, "PICKS_COLUMN": False, "PADDING": 0.0,
-            "NEUTRAL_PADDING": True, "ACC_DTYPE": np.float32, "INT64_OFFSETS": False,
+            "NEUTRAL_PADDING": True, "MASKS_TERMS": False, "ACC_DTYPE": np.float32, "INT64_OFFSETS": False,
             "PERSISTENT": self.persistent, "STAGES": 1 if self.dynamic else 2,
             "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots, "PEEL": False, "VECTOR":
             1, "SAME_MISALIGNMENT": False, "RELOAD": False, "CAUSAL": False, "ZERO_MASKED_ROWS": False, "MASK_BYTES":

@@ -33,15 +33,16 @@ def column_loop(
     heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
-    column_term: tl.constexpr, column_term2: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
-    PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr, PADDING: tl.constexpr,
+    NEUTRAL_PADDING: tl.constexpr, MASKS_TERMS: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, LANES: tl.constexpr,
     STAGES: tl.constexpr, PEEL: tl.constexpr, VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr,
     CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
-    MASKS_TERMS: tl.constexpr = not NEUTRAL_PADDING or column_out_ptr is not None
+    ONE_AXIS: tl.constexpr = ROWS > 1 and not PEEL
+    MASKS: tl.constexpr = MASKS_TERMS or column_out_ptr is not None
     STATISTICS: tl.constexpr = ROWS * LANES if FIRST is not None else ROWS
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
@@ -67,7 +68,7 @@ def column_loop(
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
                     tile, column_block, inner, cols, None, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS,
-                    COLS, PEEL, VECTOR, MASKS_TERMS,
+                    COLS, PEEL, VECTOR, MASKS,
                 )  # fmt: skip
                 pointers = tile_pointers(
                     in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL
@@ -84,8 +85,10 @@ def column_loop(
                         SAME_MISALIGNMENT,
                     )  # fmt: skip
                     x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-                per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-                per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+                per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ONE_AXIS, ACC_DTYPE)
+                per_column2 = load_columns(
+                    per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ONE_AXIS, ACC_DTYPE
+                )  # fmt: skip
                 if LANES > 1:
                     x, in_bounds = split_lanes(x, LANES, VECTOR), split_lanes(in_bounds, LANES, VECTOR)
                     if in2_ptr is not None:
@@ -110,8 +113,8 @@ def column_loop(
                     if rebase is not None:  # None: the device's exp is fast enough for one number per row
                         second = rebase(second, first, merged, before, count, param0, param1, None)
                     term = second_term(
-                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count, AXIS,
-                        EXP2_BIAS, False, True,
+                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count,
+                        in_bounds, AXIS, EXP2_BIAS, False, True,
                     )  # fmt: skip
                     term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)
                     part = reduce_lanes(term, SECOND, AXIS, ROWS, LANES, VECTOR, EXP2_BIAS)
@@ -138,7 +141,7 @@ def column_loop(
         for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
                 tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1,
-                MASKS_TERMS,
+                MASKS,
             )  # fmt: skip
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -155,8 +158,8 @@ def column_loop(
             x2 = None
             if in2_ptr is not None:
                 x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
-            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ACC_DTYPE)
+            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ROWS > 1, ACC_DTYPE)
+            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ROWS > 1, ACC_DTYPE)
             tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
             if out_ptr is not None:
                 y = finish(

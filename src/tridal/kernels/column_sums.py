@@ -7,6 +7,7 @@ the rows of partial sums. The order of the additions is fixed, so the result is 
 import triton
 import triton.language as tl
 
+from tridal.kernels.reductions import masked
 from tridal.kernels.tiles import head_length
 
 
@@ -22,9 +23,9 @@ def zero_sums(pointer, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexp
 
 
 @triton.jit
-def add_terms(sums, term, in_bounds, ROWS: tl.constexpr, PEEL: tl.constexpr):
+def add_terms(sums, term, in_bounds, ROWS: tl.constexpr, PEEL: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
     """Adds the terms of a tile. Columns out of bounds are never stored, so only rows out of bounds are masked."""
-    return sums + (tl.where(in_bounds, term, 0.0) if ROWS > 1 or PEEL else term)
+    return sums + masked(term, in_bounds, "sum", NEUTRAL_PADDING or not (ROWS > 1 or PEEL))
 
 
 @triton.jit

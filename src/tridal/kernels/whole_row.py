@@ -47,9 +47,9 @@ def whole_row(
     param1, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
     first_term: tl.constexpr, second_term: tl.constexpr, rebase: tl.constexpr, row_value: tl.constexpr,
     finish: tl.constexpr, finish2: tl.constexpr, row_write: tl.constexpr, row_write2: tl.constexpr,
-    column_term: tl.constexpr, column_term2: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
-    PADDING: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
+    column_term: tl.constexpr, column_term2: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    COUNTS: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr, PADDING: tl.constexpr,
+    NEUTRAL_PADDING: tl.constexpr, MASKS_TERMS: tl.constexpr, ACC_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr,
     INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PERSISTENT: tl.constexpr,
     STAGES: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, SLOTS: tl.constexpr,
     PEEL: tl.constexpr, VECTOR: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, RELOAD: tl.constexpr,
@@ -76,7 +76,8 @@ def whole_row(
             PEEL, VECTOR, False,
         )  # fmt: skip
         per_column, per_column2, per_column_edge, per_column2_edge = load_all_columns(
-            per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, COLS, PEEL, ACC_DTYPE
+            per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL,
+            ACC_DTYPE,
         )  # fmt: skip
     sums = zero_sums(column_out_ptr, AXIS, ROWS, COLS, ACC_DTYPE)
     sums2 = zero_sums(column_out2_ptr, AXIS, ROWS, COLS, ACC_DTYPE)
@@ -87,7 +88,7 @@ def whole_row(
         if not DYNAMIC or tile < tiles:
             block, row, column, in_bounds, edge_column, edge_in_bounds = tile_bounds(
                 tile, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS,
-                PEEL, VECTOR, not NEUTRAL_PADDING or column_out_ptr is not None,
+                PEEL, VECTOR, MASKS_TERMS,
             )  # fmt: skip
             body, count = cols, tl.cast(cols, ACC_DTYPE)
             if COUNTS and EXCHANGE:
@@ -104,8 +105,8 @@ def whole_row(
             for PASS in tl.static_range(0, LAST_PASS + 1):
                 if not LOAD_ONCE:
                     per_column, per_column2, per_column_edge, per_column2_edge = load_all_columns(
-                        per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, COLS, PEEL,
-                        ACC_DTYPE,
+                        per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, ROWS, COLS,
+                        PEEL, ACC_DTYPE,
                     )  # fmt: skip
                 if PASS == 0 or RELOAD:
                     pointers = anti_hoist_pointers(
@@ -161,8 +162,8 @@ def whole_row(
                             first = merge(first, reduce(term, FIRST, 0, 1, 1, EXP2_BIAS), FIRST)
                 if PASS == SECOND_PASS:
                     term = second_term(
-                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, count, AXIS,
-                        EXP2_BIAS, UNNORMALISED, GUARD,
+                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, count,
+                        in_bounds, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
                     )  # fmt: skip
                     second = reduce(
                         masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, AXIS, ROWS, COLS, EXP2_BIAS
@@ -170,7 +171,7 @@ def whole_row(
                     if PEEL:
                         term = second_term(
                             x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
-                            first, count, 0, EXP2_BIAS, UNNORMALISED, GUARD,
+                            first, count, edge_in_bounds, 0, EXP2_BIAS, UNNORMALISED, GUARD,
                         )  # fmt: skip
                         term = masked(term, edge_in_bounds, SECOND, NEUTRAL_PADDING)
                         second = merge(second, reduce(term, SECOND, 0, 1, 1, EXP2_BIAS), SECOND)
@@ -258,28 +259,28 @@ def whole_row(
                             part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
                             REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
-                        sums = add_terms(sums, term, in_bounds, ROWS, PEEL)
+                        sums = add_terms(sums, term, in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
                         if PEEL:
                             term = column_term(
                                 x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
                                 edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
                                 EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
-                            edge_sums = add_terms(edge_sums, term, edge_in_bounds, ROWS, PEEL)
+                            edge_sums = add_terms(edge_sums, term, edge_in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
                     if column_out2_ptr is not None:
                         term = column_term2(
                             x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
                             part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
                             REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
-                        sums2 = add_terms(sums2, term, in_bounds, ROWS, PEEL)
+                        sums2 = add_terms(sums2, term, in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
                         if PEEL:
                             term = column_term2(
                                 x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
                                 edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
                                 EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
-                            edge_sums2 = add_terms(edge_sums2, term, edge_in_bounds, ROWS, PEEL)
+                            edge_sums2 = add_terms(edge_sums2, term, edge_in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
             if EXCHANGE and PERSISTENT:
                 clear_slots(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, SLOTS)
             if DYNAMIC:

@@ -73,6 +73,7 @@ LAYER_NORM = FusedOp(
             row_writes=("mean", "inverse_deviation"),
             parameters=("eps",),
             constants=(("SUM_DTYPE", "float32"),),
+            neutral_padding=True,
             live_tiles=2,
         ),
         RowKernel(

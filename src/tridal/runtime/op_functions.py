@@ -10,6 +10,7 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 - `picked_<name>`, in `row_value` and `row_writes`: the number of the first tensor of `column_reads` for that column;
 - the kernel's constants, see `RowKernel.bind`;
 - `column`, in `writes` and `column_writes`: the column of each element;
+- `in_bounds`, in the second term: whether each element is one of the tensor, and not beyond the end of a row;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
 - `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
 - `part_scale`, in `row_value` and `writes`: the factor that `rebase` applies to the terms of the part;
@@ -47,7 +48,7 @@ _ROW_WRITE = (*_NUMBERS, "first", "second", "row_value", "count")
 CALLS: Mapping[str, tuple[str, ...]] = {
     "first_term": (*_TENSORS, "param0", "param1", "AXIS", "EXP2_BIAS"),
     "second_term": (
-        *_TENSORS, "param0", "param1", "first", "count", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD",
+        *_TENSORS, "param0", "param1", "first", "count", "in_bounds", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD",
     ),
     "rebase": ("second", "part_first", "first", "part_count", "count", "param0", "param1", "EXP2_BIAS"),
     "row_value": (
@@ -83,6 +84,7 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
         "COUNTS": not declared.isdisjoint({"count", "part_count"}),
         "PADDING": kernel.padding,
         "NEUTRAL_PADDING": kernel.neutral_padding,
+        "MASKS_TERMS": not kernel.neutral_padding or "in_bounds" in declared,
     }
 
 
@@ -106,7 +108,7 @@ def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], 
     known = {
         name: name
         for name in given
-        if name.isupper() or name in ("count", "part_count", "part_scale", "column", "picked")
+        if name.isupper() or name in ("count", "in_bounds", "part_count", "part_scale", "column", "picked")
     }
     known |= {name: argument for name, argument in own.items() if argument in given}
     for name, value in kernel.constants:

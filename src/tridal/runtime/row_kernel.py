@@ -75,7 +75,8 @@ class RowKernel:
     padding: float = 0.0
     """The value of elements beyond the end of a row."""
     neutral_padding: bool = False
-    """Whether the terms of `padding` leave the statistics unchanged. If not, terms beyond the end are masked."""
+    """Whether the terms of `padding` leave the statistics unchanged and, if the numbers per row are zero, the sums of
+    `column_writes`. If not, terms beyond the end are masked."""
     scale_mask: bool = False
     """Whether the first tensor can be scaled and masked when it is loaded."""
     live_tiles: int = 3
