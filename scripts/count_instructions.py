@@ -1,4 +1,4 @@
-"""Counts the instructions of kernels per element of a tile, on an NVIDIA architecture. Needs no GPU.
+"""Counts the instructions of kernels per element of a matrix, on an NVIDIA architecture. Needs no GPU.
 
     python scripts/count_instructions.py OP ROWSxCOLS ... [--dtype bfloat16] [--arch sm_90] [--without residual]
 
@@ -10,6 +10,7 @@ of the longest loop. Prints the plan, the registers and the most frequent instru
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import subprocess
 import tempfile
@@ -77,9 +78,11 @@ def measure(call: KernelCall, arch: str) -> tuple[LaunchPlan, Resources, list[st
     return plan, backend.resources(compiled.asm, compiled.metadata.shared), instructions(compiled.asm["cubin"])
 
 
-def per_thread(config: KernelConfig) -> float:
-    """Returns the number of elements of a tile for each thread."""
-    return config.rows * config.cols / (config.num_warps * 32)
+def per_thread(call: KernelCall, config: KernelConfig) -> float:
+    """Returns the number of elements of a tile for each thread, without elements beyond the end of a row."""
+    vector = call.problem.vector if config.peel else 1
+    cols = call.problem.cols // vector * vector
+    return config.rows * cols / math.ceil(cols / config.cols) / (config.num_warps * 32)
 
 
 def matrix(text: str) -> tuple[int, int]:
@@ -103,7 +106,7 @@ def main() -> None:
         call = kernel_call(given.op, given.without, rows, cols, given.dtype)
         plan, resources, found = measure(call, given.arch)
         names = Counter(re.sub(r"^@!?U?P\w+\s+", "", text).split()[0].split(".")[0] for text in found)
-        per_element = len(found) / per_thread(plan.config)
+        per_element = len(found) / per_thread(call, plan.config)
         used = f"{resources.registers} registers, {resources.spills} spills, occupancy {plan.occupancy}"
         print(f"{given.op} {given.dtype} {rows}x{cols}: {per_element:.1f} instructions per element")
         print(f"  {used}, {plan.config}")

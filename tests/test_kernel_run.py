@@ -46,6 +46,11 @@ SQUARES = RowKernel(
 )  # fmt: skip
 
 
+@triton.jit
+def one_more(x):
+    return x + 1.0
+
+
 @pytest.fixture
 def context(backend: Backend, device: torch.device) -> Iterator[DeviceContext]:
     with tridal.use(device=backend.name, fallback="error"):
@@ -86,6 +91,20 @@ def test_an_index_out_of_range_picks_nan_and_a_weight_of_zero(context: DeviceCon
     kernel = SQUARES.bind(SUM_DTYPE="float32", FACTOR=1.0, weight=None).writing("picked_product")
     (product,) = run(context, kernel, x, index)
     assert torch.isnan(product).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("shape", [(1, 20), (3, 20), (5, 7), (9, 300), (2, 3, 40)])
+def test_rows_beyond_the_last_one_add_nothing_to_sums(
+    context: DeviceContext, device: torch.device, shape: tuple[int, ...]
+) -> None:
+    kernel = RowKernel("more", __name__, ("x",), (), ("one_more",), column_writes=("one_more",))
+    x = torch.randint(9, shape, device=device).float()
+    for dim in range(x.dim()):
+        found = run_kernel(context, kernel, dim, (x,), (F32,))
+        assert found is not None
+        others = [other for other in range(x.dim()) if other != dim]
+        assert torch.equal(found[0], x + 1)
+        assert torch.equal(found[1], (x + 1).sum(others))
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "unaligned", "negative", "permuted"])

@@ -40,6 +40,14 @@ SOURCE = """
         return a / count
 
     @triton.jit
+    def bounded(a, total, in_bounds):
+        return a, total, in_bounds
+
+    @triton.jit
+    def scaled(a, total):
+        return a * total
+
+    @triton.jit
     def shift_total(deviation, part_total, total, part_count):
         return deviation, part_total, total, part_count
 
@@ -122,6 +130,31 @@ def test_adapters_say_how_terms_are_reduced_and_padded(make_kernel: Callable[...
     assert {name: constants[name] for name in ("FIRST", "SECOND", "PADDING", "NEUTRAL_PADDING")} == {
         "FIRST": "sum", "SECOND": "sum", "PADDING": 1.0, "NEUTRAL_PADDING": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("neutral_padding", [False, True])
+@pytest.mark.parametrize("term", ["square", "bounded"])
+def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(
+    make_kernel: Callable[..., RowKernel], term: str, neutral_padding: bool
+) -> None:
+    statistics = (Statistic("total", "sum", term="element"), Statistic("deviation", "sum", term=term))
+    constants = python_adapters(make_kernel(statistics=statistics, neutral_padding=neutral_padding))
+    assert constants["MASKS_TERMS"] == (term == "bounded" or not neutral_padding)
+    if term == "bounded":
+        assert call(constants, "second_term") == ("x", "first", "in_bounds")
+
+
+def test_a_first_term_gets_no_bounds(make_kernel: Callable[..., RowKernel]) -> None:
+    with pytest.raises(PluginError, match="bounded names total, in_bounds; as first_term of kernel 'norm' it can name"):
+        python_adapters(make_kernel(statistics=(Statistic("deviation", "sum", term="bounded"),), writes=("element",)))
+
+
+def test_an_unmasked_sum_over_rows_uses_no_statistic(make_kernel: Callable[..., RowKernel]) -> None:
+    kernel = make_kernel(column_writes=("scaled",))
+    assert python_adapters(kernel)["column_term"] is not None
+    with pytest.raises(PluginError, match=r"scaled is the term of a sum .* uses total.*neutral_padding=False"):
+        python_adapters(replace(kernel, neutral_padding=True))
+    python_adapters(replace(kernel, neutral_padding=True, column_writes=("element",)))
 
 
 def test_a_kernel_with_one_statistic_has_no_second_term(make_kernel: Callable[..., RowKernel]) -> None:

@@ -42,7 +42,7 @@ def column_loop(
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
     ONE_AXIS: tl.constexpr = ROWS > 1 and not PEEL
-    MASKS: tl.constexpr = MASKS_TERMS or column_out_ptr is not None
+    MASKS: tl.constexpr = MASKS_TERMS or column_out_ptr is not None  # sums over rows are always masked here
     STATISTICS: tl.constexpr = ROWS * LANES if FIRST is not None else ROWS
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)

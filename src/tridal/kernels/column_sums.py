@@ -24,7 +24,7 @@ def zero_sums(pointer, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexp
 
 @triton.jit
 def add_terms(sums, term, in_bounds, ROWS: tl.constexpr, PEEL: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
-    """Adds the terms of a tile. Columns out of bounds are never stored, so only rows out of bounds are masked."""
+    """Adds the terms of a tile. Columns out of bounds are never stored, so only rows out of bounds need a mask."""
     return sums + masked(term, in_bounds, "sum", NEUTRAL_PADDING or not (ROWS > 1 or PEEL))
 
 

@@ -14,7 +14,7 @@ def deviation(x, residual, total, count, SUM_DTYPE: tl.constexpr, AXIS: tl.const
 
 @triton.jit
 def square_deviation(x, residual, total, count, in_bounds, SUM_DTYPE: tl.constexpr, AXIS: tl.constexpr):
-    """Returns the term of squares. A difference of zero, unlike a masked square, leaves a fused multiply-add."""
+    """Returns the term of squares. It masks differences, so that a square and its addition are one operation."""
     difference = tl.where(in_bounds, deviation(x, residual, total, count, SUM_DTYPE, AXIS), 0.0)
     return difference * difference
 

@@ -10,7 +10,8 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 - `picked_<name>`, in `row_value` and `row_writes`: the number of the first tensor of `column_reads` for that column;
 - the kernel's constants, see `RowKernel.bind`;
 - `column`, in `writes` and `column_writes`: the column of each element;
-- `in_bounds`, in the second term: whether each element is one of the tensor, and not beyond the end of a row;
+- `in_bounds`, in the second term: whether each element is one of the tensor, and not beyond the end of a row or beyond
+  the last row. Kernels with `neutral_padding` need it if a term of padding is not zero;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
 - `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
 - `part_scale`, in `row_value` and `writes`: the factor that `rebase` applies to the terms of the part;
@@ -74,6 +75,7 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
         names += (*written, None, None)[:2]
     functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
+    _check_column_terms(kernel, [functions[role] for role in ("column_term", "column_term2") if functions[role]])
     declared = {argument for function in functions.values() if function for argument in function.arg_names}
     return {
         **{role: function and _adapter(kernel, role, function, wrap) for role, function in functions.items()},
@@ -86,6 +88,18 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
         "NEUTRAL_PADDING": kernel.neutral_padding,
         "MASKS_TERMS": not kernel.neutral_padding or "in_bounds" in declared,
     }
+
+
+def _check_column_terms(kernel: RowKernel, functions: list[Any]) -> None:
+    """Raises PluginError if terms that are not masked use what is not zero in a row beyond the last one."""
+    statistics = [name for statistic in kernel.statistics for name in (statistic.name, f"part_{statistic.name}")]
+    unsafe = {*statistics, "part_scale", kernel.row_value, *kernel.column_reads}
+    for function in functions if kernel.neutral_padding else ():
+        if used := [name for name in function.arg_names if name in unsafe]:
+            raise PluginError(
+                f"kernel {kernel.name!r}: {function.__name__} is the term of a sum over rows and uses {used[0]}, which "
+                "may be infinite for a row beyond the last one: set neutral_padding=False"
+            )
 
 
 def function_named(kernel: RowKernel, name: str) -> Any:

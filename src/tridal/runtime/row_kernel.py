@@ -75,8 +75,9 @@ class RowKernel:
     padding: float = 0.0
     """The value of elements beyond the end of a row."""
     neutral_padding: bool = False
-    """Whether the terms of `padding` leave the statistics unchanged and, if the numbers per row are zero, the sums of
-    `column_writes`. If not, terms beyond the end are masked."""
+    """Whether elements of `padding` leave the statistics unchanged. Also whether they leave the sums of `column_writes`
+    unchanged in a row beyond the last one, whose `row_reads` are zero; terms of these sums may then use neither
+    statistics, `row_value` nor `column_reads`. If not, terms beyond the end are masked."""
     scale_mask: bool = False
     """Whether the first tensor can be scaled and masked when it is loaded."""
     live_tiles: int = 3
