@@ -2,7 +2,7 @@
 
     python scripts/count_instructions.py OP ROWSxCOLS ... [--dtype bfloat16] [--arch sm_90] [--without residual]
 
-OP is the name of a kernel, as for `tridal plan --op`, of which `--without` removes an optional tensor. The kernel is
+OP is the name of a kernel, as for `tridal plan --op`. `--without` removes one of its optional tensors. The kernel is
 planned and compiled for a contiguous matrix. If it has a loop of more than 60 instructions, its instructions are those
 of the longest loop. Prints the plan, the registers and the most frequent instructions as well.
 """
