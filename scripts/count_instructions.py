@@ -21,7 +21,6 @@ from typing import Any
 from tridal.devices.types import KernelConfig, LaunchPlan, Resources
 from tridal.ops import planning, table
 from tridal.runtime import compiler, launch
-from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.specialization import KernelCall
 
 MIN_LOOP = 60
@@ -30,17 +29,16 @@ MIN_LOOP = 60
 
 def kernel_call(op: str, without: str | None, rows: int, cols: int, dtype: str) -> KernelCall:
     """Returns the call of a kernel, without one of its optional tensors, for a contiguous matrix."""
-    kernel = table.kernel_named(op)
-    if without is not None:
-        optional = [*kernel.reads[1:], *kernel.column_reads, *([] if kernel.added is None else [kernel.added])]
-        if without not in optional:
-            raise SystemExit(f"--without {without}: the optional tensors of {op} are {', '.join(optional) or 'none'}")
-        kept = (name for name in kernel.writes if name != f"{without}_sum")
-        kernel = kernel.bind(**{without: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
-    layout = row_layout((rows, cols), contiguous_strides((rows, cols)), 1)
-    assert layout is not None
-    parameters = tuple(None if name == "scale" else 1.0 for name in kernel.parameters)
-    return KernelCall(kernel, layout, planning.tensor_dtypes(kernel, dtype), (), parameters)
+    call = planning.matrix_call(rows, cols, dtype, op)
+    if without is None:
+        return call
+    kernel = call.kernel
+    optional = [*kernel.reads[1:], *kernel.column_reads, *([] if kernel.added is None else [kernel.added])]
+    if without not in optional:
+        raise SystemExit(f"--without {without}: the optional tensors of {op} are {', '.join(optional) or 'none'}")
+    kept = (name for name in kernel.writes if name != f"{without}_sum")
+    kernel = kernel.bind(**{without: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
+    return KernelCall(kernel, call.layout, planning.tensor_dtypes(kernel, dtype), (), call.parameters)
 
 
 def instructions(cubin: bytes) -> list[str]:

@@ -41,7 +41,6 @@ def column_loop(
     CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
-    ONE_AXIS: tl.constexpr = ROWS > 1 and not PEEL
     MASKS: tl.constexpr = MASKS_TERMS or column_out_ptr is not None  # sums over rows are always masked here
     STATISTICS: tl.constexpr = ROWS * LANES if FIRST is not None else ROWS
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
@@ -85,9 +84,11 @@ def column_loop(
                         SAME_MISALIGNMENT,
                     )  # fmt: skip
                     x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-                per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ONE_AXIS, ACC_DTYPE)
+                per_column = load_columns(
+                    per_column_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE
+                )  # fmt: skip
                 per_column2 = load_columns(
-                    per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ONE_AXIS, ACC_DTYPE
+                    per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE
                 )  # fmt: skip
                 if LANES > 1:
                     x, in_bounds = split_lanes(x, LANES, VECTOR), split_lanes(in_bounds, LANES, VECTOR)
@@ -158,8 +159,8 @@ def column_loop(
             x2 = None
             if in2_ptr is not None:
                 x2 = tl.load(pointers2, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ROWS > 1, ACC_DTYPE)
-            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, COLS, ROWS > 1, ACC_DTYPE)
+            per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, False, ACC_DTYPE)
+            per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, False, ACC_DTYPE)
             tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
             if out_ptr is not None:
                 y = finish(

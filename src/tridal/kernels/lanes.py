@@ -65,8 +65,8 @@ def edge_statistics(
     if in2_ptr is not None:
         pointers = edge_pointers(in2_ptr, block, row, column, out_outer, out_inner, 1, INT64_OFFSETS, ROWS)
         x2 = tl.load(pointers, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-    per_column = load_columns(per_column_ptr, column, cols, False, 0, 1, False, ACC_DTYPE)
-    per_column2 = load_columns(per_column2_ptr, column, cols, False, 0, 1, False, ACC_DTYPE)
+    per_column = load_columns(per_column_ptr, column, cols, False, 0, ROWS, 1, True, ACC_DTYPE)
+    per_column2 = load_columns(per_column2_ptr, column, cols, False, 0, ROWS, 1, True, ACC_DTYPE)
     count = tl.sum(in_bounds.to(ACC_DTYPE), 0)
     term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, 0, EXP2_BIAS)
     first = reduce(masked(term, in_bounds, FIRST, NEUTRAL_PADDING), FIRST, 0, 1, 1, EXP2_BIAS)

@@ -156,17 +156,17 @@ def load_tile(
 
 @triton.jit
 def load_columns(
-    pointer, column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr,
-    ONE_AXIS: tl.constexpr, ACC_DTYPE: tl.constexpr,
+    pointer, column, cols, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    PEEL: tl.constexpr, ACC_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Loads a number for each of COLS columns from `column`, for all rows of a tile. Returns 0 without a tensor.
 
-    With ONE_AXIS, the load has one axis, and `column` is a number. A load with two axes has a layout for one row. In a
-    tile of several rows, Triton would compute elements in this layout, and again in that of the tile.
+    A load with two axes has a layout for one row. In a tile of several rows, Triton would compute elements in this
+    layout, and again in that of the tile, so the load has one axis. With PEEL, rows may start at different columns.
     """
     if pointer is None:
         return 0.0
-    elif ONE_AXIS:
+    elif ROWS > 1 and not PEEL:
         index = tl.arange(0, COLS)
         index = column + (tl.cast(index, tl.int64) if INT64_OFFSETS else index)
         return tl.expand_dims(tl.load(pointer + index, mask=index < cols, other=0).to(ACC_DTYPE), 1 - AXIS)
@@ -181,13 +181,12 @@ def load_all_columns(
     COLS: tl.constexpr, PEEL: tl.constexpr, ACC_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Loads the numbers per column of two tensors for a tile and, with PEEL, for the heads and tails of its rows."""
-    ONE_AXIS: tl.constexpr = ROWS > 1 and not PEEL  # with PEEL, rows may start at different columns
-    body = load_columns(pointer, column, cols, INT64_OFFSETS, AXIS, COLS, ONE_AXIS, ACC_DTYPE)
-    body2 = load_columns(pointer2, column, cols, INT64_OFFSETS, AXIS, COLS, ONE_AXIS, ACC_DTYPE)
+    body = load_columns(pointer, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE)
+    body2 = load_columns(pointer2, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE)
     edge, edge2 = 0.0, 0.0
     if PEEL:
-        edge = load_columns(pointer, edge_column, cols, False, 0, 1, False, ACC_DTYPE)
-        edge2 = load_columns(pointer2, edge_column, cols, False, 0, 1, False, ACC_DTYPE)
+        edge = load_columns(pointer, edge_column, cols, False, 0, ROWS, 1, PEEL, ACC_DTYPE)
+        edge2 = load_columns(pointer2, edge_column, cols, False, 0, ROWS, 1, PEEL, ACC_DTYPE)
     return body, body2, edge, edge2
 
 

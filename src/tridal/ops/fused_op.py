@@ -66,9 +66,9 @@ class FusedOp:
         return _tensors(self.schema)
 
     @functools.cached_property
-    def saved_tensor_count(self) -> int:
-        """Number of tensors among the arguments of `backward_schema` that the forward saved."""
-        return _tensors(self.backward_schema) - self.differentiable_results
+    def backward_tensor_count(self) -> int:
+        """Number of tensors among the arguments of `backward_schema`. They are the first arguments."""
+        return _tensors(self.backward_schema)
 
 
 def _tensors(schema: str) -> int:

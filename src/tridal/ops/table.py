@@ -7,7 +7,7 @@ Entry points are loaded on first use, not on import.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,6 +82,11 @@ def kernels() -> dict[str, RowKernel]:
 def op_named(name: str) -> RowOp | FusedOp:
     """Returns the op with this name. Raises PlanError if it is unknown or cannot be used."""
     return _find(name, ops())
+
+
+def selected(names: Sequence[str] | None) -> list[RowOp | FusedOp]:
+    """Returns the ops with these names, or all ops. Raises PlanError as `op_named` does."""
+    return list(ops().values()) if names is None else [op_named(name) for name in names]
 
 
 def row_op_named(name: str) -> RowOp:

@@ -272,11 +272,13 @@ def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     )
 
 
+_backward_tensors = CROSS_ENTROPY.backward_tensor_count
 RULES = Rules(
-    CROSS_ENTROPY, by_kernels(_prepare, maths.reference, 3), _fake, _save,
-    by_kernels(_prepare_gradient, _gradient_by_torch, 7), _fake_gradient, _prepare, _prepare_gradient,
+    CROSS_ENTROPY, by_kernels(_prepare, maths.reference, CROSS_ENTROPY.tensor_count), _fake, _save,
+    by_kernels(_prepare_gradient, _gradient_by_torch, _backward_tensors), _fake_gradient, _prepare, _prepare_gradient,
 )  # fmt: skip
 _prepare_inplace = functools.partial(_prepare_gradient, inplace=True)
 _inplace_by_torch = functools.partial(_gradient_by_torch, inplace=True)
-INPLACE_RULES = replace(RULES, backward=by_kernels(_prepare_inplace, _inplace_by_torch, 7), prepare_backward=None)
+_inplace_backward = by_kernels(_prepare_inplace, _inplace_by_torch, _backward_tensors)
+INPLACE_RULES = replace(RULES, backward=_inplace_backward, prepare_backward=None)
 fused_ops.define(RULES)

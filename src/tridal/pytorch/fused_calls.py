@@ -113,10 +113,10 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
         return overload(rules.op.name)(*arguments)  # type: ignore[no-any-return]
     recorded = records_gradient(*tensors)
     needed = {}
-    # A kernel without statistics may have another plan, and so another order of additions.
-    if isinstance(request, Request) and not recorded and not current().batch_invariant:
-        needed = {"results": request.results}
     if isinstance(request, Request):
+        # A kernel without statistics may have another plan, and so another order of additions.
+        if not recorded and not current().batch_invariant:
+            needed = {"results": request.results}
         _keep(rules, arguments, request, needed)
     if recorded:
         return FusedNode.apply(nullcontext, rules, rules.compute, *arguments)  # type: ignore[no-any-return]

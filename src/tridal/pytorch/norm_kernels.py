@@ -216,9 +216,7 @@ def _rules(
 ) -> Rules:  # fmt: skip
     """Returns the rules of a norm. `weight` is the position of the weight among what the forward saves."""
     compute = by_kernels(prepare, functools.partial(_by_torch, op, False), op.tensor_count)
-    backward = by_kernels(
-        prepare_backward, functools.partial(_by_torch, op, True), op.differentiable_results + op.saved_tensor_count
-    )
+    backward = by_kernels(prepare_backward, functools.partial(_by_torch, op, True), op.backward_tensor_count)
     fake_backward = functools.partial(_fake_backward, weight=weight)
     return Rules(op, compute, fake, save, backward, fake_backward, prepare, prepare_backward)
 

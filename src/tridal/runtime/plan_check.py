@@ -37,7 +37,7 @@ def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, pla
 
 
 def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Faults:
-    """Yields the problems. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
+    """Yields the faults. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
     config = plan.config
     yield from _wrong_fields(plan)
     yield from _unsupported(backend, problem, config)

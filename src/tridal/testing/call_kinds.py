@@ -54,12 +54,11 @@ class CallKind:
 
 def call_kinds(backend: Backend, ops: Sequence[str] | None) -> Iterator[CallKind]:
     """Yields every kind of call that the backend computes. float32 is the first dtype of an op."""
-    for name, dtype, layout in product(
-        table.row_ops() if ops is None else [name for name in ops if name not in {op.name for op in table.FUSED_OPS}],
+    for op, dtype, layout in product(
+        [op for op in table.selected(ops) if isinstance(op, RowOp)],
         sorted(backend.dtypes, key=lambda name: (name != "float32", name)),
         get_args(Layout),
     ):
-        op = table.row_op_named(name)
         yield from (CallKind(op, direction, dtype, layout, scaled=False) for direction in DIRECTIONS)
         if op.scale_mask and "scale_mask" in backend.features:
             yield CallKind(op, "forward", dtype, layout, scaled=True)

@@ -157,8 +157,7 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | Fu
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
     """
-    chosen = list(table.ops().values()) if ops is None else [table.op_named(name) for name in ops]
-    return tuple(dict.fromkeys(case for op in chosen for case in _cases_of(op, backend)))
+    return tuple(dict.fromkeys(case for op in table.selected(ops) for case in _cases_of(op, backend)))
 
 
 def _cases_of(op: RowOp | FusedOp, backend: Backend) -> Iterator[Case | FusedCase]:
