@@ -62,6 +62,7 @@ _SEVERAL_TENSORS = [
     *_questions(("cross_entropy",), "bfloat16", (300, 131_072), (200, 131_072), (32, 131_072)),
     *_questions(("cross_entropy_backward",), "bfloat16", (8192, 128_256), (32_768, 1024), (8192, 6000), (4096, 50_257)),
     *_questions(("cross_entropy", "cross_entropy_backward"), "float32", (2048, 151_936)),
+    *_questions(("cross_entropy_with_gradient without weight",), "bfloat16", (4096, 128_256), (768, 50_264)),
 ]
 _MEASURED += _SEVERAL_TENSORS
 _ALL, _HALF = _MEASURED + _OTHER, _MEASURED[::2] + _OTHER

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
-from tridal.pytorch import linear_chunks
+from tridal.pytorch import linear_chunks, loss_kernels
 from tridal.pytorch.linear_chunks import chunk_rows
 
 AXES: dict[str, list[Any]] = {
@@ -123,10 +123,64 @@ def test_only_requested_gradients_are_computed(device: torch.device) -> None:
             loss = tridal.linear_cross_entropy(x, matrix, target)
         assert_close(loss, functional.cross_entropy(x @ matrix.t(), target))
         assert loss.requires_grad is any(needs)
-        assert [record.op for record in records] == ["cross_entropy", *["cross_entropy_backward"] * any(needs)]
+        assert [record.op for record in records] == ["cross_entropy_with_gradient" if any(needs) else "cross_entropy"]
         if any(needs):
             loss.backward()
             assert [tensor.grad is not None for tensor in (x, matrix)] == list(needs)
+
+
+@pytest.mark.parametrize("classes_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_one_kernel_computes_losses_and_gradients(
+    device: torch.device, dtype: torch.dtype, classes_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results equal those of the two kernels that compute them otherwise."""
+    shape = (9, 5) if classes_first else (9,)
+    linear_weight = torch.randn(37, *shape[1:], 6, device=device).to(dtype).requires_grad_()
+    x = torch.randn(shape[0], 6, device=device).to(dtype).requires_grad_()
+    target = torch.randint(37, shape, device=device)
+    target[1] = -100
+    found = []
+    for operations in (["cross_entropy_with_gradient"], ["cross_entropy", "cross_entropy_backward"]):
+        with tridal.record_calls() as records:
+            loss = tridal.linear_cross_entropy(
+                x, linear_weight, target, weight=torch.linspace(0.5, 2, 37, device=device).to(dtype), z_loss=0.1,
+                softcap=5.0, reduction="sum",
+            )  # fmt: skip
+        assert [record.op for record in records] == operations
+        found.append((loss, *torch.autograd.grad(loss, (x, linear_weight))))
+        monkeypatch.setattr(linear_chunks, "prepare_losses_with_gradient", lambda *_: None)
+    eps = torch.finfo(dtype).eps
+    for one, two in zip(*found, strict=True):
+        assert_close(one, two, rtol=4 * eps, atol=8 * eps * float(two.detach().abs().max()))
+
+
+def test_smoothed_losses_and_batch_invariant_ones_have_kernels_of_their_own(device: torch.device) -> None:
+    x, matrix = (torch.randn(3, 4, device=device, requires_grad=True) for _ in range(2))
+    target = torch.tensor([1, 2, 0], device=device)
+    with tridal.record_calls() as records:
+        tridal.linear_cross_entropy(x, matrix, target, label_smoothing=0.1)
+    assert [record.op for record in records] == ["cross_entropy", "cross_entropy_smooth", "cross_entropy_backward"]
+    with tridal.use(batch_invariant=True), tridal.record_calls() as records:
+        with_gradients = tridal.linear_cross_entropy(x, matrix, target, reduction="sum")
+        with torch.no_grad():
+            assert torch.equal(tridal.linear_cross_entropy(x, matrix, target, reduction="sum"), with_gradients)
+    assert [record.op for record in records] == ["cross_entropy", "cross_entropy_backward", "cross_entropy"]
+
+
+def test_targets_out_of_range_give_nan_where_kernels_do_not_check_them(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_kernels, "check_range", lambda *_: None)  # the interpreter checks them
+    x, matrix = (torch.randn(n, 4, device=device, requires_grad=True) for n in (4, 7))
+    target = torch.tensor([6, 7, -1, -100], device=device)
+    losses = tridal.linear_cross_entropy(x, matrix, target, reduction="none")
+    loss = tridal.linear_cross_entropy(x, matrix, target, reduction="sum")
+    gradient = torch.autograd.grad(loss, x)[0]
+    assert losses.isnan().tolist() == gradient.isnan().all(1).tolist() == [False, True, True, False]
+    assert loss.isnan()
+    assert losses[3] == 0
+    assert gradient[3].count_nonzero() == 0
 
 
 def test_no_grad_computes_the_loss_only(device: torch.device) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tridal.testing.cases import FusedCase
+from tridal.testing.linear_loss_cases import LinearLossCase
 from tridal.testing.loss_cases import LossCase
 from tridal.testing.norm_check import NormCase
 
@@ -49,6 +50,7 @@ _READ_ADDED = "tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)"
 rms = _cases(NormCase, "rms_norm", (9, 57))
 layer = _cases(NormCase, "layer_norm", (9, 57))
 loss = _cases(LossCase, "cross_entropy", (9, 57))
+linear = _cases(LinearLossCase, "linear_cross_entropy", (9, 57))
 
 MUTANTS = [
     FusedMutant(module, function, fault, old, new, case)
@@ -104,6 +106,8 @@ MUTANTS = [
          loss(FORWARD, weight=True)),
         ("cross_entropy", "loss", "z_loss is not squared", "z_loss * lse * lse", "z_loss * lse",
          loss(FORWARD, z_loss=0.1)),
+        ("cross_entropy", "loss_of_logit", "the logit of the target is dropped", "target_logit", "target_logit * 0.0",
+         linear(BACKWARD)),
         ("cross_entropy", "lse", "the maximum is dropped", "row_max + tl.log(row_sum)", "tl.log(row_sum)",
          loss(FORWARD, lse=True)),
         ("cross_entropy", "_capped", "negative logits are capped as positive ones", "-magnitude", "magnitude",

@@ -83,6 +83,15 @@ def loss(
 
 
 @triton.jit
+def loss_of_logit(
+    index, target_logit, picked_weight, row_max, row_sum, z_loss, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr
+):  # fmt: skip
+    """Returns `loss` from the logit of the target, without label smoothing."""
+    row_lse = lse(row_max, row_sum)
+    return loss(index, target_logit, picked_weight, row_max, row_sum, row_lse, None, z_loss, IGNORE_INDEX, SOFTCAP)
+
+
+@triton.jit
 def distance(x, row_lse, weight, AXIS: tl.constexpr, SOFTCAP: tl.constexpr):
     """Returns weight * (lse - x), the term of the smooth part of the loss."""
     return _times(tl.expand_dims(row_lse, AXIS) - _capped(x, SOFTCAP), weight)
@@ -144,11 +153,11 @@ def gradient(
 
 
 @triton.jit
-def gradient_with_lse(
+def gradient_of_statistics(
     x, index, column, row_max, row_sum, grad, lse_grad, target_gradient, weight, weight_sum, count, label_smoothing,
     z_loss, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a logit, for the gradients of the row's loss and of its log-sum-exp."""
+    """The gradient of a logit from its row's statistics, for the gradients of the row's loss and log-sum-exp."""
     p = exp_term(x, row_max, AXIS, EXP2_BIAS, SOFTCAP) * tl.expand_dims(1.0 / row_sum, AXIS)
     return _index_gradient(
         x, p, index, column, lse(row_max, row_sum), grad, target_gradient, weight, weight_sum, count, label_smoothing,

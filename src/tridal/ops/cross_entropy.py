@@ -38,9 +38,16 @@ BACKWARD = RowKernel(
 BACKWARD_WITH_LSE = RowKernel(
     name="cross_entropy_with_lse_backward", module=MODULE, reads=("x",), row_reads=("grad", "lse_grad"),
     row_index="index", column_reads=("weight", "weight_sum"), statistics=_LSE, row_value="target_gradient",
-    writes=("gradient_with_lse",), parameters=("label_smoothing", "z_loss"), padding=float("-inf"),
+    writes=("gradient_of_statistics",), parameters=("label_smoothing", "z_loss"), padding=float("-inf"),
     neutral_padding=True, live_tiles=2,
 )  # fmt: skip
+WITH_GRADIENT = RowKernel(
+    name="cross_entropy_with_gradient", module=MODULE, reads=("x",), row_reads=("grad", "target_logit"),
+    row_index="index", column_reads=("weight",), statistics=_LSE, row_value="target_gradient",
+    writes=("gradient_of_statistics",), row_writes=("loss_of_logit",), parameters=("z_loss",), padding=float("-inf"),
+    neutral_padding=True, live_tiles=2, constants=(("label_smoothing", None), ("lse_grad", None), ("weight_sum", None)),
+)  # fmt: skip
+"""Losses and gradients in one kernel. The targets' logits are an input, because the gradient may overwrite them."""
 SMOOTH = RowKernel(
     name="cross_entropy_smooth", module=MODULE, reads=("x",), row_reads=("row_loss", "row_lse"), row_index="index",
     column_reads=("weight",), statistics=(Statistic("distances", "sum", term="distance"),), writes=(),
@@ -254,12 +261,13 @@ def gradient(
     return dx.to(input.dtype), target_gradient
 
 
+_KERNELS = (FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD)
 _NUMBERS = "int reduction, int ignore_index, float label_smoothing, float z_loss, float? softcap"
 CROSS_ENTROPY = FusedOp(
     name="cross_entropy",
     kernels=tuple(
         bound(kernel, None, (("IGNORE_INDEX", -100), ("CLASSES", 1)))
-        for kernel in (FORWARD, BACKWARD, BACKWARD_WITH_LSE, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD)
+        for kernel in _KERNELS
     ),
     schema=f"(Tensor input, Tensor target, Tensor? weight, {_NUMBERS}, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
     backward_schema=f"(Tensor? grad, Tensor? lse_grad, Tensor input, Tensor target, Tensor? weight, Tensor lse, "

@@ -14,8 +14,8 @@ import torch
 
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE
-from tridal.pytorch.device_context import device_context
-from tridal.pytorch.loss_kernels import prepare_gradient, prepare_losses
+from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.loss_kernels import prepare_gradient, prepare_losses, prepare_losses_with_gradient
 
 Tensor = torch.Tensor
 _CHUNK_BYTES = 2**26
@@ -107,6 +107,39 @@ def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: 
         out.copy_(total)
 
 
+def _losses(
+    context: DeviceContext, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None,
+    numbers: tuple[int, float, float, float | None],
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
+    served = not context.torch_computes
+    if served and row_grad is not None and not target.is_floating_point():
+        both = prepare_losses_with_gradient(context, logits, target, weight, row_grad, numbers)
+        if both is not None:
+            return both(logits, target, weight, row_grad)
+    losses: Tensor | None = None
+    lse: Tensor | None = None
+    if served:
+        keeps_lse = row_grad is not None or context.settings.batch_invariant  # as cross_entropy
+        compute = prepare_losses(context, logits, target, weight, *numbers, needs_lse=keeps_lse)
+        losses, lse = (None, None) if compute is None else compute(logits, target, weight)
+    if losses is None:
+        wide = maths.accumulator(logits, target, weight)
+        losses, lse, _ = maths.reference(logits, target, weight, NONE, *numbers, wide)
+    assert losses is not None
+    if row_grad is None:
+        return losses, None
+    assert lse is not None
+    lse = lse.view(row_grad.shape)
+    if served:
+        given = (logits, target, weight, lse, row_grad, None)
+        differentiate = prepare_gradient(context, *given, numbers, inplace=True)
+        if differentiate is not None:
+            return losses, differentiate(*given)
+    mask = [True, False]
+    return losses, maths.gradient(row_grad, None, logits, target, weight, lse, None, NONE, *numbers, mask)[0]
+
+
 def chunked(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
     numbers: tuple[int, float, float, float | None], matmul_dtype: torch.dtype, accum_dtype: torch.dtype,
@@ -143,31 +176,10 @@ def chunked(
             else:
                 torch.addmm(bias[some], x[part], matrix[some].t(), out=flat[:, some])
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
-        found = None
-        if not context.torch_computes:
-            keeps_lse = any(needs) or context.settings.batch_invariant  # as cross_entropy
-            compute = prepare_losses(context, logits, targets, weight, *numbers, needs_lse=keeps_lse)
-            found = None if compute is None else compute(logits, targets, weight)
-        if found is None:
-            results = maths.reference(logits, targets, weight, NONE, *numbers, wide)
-            assert results[0] is not None
-            found = results[0], results[1]
-        losses[part] = found[0].view(flat.shape[0], *shape[1:])
-        if not any(needs):
-            continue
-        assert found[1] is not None
-        lse = found[1].view(flat.shape[0], *shape[1:])
-        dlogits = None
-        if not context.torch_computes:
-            given = (logits, targets, weight, lse, row_grad[part], None)
-            differentiate = prepare_gradient(context, *given, numbers, inplace=True)
-            dlogits = None if differentiate is None else differentiate(*given)
+        found, dlogits = _losses(context, logits, targets, weight, row_grad[part] if any(needs) else None, numbers)
+        losses[part] = found.view(flat.shape[0], *shape[1:])
         if dlogits is None:
-            mask = [True, False]
-            dlogits, _ = maths.gradient(
-                row_grad[part], None, logits, targets, weight, lse, None, NONE, *numbers, mask
-            )  # fmt: skip
-        assert dlogits is not None
+            continue
         flat = dlogits.reshape(flat.shape)
         if needs[0]:
             _input_gradient(flat, matrix, columns, grads[0][part])

@@ -1,4 +1,4 @@
-"""Kernels of cross-entropy for plain tensors: the loss of each row, and the gradient of the logits."""
+"""Kernels of cross-entropy for plain tensors: the loss of each row, the gradient of the logits, or both."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tridal.ops.cross_entropy import (
     PROBABILITIES,
     PROBABILITIES_BACKWARD,
     SMOOTH,
+    WITH_GRADIENT,
     accumulator,
     bound,
     classes_dim,
@@ -207,5 +208,42 @@ def prepare_gradient(
         if not viewed:
             return found
         return found.view(input.shape) if one_row else found.movedim(dim, 1)
+
+    return run
+
+
+def prepare_losses_with_gradient(
+    context: DeviceContext, input: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor,
+    numbers: tuple[int, float, float, float | None],
+) -> Callable[..., tuple[Tensor, Tensor]] | None:  # fmt: skip
+    """Returns f(input, target, weight, row_grad), the loss of each row and the gradient of the logits by one kernel.
+
+    Targets are indices. `row_grad` is the gradient of each row's loss, in the accumulator's dtype. The gradient is
+    written into the logits (N, C, ...), without a new version. Returns None if no kernel computes the tensors, with
+    label smoothing, and if kernels are batch-invariant: the losses then equal those of a call without gradients.
+    """
+    ignore_index, label_smoothing = numbers[:2]
+    if label_smoothing or context.settings.batch_invariant or not _has_32_bits(ignore_index):
+        return None
+    x, dim = _rows(input)
+    kernel, parameters = _bound(WITH_GRADIENT, input, weight, *numbers)
+    checked = context.backend is not None and context.backend.interpreted
+    wide, classes, viewed = accumulator(input, target, weight), input.shape[1], x is not input
+    weights = [] if weight is None else [weight]
+    row = torch.empty(target.shape, dtype=wide, device="meta")
+    inputs = [x, row_grad, row, target, *weights]
+    launch = prepare_kernel(context, kernel, dim, inputs, (input.dtype, wide), parameters, x)
+    if launch is None:
+        return None
+
+    def run(input: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor) -> tuple[Tensor, Tensor]:
+        if checked:
+            check_range(target, classes, ignore_index)
+        x = _rows(input)[0] if viewed else input
+        logit = input.gather(1, target.clamp(0, classes - 1).unsqueeze(1)).squeeze(1).to(wide)
+        logit.masked_fill_((target < 0) | (target >= classes), torch.nan)  # the kernel ignores it for ignored targets
+        given = (x, row_grad, logit, target) if weight is None else (x, row_grad, logit, target, weight)
+        dx, losses = launch(x, given)
+        return losses, dx.movedim(dim, 1) if viewed else dx
 
     return run

@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class LinearLossCase(FusedCase):
-    """One call of linear_cross_entropy with logits of `shape`, forward or with the gradients of all its tensors."""
+    """One call of linear_cross_entropy with logits of `shape`, without or with the gradients of all its tensors."""
 
     features: int = 24
     """Number of elements of a row of the input."""
@@ -86,8 +86,8 @@ def _compare(case: LinearLossCase, implementation: Implementation) -> tuple[floa
             if result.dim()
             else torch.ones((), dtype=torch.float64)
         )
-        found = list(torch.autograd.grad(result, tensors, dloss.to(result)))
-        checked = exact.gradients(dloss.to(result.dtype).double())
+        found += torch.autograd.grad(result, tensors, dloss.to(result))
+        checked = [*checked, *exact.gradients(dloss.to(result.dtype).double())]
     worst: tuple[float, float, str | None] = (0.0, 0.0, None)
     for tensor, (wanted, error) in zip(found, checked, strict=True):
         unit = UNIT[case.dtype] * (2 if implementation.interpreted and case.dtype == "bfloat16" else 1)  # it truncates
