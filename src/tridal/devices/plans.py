@@ -42,7 +42,7 @@ class KernelConfig(Renamed):
     """Mean relative error of the device's exp2 in float32. Kernels compute exp by exp2 and correct this error.
     Zero means exp2 without a correction. None means the device's exp, which float64 needs."""
     persistent: bool = True
-    """Whether a program loops over tiles. If not, there is one program per tile, and it needs fewer registers."""
+    """Whether a program loops over tiles. If not, it computes one tile, or its part of one, with fewer registers."""
     reload: bool = False
     """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
     lanes: int = 1
@@ -75,7 +75,7 @@ class LaunchPlan(Renamed):
     config: KernelConfig
     """The compile-time part of the plan."""
     programs: int
-    """Programs to launch. If they are not persistent, one per tile; a multiple of `programs_per_row`."""
+    """Programs to launch: a multiple of `programs_per_row`; if not persistent, the number of tiles times it."""
     reason: str
     """The numbers behind the plan, for users."""
     occupancy: int | None = None

@@ -1,15 +1,16 @@
 """The schedules "whole_row" and "cooperative": a tile holds whole rows, or the part of a row that one program computes.
 
 Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in
-elements. Programs loop over tiles, so any number of them computes the same result.
+elements.
 
 The op is given by its tensors, by its functions (`first_term` to `column_term2`), and by the reductions of the terms,
-FIRST and SECOND; `tridal.runtime` describes them in row_kernel.py and op_functions.py. What the op does not have is
+FIRST and SECOND; `tridal.runtime` describes them in row_kernel.py and op_functions.py. An absent tensor or function is
 None. Tensors `out`, `out2`, `in`, `in2` and `added` have a number per element, `per_row` and `row_out` per row, and
 `per_column` and `column_out` per column. All are contiguous but `in`, and `out` of a kernel that reads and writes one
 tensor per element. A plan chooses the rest:
   PROGRAMS_PER_ROW  above 1, programs compute a row together ("cooperative") and exchange their statistics.
-  PERSISTENT        programs loop over tiles. If not, there is one program per tile, which takes fewer registers.
+  PERSISTENT        programs loop over tiles, so any number of them computes the same result. If not, a program computes
+                    one tile, or its part of one, with fewer registers.
   PEEL              the unaligned head and tail of a row, fewer than VECTOR elements each, are a small extra tile.
                     `misalignment`: elements from a vector boundary to the first row; SAME_MISALIGNMENT: in all tensors.
   RELOAD            each pass over a tile loads its elements again, from the core's cache, to save registers.

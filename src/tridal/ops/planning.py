@@ -21,6 +21,7 @@ from tridal.devices.types import (
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
 from tridal.ops import table
 from tridal.runtime import launch
+from tridal.runtime.batch_invariance import made_invariant
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
@@ -39,6 +40,8 @@ def plan(
     arch: str | None = None,
 ) -> LaunchPlan:
     """Returns the launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
+
+    It is the plan of a call under the current settings, such as `batch_invariant`.
 
     Args:
         dtype: float16, bfloat16, float32 or float64, or a short name such as "bf16".
@@ -64,9 +67,13 @@ def planned(
     backend, properties = target(device, arch)
     if call.problem.dtype not in backend.dtypes:
         raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
-    options = registry.options(backend, settings.current())
+    chosen = settings.current()
+    options = registry.options(backend, chosen)
+    planner: Backend = backend
+    if chosen.batch_invariant:
+        planner, call = made_invariant(backend, call)
     try:
-        return backend, properties, launch.plan(call, backend, properties, options)
+        return backend, properties, launch.plan(call, planner, properties, options)
     except TridalError:
         raise
     except ImportError as error:

@@ -77,13 +77,12 @@ def bind_kernel(
     layout = row_layout(source.shape, source.stride(), dim, few_rows, out_strides)
     if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
-    kind = KernelCall
+    kernel_call = KernelCall(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     if invariant:
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
         if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS or out_strides is not None:
             return None
-        backend, kind = batch_invariance.invariant(backend), batch_invariance.InvariantCall
-    kernel_call = kind(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+        backend, kernel_call = batch_invariance.made_invariant(backend, kernel_call)
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
     with backend.guard(index):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from tridal.devices.types import ALIGNMENT, Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
@@ -37,9 +37,11 @@ class Invariant:
         planned = self._backend.plan(fixed, device, probe, options)
         one_tile_each = problem.tiles_of(planned.config) * planned.config.programs_per_row
         programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
+        rows = problem.outer * problem.inner
         return replace(
-            planned, programs=programs, reason=f"{planned.reason}; batch-invariant, so as for {_ROWS} rows: {programs}"
-        )
+            planned, programs=programs,
+            reason=f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); {programs} programs for {rows} rows",
+        )  # fmt: skip
 
 
 @functools.cache
@@ -60,3 +62,8 @@ class InvariantCall(KernelCall):
 
     def _mask_bytes(self, config: KernelConfig) -> int:
         return 1  # whether the mask of a row is aligned depends on the position of the row in the batch
+
+
+def made_invariant(backend: Backend, call: KernelCall) -> tuple[Backend, KernelCall]:
+    """Returns the batch-invariant forms of a backend and of a call on contiguous tensors."""
+    return invariant(backend), InvariantCall(**{field.name: getattr(call, field.name) for field in fields(call)})
