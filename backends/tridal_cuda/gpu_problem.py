@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, KernelConfig, Probe, Problem, Resources
 from tridal.errors import PlanError
 from tridal_cuda import tuning
 from tridal_cuda.resources import REGISTER_UNIT, max_registers_for, occupancy
@@ -56,16 +56,14 @@ class GpuProblem(Problem):
 
         With sums over rows, only whole rows of one block are: then each program has rows with equal heads.
         """
-        vector = tuning.VECTOR // ITEMSIZE[self.dtype]
         if self.column_writes and (self.outer > 1 or self.cols > tuning.SUMS_WHOLE_ROW_COLS):
             return False
-        return self.layout == "row" and not self.aligned and self.cols >= 4 * vector
+        return self.layout == "row" and not self.aligned and self.cols >= 4 * self.vector
 
     @property
     def tile_cols(self) -> int:
         """Columns of a tile for a whole row. The tile of a peeled row holds its aligned vectors only."""
-        vector = tuning.VECTOR // ITEMSIZE[self.dtype]
-        return next_power_of_2(self.cols // vector * vector if self.peel else self.cols)
+        return next_power_of_2(self.cols // self.vector * self.vector if self.peel else self.cols)
 
     @property
     def half_of_registers(self) -> int:

@@ -9,7 +9,6 @@ flight" are the bytes of all tiles that are resident on one multiprocessor. `Ker
 _KIB = 1 << 10
 
 # The hardware
-VECTOR = 16  # the widest memory access of a thread
 SECTOR = 32  # part of a cache line that is read at once
 CACHE_LINE = 128  # the cache stores full lines, even if a kernel uses only a few bytes of each
 MAX_REGISTERS = 255  # per thread

@@ -114,7 +114,8 @@ class Problem(Renamed):
     layout: Layout = "row"
     """Contiguous elements: those of a row ("row"), those of a column ("inner") or neither ("strided")."""
     aligned: bool = True
-    """Whether vectors are aligned: the contiguous length, all other strides and all addresses are multiples of 16."""
+    """Whether vectors are aligned: the contiguous length and all other strides are multiples of 16, in elements, and so
+    are all addresses, in bytes."""
     scale_mask: bool = False
     """Whether elements are scaled or masked when they are loaded, which adds loads and arithmetic per element."""
 

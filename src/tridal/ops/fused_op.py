@@ -23,7 +23,7 @@ class FusedOp:
     name: str
     kernels: tuple[RowKernel, ...]
     """Kernels with all of their tensors, which `tridal plan` knows by name. The first one has the op's name, and the
-    second one, the kernel of the gradient, is called "<op>_backward"."""
+    second one, the kernel of the gradient, is called "<op>_backward". Empty if the op runs kernels of another op."""
     schema: str
     """The registered op's arguments and results, for example "(Tensor input, Tensor? weight, float eps) -> (Tensor,
     Tensor)". The registered op returns an empty tensor for a result that its arguments do not ask for."""

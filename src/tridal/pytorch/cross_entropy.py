@@ -79,7 +79,7 @@ def cross_entropy(
     if not _compiling() and has_torch_function((input, target, weight)):
         return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
-    check_tensors("input", input, target=target, weight=weight)
+    check_tensors(input, target=target, weight=weight)
     autocast = private.autocast_enabled(input.device.type)
     check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
     target = target.long() if target.dtype is torch.uint8 else target  # an ignore_index of -100 would wrap to 156

@@ -23,7 +23,7 @@ def check_linear(
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError: see `tridal.cross_entropy`.
     """
     check_numbers(reduction, -100 if ignore_index is None else ignore_index, label_smoothing, z_loss, softcap)
-    check_tensors("input", input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    check_tensors(input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
     _check_options(chunk_size, accum_dtype)
     shape = _logits_shape(input, linear_weight, linear_bias)
     for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):

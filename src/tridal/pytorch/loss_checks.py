@@ -40,26 +40,24 @@ def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any,
         raise ValueError(f"softcap must be a positive number or None, got {softcap!r}")
 
 
-def check_tensors(name: str, input: object, **others: object) -> None:
-    """Checks that all arguments are dense tensors on one device. `name` is the name of the input. Some may be None.
+def check_tensors(input: object, **others: object) -> None:
+    """Checks that all arguments are dense tensors on one device. Weights and biases may be None.
 
     Raises:
         TypeError: an argument is not a tensor.
         LayoutError: a tensor is sparse.
         RuntimeError: the tensors are on different devices.
     """
-    for argument, tensor in ((name, input), *others.items()):
-        if tensor is None and argument not in (name, "linear_weight", "target"):
+    for argument, tensor in (("input", input), *others.items()):
+        if tensor is None and argument not in ("input", "linear_weight", "target"):
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{argument} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.layout is not torch.strided:
-            raise LayoutError(
-                f"cross_entropy is not defined for {argument} with layout {tensor.layout}: use to_dense()"
-            )
+            raise LayoutError(f"the loss is not defined for {argument} with layout {tensor.layout}: use to_dense()")
         assert isinstance(input, Tensor)
         if tensor.device != input.device:
-            raise RuntimeError(f"{argument} is on {tensor.device}, but {name} is on {input.device}: move it there")
+            raise RuntimeError(f"{argument} is on {tensor.device}, but input is on {input.device}: move it there")
 
 
 def check_targets(
@@ -73,9 +71,9 @@ def check_targets(
         RuntimeError: the target or the weight has another shape, or ignore_index is given for probabilities.
     """
     if not dtype.is_floating_point:
-        raise DTypeError(f"cross_entropy of {dtype} is not defined: logits must have a floating-point dtype")
+        raise DTypeError(f"expected input with a floating-point dtype, got {dtype}")
     if not shape:
-        raise RuntimeError("cross_entropy needs classes: expected logits of shape (C,), (N, C) or (N, C, d1, ...)")
+        raise RuntimeError("the loss needs classes: expected input of shape (C,), (N, C) or (N, C, d1, ...)")
     dim = min(len(shape) - 1, 1)
     _check_target(shape, target, ignore_index, dim)
     if weight is None:

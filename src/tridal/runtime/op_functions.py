@@ -4,7 +4,8 @@ An op's function declares only the parameters that it uses. For each function, t
 Triton function that takes all arguments in `CALLS` and passes on the declared ones. A function may declare:
 
 - the op's parameters, and the statistics that are known when the function is called;
-- the tensors that the kernel reads, in terms and `writes`; in `row_value` and `row_writes`, only those of `row_reads`;
+- the tensors that the kernel reads, in terms, `writes` and `column_writes`; in `row_value` and `row_writes`, only those
+  of `row_reads`;
 - the input `row_index`, in `row_value`, `writes`, `row_writes` and `column_writes`;
 - `picked`, in `row_value` and `row_writes`: the element of the first tensor in the column that `row_index` gives;
 - `picked_<name>`, in `row_value` and `row_writes`: the number of the first tensor of `column_reads` for that column;
@@ -13,9 +14,10 @@ Triton function that takes all arguments in `CALLS` and passes on the declared o
 - `in_bounds`, in the second term: whether each element is one of the tensor, and not beyond the end of a row or beyond
   the last row. Kernels with `neutral_padding` need it if a term of padding is not zero;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
-- `part_<first statistic>`, in `rebase` and `writes`: the first statistic of the part of a row that a program computes;
-- `part_scale`, in `row_value` and `writes`: the factor that `rebase` applies to the terms of the part;
-- the name of the function `row_value`, in `writes` and `row_writes`: its result;
+- `part_<first statistic>`, in `rebase`, `writes` and `column_writes`: the first statistic of the part of a row that a
+  program computes;
+- `part_scale`, in `row_value`, `writes` and `column_writes`: the factor that `rebase` applies to the terms of the part;
+- the name of the function `row_value`, in `writes`, `row_writes` and `column_writes`: its result;
 - `AXIS`: the axis of a tile along which a row runs, to expand a number per row: `tl.expand_dims(row_max, AXIS)`;
 - `EXP2_BIAS`, `REFINE`: see `tridal.kernels.numerics`;
 - `UNNORMALISED`: whether terms may be multiplied by one constant per row;
@@ -91,7 +93,7 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _check_column_terms(kernel: RowKernel, functions: list[Any]) -> None:
-    """Raises PluginError if terms that are not masked use what is not zero in a row beyond the last one."""
+    """Raises PluginError if an unmasked term uses a number that may not be zero in a row beyond the last one."""
     statistics = [name for statistic in kernel.statistics for name in (statistic.name, f"part_{statistic.name}")]
     unsafe = {*statistics, "part_scale", kernel.row_value, *kernel.column_reads}
     for function in functions if kernel.neutral_padding else ():
