@@ -115,8 +115,10 @@ def test_backward_uses_the_settings_of_the_forward(backend: Any, name: str) -> N
     with tridal.use(device=backend.name):
         x = leaf(tridal.device(), 3, 5)
         y = getattr(tridal, name)(x)
-    y.sin().sum().backward()
+    with tridal.use(device="auto"), tridal.record_calls() as calls:
+        y.sin().sum().backward()
     assert_close(x.grad, torch.autograd.grad(getattr(torch, name)(x, -1).sin().sum(), x)[0])
+    assert [(call.op, call.backend) for call in calls] == [(f"{name}_backward", backend.name)]
 
 
 def test_saved_tensor_hooks_see_one_tensor(device: torch.device, name: str) -> None:

@@ -21,7 +21,7 @@ import tridal
 from conformance_helpers import INTERPRETER, registered
 from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
-from tridal.pytorch import autograd, device_context, prepared
+from tridal.pytorch import autograd, device_context, fused_calls, kernel_run, prepared
 from tridal.runtime import launch
 
 pytest.importorskip("triton")
@@ -141,6 +141,39 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_bind_interpreted", lambda *_: lambda stream, out, *inputs: out.zero_())
 
 
+CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "softmax": tridal.softmax,
+    "rms_norm": lambda x: tridal.rms_norm(x, x.shape[-1:]),
+    "layer_norm": lambda x: tridal.layer_norm(x, x.shape[-1:]),
+    "cross_entropy": lambda x: tridal.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long)),
+}
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("name", ["rms_norm", "cross_entropy"])
+def test_thousands_of_shapes_keep_caches_of_fused_ops_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_run, "_CAPACITY", 300)
+    monkeypatch.setattr(fused_calls, "_CAPACITY", 300)
+    monkeypatch.setattr(fused_calls, "_VARIANTS", 2)
+    largest = {"calls": 0, "runs": 0}
+    with tridal.use(device="interpreter"):
+        context = device_context.device_context(torch.device("cpu"))
+        for number in range(1, 1001):
+            for x in torch.ones(2, 1 + number % 7, 1 + number // 7):
+                CALLS[name](x.requires_grad_()).sum().backward()
+            for cache, kept in (("calls", fused_calls._calls), ("runs", context.runs)):
+                largest[cache] = max(largest[cache], len(kept))
+        for stride in range(1, 9):  # the calls have one key
+            x = torch.ones(3, 2 * stride)[:, ::stride]
+            for _ in range(2):
+                CALLS[name](x)
+        assert max(map(len, fused_calls._calls.values())) == 2
+    assert all(250 < number <= 300 for number in largest.values()), largest
+    registry.invalidate()
+    assert not fused_calls._calls
+    assert not fused_calls._latest
+
+
 @pytest.mark.usefixtures("no_kernels")
 def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "_CAPACITY", 300)
@@ -163,15 +196,17 @@ def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(monkeypatch: py
 
 
 @pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_unregistered_backends_are_released(batch_invariant: bool) -> None:
+def test_unregistered_backends_are_released(name: str, batch_invariant: bool) -> None:
     x = torch.ones(3, 5, requires_grad=True)
     references = []
-    for number in range(200):
+    for number in range(50):
         with registered(Wrapped(f"temporary{number}")) as backend:
             references.append(weakref.ref(backend))
             with tridal.use(device=backend.name, batch_invariant=batch_invariant):
-                tridal.softmax(x).sum().backward()
+                for _ in range(3):
+                    CALLS[name](x).sum().backward()
         del backend
     settings.reload()
     gc.collect()

@@ -88,13 +88,15 @@ def test_devices_without_a_backend_compile_to_torch_ops(name: str, dynamic: bool
     assert "tridal" not in str(recorder.graphs)
 
 
-def test_compiled_op_selects_the_backend_at_each_call(device: torch.device) -> None:
+def test_compiled_op_selects_the_backend_at_each_call(backend: Any, device: torch.device) -> None:
     compiled = torch.compile(lambda x: tridal.softmax(x), fullgraph=True, backend="eager")
     x = torch.randn(6, 5, device=device)
     expected = torch.softmax(x, -1)
-    assert_close(compiled(x), expected)
-    with tridal.use(device="auto"):
+    with tridal.record_calls() as calls:
         assert_close(compiled(x), expected)
+        with tridal.use(device="auto"):
+            assert_close(compiled(x), expected)
+    assert [call.backend for call in calls] == [backend.name, "torch" if device.type == "cpu" else backend.name]
 
 
 def test_compiled_autocast_gives_the_dtype_of_torch(device: torch.device) -> None:

@@ -136,6 +136,17 @@ def test_op_name_in_a_docstring_comment_or_longer_word_is_allowed(source: str) -
     assert not op_names(source)
 
 
+@pytest.mark.parametrize("path", sorted((CORE / "kernels").glob("*.py")), ids=lambda path: path.name)
+def test_kernels_import_only_triton_and_kernels(path: Path) -> None:
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = [
+        node.module or "" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in imports
+        for alias in node.names
+    ]
+    assert [name for name in modules if not re.match(r"(triton|tridal\.kernels)(\.|$)", name)] == []
+
+
 def test_imports_have_no_cycle() -> None:
     """Imports inside functions count, too."""
     grimp = pytest.importorskip("grimp")
