@@ -8,11 +8,6 @@ from tridal.runtime.row_kernel import RowKernel, Statistic
 
 
 @triton.jit
-def element(x):
-    return x
-
-
-@triton.jit
 def square_deviation(x, total, count, AXIS: tl.constexpr):
     deviation = x - tl.expand_dims(total / count, AXIS)
     return deviation * deviation
@@ -43,7 +38,7 @@ def layer_norm(x, total, inverse_deviation, count, weight, bias, AXIS: tl.conste
 LAYER_NORM = RowKernel(
     name="layer_norm", module=__name__, reads=("x",), column_reads=("weight", "bias"), parameters=("eps",),
     statistics=(
-        Statistic("total", "sum", term="element"),
+        Statistic("total", "sum", term="x"),
         Statistic("deviations", "sum", term="square_deviation", rebase="shift_deviations"),
     ),
     row_value="inverse_deviation", writes=("layer_norm",), row_writes=("mean", "inverse_deviation"), live_tiles=2,
@@ -162,7 +157,7 @@ def lse(log_sum_exp):
 CROSS_ENTROPY = RowKernel(
     name="cross_entropy", module=__name__, reads=("x",), row_index="target", row_writes=("loss", "lse"), writes=(),
     statistics=(
-        Statistic("row_max", "max", term="element"),
+        Statistic("row_max", "max", term="x"),
         Statistic("total", "sum", term="exp_term", rebase="shift_sum"),
     ),
     row_value="log_sum_exp", padding=float("-inf"), neutral_padding=True, live_tiles=1,

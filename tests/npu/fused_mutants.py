@@ -139,11 +139,7 @@ MUTANTS = [
          loss(FORWARD, reduction="mean", weight=True)),
         ("loss_sums", "weighted_mean", "the mean is the sum", "loss_sum / weight_sum", "loss_sum",
          loss(FORWARD, reduction="mean")),
-        ("loss_sums", "total_weight", "the saved denominator is twice as large", "weight_sum", "weight_sum * 2.0",
-         loss(BACKWARD, reduction="mean")),
         ("loss_sums", "mean_of_losses", "the mean over probabilities is the sum", "loss_sum / count", "loss_sum",
          loss(FORWARD, reduction="mean", probabilities=True)),
-        ("loss_sums", "sum_of_losses", "the sum is negative", "loss_sum", "-loss_sum",
-         loss(FORWARD, reduction="sum")),
     )
 ]  # fmt: skip

@@ -65,15 +65,3 @@ def zero_stored_sums(pointer, part, cols, COLS: tl.constexpr):
         index = column + tl.arange(0, COLS)
         zeros = tl.zeros([COLS], pointer.dtype.element_ty)
         tl.store(pointer + tl.cast(part, tl.int64) * cols + index, zeros, mask=index < cols)
-
-
-@triton.jit
-def partial_sum(part):
-    """Returns a partial sum, the term of total."""
-    return part
-
-
-@triton.jit
-def column_sum(total):
-    """Returns the sum of all partial sums of a column."""
-    return total

@@ -5,22 +5,10 @@ import triton.language as tl
 
 
 @triton.jit
-def row_loss(x):
-    """Returns the loss of a row, the term of loss_sum."""
-    return x
-
-
-@triton.jit
 def row_weight(x, target, weight, IGNORE_INDEX: tl.constexpr):
     """Returns the weight of a row in the mean, the term of weight_sum: zero if its target is ignored."""
     number = tl.where(target == IGNORE_INDEX, 0.0, 1.0 if weight is None else weight)
     return number + tl.zeros_like(x)
-
-
-@triton.jit
-def sum_of_losses(loss_sum):
-    """Returns the sum of the losses."""
-    return loss_sum
 
 
 @triton.jit
@@ -33,9 +21,3 @@ def mean_of_losses(loss_sum, count):
 def weighted_mean(loss_sum, weight_sum):
     """Returns the sum of the losses, over that of the weights."""
     return loss_sum / weight_sum
-
-
-@triton.jit
-def total_weight(weight_sum):
-    """Returns the sum of the weights."""
-    return weight_sum

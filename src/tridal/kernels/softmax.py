@@ -7,12 +7,6 @@ from tridal.kernels.numerics import exp, exp_sub, finite, reciprocal
 
 
 @triton.jit
-def element(x):
-    """Returns x, the term of row_max."""
-    return x
-
-
-@triton.jit
 def exp_term(x, row_max, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr, GUARD: tl.constexpr):
     """Returns the term of softmax's row_sum: exp(x - row_max), which may be multiplied by a constant per row."""
     return exp_sub(x, finite(row_max) if GUARD else row_max, AXIS, EXP2_BIAS, UNNORMALISED)
@@ -64,12 +58,6 @@ def softmax_gradient(dy, y, row_dot, scale, AXIS: tl.constexpr):
     """scale * y * (dy - sum(y * dy))."""
     dx = y * (dy - tl.expand_dims(row_dot, AXIS))
     return dx if scale is None else dx * scale
-
-
-@triton.jit
-def gradient_element(dy):
-    """Returns dy, the term of row_sum in log_softmax's gradient."""
-    return dy
 
 
 @triton.jit

@@ -5,6 +5,6 @@ from __future__ import annotations
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 COLUMN_SUM = RowKernel(
-    name="column_sum", module="tridal.kernels.column_sums", reads=("part",), writes=(), row_writes=("column_sum",),
-    statistics=(Statistic("total", "sum", term="partial_sum"),), neutral_padding=True, live_tiles=1,
+    name="column_sum", module="tridal.kernels.column_sums", reads=("part",), writes=(), row_writes=("total",),
+    statistics=(Statistic("total", "sum", term="part"),), neutral_padding=True, live_tiles=1,
 )  # fmt: skip

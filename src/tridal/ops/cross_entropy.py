@@ -69,12 +69,12 @@ PROBABILITIES_BACKWARD = RowKernel(
 )  # fmt: skip
 REDUCE = RowKernel(
     name="cross_entropy_reduce", module="tridal.kernels.loss_sums", reads=("x",), column_reads=("target", "weight"),
-    statistics=(Statistic("loss_sum", "sum", term="row_loss"), Statistic("weight_sum", "sum", term="row_weight")),
-    writes=(), row_writes=("weighted_mean", "total_weight"), live_tiles=1,
+    statistics=(Statistic("loss_sum", "sum", term="x"), Statistic("weight_sum", "sum", term="row_weight")),
+    writes=(), row_writes=("weighted_mean", "weight_sum"), live_tiles=1,
 )  # fmt: skip
 REDUCE_ALL = replace(
     REDUCE, name="cross_entropy_reduce_all", column_reads=(), statistics=REDUCE.statistics[:1],
-    row_writes=("sum_of_losses", "mean_of_losses"),
+    row_writes=("loss_sum", "mean_of_losses"),
 )  # fmt: skip
 
 

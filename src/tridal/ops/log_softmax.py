@@ -29,7 +29,7 @@ LOG_SOFTMAX = RowOp(
         module=MODULE,
         reads=("x",),
         statistics=(
-            Statistic("row_max", "max", term="element"),
+            Statistic("row_max", "max", term="x"),
             Statistic("row_sum", "accurate_sum", term="exact_exp_term", rebase="rebase"),
         ),
         writes=("log_softmax",),
@@ -41,7 +41,7 @@ LOG_SOFTMAX = RowOp(
         name="log_softmax_backward",
         module=MODULE,
         reads=("dy", "y"),
-        statistics=(Statistic("row_sum", "sum", term="gradient_element"),),
+        statistics=(Statistic("row_sum", "sum", term="dy"),),
         writes=("log_softmax_gradient",),
         parameters=("scale",),
         neutral_padding=True,

@@ -30,7 +30,7 @@ SOFTMAX = RowOp(
         module=MODULE,
         reads=("x",),
         statistics=(
-            Statistic("row_max", "max", term="element"),
+            Statistic("row_max", "max", term="x"),
             Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
         ),
         row_value="row_scale",

@@ -34,7 +34,7 @@ def prepare_reduction(
         return by_torch
     row = rows.view(-1)
     if reduction != MEAN or target.is_floating_point():
-        kernel = REDUCE_ALL.writing("mean_of_losses" if reduction == MEAN else "sum_of_losses")
+        kernel = REDUCE_ALL.writing("mean_of_losses" if reduction == MEAN else "loss_sum")
         launch = prepare_kernel(context, kernel, 0, [row], (dtype,))
         if launch is None:
             return by_torch

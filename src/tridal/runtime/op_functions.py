@@ -1,7 +1,9 @@
 """Makes an op's Triton functions callable by a schedule, which passes all arguments by position.
 
 An op's function declares only the parameters that it uses. For each function, this module generates an adapter: a
-Triton function that takes all arguments in `CALLS` and passes on the declared ones. A function may declare:
+Triton function that takes all arguments in `CALLS` and passes on the declared ones. If the op's module has no function
+with the name of a term or an output, the name is that of an argument, for example of a tensor or a statistic, and the
+adapter returns it. A function may declare:
 
 - the op's parameters, and the statistics that are known when the function is called;
 - the tensors that the kernel reads, in terms, `writes` and `column_writes`; in `row_value` and `row_writes`, only those
@@ -76,11 +78,14 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     names: list[Any] = [first and first.term, second and second.term, second and second.rebase, kernel.row_value]
     for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
         names += (*written, None, None)[:2]
-    functions = {role: name and function_named(kernel, name) for role, name in zip(CALLS, names, strict=True)}
-    _check_column_terms(kernel, [functions[role] for role in ("column_term", "column_term2") if functions[role]])
-    declared = {argument for function in functions.values() if function for argument in function.arg_names}
+    named = {role: name for role, name in zip(CALLS, names, strict=True) if name}
+    functions = {role: _function(kernel, role, name) for role, name in named.items()}
+    arguments = {role: _arguments(name, functions[role]) for role, name in named.items()}
+    _check_column_terms(kernel, {named[r]: arguments[r] for r in ("column_term", "column_term2") if r in named})
+    declared = set().union(*arguments.values())
+    made = {role: _adapter(kernel, role, name, functions[role], wrap) for role, name in named.items()}
     return {
-        **{role: function and _adapter(kernel, role, function, wrap) for role, function in functions.items()},
+        **{role: made.get(role) for role in CALLS},
         "FIRST": first and first.reduce,
         "SECOND": second and second.reduce,
         "PICKS": "picked" in declared,
@@ -92,67 +97,69 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     }
 
 
-def _check_column_terms(kernel: RowKernel, functions: list[Any]) -> None:
+def _arguments(name: str, function: Any) -> list[str]:
+    """Returns the names of a function's parameters, or the name of the argument that stands for a function."""
+    return [name] if function is None else function.arg_names
+
+
+def _check_column_terms(kernel: RowKernel, terms: Mapping[str, list[str]]) -> None:
     """Raises PluginError if an unmasked term uses a number that may not be zero in a row beyond the last one."""
     statistics = [name for statistic in kernel.statistics for name in (statistic.name, f"part_{statistic.name}")]
     unsafe = {*statistics, "part_scale", kernel.row_value, *kernel.column_reads}
-    for function in functions if kernel.neutral_padding else ():
-        if used := [name for name in function.arg_names if name in unsafe]:
+    for term, arguments in terms.items() if kernel.neutral_padding else ():
+        if used := [name for name in arguments if name in unsafe]:
             raise PluginError(
-                f"kernel {kernel.name!r}: {function.__name__} is the term of a sum over rows and uses {used[0]}, which "
+                f"kernel {kernel.name!r}: {term} is the term of a sum over rows and uses {used[0]}, which "
                 "may be infinite for a row beyond the last one: set neutral_padding=False"
             )
 
 
-def function_named(kernel: RowKernel, name: str) -> Any:
-    """Returns a Triton function of the op's module by name.
+def _function(kernel: RowKernel, role: str, name: str) -> Any:
+    """Returns the Triton function of the op's module with this name; None if the name is that of an argument instead.
 
     Raises:
-        PluginError: the module has no such Triton function.
+        PluginError: there is neither.
     """
-    module = importlib.import_module(kernel.module)
-    function = getattr(module, name, None)
-    if not hasattr(function, "arg_names"):
+    function = getattr(importlib.import_module(kernel.module), name, None)
+    if hasattr(function, "arg_names"):
+        return function
+    if kernel.arguments.get(name) not in CALLS[role]:
         raise PluginError(f"kernel {kernel.name!r} needs a Triton function {name!r} in {kernel.module}")
-    return function
+    return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _adapter(kernel: RowKernel, role: str, function: Any, wrap: Callable[[Any], Any]) -> Any:
-    """Generates the adapter of an op's function for a role, which is a key of `CALLS`."""
+def _adapter(kernel: RowKernel, role: str, name: str, function: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Generates the adapter of an op's function for a role, which is a key of `CALLS`. None returns the argument."""
     own, given = kernel.arguments, CALLS[role]
-    known = {
-        name: name
-        for name in given
-        if name.isupper() or name in ("count", "in_bounds", "part_count", "part_scale", "column", "picked")
-    }
-    known |= {name: argument for name, argument in own.items() if argument in given}
-    for name, value in kernel.constants:
-        known[name] = f"tl.{value}" if name.endswith("_DTYPE") else _literal(value)
-        known.setdefault(f"picked_{name}", "None")
-    unknown = [name for name in function.arg_names if name not in known]
-    if unknown:
+    same = ("count", "in_bounds", "part_count", "part_scale", "column", "picked")
+    known = {argument: argument for argument in given if argument.isupper() or argument in same}
+    known |= {own_name: argument for own_name, argument in own.items() if argument in given}
+    for constant, value in kernel.constants:
+        known[constant] = f"tl.{value}" if constant.endswith("_DTYPE") else _literal(value)
+        known.setdefault(f"picked_{constant}", "None")
+    declared = _arguments(name, function)
+    if unknown := [argument for argument in declared if argument not in known]:
         raise PluginError(
-            f"{kernel.module}.{function.__name__} names {', '.join(unknown)}; "
+            f"{kernel.module}.{name} names {', '.join(unknown)}; "
             f"as {role} of kernel {kernel.name!r} it can name {', '.join(sorted(known))}"
         )
-    call = ", ".join(known[name] for name in function.arg_names)
-    constants = {name for name in CALLS[role] if name.isupper()}
-    parameters = ", ".join(f"{name}: tl.constexpr" if name in constants else name for name in CALLS[role])
-    name = f"{function.__name__}_as_{role}"
-    source = f"def {name}({parameters}):\n    return {function.__name__}({call})\n"
+    passed = ", ".join(known[argument] for argument in declared)
+    parameters = ", ".join(f"{argument}: tl.constexpr" if argument.isupper() else argument for argument in given)
+    adapter = f"{name}_as_{role}"
+    source = f"def {adapter}({parameters}):\n    return {passed if function is None else f'{name}({passed})'}\n"
     # Triton reads the source of a function with inspect, which looks up the file name in the line cache.
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    file = f"<tridal {kernel.module}.{function.__name__} {digest}>"
+    file = f"<tridal {kernel.module}.{name} {digest}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     import triton
     import triton.language as tl
 
-    scope: dict[str, Any] = {
-        "__name__": f"{kernel.module}.{role}", "triton": triton, "tl": tl, function.__name__: wrap(function),
-    }  # fmt: skip
+    scope: dict[str, Any] = {"__name__": f"{kernel.module}.{role}", "triton": triton, "tl": tl}
+    if function is not None:
+        scope[name] = wrap(function)
     exec(compile(source, file, "exec"), scope)
-    adapted = scope[name]
+    adapted = scope[adapter]
     assert isinstance(adapted, FunctionType)
     assert inspect.getsource(adapted) == source
     return wrap(adapted)

@@ -31,7 +31,7 @@ class Statistic:
     name: str
     reduce: Reduction
     term: str
-    """Name of the Triton function that computes the term."""
+    """Name of the Triton function that computes the term, or of the tensor that is the term."""
     rebase: str | None = None
     """For a second statistic whose term depends on the first one: the name of a Triton function. It converts the second
     statistic of a part of a row from the first statistic of the part to the first statistic of the whole row."""
@@ -65,7 +65,8 @@ class RowKernel:
     column_reads: tuple[str, ...] = ()
     """Names of the inputs with a number per column, for example a weight. They are contiguous."""
     row_writes: tuple[str, ...] = ()
-    """For each output with a number per row: the name of its Triton function. The outputs are contiguous."""
+    """For each output with a number per row: the name of its Triton function, or of the statistic that it is. The
+    outputs are contiguous."""
     column_writes: tuple[str, ...] = ()
     """For each output with a number per column: the name of the Triton function of its term. The output is the sum of
     the term over all rows, in the accumulator's dtype. Each group of programs that compute the same rows writes one row
