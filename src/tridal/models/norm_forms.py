@@ -10,8 +10,8 @@ import torch
 
 from tridal.models.replacements import torch_computes
 from tridal.ops.layer_norm import LAYER_NORM
-from tridal.ops.norms import statistics_dtype
 from tridal.ops.rms_norm import RMS_NORM
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import private
 from tridal.pytorch.norms import layer_norm, rms_norm
 
@@ -75,10 +75,10 @@ class NormForm:
         """Returns the input, the weight, the bias and the eps of a call of the module."""
         bias = _parameter(module, self.bias)
         if widens:
-            x = x.to(statistics_dtype(x))
-            weight, bias = (t if t is None else t.to(statistics_dtype(t)) for t in (weight, bias))
+            x = x.to(accumulator(x))
+            weight, bias = (t if t is None else t.to(accumulator(t)) for t in (weight, bias))
         eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
-        return x, weight, bias, torch.finfo(statistics_dtype(x)).eps if eps is None else eps
+        return x, weight, bias, torch.finfo(accumulator(x)).eps if eps is None else eps
 
     def reference(self, module: Any, x: torch.Tensor, casting: str = "", widens: bool = False) -> torch.Tensor:
         """Returns the same, computed by the op's reference in torch's ops, with autocast disabled."""

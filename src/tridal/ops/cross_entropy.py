@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tridal.ops.fused_op import FusedOp
-from tridal.ops.row_op import RowReduce
+from tridal.ops.row_reduce import RowReduce, accumulator
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 Tensor = torch.Tensor
@@ -89,12 +89,6 @@ def bound(kernel: RowKernel, softcap: float | None, constants: tuple[tuple[str, 
 def classes_dim(input: Tensor) -> int:
     """Returns the dim of the classes."""
     return min(input.dim() - 1, 1)
-
-
-def accumulator(*tensors: Tensor | None) -> torch.dtype:
-    """Returns the dtype of losses and sums of rows: float64 if one of the tensors is float64, else float32."""
-    wide = any(tensor is not None and tensor.dtype is torch.float64 for tensor in tensors)
-    return torch.float64 if wide else torch.float32
 
 
 def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from tridal.ops.fused_op import FusedOp
-from tridal.ops.norms import RowSum, Tensor, column_sum, gradient_of_sum, row_sum, statistics_dtype, widened
+from tridal.ops.norms import Tensor, column_sum, gradient_of_sum, widened
+from tridal.ops.row_reduce import RowReduce, accumulator
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 MODULE = "tridal.kernels.layer_norm"
@@ -15,12 +16,13 @@ MODULE = "tridal.kernels.layer_norm"
 
 def reference(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float,
-    rows: RowSum | None = None,
+    rows: RowReduce | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the normalised sum, the sum if there is a residual, and mean and 1 / sqrt(variance + eps) of each row."""
     total = input if residual is None else input + residual
-    dtype, rows = statistics_dtype(input, residual, weight, bias), rows or row_sum(input, dims)
+    dtype = accumulator(input, residual, weight, bias)
     x, scale, shift = (widened(tensor, dtype, dims) for tensor in (total, weight, bias))
+    rows = rows or RowReduce(x, -1)
     mean = rows.mean(x)
     centred = x - mean
     inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
@@ -32,15 +34,16 @@ def reference(
 
 def gradient(
     dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
-    dims: int, eps: float, output_mask: Sequence[bool], rows: RowSum | None = None,
+    dims: int, eps: float, output_mask: Sequence[bool], rows: RowReduce | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of the sum x, and of weight and bias in the dtype of statistics."""
     shape, dsum = x.shape[x.dim() - dims :], gradient_of_sum(dsum, x)
     if dy is None:
-        zeros = x.new_zeros(shape, dtype=statistics_dtype(x, weight))
+        zeros = x.new_zeros(shape, dtype=accumulator(x, weight))
         return None if dsum is None else dsum.clone(), zeros, zeros.clone()
-    dtype, rows = statistics_dtype(dy, x, weight), rows or row_sum(x, dims)
+    dtype = accumulator(dy, x, weight)
     dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
+    rows = rows or RowReduce(wide, -1)
     if torch.is_grad_enabled():
         centred = wide - rows.mean(wide)
         inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)

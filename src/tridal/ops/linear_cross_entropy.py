@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tridal.ops import cross_entropy as maths
 from tridal.ops.fused_op import FusedOp
+from tridal.ops.row_reduce import accumulator
 
 Tensor = torch.Tensor
 
@@ -43,7 +44,7 @@ def gradient(
     assert grad is not None
     logits = logits_of(input, linear_weight, linear_bias, matmul_dtype)
     numbers = (ignore_index, label_smoothing, z_loss, softcap)
-    lse = logits.sum(1, dtype=maths.accumulator(logits, target, weight))  # its shape and dtype: `gradient` computes it
+    lse = logits.sum(1, dtype=accumulator(logits, target, weight))  # its shape and dtype: `gradient` computes it
     _, total = maths.reduce_rows(lse, target, weight, reduction, ignore_index)
     dlogits, _ = maths.gradient(grad, None, logits, target, weight, lse, total, reduction, *numbers, [True, False])
     assert dlogits is not None

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from tridal.ops.fused_op import FusedOp
-from tridal.ops.norms import RowSum, Tensor, column_sum, gradient_of_sum, row_sum, statistics_dtype, widened
+from tridal.ops.norms import Tensor, column_sum, gradient_of_sum, widened
+from tridal.ops.row_reduce import RowReduce, accumulator
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 MODULE = "tridal.kernels.rms_norm"
@@ -41,12 +42,13 @@ _TORCH_PROMOTES = _torch_promotes()
 
 def reference(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
-    casting: str, rows: RowSum | None = None,
+    casting: str, rows: RowReduce | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the normalised sum, the sum if there is a residual, and 1 / sqrt(mean of squares + eps) of each row."""
     total = input if residual is None else input + residual
-    dtype, rows = statistics_dtype(input, residual, weight), rows or row_sum(input, dims)
+    dtype = accumulator(input, residual, weight)
     x, scale = widened(total, dtype, dims), widened(weight, dtype, dims)
+    rows = rows or RowReduce(x, -1)
     inverse_rms = torch.rsqrt(rows.mean(x * x) + eps)
     y = x * inverse_rms
     if casting == "llama":
@@ -59,7 +61,7 @@ def reference(
 
 def gradient(
     dy: Tensor | None, dsum: Tensor | None, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, dims: int,
-    eps: float, weight_offset: float, output_mask: Sequence[bool], rows: RowSum | None = None,
+    eps: float, weight_offset: float, output_mask: Sequence[bool], rows: RowReduce | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of the sum x, and of the weight in the dtype of statistics.
 
@@ -67,10 +69,11 @@ def gradient(
     """
     dsum = gradient_of_sum(dsum, x)
     if dy is None:
-        dweight = None if weight is None else torch.zeros_like(weight, dtype=statistics_dtype(x, weight))
+        dweight = None if weight is None else torch.zeros_like(weight, dtype=accumulator(x, weight))
         return None if dsum is None else dsum.clone(), dweight
-    dtype, rows = statistics_dtype(dy, x, weight), rows or row_sum(x, dims)
+    dtype = accumulator(dy, x, weight)
     dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
+    rows = rows or RowReduce(wide, -1)
     inverse_rms = (
         torch.rsqrt(rows.mean(wide * wide) + eps) if torch.is_grad_enabled() else inverse_rms.to(dtype).unsqueeze(-1)
     )

@@ -9,27 +9,10 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from tridal.ops.row_reduce import RowReduce
 from tridal.runtime.row_kernel import RowKernel
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-
-
-class RowReduce:
-    """Reduces rows along a dim: `reduce(x, "max")` or `reduce(x, "sum")`."""
-
-    count: int
-    """Number of elements of a row."""
-
-    def __init__(self, x: torch.Tensor, dim: int) -> None:
-        self.count = x.shape[dim]
-        self._dim = dim
-
-    def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """Returns the maximum or the sum of each row. The dim is kept with size 1."""
-        if how == "sum" or self.count == 0:  # amax rejects empty rows; their sum is never used
-            return x.sum(self._dim, keepdim=True)
-        return x.amax(self._dim, keepdim=True)
-
 
 Reference: TypeAlias = Callable[..., torch.Tensor]
 """reference(x, reduce, **parameters): the op in torch's ops, which autograd can differentiate."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tridal.ops.row_op import RowOp, RowReduce
+from tridal.ops.row_op import RowOp
+from tridal.ops.row_reduce import RowReduce
 from tridal.ops.softmax_bounds import SoftmaxBounds
 from tridal.runtime.row_kernel import RowKernel, Statistic
 

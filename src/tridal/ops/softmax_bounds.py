@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from tridal.ops.row_op import RowReduce
+from tridal.ops.row_reduce import RowReduce
 
 Tensor = torch.Tensor
 

@@ -11,7 +11,8 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.ops import cross_entropy as maths
-from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, accumulator, classes_dim
+from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, classes_dim
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed

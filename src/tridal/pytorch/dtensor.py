@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from tridal.ops.row_op import RowOp
+from tridal.ops.row_reduce import RowReduce, accumulator
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.op_call import GradientCall, OpCall
 from tridal.pytorch.private import mesh_all_reduce
-from tridal.pytorch.reference import accumulator, compute_call
+from tridal.pytorch.reference import compute_call
 from tridal.pytorch.registered_ops import ON_REGISTER, REGISTERED, on_dispatch
 from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
@@ -26,12 +27,11 @@ from tridal.runtime.row_layout import contiguous_strides
 _all_reduce = mesh_all_reduce()
 
 
-class _ShardedReduce:
-    """`RowReduce` for rows whose elements are sharded over the mesh dims `axes`."""
+class ShardedReduce(RowReduce):
+    """Reduces rows of `count` elements that are sharded over the mesh dims `axes`. Each rank passes its shards."""
 
-    def __init__(self, tensor: DTensor, dim: int, axes: Sequence[int]) -> None:
-        self.count = tensor.shape[dim]
-        self._mesh, self._dim, self._axes = tensor.device_mesh, dim, axes
+    def __init__(self, count: int, dim: int, mesh: DeviceMesh, axes: Sequence[int]) -> None:
+        self.count, self._dim, self._mesh, self._axes = count, dim, mesh, axes
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
         """Returns the maximum or the sum of each row over all ranks. A shard may have no elements."""
@@ -69,12 +69,12 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
             if RECORDERS:
                 record_torch(call.kernel.name, tensors[0], "the rows are sharded over ranks")
             tensors = tensors if kind is GradientCall else [tensors[0].to(call.dtype)]
-            wide = accumulator(*(tensor.dtype for tensor in tensors))
+            wide, rows = accumulator(*tensors), ShardedReduce(last.shape[dim], dim, last.device_mesh, axes)
             function, values = (
-                op.reference if kind is OpCall else op.gradient,
+                op.gradient if kind is GradientCall else op.reference,
                 op.keywords(call.kernel, call.parameters),
             )
-            result = function(*(x.to(wide) for x in tensors), _ShardedReduce(last, dim, axes), **values).to(call.dtype)
+            result = function(*(x.to(wide) for x in tensors), rows, **values).to(call.dtype)
         else:
             result = call._replace(dim=dim).dispatch(*tensors)
         strides = contiguous_strides([max(size, 1) for size in last.shape])

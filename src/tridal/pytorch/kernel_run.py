@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tridal.ops.column_sum import COLUMN_SUM
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import private
 from tridal.pytorch.binding import bind_kernel, dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
@@ -100,8 +101,8 @@ def _prepare(
     assert context.backend is not None
     first, rest = inputs[0], inputs[1:]
     per_element, per_row = len(kernel.writes), len(kernel.row_writes)
-    accumulator = torch.float64 if torch.float64 in floating else torch.float32
-    dtypes = [*out_dtypes, *[accumulator] * len(kernel.column_writes), *(tensor.dtype for tensor in inputs)]
+    wide = accumulator(*floating)
+    dtypes = [*out_dtypes, *[wide] * len(kernel.column_writes), *(tensor.dtype for tensor in inputs)]
     copied = [tensor.is_neg() or not tensor.is_contiguous() for tensor in rest]
     addresses = [alignment] + [0] * (len(dtypes) - len(inputs) - 1) + [first.data_ptr() & ADDRESS_BITS]
     addresses += [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copied, rest, strict=True)]
@@ -123,8 +124,8 @@ def _prepare(
     outputs = [(tuple(s), contiguous_strides(s), d) for s, d in zip(shapes, dtypes, strict=False)]
     add = None
     if kernel.column_writes and plan.groups > 1:
-        parts = torch.empty(column_shape, dtype=accumulator, device="meta")
-        add = prepare_kernel(context, COLUMN_SUM, 0, [parts], (accumulator,))
+        parts = torch.empty(column_shape, dtype=wide, device="meta")
+        add = prepare_kernel(context, COLUMN_SUM, 0, [parts], (wide,))
     columns, sums = per_element + per_row, bool(kernel.column_writes)
     one_device = context.backend.device_count() == 1
     make = (private.allocator(context.device) if one_device else None) or functools.partial(_empty, context.device)

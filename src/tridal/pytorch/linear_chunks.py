@@ -14,6 +14,7 @@ import torch
 
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.loss_kernels import prepare_gradient, prepare_losses, prepare_losses_with_gradient
 
@@ -124,7 +125,7 @@ def _losses(
         compute = prepare_losses(context, logits, target, weight, *numbers, needs_lse=keeps_lse)
         losses, lse = (None, None) if compute is None else compute(logits, target, weight)
     if losses is None:
-        wide = maths.accumulator(logits, target, weight)
+        wide = accumulator(logits, target, weight)
         losses, lse, _ = maths.reference(logits, target, weight, NONE, *numbers, wide)
     assert losses is not None
     if row_grad is None:
@@ -153,7 +154,7 @@ def chunked(
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
     bias = None if linear_bias is None else linear_bias.detach().flatten().to(matmul_dtype)
     rows, shape = x.shape[0], linear_weight.shape[:-1]
-    wide = maths.accumulator(x, target, weight)
+    wide = accumulator(x, target, weight)
     losses = x.new_empty((rows, *shape[1:]), dtype=wide)
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,

@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import MEAN, NONE, REDUCTIONS
 from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, reference
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.cross_entropy import result_dtype
 from tridal.pytorch.distributed import is_distributed
@@ -114,7 +115,7 @@ def _compute(
     Gradients of a mean in float16 are divided by the denominator in the backward, after the scale of the loss.
     """
     numbers = (ignore_index, label_smoothing, z_loss, softcap)
-    wide = maths.accumulator(input, target, weight)
+    wide = accumulator(input, target, weight)
     rows = input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=wide)  # only shape and dtype are read
     denominator = None
     if reduction == MEAN:
@@ -150,9 +151,7 @@ def _gradient(
     tensors = (input, linear_weight, linear_bias)
     if any(wanted and not has for wanted, has in zip(output_mask, needs, strict=True)):
         numbers = (ignore_index, label_smoothing, z_loss, softcap)
-        like = input.new_empty(
-            (input.shape[0], *linear_weight.shape[1:-1]), dtype=maths.accumulator(input, target, weight)
-        )
+        like = input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=accumulator(input, target, weight))
         total = maths.reduce_rows(like, target, weight, reduction, ignore_index)[1]
         with private.without_autocast(input.device.type):
             _, grads = chunked(
@@ -212,7 +211,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
             (linear_bias, needs[2], (linear_weight.shape[:-1].numel(),), accum_dtype),
         )
     ]
-    denominator = input.new_empty((), dtype=maths.accumulator(input, target, weight))
+    denominator = input.new_empty((), dtype=accumulator(input, target, weight))
     return loss, *grads, denominator if divides_later and reduction == MEAN else None
 
 

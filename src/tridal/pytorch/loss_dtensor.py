@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE, classes_dim
 from tridal.ops.linear_cross_entropy import logits_of
-from tridal.pytorch.dtensor import _ShardedReduce, redistributed
+from tridal.ops.row_reduce import accumulator
+from tridal.pytorch.dtensor import ShardedReduce, redistributed
 from tridal.pytorch.fused_calls import call
 from tridal.pytorch.fused_ops import DEFINED
 from tridal.pytorch.linear_chunks import chunk_rows
@@ -67,7 +68,7 @@ class _Placed:
         count = self.shape[self.dim]
         columns = self.local(torch.arange(count, device=local.device), self.columns)
         columns = columns.view(-1, *[1] * (local.dim() - 1 - self.dim))
-        return maths.Classes(columns, count, _ShardedReduce(input, self.dim, self.axes))  # type: ignore[arg-type]
+        return maths.Classes(columns, count, ShardedReduce(count, self.dim, self.mesh, self.axes))
 
 
 def _forward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Tensor, ...]:
@@ -112,7 +113,7 @@ def reduced(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
     *rest, dtype = numbers
-    arguments = (input, target, weight, NONE, *rest, maths.accumulator(input, target, weight))
+    arguments = (input, target, weight, NONE, *rest, accumulator(input, target, weight))
     rows, lse, scale = call(DEFINED["cross_entropy"], arguments)
     assert rows is not None
     assert lse is not None
@@ -148,7 +149,7 @@ def linear_cross_entropy(
 
     def losses(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits_of(x, matrix, bias, matmul_dtype)
-        wide = maths.accumulator(logits, target, weight)
+        wide = accumulator(logits, target, weight)
         results: Any = call(DEFINED["cross_entropy"], (logits, target, weight, NONE, *numbers, wide))
         return results[0], results[2]
 

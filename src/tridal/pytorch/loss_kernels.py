@@ -16,10 +16,10 @@ from tridal.ops.cross_entropy import (
     PROBABILITIES_BACKWARD,
     SMOOTH,
     WITH_GRADIENT,
-    accumulator,
     bound,
     classes_dim,
 )
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.kernel_run import prepare_kernel
 from tridal.pytorch.loss_checks import check_range

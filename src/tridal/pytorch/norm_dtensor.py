@@ -17,33 +17,15 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from tridal.errors import DTypeError
 from tridal.ops.fused_op import FusedOp
-from tridal.ops.norms import RowSum
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.dtensor import redistributed
+from tridal.pytorch.dtensor import ShardedReduce, redistributed
 from tridal.pytorch.fused_ops import Results
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.op_call import overload
-from tridal.pytorch.private import mesh_all_reduce
 from tridal.pytorch.registered_ops import on_dispatch
 from tridal.runtime.row_layout import contiguous_strides
 
 _WHOLE: Placement = Replicate()
-_all_reduce = mesh_all_reduce()
-
-
-class _ShardedRows(RowSum):
-    """Sums over rows whose elements are sharded over the mesh dims `axes`."""
-
-    def __init__(self, count: int, mesh: DeviceMesh, axes: Sequence[int]) -> None:
-        super().__init__(count)
-        self._mesh, self._axes = mesh, axes
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of each row over all ranks."""
-        total = super().__call__(x)
-        for axis in self._axes:
-            total = _all_reduce(total, "sum", self._mesh, axis)
-        return total
 
 
 class _Layout(NamedTuple):
@@ -103,7 +85,7 @@ def _rule(op: FusedOp, name: str, reference: Callable[..., Results], kinds: str,
         if layout.axes:
             if RECORDERS:
                 record_torch(name, local[main], "the rows are sharded over ranks")
-            rows = _ShardedRows(math.prod(shape[len(shape) - dims :]), mesh, layout.axes)
+            rows = ShardedReduce(math.prod(shape[len(shape) - dims :]), -1, mesh, layout.axes)
             found = reference(*local, rows=rows)
         else:
             found = overload(name)(*local)

@@ -11,8 +11,9 @@ import torch
 
 from tridal.ops.fused_op import FusedOp
 from tridal.ops.layer_norm import LAYER_NORM
-from tridal.ops.norms import gradient_of_sum, statistics_dtype, sum_dtype
+from tridal.ops.norms import gradient_of_sum, sum_dtype
 from tridal.ops.rms_norm import RMS_NORM, result_dtype
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
@@ -44,7 +45,7 @@ def _prepare(
     """
     input, residual = tensors["x"], tensors["residual"]
     assert input is not None
-    wide, total = statistics_dtype(*tensors.values()), sum_dtype(input, residual)
+    wide, total = accumulator(*tensors.values()), sum_dtype(input, residual)
     if wide is torch.float64 and (total is not wide or dtype is not wide):
         return None
     absent = tuple(name for name, tensor in tensors.items() if tensor is None)
@@ -84,7 +85,7 @@ def _prepare_backward(
     weight: Tensor | None, parameters: tuple[Any, ...], output_mask: Sequence[bool],
 ) -> Run | None:  # fmt: skip
     """Returns run(dy, dsum, x, *rows, weight) of a gradient; None if no kernel computes it."""
-    wide = statistics_dtype(dy, x, weight)
+    wide = accumulator(dy, x, weight)
     if dy is None or (wide is torch.float64 and x.dtype is not wide):
         return None
     names = (*kernel.writes, *kernel.column_writes)
@@ -184,7 +185,7 @@ def _fake_rms_norm(
     casting: str,
 ) -> Results:  # fmt: skip
     total = sum_dtype(input, residual)
-    inverse_rms = _fake_statistic(input, dims, statistics_dtype(input, residual, weight))
+    inverse_rms = _fake_statistic(input, dims, accumulator(input, residual, weight))
     y = input.new_empty(input.shape, dtype=result_dtype(total, weight, casting))
     return y, None if residual is None else input.new_empty(input.shape, dtype=total), inverse_rms
 
@@ -192,7 +193,7 @@ def _fake_rms_norm(
 def _fake_layer_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float
 ) -> Results:
-    dtype, wide = sum_dtype(input, residual), statistics_dtype(input, residual, weight, bias)
+    dtype, wide = sum_dtype(input, residual), accumulator(input, residual, weight, bias)
     y = input.new_empty(input.shape, dtype=dtype)
     total = None if residual is None else torch.empty_like(y)
     return y, total, _fake_statistic(input, dims, wide), _fake_statistic(input, dims, wide)
@@ -205,7 +206,7 @@ def _fake_statistic(input: Tensor, dims: int, dtype: torch.dtype) -> Tensor:
 def _fake_backward(dy: Tensor | None, dsum: Tensor | None, x: Tensor, *saved: Any, weight: int) -> Results:
     """Returns the gradients of the sum and of the parameters. `weight` is the weight's position in `saved`."""
     mask, dims, shape = saved[-1], saved[weight + 1], x.shape
-    wide = statistics_dtype(dy, x, saved[weight])
+    wide = accumulator(dy, x, saved[weight])
     found = [x.new_empty(shape[x.dim() - dims :], dtype=wide) if needed else None for needed in mask[1:]]
     return (x.new_empty(shape) if mask[0] else None, *found)
 

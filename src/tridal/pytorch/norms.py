@@ -10,8 +10,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import DTypeError
 from tridal.ops.layer_norm import LAYER_NORM
-from tridal.ops.norms import statistics_dtype, sum_dtype
+from tridal.ops.norms import sum_dtype
 from tridal.ops.rms_norm import RMS_NORM
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
@@ -71,7 +72,7 @@ def rms_norm(
     check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight, residual=residual)
     input, residual, weight = _autocast(RMS_NORM.name, input, residual, weight)
     if eps is None:
-        eps = torch.finfo(statistics_dtype(input, residual)).eps
+        eps = torch.finfo(accumulator(input, residual)).eps
     offset = 0.0 if weight is None else float(weight_offset)
     if _torch_computes(RMS_NORM.name, input, weight, residual):
         total = input if residual is None else input + residual

@@ -5,13 +5,9 @@ from __future__ import annotations
 import torch
 
 from tridal.ops.row_op import RowOp
+from tridal.ops.row_reduce import accumulator
 from tridal.ops.scale_mask import modify_scores
 from tridal.pytorch.op_call import OpCall
-
-
-def accumulator(*dtypes: torch.dtype) -> torch.dtype:
-    """Returns the dtype of row statistics: float64 if one of the dtypes is float64, else float32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def compute(
@@ -41,6 +37,6 @@ def compute_call(call: OpCall, input: torch.Tensor, dispatch: bool = False) -> t
 
 def gradient(call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     """Computes the op's gradient with torch's ops. The result is differentiable."""
-    wide = accumulator(grad.dtype, saved.dtype)
+    wide = accumulator(grad, saved)
     dx = call.op.compute_gradient(grad.to(wide), saved.to(wide), call.dim, call.parameters)
     return dx.to(call.dtype)

@@ -29,7 +29,8 @@ from typing import Any, Literal
 
 import torch
 
-from tridal.ops.row_op import RowOp, RowReduce
+from tridal.ops.row_op import RowOp
+from tridal.ops.row_reduce import RowReduce
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of each dtype, for rounding to nearest."""
