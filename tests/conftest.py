@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,9 @@ import torch
 
 import tridal
 from tridal.devices import entry_points, plugins, registry, settings
-from tridal.devices.types import Backend
+from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
+from tridal.runtime import launch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +61,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         selected = backends(metafunc.config)
         metafunc.parametrize("backend", selected, ids=[backend.name for backend in selected], scope="session")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hints_are_true() -> Iterator[None]:
+    """Each interpreted launch checks the alignment that a compiler would assume. The interpreter would not notice."""
+    bind = launch._bind_interpreted
+
+    def checked(call: Any, plan: Any, device: Any) -> Callable[..., None]:
+        run, hinted = bind(call, plan, device), call.specialize(plan.config).divisible
+
+        def launch_checked(stream: int, *tensors: torch.Tensor) -> None:
+            given = zip(call.kernel.pointers, tensors, strict=False)
+            wrong = [name for name, tensor in given if name in hinted and tensor.data_ptr() % ALIGNMENT]
+            assert not wrong, f"{call.kernel.name}: a compiler assumes that {', '.join(wrong)} are aligned"
+            run(stream, *tensors)
+
+        return launch_checked
+
+    launch._bind_interpreted = checked
+    yield
+    launch._bind_interpreted = bind
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> 
     plan_invariants.check_plan(problem, device, plan)
     config = plan.config
     assert plan.resources is not None
-    assert (plan.occupancy, config.num_stages > 1) != (0, False), "one program fits on a multiprocessor"
+    assert plan.occupancy, "one program fits on a multiprocessor"
+    assert config.rows < 2 * problem.inner, "at least half of the rows of a tile are rows of a block"
     assert plan.occupancy == occupancy(config, plan.resources, device)[0]
     if config.schedule == "cooperative" and not config.persistent:
         assert plan.resources.spills <= MAX_SPILL

@@ -71,6 +71,7 @@ _VARIANTS = [
     *_questions(("layer_norm without residual",), "bfloat16", (4096, 16_384), (16_384, 32_768), (2048, 131_072)),
     *_questions(("rms_norm without residual",), "bfloat16", (131_072, 4097), (4096, 65_536)),
     *_questions(("column_sum",), "float32", (1056, 1024), dim=0),
+    *_questions(("rms_norm_backward", "layer_norm_backward"), "float64", (4096, 8192)),
 ]
 _BY_ARCHITECTURE = {"sm_90": _ALL + _VARIANTS, "sm_80": _HALF, "sm_100": _HALF, "sm_120": _HALF}
 QUESTIONS = [question._replace(arch=arch) for arch, chosen in _BY_ARCHITECTURE.items() for question in chosen]

@@ -63,8 +63,10 @@ def test_a_forward_allocates_its_result(
 ) -> None:
     source, dtype = dtypes
     x = STRIDED[strides](torch.ones(SHAPE, dtype=source))
+    widens = source is not dtype and torch.promote_types(source, dtype) is dtype
+    copied = NUMBER * source.itemsize if invariant and strides != "contiguous" and widens else 0
     with tridal.use(batch_invariant=invariant):
-        assert peak_bytes(lambda: tridal.softmax(x, -1, dtype)) == NUMBER * dtype.itemsize
+        assert peak_bytes(lambda: tridal.softmax(x, -1, dtype)) == NUMBER * dtype.itemsize + copied
 
 
 @pytest.mark.parametrize("strides", STRIDED)

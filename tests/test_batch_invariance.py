@@ -91,6 +91,50 @@ def test_masked_rows_are_the_same_in_batches_of_any_size(invariant: torch.device
         assert torch.equal(tridal.softmax(x[part], mask=masks[part]), expected[part])
 
 
+FUSED: dict[str, Any] = {
+    "rms_norm": lambda x, r, w, t: tridal.rms_norm(x, x.shape[-1:], w, residual=r)[0].sum(-1),
+    "layer_norm": lambda x, r, w, t: tridal.layer_norm(x, x.shape[-1:], w, w, residual=r)[0].sum(-1),
+    "cross_entropy": lambda x, r, w, t: tridal.cross_entropy(x, t, w, reduction="none", label_smoothing=0.1),
+    "softmax of its input": lambda x, r, w, t: tridal.softmax(x, dtype=torch.float32).mul(r).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_slices_of_batches_have_the_same_kernels_and_results(
+    invariant: torch.device, name: str, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """784 columns of bfloat16: rows start at multiples of 32 bytes, so those of a slice are less aligned."""
+    made, prepare = set(), launch.prepare
+
+    def recording(call: KernelCall, *arguments: Any) -> launch.PreparedLaunch:
+        prepared = prepare(call, *arguments)
+        specialization = call.specialize(prepared.plan.config)
+        constants = {name: value for name, value in specialization.constants if name != "row_inner"}  # a single row
+        if call.kernel.name.startswith(name.split()[0]) and not call.kernel.name.endswith(("reduce", "reduce_all")):
+            made.add((call.kernel, prepared.plan.config, specialization.divisible, str(constants)))
+        return prepared
+
+    monkeypatch.setattr(launch, "prepare", recording)
+    registry.invalidate()
+    rows, cols = 6, 784
+    memory = [torch.randn(rows * cols + offset, device=invariant).bfloat16()[offset:] for _ in range(3)]
+    x, residual, dy = (m.view(rows, cols) for m in memory)
+    weight, target = torch.rand(cols, device=invariant).bfloat16(), torch.arange(rows, device=invariant)
+
+    def compute(part: slice) -> list[torch.Tensor]:
+        leaf = x[part].detach().requires_grad_()
+        result = FUSED[name](leaf, residual[part], weight, target[part])
+        return [result.detach(), *torch.autograd.grad(result, leaf, dy[part, 0].to(result.dtype))]
+
+    whole = compute(slice(0, rows))
+    kernels = len(made)
+    for part in (slice(1, 4), slice(rows - 1, rows)):
+        for found, wanted in zip(compute(part), whole, strict=True):
+            assert torch.equal(found, wanted[part])
+    assert len(made) == kernels > 0
+
+
 def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:
     layout, config = row_layout((64, 1024), (1024, 1), 1, 0), KernelConfig("whole_row", 1, 1024)
     scale_mask = ScaleMask(mask="uint8", strides=(1024, 0, 0, 1))

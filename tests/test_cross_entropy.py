@@ -275,6 +275,28 @@ def test_a_large_softcap_rounds_no_more_than_torch(device: torch.device, cap: fl
     assert_close(loss.cpu().double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (2, 0, 3), (0,), (0, 5)])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_of_probabilities_without_elements_equal_torch(
+    device: torch.device, shape: tuple[int, ...], reduction: Any
+) -> None:
+    x, target = (torch.randn(shape, device=device) for _ in range(2))
+    expected = functional.cross_entropy(x, target, reduction=reduction)
+    assert_close(tridal.cross_entropy(x, target, reduction=reduction), expected, equal_nan=True)
+
+
+def test_rows_of_a_tile_may_be_far_apart_in_memory(device: torch.device) -> None:
+    """The offset of a target's logit needs 64 bits, although each stride needs 32."""
+    try:
+        memory = torch.empty(34 << 26, dtype=torch.float16, device=device)  # pages that are not used take no memory
+    except RuntimeError:
+        pytest.skip("the device has too little memory")
+    x, target = memory.as_strided((34, 32), (1 << 26, 1)), torch.arange(34, device=device) % 32
+    x.copy_(torch.randn(34, 32))
+    expected = functional.cross_entropy(x.clone().float(), target, reduction="none")
+    assert_close(tridal.cross_entropy(x, target, reduction="none").float(), expected, rtol=2e-3, atol=2e-3)
+
+
 def test_no_classes_have_the_loss_of_torch(device: torch.device) -> None:
     loss = tridal.linear_cross_entropy(
         torch.randn(2, 3, device=device), torch.randn(0, 3, device=device), torch.tensor([-100, -100], device=device),

@@ -28,6 +28,11 @@ BOTH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float index": ({"target": torch.ones(4)}, RuntimeError, "Long or Byte, but got torch.float32"),
     "int32 index": ({"target": TARGET.int()}, RuntimeError, "Long or Byte, but got torch.int32"),
     "batch": ({"target": TARGET[:3]}, ValueError, r"input batch_size \(4\) to match target batch_size \(3\)"),
+    "one row": (
+        {"input": torch.rand(5), "target": TARGET[:2]},
+        ValueError,
+        "1D target must have size 1, but got target size: 2",
+    ),
     "integer probabilities": ({"target": torch.ones(4, 5, dtype=LONG)}, RuntimeError, "probabilities, got torch.int64"),
     "ignored probabilities": ({"target": torch.rand(4, 5), "ignore_index": 1}, RuntimeError, "ignore_index"),
     "target type": ({"target": [0, 1, 2, 3]}, TypeError, "target must be a torch.Tensor, got list"),

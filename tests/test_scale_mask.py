@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -341,3 +343,13 @@ def test_invalid_arguments_raise_named_errors(
         tridal.softmax(**{"input": torch.randn(Q, K, device=device), **arguments})
     with pytest.raises(DimensionError, match="causal=True needs"):
         tridal.softmax(torch.randn(K, device=device), causal=True)
+
+
+def test_a_stream_keeps_the_memory_of_its_input_and_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(tensor))
+    monkeypatch.setattr(torch.cpu, "stream", lambda stream: contextlib.nullcontext())
+    x, mask = torch.randn(4, 6), torch.ones(4, 6, dtype=torch.bool)
+    with tridal.use(device="interpreter"):
+        tridal.softmax(x, mask=mask, stream=SimpleNamespace(device=x.device))
+    assert [tensor.data_ptr() for tensor in recorded] == [x.data_ptr(), mask.data_ptr()]

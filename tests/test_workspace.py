@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -41,6 +43,29 @@ def test_a_workspace_that_is_too_short_is_replaced_by_a_longer_one() -> None:
     longer = launched_with(1000)
     assert longer is not first
     assert launched_with(10) is longer
+    assert workspace._replaced[-1] is first, "a launch of another thread may still use it"
+
+
+def test_threads_that_share_a_stream_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace that is dropped while its launch runs may be used by another tensor."""
+    allocate, both = workspace._lasting_zeros, threading.Barrier(2)
+
+    def slow(length: int, device: torch.device) -> torch.Tensor:
+        time.sleep(0.2)
+        return allocate(length, device)
+
+    def work() -> None:
+        both.wait()
+        found.append(launched_with(10))
+
+    monkeypatch.setattr(workspace, "_lasting_zeros", slow)
+    found: list[torch.Tensor] = []
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1]
 
 
 def test_each_launch_gets_its_own_workspace_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tridal.devices.types import KernelConfig
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, next_power_of_2, warps_for
 
 
 def fit_column_reads(problem: GpuProblem) -> Fit | None:
@@ -41,7 +41,9 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
     """Returns the configuration for rows of up to `COLUMN_READS_NARROW_COLS` or more than `WIDE_ROW_COLS` columns."""
     cols, row_bytes = problem.tile_cols, problem.tile_cols * problem.itemsize
     if cols <= tuning.COLUMN_READS_NARROW_COLS and problem.itemsize == 2 and not _loads_little(problem):
-        return KernelConfig("whole_row", 2 * tuning.NARROW_TILE_ELEMENTS // cols, cols, 2, persistent=False)
+        rows = min(2 * tuning.NARROW_TILE_ELEMENTS // cols, next_power_of_2(problem.inner))
+        warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
+        return KernelConfig("whole_row", rows, cols, warps, persistent=False)
     if cols <= tuning.WIDE_ROW_COLS or not problem.has_large_l1:
         return None
     if _loads_little(problem):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
 from tridal_cuda import tuning
@@ -65,9 +65,12 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
 
 
 def _fit_column_loop(problem: GpuProblem) -> Fit:
-    """Returns a `Fit` for `column_loop`: a software pipeline of tiles with a quarter of `max_elements`."""
+    """Returns a `Fit` for `column_loop`: tiles with a quarter of `max_elements`, and as many stages as fit."""
     inner = problem.layout == "inner"
     rows = min(next_power_of_2(problem.inner), tuning.INNER_ROWS // 2) if inner else 1
     elements = problem.max_elements // 4
     warps = warps_for(elements, tuning.FEW_ELEMENTS_PER_THREAD // (2 if inner else 1))
-    return problem.fit(KernelConfig("column_loop", rows, elements // rows, warps, problem.max_stages)).with_few_spills()
+    config = KernelConfig("column_loop", rows, elements // rows, warps)
+    stages = range(problem.max_stages, 0, -1)
+    fits = (problem.fit(replace(config, num_stages=number)).with_few_spills() for number in stages)
+    return next(fitted for fitted in fits if fitted.occupancy)

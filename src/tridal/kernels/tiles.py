@@ -239,7 +239,8 @@ def load_index(
         column = tl.cast(tl.where(valid, index, 0), tl.int64)
         picked = 0.0
         if PICKS:
-            start, _ = row_pointers(in_ptr, tile, inner, long_blocks, in_outer, in_inner, ROWS, VECTOR)
+            stride = tl.cast(in_inner, tl.int64)  # the rows of a tile may be farther apart than 2^31 elements
+            start, _ = row_pointers(in_ptr, tile, inner, long_blocks, in_outer, stride, ROWS, VECTOR)
             element = tl.load(start + column * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
             picked = tl.where(valid, element, float("nan"))
         picked_column = 0.0

@@ -111,7 +111,7 @@ def reduce_rows(
     if reduction == SUM:
         return rows.sum(), None
     if target.is_floating_point():
-        return rows.mean(), None
+        return rows.sum() / (rows.numel() if target.numel() else 0), None
     if weight is None:
         denominator = (target != ignore_index).sum(dtype=rows.dtype)
     else:

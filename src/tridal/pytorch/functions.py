@@ -201,7 +201,7 @@ def _general(call: OpCall, input: torch.Tensor, stream: Any) -> torch.Tensor:
         if context.torch_computes:
             kind = input.device.type
             raise StreamError(f"stream={stream!r}, but {kind} tensors are served by torch and have no stream")
-        with _on_stream(stream, input):
+        with _on_stream(stream, input, call.mask):
             return apply(op, input, call.dim, dtype, None, parameters, modification)
     if not is_distributed(input, call.mask):
         if context.torch_computes:
@@ -262,7 +262,7 @@ def autocast_dtype(input: torch.Tensor) -> torch.dtype | None:
     return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None
 
 
-def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:
+def _on_stream(stream: Any, input: torch.Tensor, mask: torch.Tensor | None) -> AbstractContextManager[Any]:
     """Returns a context in which a stream is current on the input's device. Outputs, kernels and gradients use it."""
     device = input.device
     module = torch.get_device_module(device.type)
@@ -275,5 +275,7 @@ def _on_stream(stream: Any, input: torch.Tensor) -> AbstractContextManager[Any]:
         raise StreamError(f"stream must be a torch stream or a raw handle (int), got {type(stream).__name__}")
     if owner != device:
         raise StreamError(f"the stream belongs to {owner}, but the input is on {device}: use a stream of {device}")
-    input.record_stream(stream)
+    for tensor in (input, mask):
+        if tensor is not None:
+            tensor.record_stream(stream)
     return module.stream(stream)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from tridal.pytorch import private
 from tridal.pytorch.binding import bind_kernel, dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.prepared import backend_computes
+from tridal.pytorch.prepared import backend_computes, contiguous_copy
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides
 from tridal.runtime.specialization import ADDRESS_BITS
@@ -103,7 +103,12 @@ def _prepare(
     per_element, per_row = len(kernel.writes), len(kernel.row_writes)
     wide = accumulator(*floating)
     dtypes = [*out_dtypes, *[wide] * len(kernel.column_writes), *(tensor.dtype for tensor in inputs)]
-    copied = [tensor.is_neg() or not tensor.is_contiguous() for tensor in rest]
+    # With batch invariance, the alignment of tensors with a number per element must not depend on the batch.
+    aligned = len(kernel.tensors[3] + kernel.tensors[4]) - 1 if context.settings.batch_invariant else 0
+    copied = [
+        tensor.is_neg() or not tensor.is_contiguous() or (index < aligned and bool(_alignment(tensor)))
+        for index, tensor in enumerate(rest)
+    ]
     addresses = [alignment] + [0] * (len(dtypes) - len(inputs) - 1) + [first.data_ptr() & ADDRESS_BITS]
     addresses += [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copied, rest, strict=True)]
     options: Any = {"parameters": parameters, "out_strides": out_strides}
@@ -137,7 +142,7 @@ def _prepare(
     def run(out: torch.Tensor | None, tensors: Sequence[torch.Tensor]) -> Outputs:
         if any_copies:
             given = zip(copies, tensors, strict=True)
-            tensors = [tensor.resolve_neg().contiguous() if copy else tensor for copy, tensor in given]
+            tensors = [contiguous_copy(tensor) if copy else tensor for copy, tensor in given]
         if out is None:
             written = [make(*output) for output in outputs]
         else:

@@ -105,6 +105,8 @@ def _check_target(shape: Sequence[int], target: Tensor, ignore_index: int, dim: 
             f"Expected input batch_size ({shape[0]}) to match target batch_size "
             f"({target.shape[0] if target.dim() else 'none, it has no dims'})"
         )
+    if len(shape) == 1 and target.dim() == 1 and target.shape[0] != 1:
+        raise ValueError(f"For 1D input, 1D target must have size 1, but got target size: {target.shape[0]}")
     if tuple(target.shape) != rows and not (len(shape) == 1 and tuple(target.shape) == (1,)):
         hint = ": dim 1 of the logits has the classes; if the last dim has them, use logits.movedim(-1, 1)"
         raise RuntimeError(

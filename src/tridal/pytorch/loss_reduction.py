@@ -30,7 +30,7 @@ def prepare_reduction(
         loss, denominator = reduce_rows(rows, target, weight, reduction, ignore_index)
         return loss.to(dtype), denominator
 
-    if reduction == NONE or (rows.dtype is torch.float64 and dtype.itemsize == 2):
+    if reduction == NONE or not target.numel() or (rows.dtype is torch.float64 and dtype.itemsize == 2):
         return by_torch
     row = rows.view(-1)
     if reduction != MEAN or target.is_floating_point():

@@ -116,6 +116,8 @@ def _prepare(
     if saved is None:
         # The kernel reads the input directly if the cast to `dtype` is exact. Otherwise, torch casts the input first.
         readable = readable and torch.promote_types(first.dtype, dtype) == dtype
+        if readable and context.settings.batch_invariant:
+            copy_dtype = first.dtype  # a copy must have the kernel of a tensor that is not copied
         if second is not None and second.dtype is torch.bool:
             convert = _as_bytes
     else:
@@ -124,8 +126,9 @@ def _prepare(
         written, copy_dtype = torch.float64 if through_float64 else dtype, first.dtype
         named = zip(call.kernel.parameters, call.parameters, strict=True)  # a scale of None skips the multiplication
         call = call._replace(parameters=tuple(None if name == "scale" and v == 1 else v for name, v in named))
-        if saved.is_neg() or not saved.is_contiguous():
-            saved, convert = _contiguous_like(saved, saved.dtype), _as_contiguous
+        misaligned = context.settings.batch_invariant and saved.data_ptr() & ADDRESS_BITS  # it depends on the batch
+        if saved.is_neg() or not saved.is_contiguous() or misaligned:
+            saved, convert = _contiguous_like(saved, saved.dtype), contiguous_copy
     direct_launch = bind(context, call, first, written, saved) if readable else None
     bound = direct_launch or bind(context, call, _contiguous_like(first, copy_dtype), written, saved)
     if bound is None:
@@ -140,8 +143,8 @@ def _prepare(
 
     def unary(input: torch.Tensor) -> torch.Tensor:
         out = allocate(input)
-        if copied:
-            input = _copy(out, input)  # the kernel then works in place, without another allocation
+        if copied:  # in the result's dtype, the kernel works in place, without another allocation
+            input = _copy(out, input) if copy_dtype is written else contiguous_copy(input)
         launch_on(stream(index), out, input)
         if RECORDERS:
             record(computed)
@@ -150,7 +153,7 @@ def _prepare(
     def binary(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         out = allocate(first)
         if copied:
-            first = _copy(out, first) if copy_dtype is written else _as_contiguous(first)
+            first = _copy(out, first) if copy_dtype is written else contiguous_copy(first)
         launch_on(stream(index), out, first, second if convert is None else convert(second))
         if RECORDERS:
             record(computed)
@@ -168,8 +171,9 @@ def _as_bytes(mask: torch.Tensor) -> torch.Tensor:
     return mask.view(torch.uint8)
 
 
-def _as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_neg().contiguous()
+def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy in new memory, which is aligned. torch's `contiguous` returns a contiguous tensor itself."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> Run:

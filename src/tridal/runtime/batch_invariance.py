@@ -56,7 +56,8 @@ class InvariantCall(KernelCall):
     def specialize(self, config: KernelConfig) -> Specialization:
         """Specializes as `KernelCall` does, but `divisible` depends on the row length and the addresses only."""
         specialization = super().specialize(config)
-        aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(self.addresses)
+        addresses = [a for name, a in zip(self.kernel.pointers, self.addresses, strict=False) if name in _ROW_MULTIPLES]
+        aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(addresses)
         names = [name for name, _ in specialization.types if name in _ROW_MULTIPLES] if aligned else []
         return replace(specialization, divisible=tuple(names))
 

@@ -12,7 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from tridal.devices.lock import LOCK
+
 _by_stream: dict[tuple[torch.device, int], torch.Tensor] = {}
+_replaced: list[torch.Tensor] = []
+"""Workspaces that were too short. Launches of other threads may still use them."""
 
 
 def with_workspace(launch: Callable[..., None], length: int, device: torch.device) -> Callable[..., None]:
@@ -27,12 +31,23 @@ def with_workspace(launch: Callable[..., None], length: int, device: torch.devic
         if capturing():
             workspace = torch.zeros(length, dtype=torch.int64, device=device)
         else:
-            workspace = _by_stream.get((device, stream))  # type: ignore[assignment]
-            if workspace is None or len(workspace) < length:
-                workspace = _by_stream[device, stream] = _lasting_zeros(2 * length, device)
+            found = _by_stream.get((device, stream))
+            workspace = _allocated(stream, length, device) if found is None or len(found) < length else found
         launch(stream, *tensors, workspace)
 
     return launch_with_workspace
+
+
+def _allocated(stream: int, length: int, device: torch.device) -> torch.Tensor:
+    """Returns the workspace of a stream. Allocates it, unless another thread has done so."""
+    with LOCK:
+        found = _by_stream.get((device, stream))
+        if found is not None:
+            if len(found) >= length:
+                return found
+            _replaced.append(found)
+        found = _by_stream[device, stream] = _lasting_zeros(2 * length, device)
+        return found
 
 
 def _lasting_zeros(length: int, device: torch.device) -> torch.Tensor:
