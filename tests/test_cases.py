@@ -9,8 +9,9 @@ import pytest
 from conformance_helpers import INTERPRETER
 from tridal.errors import PlanError
 from tridal.ops import table
-from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values, cases
+from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values
 from tridal.testing.plan_overrides import overrides
+from tridal.testing.suite import cases
 
 
 class OneDtype:

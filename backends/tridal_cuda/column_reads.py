@@ -6,9 +6,9 @@ with the elements. A program that loops over tiles with the same columns loads t
 
 from __future__ import annotations
 
-from tridal.devices.types import KernelConfig
+from tridal.devices.types import KernelConfig, next_power_of_2
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, next_power_of_2, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
 
 
 def fit_column_reads(problem: GpuProblem) -> Fit | None:

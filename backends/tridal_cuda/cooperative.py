@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tridal.devices.types import KernelConfig, Schedule
+from tridal.devices.types import KernelConfig, Schedule, next_power_of_2
 from tridal.errors import PlanError
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import (
@@ -14,7 +14,6 @@ from tridal_cuda.gpu_problem import (
     cdiv,
     first_with_few_spills,
     limit_rows,
-    next_power_of_2,
     warps_for,
 )
 from tridal_cuda.resources import max_registers_for

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import DeviceProperties, KernelConfig, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, KernelConfig, Probe, Problem, Resources, next_power_of_2
 from tridal.errors import PlanError
 from tridal_cuda import tuning
 from tridal_cuda.resources import REGISTER_UNIT, max_registers_for, occupancy
-
-
-def next_power_of_2(value: int) -> int:
-    """Returns the smallest power of two that is not less than `value`."""
-    return 1 << (value - 1).bit_length()
 
 
 def cdiv(value: int, divisor: int) -> int:

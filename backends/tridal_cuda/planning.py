@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, next_power_of_2
 from tridal_cuda import tuning
 from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
 from tridal_cuda.cooperative import fit_cooperative
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, first_with_few_spills, next_power_of_2, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, first_with_few_spills, warps_for
 from tridal_cuda.single_pass import fit_single_pass
 from tridal_cuda.whole_row import fit_whole_row
 

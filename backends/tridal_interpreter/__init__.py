@@ -10,7 +10,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tridal.devices.types import BackendBase, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem
+from tridal.devices.types import (
+    BackendBase,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Option,
+    Probe,
+    Problem,
+    next_power_of_2,
+)
 
 _MAX_TILE_ELEMENTS = 1 << 20  # Triton's limit for a tensor in a kernel
 
@@ -56,8 +65,8 @@ class Interpreter(BackendBase):
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
-        cols = min(_next_power_of_2(problem.cols), _MAX_TILE_ELEMENTS)
-        rows = min(_next_power_of_2(problem.inner), _MAX_TILE_ELEMENTS // cols)
+        cols = min(next_power_of_2(problem.cols), _MAX_TILE_ELEMENTS)
+        rows = min(next_power_of_2(problem.inner), _MAX_TILE_ELEMENTS // cols)
         config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
         tiles, most_programs = problem.tiles(rows), options["num_programs"]
         programs = min(tiles, most_programs)
@@ -79,10 +88,6 @@ def _triton_version() -> str | None:
 def _minor(version: str) -> tuple[int, ...]:
     """Returns (major, minor)."""
     return tuple(map(int, version.split(".")[:2]))
-
-
-def _next_power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()
 
 
 backend = Interpreter()

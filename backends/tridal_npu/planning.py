@@ -6,7 +6,15 @@ The number of programs does not grow with the rows, because triton-ascend reject
 
 from __future__ import annotations
 
-from tridal.devices.types import ITEMSIZE, DeviceProperties, KernelConfig, LaunchPlan, Problem, Schedule
+from tridal.devices.types import (
+    ITEMSIZE,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Problem,
+    Schedule,
+    next_power_of_2,
+)
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 from tridal_npu.resources import limit
 
@@ -50,7 +58,7 @@ def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> Kern
 
     narrowest = min(ITEMSIZE[dtype] for dtype in problem.element_dtypes)
     elements_per_block = _BLOCK // narrowest
-    cols, rows = _next_power_of_2(problem.cols), _next_power_of_2(problem.inner)
+    cols, rows = next_power_of_2(problem.cols), next_power_of_2(problem.inner)
     rows = min(rows, max(1, problem.rows // programs))
     if problem.layout == "inner":
         rows, whole_row_tile = min(rows, _MAX_INNER_ROWS), max_tile("whole_row", elements_per_block)
@@ -67,7 +75,3 @@ def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> Kern
 def _config(schedule: Schedule, rows: int, cols: int) -> KernelConfig:
     """Returns a configuration with `rows` and `cols` rounded down to powers of two."""
     return KernelConfig(schedule, 1 << (rows.bit_length() - 1), 1 << (cols.bit_length() - 1))
-
-
-def _next_power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()

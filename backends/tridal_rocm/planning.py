@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources, next_power_of_2
 from tridal.errors import PlanError
 from tridal_rocm.resources import MAX_THREADS, occupancy
 
@@ -113,10 +113,10 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Iterator[KernelCo
     warp_size = device.warp_size or 64
     peel = problem.layout == "row" and not problem.aligned and not problem.column_writes
     peel = peel and problem.cols >= _VECTORS_PEELED * problem.vector
-    cols = _next_power_of_2(problem.cols // problem.vector * problem.vector if peel else problem.cols)
+    cols = next_power_of_2(problem.cols // problem.vector * problem.vector if peel else problem.cols)
     weight = _registers_per_element(problem)
     rows = max(1, _NARROW_ELEMENTS * warp_size // cols)
-    rows = min(_next_power_of_2(problem.inner), rows)
+    rows = min(next_power_of_2(problem.inner), rows)
     min_rows = rows
     if problem.layout == "inner":
         min_rows, most = _inner_rows(problem, device)
@@ -138,7 +138,7 @@ def _column_loops(problem: Problem, device: DeviceProperties) -> Iterator[Kernel
     threads, rows = MAX_THREADS // 2, _inner_rows(problem, device)[1] if problem.layout == "inner" else 1
     elements = threads * _LOOP_ELEMENTS // _registers_per_element(problem)
     for _ in range(1 + _MAX_HALVINGS):
-        cols = max(1, min(elements // rows, _next_power_of_2(problem.cols)))
+        cols = max(1, min(elements // rows, next_power_of_2(problem.cols)))
         yield KernelConfig("column_loop", rows, cols, threads // (device.warp_size or 64), num_stages=2)
         elements //= 2
 
@@ -150,15 +150,11 @@ def _inner_rows(problem: Problem, device: DeviceProperties) -> tuple[int, int]:
     """
     line = _CACHE_LINE // problem.itemsize
     few = problem.tiles(line) < device.cores
-    inner = _next_power_of_2(problem.inner)
+    inner = next_power_of_2(problem.inner)
     return min(inner, line // 2), min(inner, line // 2 if few else line)
 
 
 def _registers_per_element(problem: Problem) -> int:
     """Returns the 32-bit registers that a thread needs for an element of all tensors that it holds, a power of two."""
     tensors = len(problem.reads) + len(problem.column_writes)
-    return _next_power_of_2(tensors) * problem.accumulator // 4
-
-
-def _next_power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()
+    return next_power_of_2(tensors) * problem.accumulator // 4

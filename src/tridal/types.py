@@ -14,11 +14,12 @@ from tridal.devices.types import (
     Resources,
     Schedule,
     new_name,
+    next_power_of_2,
 )
 
 __all__ = [
     "ITEMSIZE", "Backend", "BackendBase", "DeviceProperties", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
-    "KernelConfig", "Resources", "Schedule",
+    "KernelConfig", "Resources", "Schedule", "next_power_of_2",
 ]  # fmt: skip
 
 

@@ -6,7 +6,16 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from tridal.types import BackendBase, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem
+from tridal.types import (
+    BackendBase,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Option,
+    Probe,
+    Problem,
+    next_power_of_2,
+)
 
 WIDEST = 1 << 20  # elements; Triton allows no larger tile
 
@@ -19,7 +28,7 @@ class Toy(BackendBase):
     devices: Mapping[str, DeviceProperties] = {"toy1": DeviceProperties(name="Toy", arch="toy1", cores=2)}
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        cols = 1 << (problem.cols - 1).bit_length()
+        cols = next_power_of_2(problem.cols)
         if cols > WIDEST:
             config = KernelConfig("column_loop", 1, WIDEST)
             return LaunchPlan(config, programs=device.cores, reason="a row is wider than a tile")

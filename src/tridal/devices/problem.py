@@ -29,6 +29,11 @@ ALIGNMENT = 16
 """Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
 
 
+def next_power_of_2(value: int) -> int:
+    """Returns the smallest power of two that is not less than `value`, for the sizes of a tile."""
+    return 1 << (value - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
     """Properties of a device that plans depend on. Sizes are in bytes. None means "not known".

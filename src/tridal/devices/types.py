@@ -13,11 +13,12 @@ from tridal.devices.problem import (
     Layout,
     Problem,
     find_architecture,
+    next_power_of_2,
 )
 from tridal.devices.renamed import RENAMED, new_name
 
 __all__ = [
     "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "PROTOCOLS", "RENAMED", "SCHEDULES", "Backend",
     "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
-    "Resources", "Schedule", "find_architecture", "new_name",
+    "Resources", "Schedule", "find_architecture", "new_name", "next_power_of_2",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a tile writes: elements, plus those of another tensor if there is one, and numbers per row."""
+"""The stores of a tile: elements, plus those of another tensor if there is one, and numbers per row."""
 
 import triton
 import triton.language as tl

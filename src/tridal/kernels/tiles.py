@@ -57,7 +57,7 @@ def tile_bounds(
 
     Returns block, first row, first column, bounds; columns and bounds of the head and tail. With PEEL, the first column
     differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS]. MASKS_TERMS
-    says whether the bounds also mask terms. They are then compared in 32 bits, because NPUs compare no 64-bit tiles.
+    says whether the bounds also mask terms. They are then compared in 32 bits: some devices compare no 64-bit tiles.
     """
     if long_blocks is None:
         tiles = tl.cdiv(inner, ROWS)
@@ -226,7 +226,7 @@ def load_index(
 
     PICKS and PICKS_COLUMN select what is loaded besides the index. The element is NaN, and the number of the column is
     zero, if the index is not one of a column. The index is returned in 32 bits, and is then the lowest number if it
-    needs more: NPUs compare no int64. Returns 0 without a tensor.
+    needs more: some devices compare no int64. Returns 0 without a tensor.
     """
     if pointer is None:
         return 0, 0.0, 0.0

@@ -210,9 +210,9 @@ def sharded_rows(
     """Returns loss, log-sum-exp and weight of each row from shards of the rows, which exchange only reductions."""
     dim, reduce = classes_dim(input), classes.reduce
     y = _capped(input, accumulator(input, target, weight), softcap)
-    top = reduce(y, "max")
-    top = torch.where(top.isfinite(), top, 0.0)
-    lse = top + reduce((y - top).exp(), "sum").log()
+    row_max = reduce(y, "max")
+    row_max = torch.where(row_max.isfinite(), row_max, 0.0)
+    lse = row_max + reduce((y - row_max).exp(), "sum").log()
     wanted, scale = _targets(y, target, weight, ignore_index, label_smoothing, classes)
     rows = reduce(torch.where(wanted == 0, 0.0, wanted * (lse - y)), "sum")
     rows = rows + torch.where(scale == 0, 0.0, z_loss * lse.square() * scale) if z_loss else rows
@@ -229,11 +229,11 @@ def gradient(
     dim, wide = classes_dim(input), accumulator(input, target, weight)
     y = _capped(input, wide, softcap)
     classes = all_classes(y) if classes is None else classes
-    top = classes.reduce(y, "max").detach()  # it cancels out
-    exp = (y - top).exp()
-    total = classes.reduce(exp, "sum")
-    p, exact_lse = exp / total, torch.where(top.isfinite(), top, 0.0) + total.log()
-    factor, target_gradient = torch.zeros_like(total), None
+    row_max = classes.reduce(y, "max").detach()  # it cancels out
+    exp = (y - row_max).exp()
+    row_sum = classes.reduce(exp, "sum")
+    p, exact_lse = exp / row_sum, torch.where(row_max.isfinite(), row_max, 0.0) + row_sum.log()
+    factor, target_gradient = torch.zeros_like(row_sum), None
     wanted = torch.zeros_like(y)
     if grad is not None:
         rows = row_gradient(grad, lse, denominator, reduction).unsqueeze(dim)
@@ -270,5 +270,4 @@ CROSS_ENTROPY = FusedOp(
     gradient=gradient,
     gradient_index=(0, 1, -1, -1, -1, -1, -1, -1, -1),
     differentiable_results=2,
-    cases="tridal.testing.loss_cases",
 )  # fmt: skip

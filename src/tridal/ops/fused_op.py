@@ -41,8 +41,6 @@ class FusedOp:
     differentiable_results: int = 1
     """How many results have gradients. These are the first ones. Those after the first depend only on tensors whose
     `gradient_index` is 0."""
-    cases: str | None = None
-    """Module with a function cases(op, backend). It yields the op's `FusedCase`s of the conformance suite."""
 
     def __post_init__(self) -> None:
         """Raises PluginError if a kernel has a fault."""

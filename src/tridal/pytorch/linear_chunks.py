@@ -23,11 +23,13 @@ _CHUNK_BYTES = 2**26
 
 
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
-    """Returns the number of rows of a chunk: its logits take at most 64 MiB, or as many bytes as another tensor.
+    """Returns the number of rows of a chunk. Its logits take at most 64 MiB, or as many bytes as a tensor of the call.
 
-    If sums have more than 16 bits, the other tensor is the weight. Smaller chunks do not reduce the peak memory,
-    because the backward rounds the sum to a new tensor of the weight's size. For a weight of more than 16 bits it does
-    not, and the limit is half of the weight. If sums have 16 bits, which saves memory, the other tensor is the input.
+    - With a 16-bit weight and an `accum_dtype` of 32 bits, it is the weight. Smaller chunks do not reduce the peak
+      memory, because the backward rounds the sum of the weight's gradient to a new tensor of the weight's size.
+    - With a weight of 32 bits, it is half of the weight: the backward needs no such tensor.
+    - With an `accum_dtype` of 16 bits, which saves memory, it is the input.
+
     The chunks of a call have nearly the same number of rows, a multiple of 128.
     """
     columns, inputs = max(linear_weight.shape[:-1].numel(), 1), linear_weight.shape[-1]
@@ -171,11 +173,11 @@ def chunked(
     for start in range(0, rows, step):
         part = slice(start, start + step)
         flat = memory[: rows - start]
-        for some in columns:
+        for columns_part in columns:
             if bias is None:
-                torch.mm(x[part], matrix[some].t(), out=flat[:, some])
+                torch.mm(x[part], matrix[columns_part].t(), out=flat[:, columns_part])
             else:
-                torch.addmm(bias[some], x[part], matrix[some].t(), out=flat[:, some])
+                torch.addmm(bias[columns_part], x[part], matrix[columns_part].t(), out=flat[:, columns_part])
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
         found, dlogits = _losses(context, logits, targets, weight, row_grad[part] if any(needs) else None, numbers)
         losses[part] = found.view(flat.shape[0], *shape[1:])
@@ -184,8 +186,8 @@ def chunked(
         flat = dlogits.reshape(flat.shape)
         if needs[0]:
             _input_gradient(flat, matrix, columns, grads[0][part])
-        for some in columns if needs[1] else []:
-            _product(flat[:, some].t(), x[part], grads[1][some], adds=start > 0)
+        for columns_part in columns if needs[1] else []:
+            _product(flat[:, columns_part].t(), x[part], grads[1][columns_part], adds=start > 0)
         if grads[2] is not None:
             grads[2] += flat.sum(0, dtype=accum_dtype)
     return losses, grads

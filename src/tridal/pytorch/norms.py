@@ -1,4 +1,4 @@
-"""The public functions rms_norm and layer_norm: their checks, and who computes a call."""
+"""The public functions rms_norm and layer_norm: their checks, and the choice between kernels and torch."""
 
 from __future__ import annotations
 

@@ -10,13 +10,14 @@
 `tridal check --all` and `pytest --backend NAME` in this repository run the same cases.
 """
 
-from tridal.testing.cases import Case, FusedCase, cases
+from tridal.testing.cases import Case, FusedCase
 from tridal.testing.checking import Result, check, run_case
 from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 from tridal.testing.runtime_check import check_runtime
+from tridal.testing.suite import cases
 
 __all__ = [
     "PLAN_OVERRIDES",

@@ -1,9 +1,8 @@
-"""The cases of the conformance suite: shapes, dims, dtypes, layouts and values that have shown faults. Data only."""
+"""The cases of ops of one tensor: shapes, dims, dtypes, layouts and values that have shown faults. Data only."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
@@ -12,8 +11,6 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 
 from tridal.devices.types import Backend
-from tridal.ops import table
-from tridal.ops.fused_op import FusedOp
 from tridal.ops.row_op import RowOp
 from tridal.testing.plan_overrides import overrides
 
@@ -148,23 +145,9 @@ _CASTS = (
 )  # fmt: skip
 
 
-def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | FusedCase, ...]:
-    """Returns all cases for a backend that is available here. `ops` are names; None stands for all ops.
-
-    Cases with a dtype that the backend does not compute are left out. Cases with a stream are included only if the
-    backend serves torch's accelerator. Cases with `last_device` are included only if the backend has several devices.
-
-    Raises:
-        PlanError: an op is unknown or cannot be used. The message suggests similar names.
-    """
-    return tuple(dict.fromkeys(case for op in table.selected(ops) for case in _cases_of(op, backend)))
-
-
-def _cases_of(op: RowOp | FusedOp, backend: Backend) -> Iterator[Case | FusedCase]:
-    if isinstance(op, RowOp):
-        yield from (case for case in _cases(op, backend) if _is_defined(case, backend))
-    elif op.cases is not None:
-        yield from importlib.import_module(op.cases).cases(op, backend)
+def row_cases(op: RowOp, backend: Backend) -> Iterator[Case]:
+    """Yields the cases of an op of one tensor whose dtypes the backend computes."""
+    yield from (case for case in _cases(op, backend) if _is_defined(case, backend))
 
 
 def _is_defined(case: Case, backend: Backend) -> bool:

@@ -24,6 +24,7 @@ from tridal.devices.types import (
     Probe,
     Problem,
     Resources,
+    next_power_of_2,
 )
 from tridal.runtime import launch
 from tridal.runtime.specialization import KernelCall, Specialization
@@ -234,12 +235,8 @@ def _signature(plan: LaunchPlan | str, problem: Problem, exact: bool) -> Any:
     most = problem.tiles(config.rows) * config.programs_per_row
     if config.schedule == "cooperative" and config.programs_per_row == -(-problem.cols // config.cols):
         config = replace(config, programs_per_row=0)
-    if not exact and config.cols == _next_power_of_2(problem.cols):
+    if not exact and config.cols == next_power_of_2(problem.cols):
         config = replace(config, cols=0)
-    if not exact and config.rows == _next_power_of_2(problem.inner):
+    if not exact and config.rows == next_power_of_2(problem.inner):
         config = replace(config, rows=0)
     return config, None if plan.programs == most else plan.programs
-
-
-def _next_power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()

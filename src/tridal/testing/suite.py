@@ -1,0 +1,35 @@
+"""The cases of the conformance suite, by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tridal.devices.types import Backend
+from tridal.ops import table
+from tridal.ops.row_op import RowOp
+from tridal.testing import linear_loss_cases, loss_cases, norm_cases
+from tridal.testing.cases import Case, FusedCase, row_cases
+
+FUSED_CASES: dict[str, Callable[[Any, Backend], Iterable[FusedCase]]] = {
+    "rms_norm": norm_cases.cases,
+    "layer_norm": norm_cases.cases,
+    "cross_entropy": loss_cases.cases,
+    "linear_cross_entropy": linear_loss_cases.cases,
+}
+"""cases(op, backend) of each op of several tensors."""
+
+
+def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | FusedCase, ...]:
+    """Returns all cases for a backend that is available here. `ops` are names; None stands for all ops.
+
+    Cases with a dtype that the backend does not compute are left out. Cases with a stream are included only if the
+    backend serves torch's accelerator. Cases with `last_device` are included only if the backend has several devices.
+
+    Raises:
+        PlanError: an op is unknown or cannot be used. The message suggests similar names.
+    """
+    found: dict[Case | FusedCase, None] = {}
+    for op in table.selected(ops):
+        found |= dict.fromkeys(row_cases(op, backend) if isinstance(op, RowOp) else FUSED_CASES[op.name](op, backend))
+    return tuple(found)
