@@ -21,7 +21,7 @@ import tridal
 from conformance_helpers import INTERPRETER, registered
 from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
-from tridal.pytorch import autograd, device_context, fused_calls, kernel_run, prepared
+from tridal.pytorch import autograd, device_context, fused_calls
 from tridal.runtime import launch
 
 pytest.importorskip("triton")
@@ -152,12 +152,12 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("name", ["rms_norm", "cross_entropy"])
 def test_thousands_of_shapes_keep_caches_of_fused_ops_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_run, "_CAPACITY", 300)
-    monkeypatch.setattr(fused_calls, "_CAPACITY", 300)
+    monkeypatch.setattr(fused_calls._calls, "capacity", 300)
     monkeypatch.setattr(fused_calls, "_VARIANTS", 2)
     largest = {"calls": 0, "runs": 0}
     with tridal.use(device="interpreter"):
         context = device_context.device_context(torch.device("cpu"))
+        context.runs.capacity = 300
         for number in range(1, 1001):
             for x in torch.ones(2, 1 + number % 7, 1 + number // 7):
                 CALLS[name](x.requires_grad_()).sum().backward()
@@ -175,11 +175,11 @@ def test_thousands_of_shapes_keep_caches_of_fused_ops_bounded(name: str, monkeyp
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_CAPACITY", 300)
+def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat() -> None:
     counts = []
     with tridal.use(device="interpreter"):
         context = device_context.device_context(torch.device("cpu"))
+        context.forwards.capacity = context.backwards.capacity = 300
         for number in range(1, 3001):
             x = torch.ones(1 + number % 7, 1 + number // 7, requires_grad=True)
             tridal.softmax(x).backward(x.detach())

@@ -67,10 +67,8 @@ def test_a_call_with_other_settings_is_prepared_again(backend: Any, prepared_cal
     assert len(prepared_calls) == 2
 
 
-def test_the_number_of_kept_calls_is_limited(
-    device: torch.device, prepared_calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepared, "_CAPACITY", 4)
+def test_the_number_of_kept_calls_is_limited(device: torch.device, prepared_calls: list[Any]) -> None:
+    device_context(torch.empty(1, device=device).device).forwards.capacity = 4
     for rows in range(1, 11):
         x = torch.randn(rows, 5, device=device)
         assert_close(tridal.softmax(x), torch.softmax(x, -1))

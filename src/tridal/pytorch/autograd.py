@@ -17,7 +17,7 @@ import torch
 from tridal.devices import registry
 from tridal.devices.settings import current, restored
 from tridal.pytorch import prepared
-from tridal.pytorch.device_context import PreparedCall, Run
+from tridal.pytorch.device_context import PreparedCall, RowRun
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import Node, is_batched_gradient, needs_dispatcher, skip_frames
 
@@ -25,7 +25,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 @functools.lru_cache(maxsize=1024)
-def prepared_node(call: PreparedCall) -> Run:
+def prepared_node(call: PreparedCall) -> RowRun:
     """Returns f(input[, mask]), which runs a prepared call as an autograd node. The tensors must be plain tensors.
 
     The mask gets no gradient. The backward does not read the mask, because the gradient of a zero output is zero.

@@ -17,7 +17,7 @@ from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.fused_calls import FusedCall, call, find
-from tridal.pytorch.fused_ops import FusedNode, Results, Rules, Run, by_kernels
+from tridal.pytorch.fused_ops import FusedNode, FusedRun, Results, Rules, by_kernels
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
 from tridal.pytorch.loss_kernels import new_gradient, prepare_gradient, prepare_losses, rows_last
 from tridal.pytorch.loss_reduction import prepare_reduction
@@ -164,7 +164,7 @@ def _writes_gradient(*tensors: Tensor | None) -> bool:
 def _prepare(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
     z_loss: float, softcap: float | None, dtype: torch.dtype, *, results: int | None = None,
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     """Returns run(input, target, weight) with the results of the op; None if no kernel computes them.
 
     If only the first `results` results are needed, the others may be None.
@@ -206,7 +206,7 @@ def _prepare_gradient(
     grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
     denominator: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float,
     softcap: float | None, output_mask: list[bool], *, inplace: bool = False,
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     """Returns run(grad, lse_grad, input, target, weight, lse, denominator); None if no kernel computes the gradient.
 
     With `inplace`, it writes the gradient of the logits into them.

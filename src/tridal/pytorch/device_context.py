@@ -12,16 +12,17 @@ import torch
 from tridal.devices import registry
 from tridal.devices.checked import CheckedBackend
 from tridal.devices.settings import Settings, current
+from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.devices import TORCH_TYPES
 from tridal.pytorch.op_call import OpCall
 
-Run: TypeAlias = Callable[..., torch.Tensor]
+RowRun: TypeAlias = Callable[..., torch.Tensor]
 """A prepared run(input[, mask]) of an op, or run(dY, saved) of its gradient, for one shape, layout and dtype."""
 
 log = logging.getLogger("tridal")
 
-_CAPACITY = 64
-_contexts: dict[tuple[torch.device, Settings], DeviceContext] = {}
+_CAPACITY = 4096
+_contexts: BoundedCache[tuple[torch.device, Settings], DeviceContext] = BoundedCache(64)
 registry.on_change(_contexts.clear)
 
 
@@ -39,16 +40,16 @@ class DeviceContext:
         self.backend: CheckedBackend | None = registry.serving(device.type, settings, TORCH_TYPES)
         self.torch_computes = self.backend is None and settings.fallback == "torch"
         self.has_autocast = has_autocast(device.type)
-        self.forwards: dict[tuple[Any, ...], PreparedCall | None] = {}
-        self.backwards: dict[tuple[Any, ...], Run | None] = {}
-        self.runs: dict[tuple[Any, ...], Any] = {}
+        self.forwards: BoundedCache[tuple[Any, ...], PreparedCall | None] = BoundedCache(_CAPACITY)
+        self.backwards: BoundedCache[tuple[Any, ...], RowRun | None] = BoundedCache(_CAPACITY)
+        self.runs: BoundedCache[tuple[Any, ...], Any] = BoundedCache(_CAPACITY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedCall:
     """The function that computes an op's forward, its device context, and the arguments of the op's gradient."""
 
-    run: Run
+    run: RowRun
     context: DeviceContext
     gradient: OpCall
 
@@ -73,7 +74,5 @@ def device_context(device: torch.device) -> DeviceContext:
     context = DeviceContext(*key)
     if context.torch_computes:
         log.info("no available backend serves %s tensors: torch computes them", device.type)
-    if len(_contexts) >= _CAPACITY:
-        _contexts.clear()
     _contexts[key] = context
     return context

@@ -27,7 +27,7 @@ from tridal.pytorch import prepared
 from tridal.pytorch.autograd import prepared_node
 from tridal.pytorch.call_guards import CallGuard, make_call_guard
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, device_context
+from tridal.pytorch.device_context import DeviceContext, PreparedCall, RowRun, device_context
 from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import forward_ad_level, function_modes, needs_dispatcher, skip_frames
@@ -126,7 +126,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"softmax": softmax, "log_so
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
-_guarded: dict[RowOp, tuple[CallGuard, tuple[float, ...], Run]] = {}
+_guarded: dict[RowOp, tuple[CallGuard, tuple[float, ...], RowRun]] = {}
 _latest: dict[RowOp, PreparedCall] = {}
 registry.on_change(_guarded.clear)
 registry.on_change(_latest.clear)

@@ -18,9 +18,19 @@ import torch
 from tridal.devices import registry
 from tridal.devices.settings import current, restored
 from tridal.pytorch import private
+from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.call_guards import TensorsGuard, guard_tensors
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.fused_ops import FusedNode, Results, Rules, Run, gradients, is_direct, output_mask, records_gradient
+from tridal.pytorch.fused_ops import (
+    FusedNode,
+    FusedRun,
+    Results,
+    Rules,
+    gradients,
+    is_direct,
+    output_mask,
+    records_gradient,
+)
 from tridal.pytorch.op_call import overload
 
 Tensor = torch.Tensor
@@ -28,12 +38,12 @@ Key: TypeAlias = tuple[Any, ...]
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _function_modes = private.function_modes
-_CAPACITY, _VARIANTS = 1024, 8
+_VARIANTS = 8
 _SIZES = (tuple, list, torch.Size)
 
 _latest: dict[Callable[..., Any], FusedCall] = {}
 """For each function, the prepared call that was used last. Making the key of a call takes as long as its guard."""
-_calls: dict[Key, tuple[FusedCall, ...]] = {}
+_calls: BoundedCache[Key, tuple[FusedCall, ...]] = BoundedCache(1024)
 """The prepared calls, the latest first. Those of a key differ in what guards compare, such as an absent weight.
 
 An empty tuple marks the key of a call that was computed once: the next one is prepared.
@@ -126,8 +136,6 @@ def call(rules: Rules, arguments: tuple[Any, ...], request: FusedCall | Request 
 def _keep(rules: Rules, arguments: tuple[Any, ...], request: Request, needed: dict[str, int]) -> None:
     """Prepares a call if its key has occurred before."""
     if request.key not in _calls:
-        if len(_calls) >= _CAPACITY:
-            _calls.clear()
         _calls[request.key] = ()
         return
     count = rules.op.tensor_count
@@ -151,7 +159,7 @@ class FusedCall:
 
     def __init__(
         self, rules: Rules, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], request: Request,
-        guard: TensorsGuard, run: Run,
+        guard: TensorsGuard, run: FusedRun,
     ) -> None:  # fmt: skip
         self.rules, self.numbers, self.guard, self.run, self.results = rules, numbers, guard, run, request.results
         self.settings, self.options = current(), request.options
@@ -175,7 +183,7 @@ class FusedCall:
             pairs = zip(tensors, self.casts, strict=True)
             tensors = [t if t is None or dtype is None else t.to(dtype) for t, dtype in pairs]
         if self.recorded:
-            return PreparedNode.apply(self, *tensors)
+            return FusedCallNode.apply(self, *tensors)
         results = self.run(*tensors)
         return results[0] if self.results == 1 else results[: self.results]
 
@@ -207,11 +215,11 @@ class _Backward(NamedTuple):
     """A prepared backward."""
 
     guard: TensorsGuard
-    run: Run
+    run: FusedRun
     """run(*gradients, *saved tensors) returns the gradients that the call needs."""
 
 
-class PreparedNode(private.Node):
+class FusedCallNode(private.Node):
     """The autograd node of prepared calls: apply(call, *tensors). It returns only the results of the function."""
 
     @staticmethod

@@ -16,7 +16,7 @@ from tridal.pytorch.op_call import overload
 from tridal.pytorch.registered_ops import LIBRARY, TAGS, has_tangent
 
 Results: TypeAlias = tuple[torch.Tensor | None, ...]
-Run: TypeAlias = Callable[..., Results]
+FusedRun: TypeAlias = Callable[..., Results]
 _compiling = torch.compiler.is_dynamo_compiling
 DEFINED: dict[str, Rules] = {}
 
@@ -37,10 +37,10 @@ class Rules:
     backward: Callable[..., Results]
     """backward(*gradients, *saved, output_mask), by kernels, or by torch where no kernel computes them."""
     fake_backward: Callable[..., Results]
-    prepare: Callable[..., Run | None] | None = None
+    prepare: Callable[..., FusedRun | None] | None = None
     """prepare(*arguments, results=None) returns run(*tensors), which is `compute` for all tensors with the same
     description. It is None if no kernel computes them, and `prepare` is None if calls are not worth a preparation."""
-    prepare_backward: Callable[..., Run | None] | None = None
+    prepare_backward: Callable[..., FusedRun | None] | None = None
     """prepare_backward(*gradients, *saved, output_mask) returns run(*gradients, *saved tensors), as `prepare`."""
 
 
@@ -52,7 +52,7 @@ def define(rules: Rules) -> None:
     _register(f"{op.name}_backward", op.backward_schema, rules.backward, rules.fake_backward, op.gradient, None)
 
 
-def by_kernels(prepare: Callable[..., Run | None], by_torch: Run, tensors: int) -> Run:
+def by_kernels(prepare: Callable[..., FusedRun | None], by_torch: FusedRun, tensors: int) -> FusedRun:
     """Returns f(*arguments), which computes an op, or its gradient, with kernels, and with `by_torch` if there is none.
 
     The first `tensors` arguments are tensors or None. Options of `prepare` are passed to it.

@@ -24,10 +24,9 @@ from tridal.runtime.row_layout import contiguous_strides
 from tridal.runtime.specialization import ADDRESS_BITS
 
 Outputs = tuple[torch.Tensor, ...]
-_CAPACITY = 4096
 
 
-Run = Callable[[Any, Sequence[Any]], Outputs]
+KernelRun = Callable[[Any, Sequence[Any]], Outputs]
 """run(out, inputs) of a kernel for tensors with the same description. `out` may be None."""
 
 
@@ -39,7 +38,7 @@ def prepare_kernel(
     out_dtypes: tuple[torch.dtype, ...],
     parameters: tuple[float, ...] = (),
     out: torch.Tensor | None = None,
-) -> Run | None:
+) -> KernelRun | None:
     """Returns run(out, inputs) of a kernel for tensors like these. Returns None if no kernel computes them.
 
     The tensors are plain tensors of the context's device. A meta tensor represents a new tensor of that device.
@@ -68,8 +67,6 @@ def prepare_kernel(
     try:
         return context.runs[key]  # type: ignore[no-any-return]
     except KeyError:
-        if len(context.runs) >= _CAPACITY:
-            context.runs.clear()
         run = context.runs[key] = _prepare(context, kernel, dim, inputs, out_dtypes, parameters, alignment, strides)
         return run
 
@@ -91,7 +88,7 @@ def _prepare(
     parameters: tuple[float, ...],
     alignment: int,
     out_strides: tuple[int, ...] | None,
-) -> Run | None:
+) -> KernelRun | None:
     """Returns run(out, inputs) for tensors like these and an `out` of this alignment and these strides, or None."""
     if out_strides is not None and (len(kernel.reads), len(kernel.writes), kernel.added) != (1, 1, None):
         return None

@@ -17,7 +17,7 @@ from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
-from tridal.pytorch.fused_ops import Results, Rules, Run, by_kernels, define
+from tridal.pytorch.fused_ops import FusedRun, Results, Rules, by_kernels, define
 from tridal.pytorch.kernel_run import prepare_kernel
 from tridal.pytorch.prepared import why_torch
 from tridal.runtime.row_kernel import RowKernel
@@ -38,7 +38,7 @@ def _forward_kernel(
 def _prepare(
     kernel: RowKernel, dtype: torch.dtype, dims: int, tensors: dict[str, Tensor | None], parameters: tuple[Any, ...],
     results: int | None, **constants: str,
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     """Returns run(*tensors) with the first `results` results of a norm, by default all; None if no kernel computes it.
 
     The results are the norm, the sum or None, and the statistics.
@@ -83,7 +83,7 @@ def _backward_kernel(kernel: RowKernel, absent: tuple[str, ...], outputs: tuple[
 def _prepare_backward(
     kernel: RowKernel, dims: int, dy: Tensor | None, dsum: Tensor | None, x: Tensor, rows: tuple[Tensor, ...],
     weight: Tensor | None, parameters: tuple[Any, ...], output_mask: Sequence[bool],
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     """Returns run(dy, dsum, x, *rows, weight) of a gradient; None if no kernel computes it."""
     wide = accumulator(dy, x, weight)
     if dy is None or (wide is torch.float64 and x.dtype is not wide):
@@ -126,7 +126,7 @@ def _prepare_backward(
 def _prepare_rms_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
     casting: str, *, results: int | None = None,
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     dtype = result_dtype(sum_dtype(input, residual), weight, casting)
     tensors, parameters = {"x": input, "residual": residual, "weight": weight}, (eps, weight_offset or None)
     return _prepare(RMS_NORM.forward, dtype, dims, tensors, parameters, results, CASTING=casting)
@@ -135,7 +135,7 @@ def _prepare_rms_norm(
 def _prepare_rms_norm_backward(
     dy: Tensor | None, dsum: Tensor | None, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, dims: int,
     eps: float, weight_offset: float, output_mask: Sequence[bool],
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     kernel, parameters = RMS_NORM.backward, (weight_offset or None,)
     return _prepare_backward(kernel, dims, dy, dsum, x, (inverse_rms,), weight, parameters, output_mask)
 
@@ -148,7 +148,7 @@ def _rms_norm_save(arguments: tuple[Any, ...], results: Results) -> tuple[Result
 def _prepare_layer_norm(
     input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float, *,
     results: int | None = None,
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     tensors = {"x": input, "residual": residual, "weight": weight, "bias": bias}
     return _prepare(LAYER_NORM.forward, sum_dtype(input, residual), dims, tensors, (eps,), results)
 
@@ -156,7 +156,7 @@ def _prepare_layer_norm(
 def _prepare_layer_norm_backward(
     dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
     dims: int, eps: float, output_mask: Sequence[bool],
-) -> Run | None:  # fmt: skip
+) -> FusedRun | None:  # fmt: skip
     return _prepare_backward(LAYER_NORM.backward, dims, dy, dsum, x, (mean, inverse_deviation), weight, (), output_mask)
 
 
@@ -212,8 +212,8 @@ def _fake_backward(dy: Tensor | None, dsum: Tensor | None, x: Tensor, *saved: An
 
 
 def _rules(
-    op: FusedOp, prepare: Callable[..., Run | None], fake: Run, save: Callable[..., Any],
-    prepare_backward: Callable[..., Run | None], weight: int,
+    op: FusedOp, prepare: Callable[..., FusedRun | None], fake: FusedRun, save: Callable[..., Any],
+    prepare_backward: Callable[..., FusedRun | None], weight: int,
 ) -> Rules:  # fmt: skip
     """Returns the rules of a norm. `weight` is the position of the weight among what the forward saves."""
     compute = by_kernels(prepare, functools.partial(_by_torch, op, False), op.tensor_count)

@@ -20,13 +20,11 @@ from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch import private
 from tridal.pytorch.binding import bind, dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
-from tridal.pytorch.device_context import DeviceContext, PreparedCall, Run, log
+from tridal.pytorch.device_context import DeviceContext, PreparedCall, RowRun, log
 from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
 from tridal.runtime.specialization import ADDRESS_BITS
-
-_CAPACITY = 4096
 
 
 def forward(
@@ -58,7 +56,7 @@ def forward(
         call = OpCall(op, dim, dtype, parameters, modification)
         run = _prepare(context, call, input)
         prepared = None if run is None else PreparedCall(run, context, call.gradient(input.dtype))
-        _keep(context.forwards, key, prepared)
+        context.forwards[key] = prepared
         return prepared
 
 
@@ -69,7 +67,7 @@ def _description(mask: torch.Tensor) -> tuple[Any, ...]:
     return mask.shape, mask.stride(), mask.dtype, alignment, mask.is_neg(), mask.device
 
 
-def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> Run | None:
+def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: torch.Tensor) -> RowRun | None:
     """Returns run(dY, saved) for tensors like `grad` and `saved`; None if torch has to compute the gradient.
 
     Both tensors must have the same shape and device. This is checked only if the call is not in the cache.
@@ -87,20 +85,13 @@ def backward(context: DeviceContext, call: OpCall, grad: torch.Tensor, saved: to
     try:
         return context.backwards[key]
     except KeyError:
-        run = _prepare(context, call, grad, saved)
-        _keep(context.backwards, key, run)
+        run = context.backwards[key] = _prepare(context, call, grad, saved)
         return run
-
-
-def _keep(prepared: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
-    if len(prepared) >= _CAPACITY:
-        prepared.clear()
-    prepared[key] = value
 
 
 def _prepare(
     context: DeviceContext, call: OpCall, first: torch.Tensor, saved: torch.Tensor | None = None
-) -> Run | None:
+) -> RowRun | None:
     """Returns run(input[, mask]) of an op, or run(dY, saved) of a gradient; None if torch has to compute it."""
     tensors = (first,) if saved is None else (first, saved)
     check_call(call, *tensors)
@@ -176,7 +167,7 @@ def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> Run:
+def _allocator(context: DeviceContext, like: torch.Tensor, dtype: torch.dtype) -> RowRun:
     """Returns allocate(tensor) for tensors with the shape and strides of `like`. The new tensor is contiguous."""
     shape, strides = tuple(like.shape), contiguous_strides(like.shape)
     one_device = context.backend is not None and context.backend.device_count() == 1

@@ -13,6 +13,7 @@ from tridal.devices.checked import CheckedBackend
 from tridal.devices.types import Backend, DeviceProperties
 from tridal.ops import table
 from tridal.pytorch import prepared
+from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext, PreparedCall
 from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, compiles_for, recording
 
@@ -153,7 +154,7 @@ def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, Prepare
     context = DeviceContext.__new__(DeviceContext)
     context.device, context.index, context.settings = torch_device, index, settings.current()
     context.backend = CheckedBackend(recorded, "tridal.testing")
-    context.torch_computes, context.has_autocast, context.forwards, context.backwards = False, False, {}, {}
+    context.torch_computes, context.has_autocast, context.forwards = False, False, BoundedCache(1)
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
     op = next(iter(table.row_ops().values()))
     x = FakeTensor(_SHAPE, getattr(torch, dtype), torch_device)
