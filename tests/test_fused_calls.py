@@ -122,7 +122,7 @@ def test_a_call_that_another_thread_cleared_is_not_the_latest() -> None:
     for _ in range(2):
         rms(tensors)
     ((found,),) = fused_calls._calls.values()
-    found.guard = lambda _: registry.invalidate() is None
+    found.call_guard = lambda _: registry.invalidate() is None
     rms(tensors)
     assert not fused_calls._latest
 

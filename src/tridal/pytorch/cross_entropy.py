@@ -16,7 +16,7 @@ from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import fused_ops, private
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed
-from tridal.pytorch.fused_calls import FusedCall, call, find
+from tridal.pytorch.fused_calls import FusedCall, call, find_call
 from tridal.pytorch.fused_ops import FusedNode, FusedRun, Results, Rules, by_kernels
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
 from tridal.pytorch.loss_kernels import new_gradient, prepare_gradient, prepare_losses, rows_last
@@ -74,7 +74,7 @@ def cross_entropy(
     request = None
     if not _compiling() and not inplace_backward:
         tensors = (input, target, weight)
-        request = find(cross_entropy, tensors, tuple(options.values()), (), 2 if return_lse else 1)
+        request = find_call(cross_entropy, tensors, tuple(options.values()), (), 2 if return_lse else 1)
         if type(request) is FusedCall:
             return request(tensors)  # type: ignore[no-any-return]
     if not _compiling() and has_torch_function((input, target, weight)):

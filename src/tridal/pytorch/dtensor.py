@@ -77,10 +77,7 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
             result = function(*(x.to(wide) for x in tensors), rows, **values).to(call.dtype)
         else:
             result = call._replace(dim=dim).dispatch(*tensors)
-        strides = contiguous_strides([max(size, 1) for size in last.shape])
-        return DTensor.from_local(
-            result, last.device_mesh, placements, run_check=False, shape=last.shape, stride=strides
-        )
+        return from_shards(result, last.device_mesh, placements, last.shape)
 
     return compute
 
@@ -94,6 +91,14 @@ def redistributed(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Placem
         return tensor
     without_gradient: Any = tensor.detach()
     return without_gradient.redistribute(mesh, placements)  # type: ignore[no-any-return]
+
+
+def from_shards(
+    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]
+) -> DTensor:
+    """Returns the contiguous DTensor of this shape, of which each rank passes its shard."""
+    strides = contiguous_strides([max(size, 1) for size in shape])
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
 ON_REGISTER.append(_register)

@@ -1,4 +1,4 @@
-"""Calls of ops of several tensors. A call like an earlier one reuses its prepared call, without any check but a guard.
+"""Calls of ops of several tensors. A call that a call guard accepts reuses the prepared call of an earlier one.
 
 call -> call guard -> prepared call -> kernels   plain tensors
      -> compute -> kernels                       plain tensors, the first calls of a kind
@@ -63,7 +63,7 @@ class Request(NamedTuple):
     """How many of the op's results the function returns. These are the first ones."""
 
 
-def find(
+def find_call(
     function: Callable[..., Any], tensors: tuple[Any, ...], options: tuple[Any, ...], sizes: Any, results: int
 ) -> FusedCall | Request | None:
     """Returns the prepared call for the arguments of a public function, else a `Request` to prepare it, else None.
@@ -76,7 +76,7 @@ def find(
         and (sizes is latest.sizes or _same(sizes, latest.sizes))
         and all(map(operator.is_, options, latest.options))
         and current() is latest.settings
-        and latest.guard(tensors)
+        and latest.call_guard(tensors)
     ):
         return latest
     input = tensors[0]
@@ -92,7 +92,7 @@ def find(
     except TypeError:  # an argument cannot be hashed
         return None
     for found in prepared:
-        if current() is found.settings and found.guard(tensors):
+        if current() is found.settings and found.call_guard(tensors):
             _latest[function] = found
             if _calls.get(key) is not prepared:  # another thread has cleared both, because the registry changed
                 _latest.pop(function, None)
@@ -153,7 +153,7 @@ class FusedCall:
     """A prepared call: computes an op of several tensors for all tensors with the same description."""
 
     __slots__ = (
-        "absent", "backward", "casts", "guard", "inputs", "mask", "not_differentiable", "numbers", "options",
+        "absent", "backward", "call_guard", "casts", "inputs", "mask", "not_differentiable", "numbers", "options",
         "recorded", "results", "rules", "run", "saved_numbers", "settings", "sizes",
     )  # fmt: skip
 
@@ -161,7 +161,7 @@ class FusedCall:
         self, rules: Rules, tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], request: Request,
         guard: TensorsGuard, run: FusedRun,
     ) -> None:  # fmt: skip
-        self.rules, self.numbers, self.guard, self.run, self.results = rules, numbers, guard, run, request.results
+        self.rules, self.numbers, self.call_guard, self.run, self.results = rules, numbers, guard, run, request.results
         self.settings, self.options = current(), request.options
         self.sizes = list(request.sizes) if type(request.sizes) is list else request.sizes  # the caller's may change
         pairs = list(zip(tensors, request.tensors, strict=True))
@@ -178,7 +178,7 @@ class FusedCall:
         self.backward: _Backward | None = None
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> Any:
-        """Returns the result for tensors that `guard` accepts; a tuple if there are several."""
+        """Returns the result for tensors that the call guard accepts; a tuple if there are several."""
         if self.casts is not None:
             pairs = zip(tensors, self.casts, strict=True)
             tensors = [t if t is None or dtype is None else t.to(dtype) for t, dtype in pairs]
@@ -190,7 +190,7 @@ class FusedCall:
     def gradients(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Returns the gradients of the op's tensors. `tensors` are those of the results and the saved tensors."""
         backward = self.backward
-        if backward is None or _compiling() or not backward.guard(tensors):
+        if backward is None or _compiling() or not backward.call_guard(tensors):
             results = gradients(self.rules, self.settings, tensors, self.saved_numbers, self.mask)
             self._prepare_backward(tensors)
         else:
@@ -214,7 +214,7 @@ class FusedCall:
 class _Backward(NamedTuple):
     """A prepared backward."""
 
-    guard: TensorsGuard
+    call_guard: TensorsGuard
     run: FusedRun
     """run(*gradients, *saved tensors) returns the gradients that the call needs."""
 

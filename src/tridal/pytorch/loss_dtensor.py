@@ -17,7 +17,7 @@ from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import NONE, classes_dim
 from tridal.ops.linear_cross_entropy import logits_of
 from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.dtensor import ShardedReduce, redistributed
+from tridal.pytorch.dtensor import ShardedReduce, from_shards, redistributed
 from tridal.pytorch.fused_calls import call
 from tridal.pytorch.fused_ops import DEFINED
 from tridal.pytorch.linear_chunks import chunk_rows
@@ -55,9 +55,7 @@ class _Placed:
     def placed(self, local: Tensor, placements: Sequence[Placement]) -> DTensor:
         """Returns the DTensor of this rank's part of the logits or of a tensor with a number per row."""
         rows = (*self.shape[: self.dim], *self.shape[self.dim + 1 :])
-        shape = self.shape if placements is self.elements else torch.Size(rows)
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
+        return from_shards(local, self.mesh, placements, self.shape if placements is self.elements else rows)
 
     def target(self, target: Tensor) -> Any:
         """Returns this rank's part of the targets."""

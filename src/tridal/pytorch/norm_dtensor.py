@@ -8,22 +8,20 @@ for each statistic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from tridal.errors import DTypeError
 from tridal.ops.fused_op import FusedOp
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.dtensor import ShardedReduce, redistributed
+from tridal.pytorch.dtensor import ShardedReduce, from_shards, redistributed
 from tridal.pytorch.fused_ops import Results
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.op_call import overload
 from tridal.pytorch.registered_ops import on_dispatch
-from tridal.runtime.row_layout import contiguous_strides
 
 _WHOLE: Placement = Replicate()
 
@@ -95,19 +93,12 @@ def _rule(op: FusedOp, name: str, reference: Callable[..., Results], kinds: str,
 
         def wrapped(result: Any, kind: str, is_absent: bool) -> torch.Tensor:
             if is_absent:
-                return _distributed(local[main].new_empty(0), mesh, [_WHOLE] * mesh.ndim, (0,))
-            return _distributed(result.contiguous(), mesh, placements[kind], shapes[kind])
+                return from_shards(local[main].new_empty(0), mesh, [_WHOLE] * mesh.ndim, (0,))
+            return from_shards(result.contiguous(), mesh, placements[kind], shapes[kind])
 
         return tuple(map(wrapped, found, results, absent))
 
     return compute
-
-
-def _distributed(
-    local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]
-) -> DTensor:
-    strides = contiguous_strides([max(size, 1) for size in shape])
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
 for _rules, _forward, _backward in (

@@ -17,7 +17,7 @@ from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed
-from tridal.pytorch.fused_calls import FusedCall, call, find
+from tridal.pytorch.fused_calls import FusedCall, call, find_call
 from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling, traced_sizes
 from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
 from tridal.pytorch.prepared import why_torch
@@ -56,7 +56,7 @@ def rms_norm(
     request = None
     if not _compiling():
         tensors, options = (input, residual, weight), (eps, weight_offset, casting)
-        request = find(rms_norm, tensors, options, normalized_shape, 1 if residual is None else 2)
+        request = find_call(rms_norm, tensors, options, normalized_shape, 1 if residual is None else 2)
         if type(request) is FusedCall:
             return request(tensors)
     if not _compiling() and has_torch_function((input, weight, residual)):
@@ -107,7 +107,7 @@ def layer_norm(
     """
     tensors, request = (input, residual, weight, bias), None
     if not _compiling():
-        request = find(layer_norm, tensors, (eps,), normalized_shape, 1 if residual is None else 2)
+        request = find_call(layer_norm, tensors, (eps,), normalized_shape, 1 if residual is None else 2)
         if type(request) is FusedCall:
             return request(tensors)
     if not _compiling() and has_torch_function(tensors):
