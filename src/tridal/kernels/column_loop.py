@@ -48,7 +48,7 @@ def column_loop(
         per_row2 = load_rows(per_row2_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
         index, picked, picked_column = load_index(
             index_ptr, in_ptr, per_column_ptr, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner,
-            in_col, ROWS, 1, ACC_DTYPE, PICKS, PICKS_COLUMN,
+            in_col, INT64_OFFSETS, ROWS, 1, ACC_DTYPE, PICKS, PICKS_COLUMN,
         )  # fmt: skip
         first = tl.full([STATISTICS], -_INF if FIRST == "max" else 0.0, ACC_DTYPE)
         second = tl.full([STATISTICS], -_INF if SECOND == "max" else 0.0, ACC_DTYPE)

@@ -113,12 +113,12 @@ def target_gradient(index, grad, picked_weight, count, IGNORE_INDEX: tl.constexp
 
 @triton.jit
 def _index_gradient(
-    x, p, index, column, row_lse, grad, target_gradient, weight, weight_sum, count, label_smoothing, z_loss, lse_grad,
-    AXIS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
+    x, exp, scale, index, column, row_lse, grad, target_gradient, weight, weight_sum, count, label_smoothing, z_loss,
+    lse_grad, AXIS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Returns the gradient of a logit with the probability p. The total weight of a row's smoothed target is `factor`.
+    """Returns the gradient of a logit with the probability p = exp * scale, where scale is a number per row.
 
-    dx = p * (factor + lse_grad) - weight of the smoothed target
+    dx = p * (factor + lse_grad) - weight of the smoothed target, where `factor` is the total of these weights.
     """
     peak, factor = target_gradient, target_gradient
     if label_smoothing is not None:
@@ -130,12 +130,12 @@ def _index_gradient(
     if lse_grad is not None:
         factor += lse_grad
     is_target = column == tl.expand_dims(index, AXIS)
-    dx = p * tl.expand_dims(factor, AXIS) - tl.where(is_target, tl.expand_dims(peak, AXIS), 0.0)
+    dx = exp * tl.expand_dims(factor * scale, AXIS) - tl.where(is_target, tl.expand_dims(peak, AXIS), 0.0)
     if label_smoothing is not None:
         if weight is None:
             dx -= tl.expand_dims(spread, AXIS)
         else:
-            dx += tl.expand_dims(spread, AXIS) * (p * weight_sum - weight)
+            dx += tl.expand_dims(spread, AXIS) * (exp * tl.expand_dims(scale, AXIS) * weight_sum - weight)
     return _through_cap(dx, x, SOFTCAP)
 
 
@@ -147,8 +147,8 @@ def gradient(
     """The gradient of a logit, for the gradient `grad` of the row's loss. weight_sum is the sum of all weights."""
     p = exp(_capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
     return _index_gradient(
-        x, p, index, column, row_lse, grad, target_gradient, weight, weight_sum, count, label_smoothing, z_loss, None,
-        AXIS, IGNORE_INDEX, SOFTCAP,
+        x, p, tl.full(row_lse.shape, 1.0, row_lse.dtype), index, column, row_lse, grad, target_gradient, weight,
+        weight_sum, count, label_smoothing, z_loss, None, AXIS, IGNORE_INDEX, SOFTCAP,
     )  # fmt: skip
 
 
@@ -158,10 +158,9 @@ def gradient_of_statistics(
     z_loss, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a logit from its row's statistics, for the gradients of the row's loss and log-sum-exp."""
-    p = exp_term(x, row_max, AXIS, EXP2_BIAS, SOFTCAP) * tl.expand_dims(1.0 / row_sum, AXIS)
     return _index_gradient(
-        x, p, index, column, lse(row_max, row_sum), grad, target_gradient, weight, weight_sum, count, label_smoothing,
-        z_loss, lse_grad, AXIS, IGNORE_INDEX, SOFTCAP,
+        x, exp_term(x, row_max, AXIS, EXP2_BIAS, SOFTCAP), 1.0 / row_sum, index, column, lse(row_max, row_sum), grad,
+        target_gradient, weight, weight_sum, count, label_smoothing, z_loss, lse_grad, AXIS, IGNORE_INDEX, SOFTCAP,
     )  # fmt: skip
 
 

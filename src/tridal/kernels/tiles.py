@@ -220,7 +220,8 @@ def load_rows(
 @triton.jit
 def load_index(
     pointer, in_ptr, per_column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col,
-    ROWS: tl.constexpr, VECTOR: tl.constexpr, ACC_DTYPE: tl.constexpr, PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
+    INT64_OFFSETS: tl.constexpr, ROWS: tl.constexpr, VECTOR: tl.constexpr, ACC_DTYPE: tl.constexpr,
+    PICKS: tl.constexpr, PICKS_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Loads a column index for each row of a tile, and the elements of `in_ptr` and `per_column_ptr` in that column.
 
@@ -239,7 +240,7 @@ def load_index(
         column = tl.cast(tl.where(valid, index, 0), tl.int64)
         picked = 0.0
         if PICKS:
-            stride = tl.cast(in_inner, tl.int64)  # the rows of a tile may be farther apart than 2^31 elements
+            stride = tl.cast(in_inner, tl.int64) if INT64_OFFSETS else in_inner
             start, _ = row_pointers(in_ptr, tile, inner, long_blocks, in_outer, stride, ROWS, VECTOR)
             element = tl.load(start + column * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
             picked = tl.where(valid, element, float("nan"))

@@ -1,7 +1,6 @@
 """The schedules "whole_row" and "cooperative": a tile holds whole rows, or the part of a row that one program computes.
 
-Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements, each with a stride in
-elements.
+Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements. Strides are in elements.
 
 The op is given by its tensors, by its functions (`first_term` to `column_term2`), and by the reductions of the terms,
 FIRST and SECOND; `tridal.runtime` describes them in row_kernel.py and op_functions.py. An absent tensor or function is
@@ -100,7 +99,7 @@ def whole_row(
             per_row = load_rows(per_row_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             index, picked, picked_column = load_index(
                 index_ptr, in_ptr, per_column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer,
-                in_inner, in_col, ROWS, VECTOR, ACC_DTYPE, PICKS, PICKS_COLUMN,
+                in_inner, in_col, INT64_OFFSETS, ROWS, VECTOR, ACC_DTYPE, PICKS, PICKS_COLUMN,
             )  # fmt: skip
             per_row2 = load_rows(per_row2_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             for PASS in tl.static_range(0, LAST_PASS + 1):
