@@ -28,11 +28,6 @@ BOTH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float index": ({"target": torch.ones(4)}, RuntimeError, "Long or Byte, but got torch.float32"),
     "int32 index": ({"target": TARGET.int()}, RuntimeError, "Long or Byte, but got torch.int32"),
     "batch": ({"target": TARGET[:3]}, ValueError, r"input batch_size \(4\) to match target batch_size \(3\)"),
-    "one row": (
-        {"input": torch.rand(5), "target": TARGET[:2]},
-        ValueError,
-        "1D target must have size 1, but got target size: 2",
-    ),
     "integer probabilities": ({"target": torch.ones(4, 5, dtype=LONG)}, RuntimeError, "probabilities, got torch.int64"),
     "ignored probabilities": ({"target": torch.rand(4, 5), "ignore_index": 1}, RuntimeError, "ignore_index"),
     "target type": ({"target": [0, 1, 2, 3]}, TypeError, "target must be a torch.Tensor, got list"),
@@ -41,6 +36,11 @@ OURS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "negative smoothing": ({"label_smoothing": -0.1}, RuntimeError, "between 0.0 and 1.0. Got: -0.1"),
     "smoothing type": ({"label_smoothing": "0.1"}, TypeError, "label_smoothing must be a number, got '0.1'"),
     "softcap": ({"softcap": 0.0}, ValueError, "softcap must be a positive number or None, got 0.0"),
+    "one row": (
+        {"input": torch.rand(5), "target": TARGET[:2]},
+        ValueError,
+        "1D target must have size 1, but got target size: 2",
+    ),
     "z_loss": ({"z_loss": None}, TypeError, "z_loss must be a number, got None"),
 }
 
