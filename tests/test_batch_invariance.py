@@ -91,10 +91,22 @@ def test_masked_rows_are_the_same_in_batches_of_any_size(invariant: torch.device
         assert torch.equal(tridal.softmax(x[part], mask=masks[part]), expected[part])
 
 
+def _misaligned(x: torch.Tensor) -> torch.Tensor:
+    """A copy whose address depends on the number of rows."""
+    memory = x.new_empty(x.numel() + 16)
+    return torch.cat([memory[: 16 * (len(x) % 2)], x.flatten()])[16 * (len(x) % 2) :].view(x.shape)
+
+
 FUSED: dict[str, Any] = {
     "rms_norm": lambda x, r, w, t: tridal.rms_norm(x, x.shape[-1:], w, residual=r)[0].sum(-1),
     "layer_norm": lambda x, r, w, t: tridal.layer_norm(x, x.shape[-1:], w, w, residual=r)[0].sum(-1),
     "cross_entropy": lambda x, r, w, t: tridal.cross_entropy(x, t, w, reduction="none", label_smoothing=0.1),
+    "cross_entropy in place": lambda x, r, w, t: torch.add(
+        *tridal.cross_entropy(x * 1, t, w, reduction="none", inplace_backward=True, return_lse=True)
+    ),
+    "cross_entropy in place of a slice": lambda x, r, w, t: torch.add(
+        *tridal.cross_entropy(_misaligned(x * 1), t, w, reduction="none", inplace_backward=True, return_lse=True)
+    ),
     "softmax of its input": lambda x, r, w, t: tridal.softmax(x, dtype=torch.float32).mul(r).sum(-1),
 }
 

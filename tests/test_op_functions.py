@@ -199,6 +199,41 @@ def test_a_function_cannot_name_a_statistic_that_is_not_known_yet(make_kernel: C
         python_adapters(kernel)
 
 
+def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: Callable[..., RowKernel]) -> None:
+    statistics = (Statistic("total", "sum", term="b"), Statistic("deviation", "sum", term="square"))
+    kernel = make_kernel(
+        statistics=statistics, row_value="counted_total", row_writes=("deviation", "counted_total"), writes=("a",),
+        source=SOURCE + "\n    @triton.jit\n    def counted_total(total, count):\n        return total, count\n",
+    )  # fmt: skip
+    functions = python_adapters(kernel)
+    assert call(functions, "first_term") == "x2"
+    assert call(functions, "finish") == "x"
+    assert call(functions, "row_write") == "second"
+    assert call(functions, "row_write2") == ("first", "count"), "a function is preferred to an argument"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "shape"),
+    [
+        ({"writes": ("total",)}, "total", "element"),
+        ({"writes": ("eps",)}, "eps", "element"),
+        ({"statistics": (Statistic("total", "sum", term="grad"),), "row_reads": ("grad",)}, "grad", "element"),
+        ({"statistics": (Statistic("total", "sum", term="weight"),), "column_reads": ("weight",)}, "weight", "element"),
+        ({"row_writes": ("a",)}, "a", "row"),
+        ({"row_writes": ("eps",)}, "eps", "row"),
+        ({"row_value": "total"}, "total", "element"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_argument_of_another_shape_cannot_stand_for_a_function(
+    make_kernel: Callable[..., RowKernel], changes: dict[str, Any], name: str, shape: str
+) -> None:
+    """A number per row would be broadcast along the wrong axis of a tile."""
+    expected = rf"needs a Triton function '{name}' in op_under_test: '{name}' is not a number per {shape}"
+    with pytest.raises(PluginError, match=expected):
+        python_adapters(make_kernel(**changes))
+
+
 @pytest.mark.parametrize("name", ["missing", "plain"])
 def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[..., RowKernel], name: str) -> None:
     kernel = make_kernel(writes=(name,))

@@ -19,6 +19,7 @@ from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.errors import DimensionError, DTypeError, LayoutError
+from tridal.pytorch import functions
 from tridal.runtime import launch
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
 
@@ -353,3 +354,5 @@ def test_a_stream_keeps_the_memory_of_its_input_and_mask(monkeypatch: pytest.Mon
     with tridal.use(device="interpreter"):
         tridal.softmax(x, mask=mask, stream=SimpleNamespace(device=x.device))
     assert [tensor.data_ptr() for tensor in recorded] == [x.data_ptr(), mask.data_ptr()]
+    with functions._on_stream(SimpleNamespace(device=x.device), x, mask.to("meta")):
+        assert len(recorded) == 3, "a mask on another device has no memory to keep"

@@ -75,7 +75,7 @@ class LaunchPlan(Renamed):
     config: KernelConfig
     """The compile-time part of the plan."""
     programs: int
-    """Programs to launch: a multiple of `programs_per_row`; if not persistent, the number of tiles times it."""
+    """Programs to launch: a multiple of `programs_per_row`. If not persistent, `programs_per_row` for each tile."""
     reason: str
     """The numbers behind the plan, for users."""
     occupancy: int | None = None

@@ -276,6 +276,6 @@ def _on_stream(stream: Any, input: torch.Tensor, mask: torch.Tensor | None) -> A
     if owner != device:
         raise StreamError(f"the stream belongs to {owner}, but the input is on {device}: use a stream of {device}")
     for tensor in (input, mask):
-        if tensor is not None:
+        if tensor is not None and tensor.device == device:
             tensor.record_stream(stream)
     return module.stream(stream)  # type: ignore[no-any-return]

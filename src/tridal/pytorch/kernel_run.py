@@ -62,6 +62,9 @@ def prepare_kernel(
     """
     described = [(t.shape, t.stride(), t.dtype, _alignment(t), t.is_neg()) for t in inputs]
     alignment = 0 if out is None else out.data_ptr() & ADDRESS_BITS
+    if alignment and context.settings.batch_invariant:  # the kernel must not depend on the alignment of `out`
+        launch = prepare_kernel(context, kernel, dim, inputs, out_dtypes, parameters)
+        return None if launch is None else functools.partial(_copied_to_out, launch)
     strides = None if out is None or out.is_contiguous() else out.stride()
     key = (kernel, dim, *described, out_dtypes, parameters, alignment, strides)
     try:
@@ -69,6 +72,11 @@ def prepare_kernel(
     except KeyError:
         run = context.runs[key] = _prepare(context, kernel, dim, inputs, out_dtypes, parameters, alignment, strides)
         return run
+
+
+def _copied_to_out(launch: KernelRun, out: torch.Tensor, inputs: Sequence[torch.Tensor]) -> Outputs:
+    first, *others = launch(None, inputs)
+    return (out.copy_(first), *others)
 
 
 def _alignment(tensor: torch.Tensor) -> int | None:

@@ -23,11 +23,12 @@ _CHUNK_BYTES = 2**26
 
 
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
-    """Returns the number of rows of a chunk. Its logits take at most 64 MiB, or as many bytes as a tensor of the call.
+    """Returns the number of rows of a chunk. Its logits take at most 64 MiB or the bytes of a tensor, if that is more.
 
-    - With a 16-bit weight and an `accum_dtype` of 32 bits, it is the weight. Smaller chunks do not reduce the peak
-      memory, because the backward rounds the sum of the weight's gradient to a new tensor of the weight's size.
-    - With a weight of 32 bits, it is half of the weight: the backward needs no such tensor.
+    - With matmuls in 16 bits and a wider `accum_dtype`, the tensor is the weight in the dtype of the matmuls. Smaller
+      chunks do not reduce the peak memory, because the backward rounds the sum of the weight's gradient to a new tensor
+      of the weight's size.
+    - With wider matmuls, it is half of the weight: the backward needs no such tensor.
     - With an `accum_dtype` of 16 bits, which saves memory, it is the input.
 
     The chunks of a call have nearly the same number of rows, a multiple of 128.

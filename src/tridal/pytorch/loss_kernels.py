@@ -220,7 +220,7 @@ def prepare_losses_with_gradient(
 
     Targets are indices. `row_grad` is the gradient of each row's loss, in the accumulator's dtype. The gradient is
     written into the logits (N, C, ...), without a new version. Returns None if no kernel computes the tensors, with
-    label smoothing, and if kernels are batch-invariant: the losses then equal those of a call without gradients.
+    label smoothing, and with `batch_invariant`, where the losses must equal those of a call without gradients.
     """
     ignore_index, label_smoothing = numbers[:2]
     if label_smoothing or context.settings.batch_invariant or not _has_32_bits(ignore_index):

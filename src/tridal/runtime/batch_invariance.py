@@ -54,7 +54,10 @@ class InvariantCall(KernelCall):
     """A call on contiguous tensors. The compiler may only assume alignments that hold for each row of any batch."""
 
     def specialize(self, config: KernelConfig) -> Specialization:
-        """Specializes as `KernelCall` does, but `divisible` depends on the row length and the addresses only."""
+        """Specializes as `KernelCall` does, but `divisible` depends on the row length and on addresses only.
+
+        These are the addresses of tensors with a number per element.
+        """
         specialization = super().specialize(config)
         addresses = [a for name, a in zip(self.kernel.pointers, self.addresses, strict=False) if name in _ROW_MULTIPLES]
         aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(addresses)

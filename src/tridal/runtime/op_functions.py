@@ -2,8 +2,9 @@
 
 An op's function declares only the parameters that it uses. For each function, this module generates an adapter: a
 Triton function that takes all arguments in `CALLS` and passes on the declared ones. If the op's module has no function
-with the name of a term or an output, the name is that of an argument, for example of a tensor or a statistic, and the
-adapter returns it. A function may declare:
+with the name of a term or an output, the adapter returns the argument with this name: for a term and for an output with
+a number per element, one of `reads`; for an output with a number per row, one of `row_reads`, a statistic or
+`row_value`. A function may declare:
 
 - the op's parameters, and the statistics that are known when the function is called;
 - the tensors that the kernel reads, in terms, `writes` and `column_writes`; in `row_value` and `row_writes`, only those
@@ -67,6 +68,12 @@ CALLS: Mapping[str, tuple[str, ...]] = {
     "column_term2": _FINISH,
 }  # fmt: skip
 """The arguments that the schedules pass, in order, for each role of an op's function."""
+_PER_ROW = ("per_row", "per_row2", "first", "second", "row_value")
+_RETURNED = {role: _PER_ROW if role.startswith("row_write") else ("x", "x2") for role in CALLS} | {
+    "rebase": (),
+    "row_value": (),
+}
+"""The arguments that an adapter may return without a function, for each role."""
 
 
 def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
@@ -123,8 +130,10 @@ def _function(kernel: RowKernel, role: str, name: str) -> Any:
     function = getattr(importlib.import_module(kernel.module), name, None)
     if hasattr(function, "arg_names"):
         return function
-    if kernel.arguments.get(name) not in CALLS[role]:
-        raise PluginError(f"kernel {kernel.name!r} needs a Triton function {name!r} in {kernel.module}")
+    if kernel.arguments.get(name) not in _RETURNED[role]:
+        shape = "row" if role.startswith("row_write") else "element"
+        hint = f": {name!r} is not a number per {shape}" if name in kernel.arguments else ""
+        raise PluginError(f"kernel {kernel.name!r} needs a Triton function {name!r} in {kernel.module}{hint}")
     return None
 
 

@@ -31,7 +31,7 @@ class Statistic:
     name: str
     reduce: Reduction
     term: str
-    """Name of the Triton function that computes the term, or of the tensor that is the term."""
+    """Name of the Triton function that computes the term, or of the tensor of `reads` that is the term."""
     rebase: str | None = None
     """For a second statistic whose term depends on the first one: the name of a Triton function. It converts the second
     statistic of a part of a row from the first statistic of the part to the first statistic of the whole row."""
