@@ -38,10 +38,8 @@ class Invariant:
         one_tile_each = problem.tiles_of(planned.config) * planned.config.programs_per_row
         programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
         rows = problem.outer * problem.inner
-        return replace(
-            planned, programs=programs,
-            reason=f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); {programs} programs for {rows} rows",
-        )  # fmt: skip
+        reason = f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); programs for {rows} rows: {programs}"
+        return replace(planned, programs=programs, reason=reason)
 
 
 @functools.cache
