@@ -41,7 +41,6 @@ def column_loop(
     CAUSAL: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr, MASK_BYTES: tl.constexpr, OP_HASH: tl.constexpr,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's function `finish` for every element."""
-    MASKS: tl.constexpr = MASKS_TERMS or column_out_ptr is not None  # sums over rows are always masked here
     STATISTICS: tl.constexpr = ROWS * LANES if FIRST is not None else ROWS
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
         per_row = load_rows(per_row_ptr, tile, inner, None, row_outer, row_inner, ROWS, 1, ACC_DTYPE)
@@ -67,7 +66,7 @@ def column_loop(
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
                     tile, column_block, inner, cols, None, misalignment, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS,
-                    COLS, PEEL, VECTOR, MASKS,
+                    COLS, PEEL, VECTOR, MASKS_TERMS,
                 )  # fmt: skip
                 pointers = tile_pointers(
                     in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL
@@ -142,7 +141,7 @@ def column_loop(
         for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
                 tile, column_block, inner, cols, None, 0, in_outer, in_inner, INT64_OFFSETS, AXIS, ROWS, COLS, False, 1,
-                MASKS,
+                MASKS_TERMS,
             )  # fmt: skip
             pointers = tile_pointers(
                 in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, False
@@ -195,7 +194,7 @@ def column_loop(
                 )  # fmt: skip
                 add_to_sums(
                     column_out_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
-                    ROWS, COLS,
+                    ROWS, COLS, NEUTRAL_PADDING,
                 )  # fmt: skip
             if column_out2_ptr is not None:
                 term = column_term2(
@@ -205,7 +204,7 @@ def column_loop(
                 )  # fmt: skip
                 add_to_sums(
                     column_out2_ptr, term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols, AXIS,
-                    ROWS, COLS,
+                    ROWS, COLS, NEUTRAL_PADDING,
                 )  # fmt: skip
     if column_out_ptr is not None:
         if tl.program_id(0) >= outer * tl.cdiv(inner, ROWS):

@@ -49,13 +49,18 @@ def store_sums(
 
 @triton.jit
 def add_to_sums(
-    pointer, term, in_bounds, follows, part, column, cols, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    pointer, term, in_bounds, follows, part, column, cols, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    NEUTRAL_PADDING: tl.constexpr,
 ):  # fmt: skip
-    """Adds the terms of one block of columns to the stored partial sums. Unless `follows`, replaces them."""
+    """Adds the terms of one block of columns to the stored partial sums. Unless `follows`, replaces them.
+
+    Columns out of bounds are never stored, so only rows out of bounds need a mask.
+    """
     index = column + tl.arange(0, COLS)
     pointers = pointer + tl.cast(part, tl.int64) * cols + index
     before = tl.load(pointers, mask=(index < cols) & follows, other=0.0)
-    tl.store(pointers, before + tl.sum(tl.where(in_bounds, term, 0.0), 1 - AXIS), mask=index < cols)
+    term = masked(term, in_bounds, "sum", NEUTRAL_PADDING or ROWS == 1)
+    tl.store(pointers, before + tl.sum(term, 1 - AXIS), mask=index < cols)
 
 
 @triton.jit
