@@ -109,10 +109,11 @@ def _prepare(
     wide = accumulator(*floating)
     dtypes = [*out_dtypes, *[wide] * len(kernel.column_writes), *(tensor.dtype for tensor in inputs)]
     # With batch invariance, the alignment of tensors with a number per element must not depend on the batch.
-    aligned = len(kernel.tensors[3] + kernel.tensors[4]) - 1 if context.settings.batch_invariant else 0
+    elements = len(kernel.reads) - 1 + (kernel.added is not None)
+    must_align = [context.settings.batch_invariant and index < elements for index in range(len(rest))]
     copied = [
-        tensor.is_neg() or not tensor.is_contiguous() or (index < aligned and bool(_alignment(tensor)))
-        for index, tensor in enumerate(rest)
+        tensor.is_neg() or not tensor.is_contiguous() or (aligned and bool(_alignment(tensor)))
+        for tensor, aligned in zip(rest, must_align, strict=True)
     ]
     addresses = [alignment] + [0] * (len(dtypes) - len(inputs) - 1) + [first.data_ptr() & ADDRESS_BITS]
     addresses += [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copied, rest, strict=True)]
