@@ -27,17 +27,16 @@ MIN_LOOP = 60
 """Number of instructions of a loop that computes elements. Shorter loops wait or follow the end of the program."""
 
 
-def kernel_call(op: str, without: str | None, rows: int, cols: int, dtype: str) -> KernelCall:
+def kernel_call(op: str, absent: str | None, rows: int, cols: int, dtype: str) -> KernelCall:
     """Returns the call of a kernel, without one of its optional tensors, for a contiguous matrix."""
     call = planning.matrix_call(rows, cols, dtype, op)
-    if without is None:
+    if absent is None:
         return call
     kernel = call.kernel
     optional = [*kernel.reads[1:], *kernel.column_reads, *([] if kernel.added is None else [kernel.added])]
-    if without not in optional:
-        raise SystemExit(f"--without {without}: the optional tensors of {op} are {', '.join(optional) or 'none'}")
-    kept = (name for name in kernel.writes if name != f"{without}_sum")
-    kernel = kernel.bind(**{without: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
+    if absent not in optional:
+        raise SystemExit(f"--without {absent}: the optional tensors of {op} are {', '.join(optional) or 'none'}")
+    kernel = planning.without(kernel, absent)
     return KernelCall(kernel, call.layout, planning.tensor_dtypes(kernel, dtype), (), call.parameters)
 
 

@@ -32,10 +32,7 @@ def kernel_of(op: str) -> RowKernel:
         return COLUMN_SUM
     name, _, absent = op.partition(" without ")
     kernel = table.kernel_named(name)
-    if not absent:
-        return kernel
-    kept = tuple(written for written in kernel.writes if written != f"{absent}_sum")
-    return kernel.bind(**{absent: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
+    return planning.without(kernel, absent) if absent else kernel
 
 
 class Question(NamedTuple):

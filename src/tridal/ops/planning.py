@@ -159,6 +159,12 @@ def matrix_call(
     return KernelCall(kernel, layout, tensor_dtypes(kernel, name), (), parameters)
 
 
+def without(kernel: RowKernel, name: str) -> RowKernel:
+    """Returns a kernel without the optional tensor `name`, and without the output "<name>_sum" if it has one."""
+    kept = (written for written in kernel.writes if written != f"{name}_sum")
+    return kernel.bind(**{name: None}).writing(*kept, *kernel.row_writes, *kernel.column_writes)
+
+
 def tensor_dtypes(kernel: RowKernel, dtype: str) -> tuple[str, ...]:
     """Returns the dtypes of a kernel's tensors, where those with a number per element or per column have `dtype`.
 

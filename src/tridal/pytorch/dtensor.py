@@ -70,10 +70,8 @@ def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
                 record_torch(call.kernel.name, tensors[0], "the rows are sharded over ranks")
             tensors = tensors if kind is GradientCall else [tensors[0].to(call.dtype)]
             wide, rows = accumulator(*tensors), ShardedReduce(last.shape[dim], dim, last.device_mesh, axes)
-            function, values = (
-                op.gradient if kind is GradientCall else op.reference,
-                op.keywords(call.kernel, call.parameters),
-            )
+            function = op.gradient if kind is GradientCall else op.reference
+            values = op.keywords(call.kernel, call.parameters)
             result = function(*(x.to(wide) for x in tensors), rows, **values).to(call.dtype)
         else:
             result = call._replace(dim=dim).dispatch(*tensors)
