@@ -20,6 +20,8 @@ from tridal.runtime import compiler, launch
 
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier"}
 DELAYED = ("exchange", "tile_counter")
+ENTRIES = ("whole_row", "overlapped")
+"""The kernels, each in a module with its name."""
 
 DELAY = '''
 _SLEEP = tl.constexpr("""
@@ -97,14 +99,14 @@ def delayed_kernels(folder: Path, seed: int) -> Iterator[None]:
     package = f"delayed_kernels_{seed}"
     (folder / package).mkdir()
     (folder / package / "__init__.py").touch()
-    for module in (*DELAYED, "whole_row"):
+    for module in (*DELAYED, *ENTRIES):
         (folder / package / f"{module}.py").write_text(delayed_source(module, package, seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        entry = importlib.import_module(f"{package}.whole_row").whole_row
+        entries = {name: getattr(importlib.import_module(f"{package}.{name}"), name) for name in ENTRIES}
         for name in [name for name in sys.modules if name.split(".")[0] == package]:
             del sys.modules[name]
-        patch.setattr(compiler, "entry", lambda name: entry)
+        patch.setattr(compiler, "entry", entries.__getitem__)
         patch.setattr(compiler, "compile_kernel", compiler.compile_kernel.__wrapped__)  # the cache has the others
         patch.setattr(launch, "_load", _load)
         yield

@@ -9,6 +9,7 @@ import pytest
 
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig
+from tridal.ops import planning, table
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
@@ -68,6 +69,15 @@ def test_with_reload_each_pass_over_inner_dim_rows_loads_all_elements(cols: int,
     check_loads(call, plan.config)
 
 
+@pytest.mark.parametrize("cols", [1024, 781])
+@pytest.mark.parametrize("op", [name for name, kernel in table.kernels().items() if not kernel.statistics])
+def test_kernels_without_statistics_compile_with_reload(op: str, cols: int) -> None:
+    """Such a kernel passes over a tile once."""
+    call = planning.matrix_call(300, cols, "bfloat16", op)
+    config = KernelConfig("whole_row", 1, 1024, peel=not call.problem.aligned, reload=True)
+    assert "ld.global" in ptx(call, config)
+
+
 @KERNELS
 @pytest.mark.parametrize("cols", [65_536, 50_257])
 @pytest.mark.parametrize(("warps", "stages"), [(1, 3), (4, 1), (8, 1)])
@@ -90,7 +100,7 @@ def test_waiting_for_other_programs_uses_no_barriers_and_no_shared_memory(
     )
     assert len(functions) == 1, "only the waiting function is not inlined"
     name, body = functions[0]
-    assert "exchange_row" in name
+    assert "_collect_row" in name
     assert "ld.volatile" in body
     assert ".shared" not in body
     assert "bar.sync" not in body

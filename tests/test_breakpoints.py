@@ -76,7 +76,7 @@ def test_functions_of_an_op_and_of_the_schedules_are_searched(monkeypatch: pytes
     monkeypatch.setattr(inspect, "unwrap", lambda f: reached.append(getattr(f, "__name__", "")) or original(f))
     functions = compiler.op_functions(table.ROW_OPS[0].forward, interpret=False).values()
     breakpoints.find_breakpoint(compiler.entry("whole_row"), *functions)
-    assert {"softmax", "exp_term", "whole_row", "exchange"} <= set(reached)
+    assert {"softmax", "exp_term", "whole_row", "collect"} <= set(reached)
 
 
 def test_compiling_a_kernel_with_a_breakpoint_raises_an_error_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ LOADING = {
     ),
     "has a misspelt feature": (
         faulty("Toy.features = {'relod'}"),
-        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, lanes, scale_mask)",
+        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, overlap, lanes, scale_mask)",
     ),
     "has text as flag": (faulty("Toy.interpreted = 'no'"), "interpreted: expected a bool, found 'no'"),
     "has no device type": (faulty("Toy.device_type = None"), "device_type: expected a str, found nothing"),

@@ -20,6 +20,7 @@ PROBLEM = Problem(cols=781, inner=1823)
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
+OVERLAPPED = replace(COOPERATIVE, config=replace(COOPERATIVE.config, reload=True, overlap=True))
 ALL = frozenset({*SCHEDULES, *FEATURES})
 
 
@@ -55,7 +56,7 @@ def problem_of(plan: LaunchPlan, **arguments: Any) -> str:
     return problem
 
 
-@pytest.mark.parametrize("plan", [WHOLE_ROW, COLUMN_LOOP, COOPERATIVE], ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize("plan", [WHOLE_ROW, COLUMN_LOOP, COOPERATIVE, OVERLAPPED])
 def test_correct_plan_passes(plan: LaunchPlan) -> None:
     check(plan)
 
@@ -79,6 +80,8 @@ def test_correct_plan_passes(plan: LaunchPlan) -> None:
         ({"max_registers": 31.5}, "max_registers = 31.5, expected a positive integer or None"),
         ({"peel": 1}, "peel = 1, expected True or False"),
         ({"reload": None}, "reload = None, expected True or False"),
+        ({"overlap": "yes"}, "overlap = 'yes', expected True or False"),
+        ({"reload": True, "overlap": True}, "overlap = True, expected False, because only programs that exchange the"),
         ({"persistent": "no"}, "persistent = 'no', expected True or False"),
         ({"exp2_bias": float("nan")}, "exp2_bias = nan, expected a float from -1e-05 to 1e-05 or None"),
         ({"exp2_bias": float("inf")}, "exp2_bias = inf, expected a float from -1e-05 to 1e-05 or None"),
@@ -190,12 +193,30 @@ def test_unknown_properties_need_an_occupancy() -> None:
         ),
         (changed(WHOLE_ROW, peel=True), "peel", "peel = True, expected False, because the backend's `features` lack"),
         (changed(WHOLE_ROW, reload=True), "reload", "reload = True, expected False, because the backend's `features`"),
+        (OVERLAPPED, "overlap", "overlap = True, expected False, because the backend's `features`"),
     ],
-    ids=["cooperative", "peel", "reload"],
+    ids=["cooperative", "peel", "reload", "overlap"],
 )
 def test_undeclared_schedule_or_feature_is_refused(plan: LaunchPlan, missing: str, expected: str) -> None:
     check(plan)
     assert problem_of(plan, declared=ALL - {missing}).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rows": 2}, "only programs that exchange the statistics of one row overlap rows"),
+        ({"cols": 1024, "programs_per_row": 1}, "only programs that exchange the statistics of one row overlap rows"),
+        ({"reload": False}, "it needs `reload` and `persistent`, without `peel` and a pipeline"),
+        ({"persistent": False}, "it needs `reload` and `persistent`, without `peel` and a pipeline"),
+        ({"peel": True}, "it needs `reload` and `persistent`, without `peel` and a pipeline"),
+        ({"num_stages": 2}, "it needs `reload` and `persistent`, without `peel` and a pipeline"),
+    ],
+    ids=str,
+)
+def test_other_programs_do_not_overlap(fields: dict[str, Any], expected: str) -> None:
+    plan = changed(OVERLAPPED, **fields)
+    assert problem_of(plan) == f"overlap = True, expected False, because {expected}"
 
 
 def test_column_loop_does_not_reload() -> None:

@@ -23,6 +23,8 @@ _ONE_SHOT = Launch(2, 1, persistent=False, warps=(2, 1))
 _STATIC = Launch(2, 2, dynamic=False, warps=(2, 1))
 _DYNAMIC = Launch(2, 3, warps=(1,))
 _TWO_GROUPS = Launch(2, 3, groups=2, warps=(1,), ordered=True)
+_OVERLAPPED = Launch(2, 4, overlap=True, warps=(1,))
+_CLEAR_OVERLAPPED = "tile - 2 * groups, rank"
 _BLOCKS = Launch(3, 2, block=2, blocks=True, warps=(1,), ordered=True)
 
 _LOAD = "word = tl.load(slots, mask=valid, other=1, volatile=True)"
@@ -32,11 +34,10 @@ _LOAD_HALVES = """halves = tl.cast(slots, tl.pointer_type(tl.int32))
     word = (tl.cast(high, tl.int64) << 32) | (tl.cast(low, tl.int64) & 0xFFFFFFFF)"""
 _PUBLISH = 'tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")'
 _PUBLISH_HALVES = """halves = tl.cast(slots + rank, tl.pointer_type(tl.int32))
-    tl.store(halves, tl.cast(_pack(first, second), tl.int32))
-    tl.store(halves + 1, tl.cast(_pack(first, second) >> 32, tl.int32))"""
+        tl.store(halves, tl.cast(_pack(first, second), tl.int32))
+        tl.store(halves + 1, tl.cast(_pack(first, second) >> 32, tl.int32))"""
 _BARRIER, _NO_BARRIER = "    tl.debug_barrier()\n    {}", "    {}"
 _MAILBOX, _COUNTER = "tl.store(mailbox,", "counter, slots = _counter("
-_ROWS = "if ROWS == 1:\n        part_first"
 _CLEAR = "last if DYNAMIC else tile - groups, rank"
 _CLAIM, _READ = "+ iteration % 2, claimed", "+ iteration % 2, volatile"
 _PACK = """return ~(
@@ -57,7 +58,12 @@ FAULTS = (
     SeededFault("missing barrier at the end", _STATIC, _without_barrier("tile_counter", _COUNTER), "deadlock"),
     SeededFault(
         "missing barrier between small tiles", Launch(2, 2, tile_in_one_warp=True),
-        (Edit("exchange", _BARRIER.format(_ROWS), "    pass\n    " + _ROWS),), "deadlock",
+        (Edit("exchange", "if ELEMENTS <= _WARP:", "if False:"),), "deadlock",
+    ),
+    SeededFault(
+        "missing barrier between small tiles with overlap",
+        Launch(2, 3, overlap=True, tile_in_one_warp=True),
+        (Edit("exchange", "if ELEMENTS <= _WARP:", "if False:"),), "deadlock",
     ),
     SeededFault(
         "one program too few, one-shot", Launch(2, 1, persistent=False, warps=(1,), resident=1), (), "deadlock",
@@ -76,7 +82,7 @@ FAULTS = (
         "stale claims accepted", Launch(2, 4, warps=(1,), ordered=True, delayed=True),
         (Edit("tile_counter", "claimed <= tl.maximum(tile - groups + 1, 0)", "claimed == 0"),), "deadlock",
     ),
-    SeededFault("every program claims", _DYNAMIC, (Edit("tile_counter", "(rank == 0) & ", ""),), "not computed"),
+    SeededFault("every program claims", _DYNAMIC, (Edit("tile_counter", "(rank == 0) & ", ""),), "deadlock"),
     SeededFault(
         "too few iterations", _TWO_GROUPS,
         (Edit("tile_counter", "tl.cdiv(tiles, groups) * 5 // 4 + 1", "tiles // groups"),), "not computed",
@@ -104,6 +110,18 @@ FAULTS = (
     SeededFault(
         "one published slot suffices", _STATIC,
         (Edit("exchange", "tl.min(tl.ravel(", "tl.max(tl.ravel("),), "stale or torn word",
+    ),
+    SeededFault(
+        "early clear with overlap", _OVERLAPPED,
+        (Edit("overlapped", _CLEAR_OVERLAPPED, "tile - groups, rank"),), "deadlock",
+    ),
+    SeededFault(
+        "clear of the wrong tile with overlap", _OVERLAPPED,
+        (Edit("overlapped", _CLEAR_OVERLAPPED, "tile - 3 * groups, rank"),), "not zero",
+    ),
+    SeededFault(
+        "last tile but one not cleared", _OVERLAPPED,
+        (Edit("overlapped", "workspace, last, last - groups", "workspace, last, None"),), "not zero",
     ),
     SeededFault(
         "word of a block not cleared", _BLOCKS,

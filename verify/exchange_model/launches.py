@@ -15,7 +15,7 @@ from exchange_model.language import Steps
 
 @dataclass(frozen=True)
 class Launch:
-    """A cooperative launch of the kernel `whole_row`. Each program computes one column of each row."""
+    """A cooperative launch of the kernel `whole_row` or `overlapped`. Each program computes one column of each row."""
 
     programs_per_row: int
     tiles: int
@@ -25,6 +25,8 @@ class Launch:
     persistent: bool = True
     dynamic: bool = True
     """Whether groups claim tiles. If not, tiles are assigned in advance, as in a pipelined loop."""
+    overlap: bool = False
+    """Whether programs load their next tile before they wait for the statistics of one. Tiles are then not claimed."""
     warps: tuple[int, ...] = (2,)
     """Warps of each program. The last number is that of all further programs."""
     layout: str = "replicated"
@@ -53,7 +55,8 @@ class Launch:
 
     def __str__(self) -> str:
         """Describes the launch."""
-        schedule = "one-shot" if not self.persistent else "dynamic" if self.dynamic else "static"
+        persistent = "overlapped" if self.overlap else "dynamic" if self.dynamic else "static"
+        schedule = persistent if self.persistent else "one-shot"
         parts = [f"{schedule}, {self.tiles} tiles of {self.rows} rows"]
         parts += [
             f"{self.programs} programs, {self.programs_per_row} a row",
@@ -153,6 +156,13 @@ SHORT = (
     Launch(2, 2, rows=2, warps=(1,)),
     Launch(2, 2, rows=2, layout="distributed"),
     Launch(3, 2, block=2, blocks=True, warps=(1,)),
+    Launch(2, 1, overlap=True),
+    Launch(2, 2, overlap=True, warps=(2, 1), delayed=True, ordered=True),
+    Launch(2, 4, overlap=True, warps=(1,)),
+    Launch(2, 3, overlap=True, warps=(2, 1), tile_in_one_warp=True),
+    Launch(2, 3, groups=2, overlap=True, warps=(1,), ordered=True),
+    Launch(2, 1, groups=2, overlap=True, warps=(1,)),
+    Launch(3, 2, overlap=True, block=2, blocks=True, warps=(1,), ordered=True),
 )
 """Launches that are explored completely, each in a second or two."""
 
@@ -170,6 +180,9 @@ LONG = (
     Launch(2, 4, groups=2, warps=(1,), ordered=True),
     Launch(3, 1, block=2, blocks=True, warps=(1,), delayed=True),
     Launch(3, 1, block=2, blocks=True, warps=(2, 1)),
+    Launch(2, 4, overlap=True, warps=(2, 1)),
+    Launch(2, 3, overlap=True, warps=(1,), delayed=True),
+    Launch(2, 5, groups=2, overlap=True, warps=(1,), ordered=True),
 )
 """Launches that are explored completely, each in up to a minute."""
 
@@ -182,5 +195,7 @@ MANY = (
     Launch(16, 20, groups=5, dynamic=False, layout="distributed"),
     Launch(9, 30, groups=4, tile_in_one_warp=True, delayed=True),
     Launch(70, 5, groups=2),
+    Launch(16, 20, groups=5, overlap=True, delayed=True),
+    Launch(70, 5, groups=2, overlap=True),
 )
 """Launches that run in random orders."""

@@ -17,7 +17,10 @@ from typing import Any
 
 from exchange_model.language import Language
 
-MODULES = ("reductions", "tiles", "outputs", "column_sums", "scale_mask", "exchange", "tile_counter", "whole_row")
+MODULES = (
+    *("reductions", "tiles", "scale_mask", "outputs", "column_sums"),
+    *("exchange", "tile_counter", "whole_row", "overlapped"),
+)
 """The modules of the kernel, each after those that it imports."""
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier", "max", "min", "sum"}
 """Functions of `triton.language` that are generators in the model."""
@@ -107,8 +110,8 @@ def _code(module: str, edits: tuple[Edit, ...]) -> CodeType:
     return compile(tree, str(file), "exec")
 
 
-def kernel(language: Callable[[bool], Language], edits: tuple[Edit, ...], block: int) -> Any:
-    """Returns the generator function `whole_row` for one warp.
+def kernel(name: str, language: Callable[[bool], Language], edits: tuple[Edit, ...], block: int) -> Any:
+    """Returns the generator function `name` for one warp: "whole_row" or "overlapped".
 
     `language(spread)` makes the functions of `triton.language` for the reductions of tiles and for everything else.
     `block` is the number of slots that a program reads at once.
@@ -120,7 +123,7 @@ def kernel(language: Callable[[bool], Language], edits: tuple[Edit, ...], block:
         if module == "exchange":
             assert "_BLOCK" in names
             names["_BLOCK"] = block
-    return names["whole_row"]
+    return names[name]
 
 
 def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, int]:

@@ -101,18 +101,18 @@ def start(
         spread = spread and not launch.tile_in_one_warp
         return Language(program, launch.programs, warp, launch.warps_of(program), launch.layout, spread)
 
-    whole_row = kernel(language, edits, launch.block)
+    function = kernel("overlapped" if launch.overlap else "whole_row", language, edits, launch.block)
     arguments = launch.arguments(slots) | {
         "in_ptr": Pointer(launch.input().ravel()),
         "out_ptr": Pointer("first"),
         "out2_ptr": Pointer("second"),
         "workspace": Pointer(Workspace()),
     }
-    names = whole_row.__code__.co_varnames[: whole_row.__code__.co_argcount]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
     values = [arguments.get(name) for name in names]
 
     def begin() -> Steps:
-        return whole_row(*values)  # type: ignore[no-any-return]
+        return function(*values)  # type: ignore[no-any-return]
 
     if live:
         return lambda: Live(begin)

@@ -23,8 +23,17 @@ def zero_sums(pointer, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexp
 
 
 @triton.jit
-def add_terms(sums, term, in_bounds, ROWS: tl.constexpr, PEEL: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
+def add_terms(
+    sums, x, x2, per_row, per_row2, per_column, per_column2, index, column, param0, param1, part_first, part_scale,
+    first, second, value, count, in_bounds, column_term: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
+    PEEL: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr,
+    GUARD: tl.constexpr, REFINE: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr,
+):  # fmt: skip
     """Adds the terms of a tile. Columns out of bounds are never stored, so only rows out of bounds need a mask."""
+    term = column_term(
+        x, x2, per_row, per_row2, per_column, per_column2, index, column, param0, param1, part_first, part_scale, first,
+        second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+    )  # fmt: skip
     return sums + masked(term, in_bounds, "sum", NEUTRAL_PADDING or not (ROWS > 1 or PEEL))
 
 

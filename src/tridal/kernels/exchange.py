@@ -9,10 +9,21 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.reductions import merge
+from tridal.kernels.tiles import head_length
 
 _INF = tl.constexpr(float("inf"))
 _BLOCK = tl.constexpr(32)  # number of slots that a program reads at once
 _WARP = tl.constexpr(64)  # threads of a warp, at most
+
+
+@triton.jit
+def body_length(block, row, cols, misalignment, in_outer, in_inner, PEEL: tl.constexpr, VECTOR: tl.constexpr):
+    """Returns the number of elements of a row between its head and its tail."""
+    if PEEL:
+        head = head_length(misalignment + block * in_outer + row * in_inner, cols, VECTOR)
+        return (cols - head) // VECTOR * VECTOR
+    else:
+        return cols
 
 
 @triton.jit
@@ -102,18 +113,42 @@ def _gather(
     return first, second
 
 
-@triton.jit(noinline=True)
-def _exchange_row(
-    slots, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr,
-    COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
+@triton.jit
+def _meet(ELEMENTS: tl.constexpr):
+    """A barrier before a program publishes: no thread may still read the slots of an earlier tile.
+
+    A tile of more elements than a warp has threads is reduced across warps, which is a barrier. If a tile fits in one
+    warp, each warp reduces its own copy.
+    """
+    if ELEMENTS <= _WARP:
+        tl.debug_barrier()
+
+
+@triton.jit
+def publish(
+    workspace, tile, rank, first, second, ROWS: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
-    """`exchange` for one row. It is not inlined, because Triton does not pipeline a loop that contains a wait.
+    """Publishes the statistics of this part of a tile, for persistent programs."""
+    slots = workspace + tl.cast(tile, tl.int64) * SLOTS
+    _meet(ROWS * COLS)
+    if ROWS == 1:
+        first, second = tl.max(first, 0), tl.max(second, 0)
+        tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")
+    else:
+        tl.atomic_xchg(slots + rank * ROWS + tl.arange(0, ROWS), _pack(first, second), sem="relaxed")
+
+
+@triton.jit(noinline=True)
+def _collect_row(
+    slots, rank, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    PROGRAMS_PER_ROW: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr, COUNTS: tl.constexpr,
+    EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Waits for all parts of a row. It is not inlined, because Triton does not pipeline a loop that contains a wait.
 
     If SLOTS > PROGRAMS_PER_ROW, the first program of each block of programs combines the slots of its block. Every
     program then reads one slot per block.
     """
-    tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")
     if SLOTS > PROGRAMS_PER_ROW:
         if rank % _BLOCK == 0:
             block_first, block_second = _gather(
@@ -135,19 +170,88 @@ def _exchange_row(
 
 
 @triton.jit
-def _exchange_once(
-    slots, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, COLS: tl.constexpr,
+def _collect_rows(
+    slots, rank, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """`exchange` for one row, if each program computes one tile only. Each has a mailbox with a slot for each sender.
+    """`collect` for several rows."""
+    row, part = tl.arange(0, ROWS), tl.arange(0, SPLIT_POW2)
+    valid = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
+    word = tl.zeros([SPLIT_POW2, ROWS], tl.int64)
+    done = 0
+    while done == 0:
+        word, done = _poll(slots + (part[:, None] * ROWS + row[None, :]), valid)
+    # Triton 3.6 cannot compile a loop if `word` is its only used result, so `done` is used as well.
+    word = tl.where(done == 0, 0, word)
+    counts = part_count(part, body, cols, COLS)[:, None] if COUNTS else 0.0
+    row_first, row_second, scales = _combine(
+        word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
+    )  # fmt: skip
+    # The scale of this part is selected from `scales`. If it were computed from the statistic of this part, Triton
+    # would keep the tile in two layouts: its own and that of the slots.
+    return row_first, row_second, tl.sum(tl.where((part == rank)[:, None], scales, 0.0), 0)
 
-    A program clears its mailbox when all its threads have read it. This avoids a completion counter in memory.
+
+@triton.jit
+def collect(
+    workspace, tile, rank, first, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr, SLOTS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Waits until all parts of a tile are published, and combines their statistics.
+
+    Returns the statistics of whole rows, and the factor of this part's terms (see `rebase`). `first` is the first
+    statistic of this part. `body` is the number of elements of a row between its head and tail.
     """
+    slots = workspace + tl.cast(tile, tl.int64) * SLOTS
+    if ROWS == 1:
+        row_first, row_second = _collect_row(
+            slots, rank, body, cols, param0, param1, rebase, FIRST, SECOND, PROGRAMS_PER_ROW, COLS, SLOTS, COUNTS,
+            EXP2_BIAS,
+        )  # fmt: skip
+        return _with_scale(
+            first, row_first, row_second, rank, body, cols, param0, param1, rebase, COLS, COUNTS, EXP2_BIAS
+        )  # fmt: skip
+    else:
+        return _collect_rows(
+            slots, rank, body, cols, param0, param1, rebase, FIRST, SECOND, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS,
+            COUNTS, EXP2_BIAS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _with_scale(
+    first, row_first, row_second, rank, body, cols, param0, param1, rebase: tl.constexpr, COLS: tl.constexpr,
+    COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Returns the statistics of one row as tensors, and the factor of this part's terms."""
+    row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
+    scale = tl.full([1], 1.0, tl.float32)
+    if rebase is not None:
+        count = tl.cast(cols, tl.float32)
+        own_count = part_count(rank, body, cols, COLS) if COUNTS else 0.0
+        scale = rebase(scale, first, row_first, own_count, count, param0, param1, EXP2_BIAS)
+    return row_first, row_second, scale
+
+
+@triton.jit
+def exchange_once(
+    workspace, tile, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, COLS: tl.constexpr,
+    SLOTS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
+):  # fmt: skip
+    """`publish` and `collect` for one row, if each program computes one tile only.
+
+    Each program has a mailbox with a slot for each sender. It clears its mailbox when all its threads have read it.
+    This avoids a completion counter in memory.
+    """
+    slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     other = tl.arange(0, SPLIT_POW2)
     mailboxes, mailbox = slots + other * PROGRAMS_PER_ROW + rank, slots + rank * PROGRAMS_PER_ROW + other
     valid = other < PROGRAMS_PER_ROW
-    tl.atomic_xchg(mailboxes, tl.full([SPLIT_POW2], _pack(first, second), tl.int64), mask=valid, sem="relaxed")
+    own = _pack(tl.max(first, 0), tl.max(second, 0))
+    tl.atomic_xchg(mailboxes, tl.full([SPLIT_POW2], own, tl.int64), mask=valid, sem="relaxed")
     word = tl.zeros([SPLIT_POW2], tl.int64)
     done = 0
     while done == 0:
@@ -159,61 +263,9 @@ def _exchange_once(
     row_first, row_second, _ = _combine(
         word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
     )  # fmt: skip
-    return row_first, row_second
-
-
-@triton.jit
-def exchange(
-    workspace, tile, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, PERSISTENT: tl.constexpr, SLOTS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
-    """Publishes the statistics of this part of a tile, waits for those of the other parts, and combines them.
-
-    Returns the statistics of whole rows, and the factor of this part's terms (see `rebase`). `body` is the
-    number of elements of a row between its head and tail.
-    """
-    slots = workspace + tl.cast(tile, tl.int64) * SLOTS
-    if PERSISTENT and ROWS * COLS <= _WARP:
-        # No thread may publish while another one still reads the slots of the previous tile. Larger tiles are reduced
-        # across warps, which is a barrier. If a tile fits in one warp, each warp reduces its own copy.
-        tl.debug_barrier()
-    if ROWS == 1:
-        part_first, part_second = tl.max(first, 0), tl.max(second, 0)
-        if PERSISTENT:
-            row_first, row_second = _exchange_row(
-                slots, rank, part_first, part_second, body, cols, param0, param1, rebase, FIRST, SECOND,
-                PROGRAMS_PER_ROW, COLS, SLOTS, COUNTS, EXP2_BIAS,
-            )  # fmt: skip
-        else:
-            row_first, row_second = _exchange_once(
-                slots, rank, part_first, part_second, body, cols, param0, param1, rebase, FIRST, SECOND,
-                PROGRAMS_PER_ROW, SPLIT_POW2, COLS, COUNTS, EXP2_BIAS,
-            )  # fmt: skip
-        row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
-        scale = tl.full([1], 1.0, tl.float32)
-        if rebase is not None:
-            count = tl.cast(cols, tl.float32)
-            own_count = part_count(rank, body, cols, COLS) if COUNTS else 0.0
-            scale = rebase(scale, first, row_first, own_count, count, param0, param1, EXP2_BIAS)
-        return row_first, row_second, scale
-    else:
-        row, part = tl.arange(0, ROWS), tl.arange(0, SPLIT_POW2)
-        valid = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
-        tl.atomic_xchg(slots + rank * ROWS + row, _pack(first, second), sem="relaxed")
-        word = tl.zeros([SPLIT_POW2, ROWS], tl.int64)
-        done = 0
-        while done == 0:
-            word, done = _poll(slots + (part[:, None] * ROWS + row[None, :]), valid)
-        # Triton 3.6 cannot compile a loop if `word` is its only used result, so `done` is used as well.
-        word = tl.where(done == 0, 0, word)
-        counts = part_count(part, body, cols, COLS)[:, None] if COUNTS else 0.0
-        row_first, row_second, scales = _combine(
-            word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
-        )  # fmt: skip
-        # The scale of this part is selected from `scales`. If it were computed from `first`, Triton would keep the tile
-        # in two layouts: its own and that of the slots.
-        return row_first, row_second, tl.sum(tl.where((part == rank)[:, None], scales, 0.0), 0)
+    return _with_scale(
+        first, row_first, row_second, rank, body, cols, param0, param1, rebase, COLS, COUNTS, EXP2_BIAS
+    )  # fmt: skip
 
 
 @triton.jit

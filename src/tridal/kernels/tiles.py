@@ -145,13 +145,12 @@ def anti_hoist_pointers(
 @triton.jit
 def load_tile(
     pointers, in_bounds, PADDING: tl.constexpr, RELOAD: tl.constexpr, IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr,
-    ACC_DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Loads the elements of a tile. With RELOAD, the first pass asks the cache to keep them until the last pass."""
     policy: tl.constexpr = (
         "" if not RELOAD or not (IS_FIRST or IS_LAST) else "evict_last" if IS_FIRST else "evict_first"
     )
-    return tl.load(pointers, mask=in_bounds, other=PADDING, eviction_policy=policy).to(ACC_DTYPE)
+    return tl.load(pointers, mask=in_bounds, other=PADDING, eviction_policy=policy)
 
 
 @triton.jit

@@ -21,15 +21,14 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
-from tridal.kernels.exchange import clear_slots, exchange, part_count
-from tridal.kernels.outputs import plus, store_tile, write_rows
-from tridal.kernels.reductions import masked, merge, reduce
+from tridal.kernels.exchange import body_length, clear_slots, collect, exchange_once, part_count, publish
+from tridal.kernels.outputs import write_chunks, write_edge, write_rows, write_tile
+from tridal.kernels.reductions import first_statistic, merge, second_statistic
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tile_counter import await_claim, claim, iterations, read_claim, release_group
 from tridal.kernels.tiles import (
     anti_hoist_pointers,
     edge_pointers,
-    head_length,
     index_along,
     load_all_columns,
     load_index,
@@ -66,6 +65,9 @@ def whole_row(
     SECOND_PASS: tl.constexpr = -1 if SECOND is None else (0 if rebase is None else 1)
     STATISTICS_PASS: tl.constexpr = 1 if SECOND_PASS == 1 else 0
     LAST_PASS: tl.constexpr = 0 if FIRST is None else STATISTICS_PASS + 1
+    # Numbers per column need as many registers as a row of elements, unless outputs are computed in chunks of a row.
+    CHUNKABLE: tl.constexpr = (RELOAD and ROWS == 1) and (AXIS == 1 and column_out_ptr is None)
+    CHUNKS: tl.constexpr = 4 if (CHUNKABLE and LAST_PASS > 0) and per_column_ptr is not None else 1
     rank, group, groups, begin, end, step = iterations(tiles, PROGRAMS_PER_ROW, PERSISTENT, DYNAMIC)
     claimed, last = group, -1
     SAME_COLUMNS: tl.constexpr = PERSISTENT and (not PEEL or (long_blocks is not None and not DYNAMIC))
@@ -92,9 +94,7 @@ def whole_row(
             )  # fmt: skip
             body, count = cols, tl.cast(cols, ACC_DTYPE)
             if COUNTS and EXCHANGE:
-                if PEEL:
-                    head = head_length(misalignment + block * in_outer + row * in_inner, cols, VECTOR)
-                    body = (cols - head) // VECTOR * VECTOR
+                body = body_length(block, row, cols, misalignment, in_outer, in_inner, PEEL, VECTOR)
                 count = part_count(rank, body, cols, COLS)
             per_row = load_rows(per_row_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             index, picked, picked_column = load_index(
@@ -103,12 +103,12 @@ def whole_row(
             )  # fmt: skip
             per_row2 = load_rows(per_row2_ptr, tile, inner, long_blocks, row_outer, row_inner, ROWS, VECTOR, ACC_DTYPE)
             for PASS in tl.static_range(0, LAST_PASS + 1):
-                if not LOAD_ONCE:
+                if not LOAD_ONCE and not (CHUNKS > 1 and PASS == LAST_PASS):
                     per_column, per_column2, per_column_edge, per_column2_edge = load_all_columns(
                         per_column_ptr, per_column2_ptr, column, edge_column, cols, INT64_OFFSETS, AXIS, ROWS, COLS,
                         PEEL, ACC_DTYPE,
                     )  # fmt: skip
-                if PASS == 0 or RELOAD:
+                if PASS == 0 or (RELOAD and not (CHUNKS > 1 and PASS == LAST_PASS)):
                     pointers = anti_hoist_pointers(
                         in_ptr, tile, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS,
                         PROGRAMS_PER_ROW, PEEL, PASS,
@@ -118,24 +118,23 @@ def whole_row(
                             in2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS,
                             COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, PASS,
                         )  # fmt: skip
-                    x = load_tile(pointers, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS, ACC_DTYPE)
+                    loaded = load_tile(pointers, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS)
+                    if in2_ptr is not None:
+                        loaded2 = load_tile(pointers2, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS)
+                    x, x2 = loaded.to(ACC_DTYPE), None
+                    if in2_ptr is not None:
+                        x2 = loaded2.to(ACC_DTYPE)
                     x = scale_mask(
                         x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head,
                         mask_query, mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
                     )  # fmt: skip
-                    x2 = None
-                    if in2_ptr is not None:
-                        x2 = load_tile(pointers2, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS, ACC_DTYPE)
                 if PASS == 0:
-                    if DYNAMIC:
-                        claim(workspace, tiles, group, rank, iteration, end, SLOTS)
                     first, second = 0.0, 0.0
                     if FIRST is not None:
-                        term = first_term(
-                            x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS
+                        first = first_statistic(
+                            x, x2, in_bounds, per_row, per_row2, per_column, per_column2, param0, param1, first_term,
+                            FIRST, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS,
                         )  # fmt: skip
-                        term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
-                        first = reduce(term, FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
                         second = tl.zeros_like(first)
                     if PEEL:
                         pointers = edge_pointers(
@@ -146,41 +145,45 @@ def whole_row(
                                 in2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, ROWS
                             )  # fmt: skip
                         x_edge = tl.load(pointers, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
+                        x2_edge = None
                         x_edge = scale_mask(
                             x_edge, edge_in_bounds, block, row, edge_column, inner, scale, mask_ptr, queries, heads,
                             mask_batch, mask_head, mask_query, mask_col, CAUSAL, 1, INT64_OFFSETS, 0, ROWS, 1,
                         )  # fmt: skip
-                        x2_edge = None
                         if in2_ptr is not None:
                             x2_edge = tl.load(pointers2, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
                         if FIRST is not None:
-                            term = first_term(
-                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
-                                0, EXP2_BIAS,
+                            edge_first = first_statistic(
+                                x_edge, x2_edge, edge_in_bounds, per_row, per_row2, per_column_edge, per_column2_edge,
+                                param0, param1, first_term, FIRST, NEUTRAL_PADDING, 0, 1, 1, EXP2_BIAS,
                             )  # fmt: skip
-                            term = masked(term, edge_in_bounds, FIRST, NEUTRAL_PADDING)
-                            first = merge(first, reduce(term, FIRST, 0, 1, 1, EXP2_BIAS), FIRST)
+                            first = merge(first, edge_first, FIRST)
                 if PASS == SECOND_PASS:
-                    term = second_term(
-                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, count,
-                        in_bounds, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
-                    )  # fmt: skip
-                    second = reduce(
-                        masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, AXIS, ROWS, COLS, EXP2_BIAS
+                    second = second_statistic(
+                        x, x2, in_bounds, per_row, per_row2, per_column, per_column2, param0, param1, first, count,
+                        second_term, SECOND, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS, UNNORMALISED, GUARD,
                     )  # fmt: skip
                     if PEEL:
-                        term = second_term(
-                            x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, param0, param1,
-                            first, count, edge_in_bounds, 0, EXP2_BIAS, UNNORMALISED, GUARD,
+                        edge_second = second_statistic(
+                            x_edge, x2_edge, edge_in_bounds, per_row, per_row2, per_column_edge, per_column2_edge,
+                            param0, param1, first, count, second_term, SECOND, NEUTRAL_PADDING, 0, 1, 1, EXP2_BIAS,
+                            UNNORMALISED, GUARD,
                         )  # fmt: skip
-                        term = masked(term, edge_in_bounds, SECOND, NEUTRAL_PADDING)
-                        second = merge(second, reduce(term, SECOND, 0, 1, 1, EXP2_BIAS), SECOND)
+                        second = merge(second, edge_second, SECOND)
                 if PASS == STATISTICS_PASS:
                     part_first, part_scale = first, 1.0
-                    if EXCHANGE:
-                        first, second, part_scale = exchange(
+                    if EXCHANGE and PERSISTENT:
+                        publish(workspace, tile, rank, first, second, ROWS, COLS, SLOTS)
+                        if DYNAMIC:  # here, because no elements are in registers, and programs wait for each other
+                            claim(workspace, tiles, group, rank, iteration, end, SLOTS)
+                        first, second, part_scale = collect(
+                            workspace, tile, rank, first, body, cols, param0, param1, rebase, FIRST, SECOND,
+                            PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS, SLOTS, COUNTS, EXP2_BIAS,
+                        )  # fmt: skip
+                    elif EXCHANGE:
+                        first, second, part_scale = exchange_once(
                             workspace, tile, rank, first, second, body, cols, param0, param1, rebase, FIRST, SECOND,
-                            PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS, PERSISTENT, SLOTS, COUNTS, EXP2_BIAS,
+                            PROGRAMS_PER_ROW, SPLIT_POW2, COLS, SLOTS, COUNTS, EXP2_BIAS,
                         )  # fmt: skip
                     if DYNAMIC:
                         published = read_claim(workspace, tiles, group, iteration, SLOTS)
@@ -207,80 +210,59 @@ def whole_row(
                 if PASS == LAST_PASS:
                     tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
                     if out_ptr is not None:
-                        y = finish(
-                            x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
-                            part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
-                            REFINE, ZERO_MASKED_ROWS,
-                        )  # fmt: skip
-                        y = plus(
-                            y, added_ptr, tile, block, row, column, out_outer, out_inner, out_col, in_bounds,
-                            INT64_OFFSETS, AXIS, ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, ACC_DTYPE,
-                        )  # fmt: skip
-                        store_tile(out_pointers, y.to(out_ptr.dtype.element_ty), in_bounds, RELOAD)
-                        if out2_ptr is not None:
-                            out2_pointers = anti_hoist_pointers(
-                                out2_ptr, tile, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS,
-                                ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT, 0,
+                        if CHUNKS > 1:
+                            write_chunks(
+                                out_ptr, out2_ptr, in_ptr, in2_ptr, added_ptr, per_column_ptr, per_column2_ptr,
+                                mask_ptr, per_row, per_row2, index, param0, param1, part_first, part_scale, first,
+                                second, value, count, tile, rank, block, row, inner, cols, long_blocks, misalignment,
+                                in_outer, in_inner, in_col, out_outer, out_inner, out_col, scale, queries, heads,
+                                mask_batch, mask_head, mask_query, mask_col, finish, finish2, CHUNKS, PADDING,
+                                MASKS_TERMS, INT64_OFFSETS, COLS // CHUNKS, PROGRAMS_PER_ROW, PEEL, VECTOR,
+                                SAME_MISALIGNMENT, CAUSAL, MASK_BYTES, ACC_DTYPE, EXP2_BIAS, UNNORMALISED, GUARD,
+                                REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
-                            y2 = finish2(
-                                x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
-                                part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED,
+                        else:
+                            write_tile(
+                                out_ptr, out2_ptr, added_ptr, out_pointers, x, x2, per_row, per_row2, per_column,
+                                per_column2, index, tile_column, param0, param1, part_first, part_scale, first, second,
+                                value, count, tile, block, row, column, in_bounds, out_outer, out_inner, out_col,
+                                finish, finish2, INT64_OFFSETS, AXIS, ROWS, COLS, PROGRAMS_PER_ROW, SAME_MISALIGNMENT,
+                                RELOAD, ACC_DTYPE, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                            )  # fmt: skip
+                        if PEEL:
+                            write_edge(
+                                out_ptr, out2_ptr, added_ptr, x_edge, x2_edge, per_row, per_row2, per_column_edge,
+                                per_column2_edge, index, param0, param1, part_first, part_scale, first, second, value,
+                                count, tile, block, row, edge_column, edge_in_bounds, out_outer, out_inner, out_col,
+                                finish, finish2, INT64_OFFSETS, ROWS, ACC_DTYPE, EXP2_BIAS, UNNORMALISED, GUARD, REFINE,
+                                ZERO_MASKED_ROWS,
+                            )  # fmt: skip
+                    if column_out_ptr is not None:
+                        sums = add_terms(
+                            sums, x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0,
+                            param1, part_first, part_scale, first, second, value, count, in_bounds, column_term, AXIS,
+                            ROWS, PEEL, NEUTRAL_PADDING, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                        )  # fmt: skip
+                        if PEEL:
+                            edge_sums = add_terms(
+                                edge_sums, x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge,
+                                index, edge_column, param0, param1, part_first, part_scale, first, second, value, count,
+                                edge_in_bounds, column_term, 0, ROWS, PEEL, NEUTRAL_PADDING, EXP2_BIAS, UNNORMALISED,
                                 GUARD, REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
-                            tl.store(out2_pointers, y2.to(out2_ptr.dtype.element_ty), mask=in_bounds)
-                        if PEEL:
-                            pointers = edge_pointers(
-                                out_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS, ROWS
-                            )  # fmt: skip
-                            y_edge = finish(
-                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
-                                edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
-                                EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
-                            )  # fmt: skip
-                            y_edge = plus(
-                                y_edge, added_ptr, tile, block, row, edge_column, out_outer, out_inner, out_col,
-                                edge_in_bounds, INT64_OFFSETS, 0, ROWS, 1, 1, False, ACC_DTYPE,
-                            )  # fmt: skip
-                            tl.store(pointers, y_edge.to(out_ptr.dtype.element_ty), mask=edge_in_bounds)
-                            if out2_ptr is not None:
-                                pointers2 = edge_pointers(
-                                    out2_ptr, block, row, edge_column, out_outer, out_inner, out_col, INT64_OFFSETS,
-                                    ROWS,
-                                )  # fmt: skip
-                                y2_edge = finish2(
-                                    x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
-                                    edge_column, param0, param1, part_first, part_scale, first, second, value, count,
-                                    0, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
-                                )  # fmt: skip
-                                tl.store(pointers2, y2_edge.to(out2_ptr.dtype.element_ty), mask=edge_in_bounds)
-                    if column_out_ptr is not None:
-                        term = column_term(
-                            x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
-                            part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
-                            REFINE, ZERO_MASKED_ROWS,
-                        )  # fmt: skip
-                        sums = add_terms(sums, term, in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
-                        if PEEL:
-                            term = column_term(
-                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
-                                edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
-                                EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
-                            )  # fmt: skip
-                            edge_sums = add_terms(edge_sums, term, edge_in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
                     if column_out2_ptr is not None:
-                        term = column_term2(
-                            x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0, param1,
-                            part_first, part_scale, first, second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD,
-                            REFINE, ZERO_MASKED_ROWS,
+                        sums2 = add_terms(
+                            sums2, x, x2, per_row, per_row2, per_column, per_column2, index, tile_column, param0,
+                            param1, part_first, part_scale, first, second, value, count, in_bounds, column_term2, AXIS,
+                            ROWS, PEEL, NEUTRAL_PADDING, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
                         )  # fmt: skip
-                        sums2 = add_terms(sums2, term, in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
                         if PEEL:
-                            term = column_term2(
-                                x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge, index,
-                                edge_column, param0, param1, part_first, part_scale, first, second, value, count, 0,
-                                EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
+                            edge_sums2 = add_terms(
+                                edge_sums2, x_edge, x2_edge, per_row, per_row2, per_column_edge, per_column2_edge,
+                                index, edge_column, param0, param1, part_first, part_scale, first, second, value, count,
+                                edge_in_bounds, column_term2, 0, ROWS, PEEL, NEUTRAL_PADDING, EXP2_BIAS, UNNORMALISED,
+                                GUARD, REFINE, ZERO_MASKED_ROWS,
                             )  # fmt: skip
-                            edge_sums2 = add_terms(edge_sums2, term, edge_in_bounds, ROWS, PEEL, NEUTRAL_PADDING)
             if EXCHANGE and PERSISTENT:
                 clear_slots(workspace, last if DYNAMIC else tile - groups, rank, PROGRAMS_PER_ROW, ROWS, SLOTS)
             if DYNAMIC:
@@ -288,7 +270,7 @@ def whole_row(
                 claimed = await_claim(published, workspace, tiles, group, groups, iteration, end, tile, SLOTS)
     if EXCHANGE and PERSISTENT:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
-        release_group(workspace, last, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, SLOTS)
+        release_group(workspace, last, None, tiles, group, groups, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, SLOTS)
     if column_out_ptr is not None:
         store_sums(
             column_out_ptr, sums, edge_sums, group, rank, cols, misalignment, in_outer, AXIS, ROWS, COLS, PEEL, VECTOR

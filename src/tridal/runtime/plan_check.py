@@ -57,7 +57,7 @@ def _wrong_fields(plan: LaunchPlan) -> _Faults:
     for name in ("num_stages", "programs_per_row"):
         if type(getattr(config, name)) is not int or getattr(config, name) < 1:
             yield name, getattr(config, name), "a positive integer"
-    for name in ("peel", "persistent", "reload"):
+    for name in ("peel", "persistent", "reload", "overlap"):
         if type(getattr(config, name)) is not bool:
             yield name, getattr(config, name), "True or False"
     limit, bias = config.max_registers, config.exp2_bias
@@ -80,11 +80,16 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     schedule, declared = config.schedule, f"one of the backend's `schedules`: {', '.join(sorted(backend.schedules))}"
     if schedule not in backend.schedules:
         yield "schedule", schedule, declared
-    for feature in ("peel", "reload"):
+    for feature in ("peel", "reload", "overlap"):
         if getattr(config, feature) and feature not in backend.features:
             yield feature, True, f"False, because the backend's `features` lack {feature!r}"
     if config.reload and schedule == "column_loop":
         yield "reload", True, f"False, because {schedule!r} does not support it"
+    one_row = config.schedule == "cooperative" and config.rows == 1 and problem.layout != "inner"
+    if config.overlap and not (one_row and config.programs_per_row > 1 and problem.statistics):
+        yield "overlap", True, "False, because only programs that exchange the statistics of one row overlap rows"
+    if config.overlap and (config.peel or not (config.reload and config.persistent and config.num_stages == 1)):
+        yield "overlap", True, "False, because it needs `reload` and `persistent`, without `peel` and a pipeline"
     if config.lanes > 1 and "lanes" not in backend.features:
         yield "lanes", config.lanes, "1, because the backend's `features` lack 'lanes'"
     if config.lanes > 1 and (schedule != "column_loop" or config.rows > 1 or problem.layout == "inner"):

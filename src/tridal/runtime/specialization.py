@@ -37,7 +37,7 @@ class Specialization:
 
     kernel: RowKernel
     entry: str
-    """The Triton function that is compiled: "whole_row" or "column_loop"."""
+    """The Triton function that is compiled: "whole_row", "overlapped" or "column_loop"."""
     types: tuple[tuple[str, str], ...]
     """Triton's type of each run-time argument."""
     constants: tuple[tuple[str, Any], ...]
@@ -152,14 +152,13 @@ class KernelCall:
             "AXIS": 0 if p.layout == "inner" else 1,
             "ROWS": config.rows,
             "COLS": config.cols,
-            "STAGES": config.num_stages,
             "CAUSAL": s.causal,
             "ZERO_MASKED_ROWS": s.zero_masked_rows,
             "MASK_BYTES": self._mask_bytes(config),
         }
         constants |= self._edge_constants(config)
         if config.schedule == "column_loop":
-            constants["LANES"] = config.lanes
+            constants |= {"STAGES": config.num_stages, "LANES": config.lanes}
         else:
             constants |= self._whole_row_constants(config)
         if not self._has_row_tensors:
@@ -180,7 +179,7 @@ class KernelCall:
         types |= {n: accumulator if n in floats else "i32" if v < 2**31 else "i64" for n, v in run_time.items()}
         return Specialization(
             kernel=self.kernel,
-            entry="column_loop" if config.schedule == "column_loop" else "whole_row",
+            entry=_entry(config),
             types=tuple(types.items()),
             constants=tuple(constants.items()),
             divisible=tuple(divisible),
@@ -191,16 +190,16 @@ class KernelCall:
         )
 
     def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns the constants that only `whole_row` has: how programs share a row."""
-        unused: dict[str, Any] = {} if exchanges(config, self.kernel) else {"workspace": None}
+        """Returns the constants that only `whole_row` and `overlapped` have: how programs share a row."""
+        constants: dict[str, Any] = {} if exchanges(config, self.kernel) else {"workspace": None}
         if not self.problem.equal_heads(config):
-            unused["long_blocks"] = None
-        return unused | {
-            "PERSISTENT": config.persistent,
+            constants["long_blocks"] = None
+        if not config.overlap:
+            constants |= {"STAGES": config.num_stages, "PERSISTENT": config.persistent, "RELOAD": config.reload}
+        return constants | {
             "PROGRAMS_PER_ROW": config.programs_per_row,
             "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
             "SLOTS": slots_per_tile(config),
-            "RELOAD": config.reload,
         }
 
     def _edge_constants(self, config: KernelConfig) -> dict[str, Any]:
@@ -225,6 +224,13 @@ class KernelCall:
             return 0
         counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
         return self.problem.tiles_of(config) * slots_per_tile(config) + counter
+
+
+def _entry(config: KernelConfig) -> str:
+    """Returns the name of the Triton function of a configuration."""
+    if config.schedule == "column_loop":
+        return "column_loop"
+    return "overlapped" if config.overlap else "whole_row"
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:

@@ -148,6 +148,7 @@ class _Planner:
         features = {
             "peel": config.peel,
             "reload": config.reload,
+            "overlap": config.overlap,
             "lanes": config.lanes > 1,
             "scale_mask": call.problem.scale_mask,
         }

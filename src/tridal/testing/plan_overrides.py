@@ -18,9 +18,8 @@ _RESIDENT = 256  # number of small programs that run concurrently on every devic
 
 def _configured(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
     """Returns the plan with these config fields. The kernel is persistent and has no register limit by default."""
-    return replace(
-        plan, config=replace(plan.config, **{"persistent": True, "max_registers": None, "lanes": 1, **fields})
-    )
+    defaults = {"persistent": True, "max_registers": None, "lanes": 1, "overlap": False}
+    return replace(plan, config=replace(plan.config, **{**defaults, **fields}))
 
 
 def _with_groups(plan: LaunchPlan, problem: Problem, groups: int) -> LaunchPlan:
@@ -75,6 +74,15 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
     return _with_groups(plan, problem, min(2, problem.tiles(rows)))
 
 
+def _overlap(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+    """Returns a cooperative plan whose programs load their next row before they wait for the statistics of a row."""
+    reload = _cooperative(plan, problem, reload=True)
+    config = reload.config
+    exchanges = config.schedule == "cooperative" and config.programs_per_row > 1 and problem.statistics
+    possible = exchanges and problem.layout != "inner"
+    return replace(reload, config=replace(config, rows=1, num_stages=1, peel=False, overlap=True)) if possible else plan
+
+
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
@@ -94,6 +102,7 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "column_loop+lanes": _lanes,
     "whole_row+reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
+    "cooperative+reload+overlap": _overlap,
     "cooperative+one_shot": _one_shot,
     "single": lambda plan, problem: _with_groups(_configured(plan), problem, 1),
 }
