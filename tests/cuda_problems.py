@@ -54,7 +54,8 @@ _SEVERAL_TENSORS = [
     *_questions(("rms_norm", "layer_norm"), "bfloat16", (131_072, 4096), (16_384, 32_768), (65_536, 781)),
     *_questions(_NORMS, "bfloat16", (1_048_576, 128), (524_288, 1024), (131_072, 4096), (65_536, 8192), (65_536, 781)),
     *_questions(_NORMS, "bfloat16", (16_384, 32_768), (1024, 262_144), (100, 4096), (2000, 512), (131_072, 16_384)),
-    *_questions(_NORMS, "float32", (65_536, 4096), (4096, 16_384)),
+    *_questions(_NORMS, "bfloat16", (2048, 65_536)),
+    *_questions(_NORMS, "float32", (65_536, 4096), (4096, 16_384), (1024, 262_144)),
     *_questions(
         ("rms_norm_backward", "layer_norm_backward"), "bfloat16", (131_072, 4096), (65_536, 781), (4096, 16_384)
     ),
@@ -69,7 +70,8 @@ _ALL, _HALF = _MEASURED + _OTHER, _MEASURED[::2] + _OTHER
 _VARIANTS = [
     *_questions(("layer_norm",), "bfloat16", (524_288, 256)),
     *_questions(("layer_norm without residual",), "bfloat16", (4096, 16_384), (16_384, 32_768), (2048, 131_072)),
-    *_questions(("rms_norm without residual",), "bfloat16", (131_072, 4097), (4096, 65_536)),
+    *_questions(("rms_norm without residual",), "bfloat16", (131_072, 4097), (65_536, 8192), (4096, 65_536)),
+    *_questions(("rms_norm without residual",), "float32", (65_536, 4096), (65_536, 8192)),
     *_questions(("column_sum",), "float32", (1056, 1024), dim=0),
     *_questions(("rms_norm_backward", "layer_norm_backward"), "float64", (4096, 8192)),
 ]

@@ -6,9 +6,12 @@ with the elements. A program that loops over tiles with the same columns loads t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tridal.devices.types import KernelConfig, next_power_of_2
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
+from tridal_cuda.resources import max_registers_for
 
 
 def fit_column_reads(problem: GpuProblem) -> Fit | None:
@@ -38,30 +41,39 @@ def _unaligned(problem: GpuProblem) -> KernelConfig | None:
 
 
 def _aligned(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for rows of up to `COLUMN_READS_NARROW_COLS` or more than `WIDE_ROW_COLS` columns."""
-    cols, row_bytes = problem.tile_cols, problem.tile_cols * problem.itemsize
+    """Returns the configuration for rows of up to `COLUMN_READS_NARROW_COLS` columns or with wide tiles."""
+    cols, row_bytes = problem.tile_cols, problem.tile_cols * problem.bytes_read
     if cols <= tuning.COLUMN_READS_NARROW_COLS and problem.itemsize == 2 and not _loads_little(problem):
         rows = min(2 * tuning.NARROW_TILE_ELEMENTS // cols, next_power_of_2(problem.inner))
         warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
         return KernelConfig("whole_row", rows, cols, warps, persistent=False)
-    if cols <= tuning.WIDE_ROW_COLS or not problem.has_large_l1:
+    if row_bytes < tuning.MIN_COLUMN_READS_RELOAD or not problem.has_large_l1:
         return None
-    if _loads_little(problem):
-        # One program can compute a wide row: it reads the row twice, the second time from the L1 cache.
-        if row_bytes > (2 if problem.itemsize == 2 else 1) * tuning.MAX_RELOAD_ROW_BYTES:
-            return None
-        warps = max(8, warps_for(cols, tuning.RELOAD_ELEMENTS_PER_THREAD))
-        return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=True)
-    if not problem.reads_several and problem.itemsize == 2 and row_bytes <= tuning.MAX_RELOAD_ROW_BYTES:
-        warps = warps_for(cols, tuning.MANY_ELEMENTS_PER_THREAD)
-        if row_bytes <= tuning.MAX_RELOAD_ROW_BYTES // 2:
-            return KernelConfig("whole_row", 1, cols, warps, tuning.COLUMN_READS_STAGES)
-        return KernelConfig("whole_row", 1, cols, warps, persistent=False)
+    # One program can compute a wide row: it loads the row again from the L1 cache.
+    one_fits = problem.itemsize == 2 and _loads_little(problem)
+    if row_bytes <= tuning.COLUMN_READS_BYTES_IN_FLIGHT // (1 if one_fits else 2):
+        return _reload(problem, KernelConfig("whole_row", 1, cols, persistent=False))
+    if problem.itemsize == 2 and not problem.reads_several:
+        block = tuning.RELOAD_TILE_ELEMENTS // (1 if _loads_little(problem) else 2)
+        return _reload(problem, KernelConfig("cooperative", 1, block, programs_per_row=cdiv(problem.cols, block)))
     block = tuning.COLUMN_READS_BLOCK_COLS
     warps, blocks = warps_for(block, tuning.MANY_ELEMENTS_PER_THREAD), cdiv(problem.cols, block)
-    reload = problem.itemsize == 2 and not problem.reads_several and problem.cols >= tuning.COLUMN_READS_RELOAD_COLS
-    stages = 1 if reload else tuning.COLUMN_READS_STAGES
-    return KernelConfig("cooperative", 1, block, warps, stages, blocks, reload=reload)
+    return KernelConfig("cooperative", 1, block, warps, tuning.COLUMN_READS_STAGES, blocks)
+
+
+def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
+    """Returns a configuration with `reload`, and with as many programs as have their tiles in the L1 cache.
+
+    A narrow row has so many threads that no more programs are resident. Other tiles have fewer threads, and a register
+    limit. The limit also makes the compiler use more registers than it needs, so that no more programs are resident.
+    """
+    tile_bytes = config.cols * problem.bytes_read
+    config = replace(config, reload=True)
+    if config.schedule == "whole_row" and config.cols <= tuning.WIDE_ROW_COLS:
+        return replace(config, num_warps=warps_for(tile_bytes // 2, tuning.FEW_ELEMENTS_PER_THREAD))
+    config = replace(config, num_warps=warps_for(tile_bytes // 2, tuning.MANY_ELEMENTS_PER_THREAD))
+    limit = max_registers_for(tuning.COLUMN_READS_BYTES_IN_FLIGHT // tile_bytes, config, problem.device)
+    return replace(config, max_registers=limit or None)
 
 
 def _loads_little(problem: GpuProblem) -> bool:

@@ -18,7 +18,8 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
     if not problem.column_writes or problem.layout == "inner" or problem.accumulator == 8:
         return None
     for config in _configs(problem):
-        fitted = problem.fit(config).with_few_spills(tuning.BYTES_IN_FLIGHT if config.reload else 0)
+        wanted = tuning.OVERLAP_BYTES_IN_FLIGHT if config.overlap else tuning.BYTES_IN_FLIGHT if config.reload else 0
+        fitted = problem.fit(config).with_few_spills(wanted)
         if fitted.usable:
             return fitted
     return None
@@ -33,12 +34,32 @@ def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
         warps = warps_for(rows * cols, per_thread)
         yield KernelConfig("whole_row", rows, cols, warps, tuning.SUMS_STAGES)
         return
-    # Without a pipeline, `reload` leaves registers for the sums of more columns.
-    wide = problem.itemsize == 2 and problem.has_large_l1 and not problem.peel
-    if wide and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
+    reloads = problem.has_large_l1 and not problem.peel
+    if reloads and problem.itemsize == 2 and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
         yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), reload=True)
-    reload = wide and problem.cols >= tuning.SUMS_RELOAD_COLS
-    cols = tuning.SUMS_BLOCK_COLS * (2 if reload else 1)
+    if reloads and _overlaps(problem):
+        yield _overlapped(problem)
+    cols = tuning.SUMS_BLOCK_COLS
     warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
-    stages = 1 if reload else tuning.SUMS_STAGES
-    yield KernelConfig("cooperative", 1, cols, warps, stages, blocks, reload=reload)
+    yield KernelConfig("cooperative", 1, cols, warps, tuning.SUMS_STAGES, blocks)
+
+
+def _overlaps(problem: GpuProblem) -> bool:
+    """Whether `overlap` hides more of the exchange than a software pipeline, whose blocks are in shared memory.
+
+    A pipeline is better for 32-bit rows, unless they have so many blocks that statistics are exchanged in two steps,
+    and for 16-bit rows with two sums per column, unless they are very wide: the sums leave few registers.
+    """
+    if problem.itemsize > 2:
+        return problem.cols > tuning.MAX_OVERLAP_PROGRAMS * tuning.SUMS_BLOCK_COLS
+    return len(problem.column_writes) == 1 or problem.cols >= tuning.SUMS_OVERLAP_COLS
+
+
+def _overlapped(problem: GpuProblem) -> KernelConfig:
+    """Returns the configuration with `overlap` and the smallest blocks of which a row has few enough."""
+    cols = next_power_of_2(cdiv(problem.cols, tuning.MAX_OVERLAP_PROGRAMS))
+    cols = max(tuning.SUMS_MIN_OVERLAP_COLS, cols)
+    wide = problem.itemsize > 2
+    warps = warps_for(cols, tuning.SUMS_ELEMENTS_PER_THREAD if wide else tuning.FEW_ELEMENTS_PER_THREAD)
+    blocks = cdiv(problem.cols, cols)
+    return KernelConfig("cooperative", 1, cols, warps, programs_per_row=blocks, reload=True, overlap=True)

@@ -172,11 +172,12 @@ class Fit:
     def with_register_limit(self, wanted_bytes: int, max_spill: int = 0) -> Fit:
         """Lowers the register limit until `wanted_bytes` are in flight. Each step makes room for one more program.
 
-        Stops if a step makes no room for a program, if it adds more than `max_spill` spilled bytes per thread, or if
-        more than `MAX_SPILL` would be spilled.
+        Stops if a step makes no room for a program, if the steps together add more than `max_spill` spilled bytes per
+        thread, or if more than `MAX_SPILL` would be spilled.
         Without a limit, the compiler uses more registers than it needs: it does not know the wanted occupancy.
         """
         fitted, problem = self, self.problem
+        allowed = min(self.resources.spills + max_spill, tuning.MAX_SPILL)
         while fitted.bytes_in_flight < wanted_bytes:
             limit = max_registers_for(fitted.occupancy + 1, fitted.config, problem.device)
             limited = replace(fitted.config, max_registers=limit)
@@ -188,7 +189,6 @@ class Fit:
                 # The compiler sometimes spills less with a lower limit.
                 lower = problem.fit(replace(limited, max_registers=limit - REGISTER_UNIT))
                 more = min(more, lower, key=lambda candidate: candidate.resources.spills)
-            allowed = min(fitted.resources.spills + max_spill, tuning.MAX_SPILL)
             if more.occupancy <= fitted.occupancy or more.resources.spills > allowed:
                 break
             fitted = more

@@ -29,7 +29,8 @@ MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 # Sums over rows, as in the gradient of a weight
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
 SUMS_BLOCK_COLS = 2048  # of one of these programs
-SUMS_RELOAD_COLS = 49_152  # rows of so many columns have wider blocks, without a pipeline
+SUMS_OVERLAP_COLS = 49_152  # 16-bit rows of so many columns overlap instead of a pipeline, with two sums per column
+SUMS_MIN_OVERLAP_COLS = 1024  # per program with `overlap`, at least
 SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 4  # at most, of several narrow rows
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
@@ -47,7 +48,8 @@ MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per r
 COLUMN_READS_STAGES = 3  # tiles in flight
 COLUMN_READS_NARROW_COLS = 256  # so narrow rows have larger tiles, because a tile loads the numbers once
 COLUMN_READS_BLOCK_COLS = 4096  # per program, if several programs compute a row
-COLUMN_READS_RELOAD_COLS = 131_072  # rows of so many columns are read again from the L1 cache
+MIN_COLUMN_READS_RELOAD = 16 * _KIB  # bytes of a row, at least, for `reload`
+COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
 # Inner-dim rows
 INNER_ROWS = 32  # per tile; half as many are enough for long rows
@@ -65,6 +67,8 @@ MIN_RELOAD_INNER_COLS = 64  # shorter inner-dim rows need few registers even wit
 MAX_LIMITS_TRIED = 3  # register limits to try with `reload`; each takes a compilation
 
 # Schedule "cooperative"
+OVERLAP_BYTES_IN_FLIGHT = 64 * _KIB  # with `overlap`: the L1 cache holds two rows of each program
+MAX_OVERLAP_PROGRAMS = 64  # per row with `overlap`: more programs would exchange statistics in two steps
 COOPERATIVE_BYTES_IN_FLIGHT = 160 * _KIB  # more than BYTES_IN_FLIGHT, because programs also wait for each other
 MAX_SPILL_COOPERATIVE = 32  # one more resident program is not worth more spills than this
 ROW_PROGRAMS_PER_CORE = 8  # limit on the programs of one row, per multiprocessor of the GPU
