@@ -69,7 +69,7 @@ def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
     """
     tile_bytes = config.cols * problem.bytes_read
     config = replace(config, reload=True)
-    if config.schedule == "whole_row" and config.cols <= tuning.WIDE_ROW_COLS:
+    if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.MIN_COLUMN_READS_RELOAD:
         return replace(config, num_warps=warps_for(tile_bytes // 2, tuning.FEW_ELEMENTS_PER_THREAD))
     config = replace(config, num_warps=warps_for(tile_bytes // 2, tuning.MANY_ELEMENTS_PER_THREAD))
     limit = max_registers_for(tuning.COLUMN_READS_BYTES_IN_FLIGHT // tile_bytes, config, problem.device)

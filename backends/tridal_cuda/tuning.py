@@ -48,7 +48,7 @@ MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per r
 COLUMN_READS_STAGES = 3  # tiles in flight
 COLUMN_READS_NARROW_COLS = 256  # so narrow rows have larger tiles, because a tile loads the numbers once
 COLUMN_READS_BLOCK_COLS = 4096  # per program, if several programs compute a row
-MIN_COLUMN_READS_RELOAD = 16 * _KIB  # bytes of a row, at least, for `reload`
+MIN_COLUMN_READS_RELOAD = 16 * _KIB  # bytes of a row in all tensors, at least, for `reload`
 COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
 # Inner-dim rows
