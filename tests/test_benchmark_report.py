@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tridal.benchmarks.op_benchmarks import OP_BENCHMARKS, benchmark_of
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Timing
-from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
+from tridal.benchmarks.workloads import SHAPE_CLASSES, SUITES, Workload, make_workloads
 
 
 def result_row(provider: str, share: float, workload: Workload) -> Row:
@@ -129,6 +130,18 @@ def test_overview_shows_mean_and_worst_share_and_number_of_measured_workloads() 
     rows += [{**row, "provider": "naive", "ms": None, "share_of_copy": None, "gbps": None} for row in rows]
     figure = dict(plots.make_figures(make_document(rows)))["overview"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.63", "0.50 2/3", "none"]
+
+
+def test_names_of_classes_in_the_overview_do_not_overlap() -> None:
+    pytest.importorskip("matplotlib")
+    classes = [SHAPE_CLASSES[name] for name in SUITES["hidden"]]
+    workloads = make_workloads(classes, "rms_norm", ["forward"], ["float32", "bfloat16"])
+    figure = dict(plots.make_figures(make_document([result_row("tridal", 0.9, one) for one in workloads])))["overview"]
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        labels = [label.get_window_extent() for label in axis.get_xticklabels()]
+        assert len(labels) == len(classes)
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(labels))
 
 
 def test_picture_of_two_classes_names_their_shapes_and_marks_unreliable_points() -> None:

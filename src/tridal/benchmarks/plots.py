@@ -162,7 +162,7 @@ def _plot_overview(rows: Rows, caption: str) -> Figure:
     dtypes, directions = distinct(rows, "dtype"), distinct(rows, "direction")
     legend = [f"{group}: {SHAPE_CLASSES[group].title} ({_span(_shapes(rows, group))})" for group in groups]
     cells = "Large: geometric mean of the class. Small: its lowest share, and how many of its workloads ran if not all."
-    width, height = 0.3 + 0.72 * len(groups), 0.46 * len(names) + 0.7
+    width, height = 0.3 + 0.72 * len(groups), 0.46 * len(names) + 0.85
     caption = f"{cells} {'; '.join(legend)}. {caption}"
     title = f"{rows[0]['op']}: share of copy by class of shapes"
     figure, axes = _make_figure(title, caption, len(directions), len(dtypes), height, max(width, 2.6))
@@ -171,7 +171,7 @@ def _plot_overview(rows: Rows, caption: str) -> Figure:
         axis.grid(visible=False)
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
-        axis.set_xticks(range(len(groups)), groups, fontsize=9)
+        axis.set_xticks(range(len(groups)), [group.replace("_", "\n") for group in groups], fontsize=9)
         axis.set_yticks(range(len(names)), names if dtype == dtypes[0] else [""] * len(names), fontsize=9)
         for tick in axis.get_yticklabels():
             tick.set_fontweight("bold" if tick.get_text() == OURS else "normal")
