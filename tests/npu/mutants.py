@@ -224,14 +224,14 @@ def loop_gradient_stride_for_saved(function: ast.FunctionDef) -> None:
     replace_argument(find_calls(function, "tile_pointers", "in2_ptr"), "out_inner", "in_inner")
 
 
-@mutant("whole_row", "whole_row", "the input is stored as the result", "softmax_backward", "l2_norm")
+@mutant("outputs", "write_tile", "the input is stored as the result", "softmax_backward", "l2_norm")
 def store_input(function: ast.FunctionDef) -> None:
     replace_expression(function, "y.to(out_ptr.dtype.element_ty)", "x.to(out_ptr.dtype.element_ty)")
 
 
 @mutant("whole_row", "whole_row", "the second statistic is not computed", "softmax", "l2_norm_backward")
 def second_statistic_missing(function: ast.FunctionDef) -> None:
-    remove(function, find_assignments(function, "second", "reduce"))
+    remove(function, find_assignments(function, "second", "second_statistic"))
 
 
 @mutant("column_loop", "column_loop", "the second statistic keeps only the latest block", "softmax", "l2_norm_backward")
