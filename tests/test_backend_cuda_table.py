@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -38,6 +39,14 @@ def test_the_table_has_all_problems_and_the_published_shares_of_copy(table: dict
     assert sum(share != cuda_plan_table.NOT_MEASURED for share in in_table.values()) >= 60
     for arch in {question.arch for question in QUESTIONS}:
         assert sum(question.arch == arch for question in QUESTIONS) >= 60
+
+
+@TABLE
+def test_plans_of_norms_compile_at_most_two_kernels(table: dict[str, Any]) -> None:
+    norms = {question: row for question, row in table["plans"].items() if re.match("sm_90 (rms|layer)_norm", question)}
+    compiled = {question: len(row["compiled"]) for question, row in norms.items() if "float64" not in question}
+    assert len(compiled) >= 30
+    assert {question: number for question, number in compiled.items() if number > 2} == {}
 
 
 def test_the_installed_compiler_reports_the_resources_in_its_table(request: pytest.FixtureRequest) -> None:

@@ -64,10 +64,10 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
 def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
     """Returns a configuration with `reload`, and with as many programs as have their tiles in the L1 cache.
 
-    A narrow row has so many threads that no more programs are resident. Other tiles have fewer threads, and a register
-    limit. The limit also makes the compiler use more registers than it needs, so that no more programs are resident.
+    Narrow rows have so many threads that no more programs are resident than that. Other tiles have fewer threads, and a
+    register limit. It also makes the compiler use more registers than it needs, which has the same effect.
     """
-    tile_bytes = config.cols * problem.bytes_read
+    tile_bytes = config.cols * problem.bytes_read  # a thread has as many bytes of all tensors as of one 16-bit tensor
     config = replace(config, reload=True)
     if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.MIN_COLUMN_READS_RELOAD:
         return replace(config, num_warps=warps_for(tile_bytes // 2, tuning.FEW_ELEMENTS_PER_THREAD))

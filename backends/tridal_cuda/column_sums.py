@@ -12,15 +12,16 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
 def fit_column_sums(problem: GpuProblem) -> Fit | None:
     """Returns a `Fit` for a kernel with `column_writes`; None for other kernels, layouts and dtypes.
 
-    Programs loop over tiles with a software pipeline, because registers that hold sums cannot hold further tiles. A row
-    that is wider than a tile has several programs: each keeps the sums of its own block of columns.
+    Programs loop over tiles, because each keeps sums in registers: those of its own block of columns if a row is wider
+    than a tile. Registers that hold sums cannot hold further tiles. So loads have a software pipeline, or tiles are
+    loaded again.
     """
     if not problem.column_writes or problem.layout == "inner" or problem.accumulator == 8:
         return None
     for config in _configs(problem):
-        wanted = tuning.OVERLAP_BYTES_IN_FLIGHT if config.overlap else tuning.BYTES_IN_FLIGHT if config.reload else 0
-        fitted = problem.fit(config).with_few_spills(wanted)
-        if fitted.usable:
+        fitted = problem.fit(config).with_few_spills()
+        too_many = config.overlap and fitted.config.programs_per_row > tuning.MAX_OVERLAP_PROGRAMS
+        if fitted.usable and not too_many:
             return fitted
     return None
 
@@ -34,10 +35,10 @@ def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
         warps = warps_for(rows * cols, per_thread)
         yield KernelConfig("whole_row", rows, cols, warps, tuning.SUMS_STAGES)
         return
-    reloads = problem.has_large_l1 and not problem.peel
-    if reloads and problem.itemsize == 2 and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
+    few_sums = problem.itemsize == 2 and len(problem.column_writes) == 1
+    if problem.has_large_l1 and few_sums and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
         yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), reload=True)
-    if reloads and _overlaps(problem):
+    if problem.has_large_l1 and problem.aligned and _overlaps(problem):
         yield _overlapped(problem)
     cols = tuning.SUMS_BLOCK_COLS
     warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
@@ -48,8 +49,11 @@ def _overlaps(problem: GpuProblem) -> bool:
     """Whether `overlap` hides more of the exchange than a software pipeline, whose blocks are in shared memory.
 
     A pipeline is better for 32-bit rows, unless they have so many blocks that statistics are exchanged in two steps,
-    and for 16-bit rows with two sums per column, unless they are very wide: the sums leave few registers.
+    and for 16-bit rows with two sums per column, unless they are very wide: the sums leave few registers. Rows can be
+    too wide for `MAX_OVERLAP_PROGRAMS`.
     """
+    if problem.cols > tuning.MAX_OVERLAP_PROGRAMS * tuning.SUMS_MAX_OVERLAP_COLS:
+        return False
     if problem.itemsize > 2:
         return problem.cols > tuning.MAX_OVERLAP_PROGRAMS * tuning.SUMS_BLOCK_COLS
     return len(problem.column_writes) == 1 or problem.cols >= tuning.SUMS_OVERLAP_COLS

@@ -30,7 +30,7 @@ MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
 SUMS_BLOCK_COLS = 2048  # of one of these programs
 SUMS_OVERLAP_COLS = 49_152  # 16-bit rows of so many columns overlap instead of a pipeline, with two sums per column
-SUMS_MIN_OVERLAP_COLS = 1024  # per program with `overlap`, at least
+SUMS_MIN_OVERLAP_COLS, SUMS_MAX_OVERLAP_COLS = 1024, 4096  # per program with `overlap`
 SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 4  # at most, of several narrow rows
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
@@ -67,7 +67,6 @@ MIN_RELOAD_INNER_COLS = 64  # shorter inner-dim rows need few registers even wit
 MAX_LIMITS_TRIED = 3  # register limits to try with `reload`; each takes a compilation
 
 # Schedule "cooperative"
-OVERLAP_BYTES_IN_FLIGHT = 64 * _KIB  # with `overlap`: the L1 cache holds two rows of each program
 MAX_OVERLAP_PROGRAMS = 64  # per row with `overlap`: more programs would exchange statistics in two steps
 COOPERATIVE_BYTES_IN_FLIGHT = 160 * _KIB  # more than BYTES_IN_FLIGHT, because programs also wait for each other
 MAX_SPILL_COOPERATIVE = 32  # one more resident program is not worth more spills than this

@@ -272,9 +272,10 @@ def exchange_once(
 def clear_slots(
     workspace, tile, rank, PROGRAMS_PER_ROW: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
-    """Clears the slots that a program published for `tile`. Call it after the exchange of the group's next tile.
+    """Clears the slots that a program published for `tile`. Does nothing if `tile` is negative.
 
-    A program publishes the next tile after it has read the slots of `tile`, so all programs have read them then.
+    All programs of the row must have read them. Call it after the exchange of a tile that programs publish after they
+    have read the slots of `tile`: the group's next tile, or the next but one with `overlap`.
     """
     if tile >= 0:
         slots = workspace + tl.cast(tile, tl.int64) * SLOTS

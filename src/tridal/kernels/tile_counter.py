@@ -71,8 +71,8 @@ def release_group(
 ):  # fmt: skip
     """The last program of a group clears the slots of its last tile; the last program of all clears the counter.
 
-    If `previous` is not None, it is another tile of the group whose slots are not clear. It may be negative: no tile.
-    Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
+    If `previous` is not None, it is another tile of the group, whose slots are not yet cleared. A negative number is no
+    tile. Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
     """
     tl.debug_barrier()
     counter, slots = _counter(workspace, tiles, SLOTS), _group_slots(workspace, tiles, group, SLOTS)

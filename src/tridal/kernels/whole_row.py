@@ -66,7 +66,7 @@ def whole_row(
     STATISTICS_PASS: tl.constexpr = 1 if SECOND_PASS == 1 else 0
     LAST_PASS: tl.constexpr = 0 if FIRST is None else STATISTICS_PASS + 1
     # Numbers per column need as many registers as a row of elements, unless outputs are computed in chunks of a row.
-    CHUNKABLE: tl.constexpr = (RELOAD and ROWS == 1) and (AXIS == 1 and column_out_ptr is None)
+    CHUNKABLE: tl.constexpr = ((RELOAD and ROWS == 1) and (AXIS == 1 and column_out_ptr is None)) and COLS >= 4
     CHUNKS: tl.constexpr = 4 if (CHUNKABLE and LAST_PASS > 0) and per_column_ptr is not None else 1
     rank, group, groups, begin, end, step = iterations(tiles, PROGRAMS_PER_ROW, PERSISTENT, DYNAMIC)
     claimed, last = group, -1
@@ -121,7 +121,8 @@ def whole_row(
                     loaded = load_tile(pointers, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS)
                     if in2_ptr is not None:
                         loaded2 = load_tile(pointers2, in_bounds, PADDING, RELOAD, PASS == 0, PASS == LAST_PASS)
-                    x, x2 = loaded.to(ACC_DTYPE), None
+                    x = loaded.to(ACC_DTYPE)
+                    x2 = None
                     if in2_ptr is not None:
                         x2 = loaded2.to(ACC_DTYPE)
                     x = scale_mask(

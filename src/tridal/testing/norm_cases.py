@@ -18,7 +18,7 @@ _SHAPES = (
     (2, 3, 4, 5, 6), (2, 50_257), (1, 131_072), (1, (1 << 20) + 7), (0, 5), (5, 0), (3, 0, 2),
 )  # fmt: skip
 _SEVERAL_DIMS = (((3, 4, 5, 6), 2), ((4, 5, 6), 3), ((33, 7, 13), 2), ((2, 0, 3), 2))
-_PLAN_SHAPES = ((37, 53), (300, 781), (5, 4097), (3, 33, 300))
+_PLAN_SHAPES = ((37, 53), (300, 781), (5, 4097), (5, 2), (3, 33, 300))
 _TWO_DIMS, _FOUR_DIMS = (37, 53), (3, 10, 7, 9)
 _VALUES: tuple[Values, ...] = ("shifted", "constant", "dominant", "some -inf", "row of -inf", "some +inf", "some nan")
 

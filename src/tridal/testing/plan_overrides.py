@@ -76,11 +76,10 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
 
 def _overlap(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan whose programs load their next row before they wait for the statistics of a row."""
-    reload = _cooperative(plan, problem, reload=True)
-    config = reload.config
+    overlapped = _cooperative(_configured(plan, rows=1, num_stages=1, peel=False), problem, reload=True, overlap=True)
+    config = overlapped.config
     exchanges = config.schedule == "cooperative" and config.programs_per_row > 1 and problem.statistics
-    possible = exchanges and problem.layout != "inner"
-    return replace(reload, config=replace(config, rows=1, num_stages=1, peel=False, overlap=True)) if possible else plan
+    return overlapped if exchanges and problem.layout != "inner" else plan
 
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
