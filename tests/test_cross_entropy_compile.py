@@ -118,6 +118,41 @@ def test_linear_module_equals_torch(device: torch.device, outputs: tuple[int, ..
         tridal.nn.LinearCrossEntropyLoss(5, 7, weight=torch.ones(3))
 
 
+def test_a_gradient_of_the_lse_alone_is_zero_for_probabilities(device: torch.device) -> None:
+    """The registered op of the gradient returns a tensor for each gradient that autograd asks for."""
+    x, p = (torch.rand(3, 4, device=device, requires_grad=True) for _ in range(2))
+    grads = torch.randn(2, 3, device=device)
+
+    def lse(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        return tridal.cross_entropy(x, p, return_lse=True)[1]
+
+    eager = torch.autograd.grad(lse(x, p), (x, p), grads[0])
+    assert_close(eager, (torch.softmax(x, 1) * grads[0].unsqueeze(1), torch.zeros_like(p)))
+    compiled = torch.compile(lse, backend="aot_eager")
+    assert_close(torch.autograd.grad(compiled(x, p), (x, p), grads[0]), eager)
+    batched = torch.autograd.grad(lse(x, p), (x, p), grads, is_grads_batched=True)
+    assert_close([gradient[0] for gradient in batched], list(eager))
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["batch", "classes"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_linear_loss_is_exported_with_dynamic_sizes(device: torch.device, strict: bool, dim: int) -> None:
+    class Loss(torch.nn.Module):
+        def forward(self, input: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return tridal.linear_cross_entropy(input, weight, target)
+
+    def arguments(rows: int, classes: int) -> tuple[torch.Tensor, ...]:
+        target = torch.arange(rows, device=device) % classes
+        return torch.randn(rows, 6, device=device), torch.randn(classes, 6, device=device), target
+
+    size = {0: torch.export.Dim("size", min=2, max=99)}
+    shapes = (size, None, size) if dim == 0 else (None, size, None)
+    exported = torch.export.export(Loss(), arguments(4, 9), dynamic_shapes=shapes, strict=strict).module()
+    for sizes in ((4, 9), (7, 9) if dim == 0 else (4, 13)):
+        given = arguments(*sizes)
+        assert_close(exported(*given), Loss()(*given))
+
+
 @pytest.mark.parametrize("kind", ["logits", "permuted", "probabilities", "weight"])
 def test_fake_gradients_have_the_strides_of_the_real_ones(device: torch.device, kind: str) -> None:
     x, target = torch.randn(5, 7, device=device, requires_grad=True), torch.arange(7, device=device) % 5

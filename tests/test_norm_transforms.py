@@ -123,6 +123,15 @@ def test_devices_without_a_backend_compile_torchs_function(device: torch.device,
     assert name in graphs[0].code
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_compiled_function_with_dynamic_shapes_names_a_wrong_shape(device: torch.device, name: str) -> None:
+    compiled = torch.compile(
+        lambda x: getattr(tridal, name)(x, (x.shape[0] + 1,)), fullgraph=True, dynamic=True, backend="eager"
+    )
+    with pytest.raises(Exception, match=r"normalized_shape has to be the last sizes of the input"):
+        compiled(torch.randn(3, 7, device=device))
+
+
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_programs_contain_the_op(device: torch.device, name: str, strict: bool) -> None:

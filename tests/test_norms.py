@@ -144,7 +144,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"normalized_shape": (8.0,)}, TypeError, "must be a tuple of ints, but it holds 8.0"),
     ({"normalized_shape": None}, TypeError, "must be a tuple of ints, got NoneType"),
     ({"normalized_shape": ()}, ShapeError, "Expected normalized_shape to be at least 1-dimensional"),
-    ({"normalized_shape": (7,)}, ShapeError, r"Given normalized_shape=\[7\], expected input with shape \[\*, 7\], but"),
+    (
+        {"normalized_shape": (7,)},
+        ShapeError,
+        r"Given normalized_shape=\[7\], expected input with shape \[\*, \*\[7\]\]",
+    ),
     ({"normalized_shape": (1, 3, 8)}, ShapeError, r"input of size \[3, 8\]: normalized_shape has to be the last sizes"),
     ({"normalized_shape": (-1,)}, ShapeError, r"Given normalized_shape=\[-1\]"),
     ({"weight": torch.ones(1, 8)}, ShapeError, r"Expected weight to be of same shape as normalized_shape, but got wei"),

@@ -233,11 +233,11 @@ def gradient(
     exp = (y - row_max).exp()
     row_sum = classes.reduce(exp, "sum")
     p, exact_lse = exp / row_sum, torch.where(row_max.isfinite(), row_max, 0.0) + row_sum.log()
-    factor, target_gradient = torch.zeros_like(row_sum), None
-    wanted = torch.zeros_like(y)
+    factor, wanted = torch.zeros_like(row_sum), torch.zeros_like(y)
+    target_gradient = torch.zeros_like(target) if target.is_floating_point() and output_mask[1] else None
     if grad is not None:
         rows = row_gradient(grad, lse, denominator, reduction).unsqueeze(dim)
-        if target.is_floating_point() and output_mask[1]:
+        if target_gradient is not None:
             weights = None if weight is None else weight.to(wide).view(-1, *[1] * (input.dim() - 1 - dim))
             kept = (exact_lse - y) * (1 - label_smoothing) * rows
             target_gradient = (kept if weights is None else kept * weights).to(target.dtype)

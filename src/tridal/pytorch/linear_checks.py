@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def check_linear(
             f"got {list(target.shape)}"
         )
     ignored = -100 if ignore_index is None else ignore_index
-    flat_shape = (batch.numel(), *rest) if batch else shape
+    flat_shape = (math.prod(batch), *rest) if batch else shape
     flat_target = target.flatten(0, len(batch) - 1) if len(batch) > 1 else target
     check_targets(flat_shape, input.dtype, flat_target, weight, ignored, autocast)
     if not batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -208,7 +209,7 @@ def _fake(*arguments: Any) -> tuple[Tensor | None, ...]:
         for tensor, need, size, grad_dtype in (
             (input, needs[0], input.shape, matmul_dtype),
             (linear_weight, needs[1], linear_weight.flatten(0, -2).shape, accum_dtype),
-            (linear_bias, needs[2], (linear_weight.shape[:-1].numel(),), accum_dtype),
+            (linear_bias, needs[2], (math.prod(linear_weight.shape[:-1]),), accum_dtype),
         )
     ]
     denominator = input.new_empty((), dtype=accumulator(input, target, weight))
