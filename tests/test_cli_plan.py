@@ -105,7 +105,14 @@ def test_bad_question_is_one_error_message(arguments: list[str], message: str) -
 
 
 def test_rows_that_are_no_integer_are_a_usage_error() -> None:
-    assert "valid integer" in plan("many", "5", code=2)
+    assert "'many' is not an integer" in plan("many", "5", code=2)
+    assert "valid integer" in plan("5", "many", code=2)
+
+
+@pytest.mark.parametrize("shape", [("4096x128256",), ("4096x128256", "5")])
+def test_a_shape_in_one_word_is_a_usage_error_with_the_correct_command(shape: tuple[str, ...]) -> None:
+    output = plan(*shape, "--arch", COMPILED[0], code=2)
+    assert "tridal plan 4096 128256" in output
 
 
 def test_unknown_architecture_suggests_a_similar_name() -> None:

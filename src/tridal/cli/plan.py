@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -20,8 +21,18 @@ SCHEDULES = {
 """Descriptions of the schedules, for the output."""
 
 
+def _rows(text: str) -> int:
+    """Reads the argument ROWS. Explains how to give a shape such as 4096x128256."""
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        raise typer.BadParameter(f"{text!r} is a shape. Separate its sizes: tridal plan {text.replace('x', ' ')}")
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not an integer") from None
+
+
 def plan(
-    rows: Annotated[int, typer.Argument(metavar="ROWS", help="Rows of the matrix.")],
+    rows: Annotated[int, typer.Argument(metavar="ROWS", parser=_rows, help="Rows of the matrix.")],
     cols: Annotated[int, typer.Argument(metavar="COLS", help="Columns of the matrix.")],
     dtype: Annotated[str, typer.Option(help=f"One of {DTYPES}.")] = "float32",
     op: Annotated[str, typer.Option(help=f"An op or its gradient: {KERNELS}.")] = "softmax",
