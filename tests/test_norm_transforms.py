@@ -128,7 +128,8 @@ def test_a_compiled_function_with_dynamic_shapes_names_a_wrong_shape(device: tor
     compiled = torch.compile(
         lambda x: getattr(tridal, name)(x, (x.shape[0] + 1,)), fullgraph=True, dynamic=True, backend="eager"
     )
-    with pytest.raises(Exception, match=r"normalized_shape has to be the last sizes of the input"):
+    # torch 2.7 says only that the function raises an exception.
+    with pytest.raises(Exception, match=r"normalized_shape has to be the last sizes of the input|Observed exception"):
         compiled(torch.randn(3, 7, device=device))
 
 
