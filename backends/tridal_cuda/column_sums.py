@@ -60,7 +60,7 @@ def _overlaps(problem: GpuProblem) -> bool:
 
 
 def _overlapped(problem: GpuProblem) -> KernelConfig:
-    """Returns the configuration with `overlap` and the smallest blocks of which a row has few enough."""
+    """Returns the configuration with `overlap` and the smallest blocks that give a row few enough programs."""
     cols = next_power_of_2(cdiv(problem.cols, tuning.MAX_OVERLAP_PROGRAMS))
     cols = max(tuning.SUMS_MIN_OVERLAP_COLS, cols)
     wide = problem.itemsize > 2

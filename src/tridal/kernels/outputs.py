@@ -3,13 +3,12 @@
 import triton
 import triton.language as tl
 
-from tridal.kernels.scale_mask import scale_mask
+from tridal.kernels.scale_mask import load_elements
 from tridal.kernels.tiles import (
     anti_hoist_pointers,
     edge_pointers,
     index_along,
     load_columns,
-    load_tile,
     row_pointers,
     tile_bounds,
     tile_pointers,
@@ -87,21 +86,12 @@ def write_chunks(
             tile, rank * CHUNKS + CHUNK, inner, cols, long_blocks, misalignment, in_outer, in_inner, INT64_OFFSETS, 1,
             1, COLS, PEEL, VECTOR, MASKS_TERMS,
         )  # fmt: skip
-        pointers = tile_pointers(
-            in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, 1, 1, COLS, PEEL
+        x, x2 = load_elements(
+            in_ptr, in2_ptr, block, row, column, in_bounds, inner, in_outer, in_inner, in_col, out_outer, out_inner,
+            out_col, scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query, mask_col, CAUSAL, MASK_BYTES,
+            PADDING, INT64_OFFSETS, 1, 1, COLS, PEEL, SAME_MISALIGNMENT, False, ACC_DTYPE,
         )  # fmt: skip
-        x = load_tile(pointers, in_bounds, PADDING, True, False, True).to(ACC_DTYPE)
-        x = scale_mask(
-            x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query,
-            mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, 1, 1, COLS,
-        )  # fmt: skip
-        x2 = None
-        if in2_ptr is not None:
-            pointers2 = tile_pointers(
-                in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, 1, 1, COLS,
-                SAME_MISALIGNMENT,
-            )  # fmt: skip
-            x2 = load_tile(pointers2, in_bounds, PADDING, True, False, True).to(ACC_DTYPE)
+        x2 = x2 if in2_ptr is not None else None
         per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, 1, 1, COLS, PEEL, ACC_DTYPE)
         per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, 1, 1, COLS, PEEL, ACC_DTYPE)
         out_pointers = tile_pointers(

@@ -15,44 +15,16 @@ from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
 from tridal.kernels.exchange import clear_slots, collect, part_count, publish
 from tridal.kernels.outputs import write_rows, write_tile
 from tridal.kernels.reductions import first_statistic, second_statistic
-from tridal.kernels.scale_mask import scale_mask
+from tridal.kernels.scale_mask import load_elements
 from tridal.kernels.tile_counter import iterations, release_group
 from tridal.kernels.tiles import (
     index_along,
     load_columns,
     load_index,
     load_rows,
-    load_tile,
     tile_bounds,
     tile_pointers,
 )
-
-
-@triton.jit
-def _load_elements(
-    in_ptr, in2_ptr, block, row, column, in_bounds, inner, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
-    scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query, mask_col, CAUSAL: tl.constexpr,
-    MASK_BYTES: tl.constexpr, PADDING: tl.constexpr, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, IS_FIRST: tl.constexpr,
-    ACC_DTYPE: tl.constexpr,
-):  # fmt: skip
-    """Loads the elements of a tile of both tensors. Returns 0 for a second tensor that is absent."""
-    pointers = tile_pointers(
-        in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL
-    )  # fmt: skip
-    x = load_tile(pointers, in_bounds, PADDING, True, IS_FIRST, not IS_FIRST).to(ACC_DTYPE)
-    x = scale_mask(
-        x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query,
-        mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
-    )  # fmt: skip
-    if in2_ptr is None:
-        return x, 0.0
-    else:
-        pointers2 = tile_pointers(
-            in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS,
-            SAME_MISALIGNMENT,
-        )  # fmt: skip
-        return x, load_tile(pointers2, in_bounds, PADDING, True, IS_FIRST, not IS_FIRST).to(ACC_DTYPE)
 
 
 @triton.jit
@@ -96,7 +68,7 @@ def overlapped(
             )  # fmt: skip
             per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE)
             per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE)
-            x, x2 = _load_elements(
+            x, x2 = load_elements(
                 in_ptr, in2_ptr, block, row, column, in_bounds, inner, in_outer, in_inner, in_col, out_outer, out_inner,
                 out_col, scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query, mask_col, CAUSAL,
                 MASK_BYTES, PADDING, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, SAME_MISALIGNMENT, True, ACC_DTYPE,
@@ -155,7 +127,7 @@ def overlapped(
             )  # fmt: skip
             per_column = load_columns(per_column_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE)
             per_column2 = load_columns(per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE)
-            x, x2 = _load_elements(
+            x, x2 = load_elements(
                 in_ptr, in2_ptr, block, row, column, in_bounds, inner, in_outer, in_inner, in_col, out_outer, out_inner,
                 out_col, scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query, mask_col, CAUSAL,
                 MASK_BYTES, PADDING, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, SAME_MISALIGNMENT, False, ACC_DTYPE,

@@ -1,9 +1,9 @@
-"""Scale, mask and causal masking of elements after they are loaded."""
+"""Scale, mask and causal masking of elements after they are loaded, and loads with all of it."""
 
 import triton
 import triton.language as tl
 
-from tridal.kernels.tiles import index_along, row_index
+from tridal.kernels.tiles import index_along, load_tile, row_index, tile_pointers
 
 _INF = tl.constexpr(float("inf"))
 
@@ -39,3 +39,33 @@ def scale_mask(
     if CAUSAL:
         x = tl.where(along <= query - column, x, -_INF)
     return x
+
+
+@triton.jit
+def load_elements(
+    in_ptr, in2_ptr, block, row, column, in_bounds, inner, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
+    scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query, mask_col, CAUSAL: tl.constexpr,
+    MASK_BYTES: tl.constexpr, PADDING: tl.constexpr, INT64_OFFSETS: tl.constexpr, AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, PEEL: tl.constexpr, SAME_MISALIGNMENT: tl.constexpr, IS_FIRST: tl.constexpr,
+    ACC_DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Loads, scales and masks the elements of a tile, and loads those of a second tensor. Returns 0 without it.
+
+    IS_FIRST: they will be loaded again, from the core's cache.
+    """
+    pointers = tile_pointers(
+        in_ptr, block, row, column, in_outer, in_inner, in_col, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL
+    )  # fmt: skip
+    x = load_tile(pointers, in_bounds, PADDING, True, IS_FIRST, not IS_FIRST).to(ACC_DTYPE)
+    x = scale_mask(
+        x, in_bounds, block, row, column, inner, scale, mask_ptr, queries, heads, mask_batch, mask_head, mask_query,
+        mask_col, CAUSAL, MASK_BYTES, INT64_OFFSETS, AXIS, ROWS, COLS,
+    )  # fmt: skip
+    if in2_ptr is None:
+        return x, 0.0
+    else:
+        pointers2 = tile_pointers(
+            in2_ptr, block, row, column, out_outer, out_inner, out_col, INT64_OFFSETS, AXIS, ROWS, COLS,
+            SAME_MISALIGNMENT,
+        )  # fmt: skip
+        return x, load_tile(pointers2, in_bounds, PADDING, True, IS_FIRST, not IS_FIRST).to(ACC_DTYPE)
