@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from offboard import device, driver, lint, native
+from offboard import compiler, device, driver, lint, native
 from tridal.runtime import launch
 from tridal.runtime.compiler import compile_kernel
 from tridal_npu import backend
@@ -22,6 +23,30 @@ CASE = Case("softmax", ("float32", "float32"), "row", 24, 40, "padded")
 @pytest.fixture(scope="module")
 def linalg() -> str:
     return compile_kernel(CASE.specialization(), properties().target).asm["ttadapter"]
+
+
+@pytest.mark.parametrize(
+    ("crashes", "status", "calls", "converts"),
+    [(1, -11, 2, True), (4, -6, 5, True), (5, -11, 5, False), (1, 1, 1, False)],
+    ids=["one crash", "four crashes", "always a crash", "a reported error"],
+)
+def test_a_conversion_that_a_signal_ended_is_repeated(crashes, status, calls, converts):
+    count = 0
+
+    def stage(module, metadata):
+        nonlocal count
+        count += 1
+        if count <= crashes:
+            raise subprocess.CalledProcessError(status, "triton-adapter-opt")
+        return module
+
+    convert = compiler.repeat_after_crash(stage)
+    if converts:
+        assert convert("linalg", {}) == "linalg"
+    else:
+        with pytest.raises(subprocess.CalledProcessError):
+            convert("linalg", {})
+    assert count == calls
 
 
 def test_lint_finds_no_problem_in_the_output_of_triton_ascend(linalg):
