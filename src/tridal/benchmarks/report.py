@@ -162,8 +162,8 @@ def describe_noise(document: Mapping[str, Any]) -> str:
     return text + (f", or the share is greater than {MAX_SHARE}" if has_shares(rows) else "")
 
 
-def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
-    """Formats a run (see `results.document`) as a Markdown page."""
+def markdown(document: Mapping[str, Any], pictures: Mapping[Path, str]) -> str:
+    """Formats a run (see `results.document`) as a Markdown page with pictures and their descriptions."""
     rows, machine = document["measurements"], document["machine"]
     names, versions = providers(rows), document["providers"]
     lines = ["# Benchmark results", ""]
@@ -175,7 +175,8 @@ def markdown(document: Mapping[str, Any], pictures: Sequence[Path]) -> str:
     lines += ["", "Rates and times are medians, with the 20% and 80% quantiles in brackets.", ""]
     if noise := describe_noise(document):
         lines += [noise + ".", ""]
-    lines += [*[f"![{picture.stem}]({picture.name})" for picture in pictures], ""]
+    for picture, description in pictures.items():
+        lines += [f"![{description}]({picture.name})", ""]
     for title, chosen in blocks(rows):
         if has_shares(chosen):
             lines += [f"## {title}, share of copy", "", *_format(shape_table(chosen, names, "share_of_copy")), ""]

@@ -30,7 +30,7 @@ Rows: TypeAlias = Sequence[Row]
 _FORMAT = "tridal benchmark 2"
 _EXPECTED = f"expected the results.json of a run of `tridal bench` ({_FORMAT!r})"
 _RESULTS, _PARTIAL = "results.json", "results.partial.json"
-_WRITTEN = ("results.*", "host.*", "overview.png", "grid-*.png", "suite-*.png")  # patterns of all files of a run
+_WRITTEN = ("results.*", "host.*", "overview*.png", "grid-*.png", "suite-*.png")  # patterns of all files of a run
 
 
 class ResultsError(TridalError, ValueError):

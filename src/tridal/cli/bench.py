@@ -156,7 +156,7 @@ def _write(document: Mapping[str, Any], folder: Path) -> list[Path]:
         try:
             pictures = plots.write_plots(document, folder)
         except ImportError:
-            pictures = []
+            pictures = {}
             console(stderr=True).print("no plots: matplotlib is not installed (pip install 'tridal\\[bench]')")
         markdown = folder / "results.md"
         markdown.write_text(report.markdown(document, pictures))

@@ -1,0 +1,198 @@
+"""The style of all pictures: sizes in CSS pixels, colours and names of providers, bars, PNG and SVG files.
+
+Pictures are drawn for a light page. `svg_texts` also returns them in the colours for a dark page. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tridal.benchmarks.providers import COPY, OURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WIDTH = 700  # of a picture, in CSS pixels
+TITLE, TEXT, SMALL = 16.0, 12.5, 11.5  # font sizes in CSS pixels
+INK, QUIET, FAINT, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
+PIXEL = 0.75  # of a point, in which matplotlib measures fonts, lines and markers
+TIMES = "\N{MULTIPLICATION SIGN}"
+COPY_LINE: Mapping[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (1, 2)), "zorder": 2}
+"""The properties of the line for the rate of a copy."""
+_INCH = 96  # CSS pixels
+_QUIET_BAR = 0.45  # opacity
+_EDGE = 10  # space at the borders of a picture, in CSS pixels
+_LINE = 1.35  # distance of two lines of text, in font sizes
+_CAPTION_LETTERS = 104  # per line
+LETTER = 6.8  # width of a letter of SMALL text, in CSS pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The colours of a provider on a light and on a dark page, and its marker."""
+
+    light: str
+    dark: str
+    marker: str = "o"
+
+
+_LOOKS: Mapping[str, Look] = {
+    OURS: Look("#2563eb", "#5b9dff"),
+    COPY: Look(INK, "#e6edf3", "_"),
+    "torch": Look("#7d2e22", "#d9765d", "s"),
+    "torch.compile": Look("#2a7d6d", "#63b59d", "^"),
+    "Liger-Kernel": Look("#9b59a0", "#b08bd0", "D"),
+    "FlagGems": Look("#80701c", "#d3b45f", "v"),
+    "quack": Look("#264a60", "#a3c9dc", "P"),
+    "torch.jit.script": Look("#7a5a48", "#b8957d", "h"),
+}
+_OTHER = Look("#6a737d", "#8b949e", "X")
+DARK: Mapping[str, str] = {
+    **{look.light: look.dark for look in (*_LOOKS.values(), _OTHER)},
+    QUIET: "#9198a1", FAINT: "#30363d", PAPER: "#0f1216",
+}  # fmt: skip
+"""The colour on a dark page for each colour of a picture."""
+_SAME_LOOK = {"reference": "torch"}
+_TITLES = {"torch": "PyTorch"}
+_LAYOUT_FONT = "DejaVu Sans"
+_FONTS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
+"""Fonts of SVG files. None of them is wider than the font with which pictures are laid out."""
+_RC = {
+    "font.family": _LAYOUT_FONT, "font.size": TEXT * PIXEL, "text.color": INK, "axes.edgecolor": FAINT,
+    "axes.labelcolor": QUIET, "xtick.labelcolor": QUIET, "ytick.labelcolor": QUIET, "xtick.labelsize": SMALL * PIXEL,
+    "ytick.labelsize": SMALL * PIXEL, "xtick.color": FAINT, "ytick.color": FAINT, "xtick.major.size": 0,
+    "ytick.major.size": 0, "xtick.minor.size": 0, "ytick.minor.size": 0, "axes.titlesize": TEXT * PIXEL,
+    "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlecolor": INK, "axes.titlepad": 6,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.grid": True,
+    "axes.grid.axis": "y", "grid.color": FAINT, "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.facecolor": "none",
+    "legend.frameon": False, "figure.dpi": _INCH, "figure.facecolor": PAPER, "svg.fonttype": "none",
+    "svg.hashsalt": "tridal",
+}  # fmt: skip
+
+
+def style() -> AbstractContextManager[None]:
+    """Returns a context in which matplotlib draws and saves pictures in this style."""
+    from matplotlib import rc_context
+
+    return rc_context(_RC)
+
+
+def title_of(provider: str) -> str:
+    """Returns the name of a provider as its users know it."""
+    return _TITLES.get(provider, provider)
+
+
+def look_of(provider: str) -> Look:
+    """Returns the colours and the marker of a provider."""
+    return _LOOKS.get(_SAME_LOOK.get(provider, provider), _OTHER)
+
+
+def emphasis(provider: str) -> dict[str, Any]:
+    """Returns the properties of a text with a provider's name or value. Those of tridal are bold."""
+    return {"color": look_of(provider).light, "fontweight": "bold" if provider == OURS else "normal"}
+
+
+def make_figure(
+    title: str,
+    subtitle: str,
+    caption: str,
+    sizes: Sequence[tuple[float, float]],
+    *,
+    columns: int = 1,
+    left: float = 44,
+    right: float = 112,
+    header: float = 0,
+    above: float = 30,
+) -> tuple[Figure, list[Any]]:
+    """Returns a figure, and its panels row by row. All sizes are in CSS pixels.
+
+    `sizes` are the height of each row of panels and the space below it. `above` is the space above each row, `left`
+    that to the left of all panels, `right` that to the right of each panel, and `header` that below the subtitle.
+    """
+    from matplotlib.figure import Figure
+
+    lines = textwrap.wrap(caption, _CAPTION_LETTERS)
+    top = _EDGE + _LINE * (TITLE + TEXT) + header
+    total = top + sum(above + height + below for height, below in sizes) + _LINE * SMALL * len(lines) + 2 * _EDGE
+    figure = Figure(figsize=(WIDTH / _INCH, total / _INCH))
+
+    def write(text: str, down: float, size: float, **look: Any) -> None:
+        figure.text(_EDGE / WIDTH, 1 - down / total, text, fontsize=size * PIXEL, va="top", **look)
+
+    write(title, _EDGE, TITLE, fontweight="bold")
+    write(subtitle, _EDGE + _LINE * TITLE, TEXT, color=QUIET)
+    for index, line in enumerate(lines):
+        write(line, total - _EDGE - _LINE * SMALL * (len(lines) - index), SMALL, color=QUIET)
+    width, axes = (WIDTH - left) / columns, []
+    for height, below in sizes:
+        top += above
+        for column in range(columns):
+            box = (left + column * width, total - top - height, width - right, height)
+            axes.append(figure.add_axes((box[0] / WIDTH, box[1] / total, box[2] / WIDTH, box[3] / total)))
+        top += height + below
+    return figure, axes
+
+
+class Bar(NamedTuple):
+    """A bar at `y` with a text at its end, and a line for the spread of its value."""
+
+    y: float
+    provider: str
+    value: float
+    text: str
+    spread: tuple[float, float] = (nan, nan)
+    is_hollow: bool = False
+
+
+def draw_bars(axis: Any, bars: Sequence[Bar], limit: float) -> None:
+    """Draws horizontal bars with their values, from the top down. The panel's width is the value `limit`."""
+    from matplotlib.colors import to_rgba
+
+    axis.set(xlim=(0, limit), ylim=(max(bar.y for bar in bars) + 0.5, -0.5))
+    axis.xaxis.set_visible(False)
+    axis.grid(visible=False)
+    axis.spines["bottom"].set_visible(False)
+    for bar in bars:
+        color = look_of(bar.provider).light
+        strength = 0.0 if bar.is_hollow else 1.0 if bar.provider == OURS else _QUIET_BAR
+        axis.barh(bar.y, bar.value, 0.66, facecolor=to_rgba(color, strength), edgecolor=color, lw=0.8)
+        axis.hlines(bar.y, *bar.spread, color=INK, lw=0.9)
+        end = bar.value if bar.spread[1] != bar.spread[1] else max(bar.spread[1], bar.value)
+        place = {"xytext": (5 * PIXEL, 0), "textcoords": "offset points", "va": "center_baseline"}
+        axis.annotate(bar.text, (end, bar.y), annotation_clip=False, **place, **emphasis(bar.provider))
+
+
+def name_rows(axis: Any, names: Mapping[float, tuple[str, str]]) -> None:
+    """Writes a text to the left of a panel at each y, in the style of a provider: (provider, text)."""
+    axis.set_yticks(list(names), [text for _, text in names.values()])
+    for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
+        tick.set(**emphasis(provider))
+
+
+def save_png(figure: Figure, folder: Path, name: str) -> Path:
+    """Writes a picture as NAME.png for a light page. Returns the file."""
+    file = folder / f"{name}.png"
+    figure.savefig(file, dpi=2 * _INCH, metadata={"Software": None})
+    return file
+
+
+def svg_texts(figure: Figure) -> tuple[str, str]:
+    """Returns a picture as SVG for a light page, and for a dark page with a transparent background.
+
+    The texts depend only on the figure and on the version of matplotlib.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue().replace(f" font-family: '{_LAYOUT_FONT}';", "")
+    text = text.replace('<style type="text/css">', f'<style type="text/css">text{{font-family: {_FONTS}}} ', 1)
+    text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)
+    dark = re.sub(r"#[0-9a-f]{6}", lambda color: DARK.get(color[0], color[0]), text.replace(PAPER, "none", 1))
+    return text, dark

@@ -1,0 +1,229 @@
+"""Tests the pictures of a run: what they show, and that they can be read at a width of 700 pixels."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from benchmark_rows import make_document, result_row
+from tridal.benchmarks import plots
+from tridal.benchmarks.measuring import make_row
+from tridal.benchmarks.plot_text import compact, compact_shape, shape_labels
+from tridal.benchmarks.providers import COPY, PROVIDERS
+from tridal.benchmarks.results import Row
+from tridal.benchmarks.timing import Timing
+from tridal.benchmarks.workloads import SHAPE_CLASSES, SUITES, Workload, grid, make_workloads
+
+pytest.importorskip("matplotlib")
+
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from tridal.benchmarks import line_plot, plot_style
+from tridal.benchmarks.plot_style import TIMES
+
+PAGES = {"light": ["#ffffff"], "dark": ["#131416", "#0d1117"]}
+"""Backgrounds of pages on the site and on GitHub."""
+
+
+def make_pictures(*arguments: Any) -> dict[str, plots.Picture]:
+    with plot_style.style():
+        return {picture.name: picture for picture in plots.make_pictures(make_document(*arguments))}
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """The texts that the picture shows. matplotlib also has texts of ticks outside of the panels."""
+    figure.draw_without_rendering()
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    outside = [
+        tick.label1
+        for axis in axes
+        for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+    ]
+    found = (text for text in figure.findobj(Text) if text.get_visible() and text.get_text())
+    return [text for text in found if text not in outside]
+
+
+def run_with_all_providers(suite: str, op: str) -> list[Row]:
+    """Rows of a suite in which the providers' shares are close to each other, which makes their names crowded."""
+    rows = []
+    for workload in make_workloads([SHAPE_CLASSES[name] for name in SUITES[suite]], op, ["forward"], ["bfloat16"]):
+        rows.append(result_row(COPY, 1, workload))
+        rows += [result_row(name, 0.9 + 0.02 * index, workload) for index, name in enumerate(PROVIDERS)]
+    for row in rows:
+        if row["provider"] in ("quack", "FlagGems") and row["cols"] > 32_768:
+            row |= {"ms": None, "share_of_copy": None, "gbps": None, "skipped": "too wide"}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("suite", "op"), [("rows", "softmax"), ("hidden", "rms_norm"), ("vocabularies", "cross_entropy")]
+)
+def test_texts_of_a_suite_are_readable_and_do_not_overlap(suite: str, op: str) -> None:
+    pictures = make_pictures(run_with_all_providers(suite, op))
+    assert set(pictures) == {"overview-bfloat16", "suite-bfloat16-forward"}
+    for picture in pictures.values():
+        check_texts(picture.figure)
+
+
+def check_texts(figure: Figure) -> None:
+    """Checks that all texts have at least 11 CSS pixels, are inside the picture, and do not overlap."""
+    texts = texts_of(figure)
+    boxes = [text.get_window_extent() for text in texts]
+    assert figure.bbox.width == pytest.approx(700)
+    for text, box in zip(texts, boxes, strict=True):
+        assert text.get_fontsize() * figure.dpi / 72 >= 11, text
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.width, text
+        assert 0 <= box.y0 < box.y1 <= figure.bbox.height, text
+    for (one, first), (other, second) in itertools.combinations(zip(texts, boxes, strict=True), 2):
+        across = min(first.x1, second.x1) - max(first.x0, second.x0)
+        down = min(first.y1, second.y1) - max(first.y0, second.y0)
+        assert min(across, down) <= 1.5, f"{one} overlaps {other}"
+
+
+def test_overview_shows_mean_and_worst_share_and_marks_missing_shapes() -> None:
+    workloads = make_workloads([SHAPE_CLASSES["small"]], "softmax", ["forward"], ["float32"])[:3]
+    rows = [result_row("tridal", share, one) for share, one in zip((0.5, 0.8, 1), workloads, strict=True)]
+    rows += [result_row("torch", 0.4, one) for one in workloads]
+    rows[5] |= {"ms": None, "share_of_copy": None, "gbps": None}
+    picture = make_pictures(rows)["overview-float32"]
+    (axis,) = picture.figure.axes
+    assert "0.74" in [text.get_text() for text in axis.texts]
+    dots = {line.get_marker(): line for line in axis.get_lines() if line.get_marker() in ("o", "s")}
+    assert [dot.get_xdata()[0] for dot in dots.values()] == pytest.approx([0.4 ** (1 / 3), 0.4])
+    assert [dot.get_markerfacecolor() == plot_style.PAPER for dot in dots.values()] == [False, True]
+    assert min(axis.collections[0].get_segments()[0][:, 0]) == pytest.approx(0.5)
+    assert picture.description == (
+        "softmax by class of shapes, float32: share of copy; "
+        "forward: geometric mean tridal 0.74 (0.50 to 1.00), PyTorch 0.40 (2 of 3 shapes)."
+    )
+
+
+def test_picture_of_a_suite_labels_shapes_and_marks_unreliable_points() -> None:
+    from matplotlib.collections import PathCollection
+
+    classes = [SHAPE_CLASSES[name] for name in ("rows", "inner", "outer")]
+    workloads = make_workloads(classes, "softmax", ["forward"], ["float32"])
+    rows = [result_row("tridal", 0.9, workload) for workload in workloads]
+    rows[3]["share_noisy"] = True
+    picture = make_pictures(rows)["suite-float32-forward"]
+    first, second = picture.figure.axes
+    labels = [label.get_text() for label in first.get_xticklabels()]
+    assert labels == ["32", "64", "128", "256", "512", "1k", "1152", "2k", "4k", "8k", "12672", "16k", "32k"]
+    note = f"columns (2M{TIMES}32 to 2k{TIMES}32k)"
+    assert [text.get_text() for text in first.texts] == ["rows that fit on chip", note, "tridal", "copy"]
+    assert len(second.get_xticklabels()) == 6, "two classes of three shapes share a panel"
+    hollow = [found for found in first.collections if isinstance(found, PathCollection)]
+    assert [found.get_offsets().tolist() for found in hollow] == [[[first.get_xticks()[3], pytest.approx(0.9)]]]
+    assert not [found for found in second.collections if isinstance(found, PathCollection)]
+    assert picture.description.endswith("by shape; geometric mean tridal 0.90.")
+
+
+def test_pictures_of_a_cpu_have_rates_on_one_scale() -> None:
+    classes = [SHAPE_CLASSES["rows"], SHAPE_CLASSES["few"]]
+    first, second = make_workloads(classes, "softmax", ["forward"], ["float32"])[::13]
+    times = {COPY: Timing(1.0, 1.0, 1.0), "tridal": Timing(99.0, 99.0, 99.0)}
+    rows = [make_row(first, name, 2, times[COPY], times[name], accelerated=False) for name in times]
+    rows += [make_row(second, COPY, 2, times[COPY], times[COPY], accelerated=False)]
+    pictures = make_pictures(rows, "cpu")
+    assert list(pictures) == ["suite-float32-forward"]
+    figure = pictures["suite-float32-forward"].figure
+    assert {axis.get_yscale() for axis in figure.axes} == {"log"}
+    assert "useful traffic in GB/s, by shape" in [text.get_text() for text in texts_of(figure)]
+    check_texts(figure)
+
+
+@pytest.mark.parametrize("widths", [(8, 13), tuple(range(256, 12_673, 128))])
+def test_picture_of_a_grid_has_a_readable_panel_per_direction(widths: tuple[int, ...]) -> None:
+    rows = []
+    for workload in make_workloads([grid(4096, widths)], "softmax", ["forward", "backward"], ["float32"]):
+        rows += [result_row(name, share, workload) for name, share in ((COPY, 1), ("tridal", 0.99), ("torch", 0.5))]
+    picture = make_pictures(rows)["grid-float32"]
+    check_texts(picture.figure)
+    assert [axis.get_title(loc="left") for axis in picture.figure.axes] == ["forward", "backward"]
+    assert {"PyTorch", "tridal", "copy"} <= {text.get_text() for text in picture.figure.axes[0].texts}
+
+
+def test_picture_of_host_times_has_a_bar_with_its_value_per_provider() -> None:
+    document = make_document([])
+    for grad, times in ((False, (10.5, 12.0)), (True, (12.5, 19.2))):
+        for name, us in zip(("torch", "tridal"), times, strict=True):
+            document["host"].append(
+                {"provider": name, "grad": grad, "us": us, "us_20": us, "us_80": us + 1, "noisy": grad, "skipped": None}
+            )
+    with plot_style.style():
+        (picture,) = plots.make_pictures(document)
+    check_texts(picture.figure)
+    left, right = picture.figure.axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["PyTorch", "tridal"]
+    assert sorted(text.get_text() for text in right.texts) == ["12.5", "19.2"]
+    assert [bar.get_facecolor()[3] for bar in right.patches] == [0, 0], "noisy times are hollow"
+    assert picture.description == (
+        f"Host time of softmax on 8{TIMES}128 in microseconds: "
+        "without gradient PyTorch 10.5, tridal 12.0; with gradient PyTorch 12.5, tridal 19.2."
+    )
+
+
+def test_labels_are_moved_apart_by_as_little_as_possible() -> None:
+    assert line_plot.spread([50, 10, 90], 14, 0, 100) == [50, 10, 90]
+    assert line_plot.spread([50, 52, 51], 14, 0, 100) == [37, 65, 51]
+    assert line_plot.spread([1, 0, 100, 99], 14, 0, 100) == [14, 0, 100, 86]
+
+
+def test_numbers_and_shapes_are_written_compactly() -> None:
+    assert [compact(number) for number in (32, 1000, 1024, 12_672, 65_536, 1 << 20)] == [
+        "32", "1000", "1k", "12672", "64k", "1M",
+    ]  # fmt: skip
+    labels = [workload.label for workload in (
+        Workload("inner", "softmax", "forward", "float32", (64, 4096, 256), 1),
+        Workload("odd", "softmax", "forward", "float32", (32_768, 4096), is_slice=True),
+    )]  # fmt: skip
+    assert [compact_shape(label) for label in labels] == [f"64{TIMES}4k{TIMES}256", f"32k{TIMES}4k slice"]
+    assert shape_labels(["8x32", "4x64"]) == ["32", "64"]
+    assert shape_labels(["8x32", "4x32"]) == [f"8\n{TIMES}32", f"4\n{TIMES}32"]
+    assert shape_labels(["8x32 dim 0"]) == [f"8{TIMES}32"]
+
+
+def luminance(color: str) -> float:
+    """The relative luminance of a colour, as in the Web Content Accessibility Guidelines."""
+    values = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+    return sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("theme", PAGES)
+def test_colours_of_lines_and_texts_have_enough_contrast(theme: str) -> None:
+    texts = [plot_style.QUIET, plot_style.INK, *(plot_style.look_of(name).light for name in [COPY, *PROVIDERS])]
+    for color in texts:
+        color = plot_style.DARK[color] if theme == "dark" else color
+        for page in PAGES[theme]:
+            low, high = sorted((luminance(color), luminance(page)))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{color} on {page}"
+
+
+def test_looks_of_the_libraries_differ_in_colour_and_marker() -> None:
+    names = ("tridal", "torch", "torch.compile", "Liger-Kernel", "FlagGems", "quack")
+    looks = [plot_style.look_of(name) for name in names]
+    for part in ("light", "dark", "marker"):
+        assert len({getattr(look, part) for look in looks}) == len(names)
+
+
+def test_svg_for_a_dark_page_has_the_same_texts_in_other_colours() -> None:
+    workload = make_workloads([SHAPE_CLASSES["small"]], "softmax", ["forward"], ["float32"])[0]
+    rows = [result_row(name, 0.9, workload) for name in ("tridal", "torch")]
+    with plot_style.style():
+        first, second = (
+            plot_style.svg_texts(figure) for figure in (make_pictures(rows)["overview-float32"].figure,) * 2
+        )
+    light, dark = first
+    assert first == second, "a picture has no date, and no random names"
+    assert re.findall(r"<text.*?>(.*?)</text>", light) == re.findall(r"<text.*?>(.*?)</text>", dark)
+    assert ">PyTorch</text>" in light
+    assert "DejaVu" not in light
+    assert set(re.findall("#[0-9a-f]{6}", dark)) <= set(plot_style.DARK.values())
+    assert f"fill: {plot_style.PAPER}" in light
+    assert "fill: none" in dark
