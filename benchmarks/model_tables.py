@@ -1,11 +1,10 @@
-"""The results of benchmarks/models.py as lines, tables and a picture."""
+"""The results of benchmarks/models.py as lines and tables."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 @dataclass
@@ -60,45 +59,3 @@ def markdown(results: Sequence[Result]) -> str:
             )
         text.append("")
     return "\n".join(text)
-
-
-def plot(results: Sequence[Result], providers: Sequence[str], path: Path) -> None:
-    """Draws the speed of each provider relative to the unchanged model, and the peak memory of training.
-
-    Models and kinds of work without a measurement are left out.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    models = list(dict.fromkeys(r.model for r in results if r.tokens_per_second))
-    shown = [p for p in providers if any(r.provider == p and r.tokens_per_second for r in results)]
-    found = {(r.model, r.work, r.provider): r for r in results if r.tokens_per_second}
-    panels = [
-        (f"{work}: {what}", work, key)
-        for work, key, what in (
-            ("training", "tokens_per_second", "tokens per second"),
-            ("decoding", "tokens_per_second", "tokens per second"),
-            ("training", "peak_gib", "peak memory"),
-        )
-        if any(r.work == work and getattr(r, key) for r in results)
-    ]
-    if not panels:
-        return
-    figure, rows = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4.5), layout="constrained", squeeze=False)
-    for axis, (title, work, key) in zip(rows[0], panels, strict=True):
-        for index, provider in enumerate(shown):
-            heights = []
-            for model in models:
-                result, base = found.get((model, work, provider)), found.get((model, work, "unchanged"))
-                value = getattr(result, key) if result and base else None
-                heights.append(value / getattr(base, key) if value else 0.0)
-            width = 0.8 / max(1, len(shown))
-            axis.bar([m + index * width for m in range(len(models))], heights, width, label=provider)
-        axis.axhline(1, color="grey", linewidth=0.8)
-        axis.set_xticks([m + 0.4 for m in range(len(models))], models)
-        axis.set_title(f"{title}, unchanged = 1")
-    figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

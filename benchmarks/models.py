@@ -6,7 +6,7 @@ The models have random weights. A training step is a forward with labels and a b
 is greedy generation with a cache. The providers are: the unchanged model; `tridal.override_torch`; `tridal.kernelize`,
 with and without `fused_loss=True`; Liger-Kernel's patch; torch.compile alone, and with kernelize. Each of them gets a
 model with the same weights. If it is not installed, or fails, the reason is listed. The results are written to
-models.json, models.md and models.png. Needs the packages transformers and matplotlib.
+models.json, models.md, training.png and decoding.png. Needs the packages transformers and matplotlib.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from typing import Any
 
 import torch
 import transformers
-from model_tables import Result, line, markdown, plot
+from model_plots import make_pictures
+from model_tables import Result, line, markdown
 
 import tridal
+from tridal.benchmarks.plot_style import save_png, style
 
 STEPS = {"training": (3, 10), "decoding": (1, 4)}
 """Numbers of warm-up steps and of measured steps in a round."""
@@ -263,7 +265,9 @@ def main() -> None:
     record = {"device": str(device), "versions": versions, "results": [asdict(result) for result in results]}
     (arguments.output / "models.json").write_text(json.dumps(record, indent=1) + "\n")
     (arguments.output / "models.md").write_text(markdown(results))
-    plot(results, order, arguments.output / "models.png")
+    with style():
+        for picture in make_pictures(results, str(device), versions):
+            save_png(picture.figure, arguments.output, picture.name)
     print(markdown(results))
 
 

@@ -1,0 +1,90 @@
+"""The pictures of benchmarks/models.py: speed and peak memory of each provider as bars, grouped by model."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from model_tables import Result
+
+from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Bar, draw_bars, make_figure, name_rows
+from tridal.benchmarks.plots import Picture
+
+SHOWN = {
+    "unchanged": ("unchanged", "unchanged"),
+    "kernelize": ("tridal", "tridal"),
+    "kernelize+fused_loss": ("tridal", "tridal, fused loss"),
+    "liger": ("Liger-Kernel", "Liger-Kernel"),
+    "compile": ("torch.compile", "torch.compile"),
+}
+"""The look and the title of each provider that pictures show. The tables have all providers."""
+NAMES = {
+    "llama": "LLaMA", "gemma": "Gemma", "gpt2": "GPT-2", "torch": "PyTorch", "transformers": "Transformers",
+    "liger-kernel": "Liger-Kernel",
+}  # fmt: skip
+TITLES = {"training": "Training steps, forward and backward", "decoding": "Greedy decoding with a cache"}
+PANELS = {"tokens_per_second": "tokens/s, unchanged = 1", "peak_gib": "peak memory, GiB"}
+NOTE = "tridal: tridal.kernelize(model), and with fused_loss=True. Medians, random weights."
+ROW, LEFT, RIGHT = 21, 136, 44  # height of a row, and widths of the names and of the values, in CSS pixels
+REASON = 34  # letters
+
+
+def make_pictures(results: Sequence[Result], device: str, versions: Mapping[str, str]) -> Iterator[Picture]:
+    """Yields a picture for each kind of work. Models without a measurement of the unchanged model are left out."""
+    found = ", ".join(f"{NAMES.get(name, name)} {text.partition('+')[0]}" for name, text in versions.items())
+    for work in dict.fromkeys(result.work for result in results):
+        chosen = [result for result in results if result.work == work and result.provider in SHOWN]
+        bases = {r.model: r.tokens_per_second for r in chosen if r.provider == "unchanged" and r.tokens_per_second}
+        if bases:
+            yield _plot_work(work, [r for r in chosen if r.model in bases], bases, device, f"{NOTE} {found}.")
+
+
+def _plot_work(work: str, results: Sequence[Result], bases: Mapping[str, float], device: str, caption: str) -> Picture:
+    """Draws a panel with the speed relative to that of the unchanged model, and for training one with the memory."""
+    keys = [key for key in PANELS if any(getattr(r, key) for r in results) and (work, key) != ("decoding", "peak_gib")]
+    rows: list[str | Result] = []
+    for model in bases:
+        rows += [model, *(result for result in results if result.model == model)]
+    figure, axes = make_figure(
+        TITLES[work], f"Hugging Face models on {device}", caption, [(ROW * len(rows), 6)],
+        columns=len(keys), left=LEFT, right=RIGHT,
+    )  # fmt: skip
+    texts: dict[int, list[str]] = {}
+    for axis, key in zip(axes, keys, strict=True):
+        bars, reasons = [], {}
+        for y, row in enumerate(rows):
+            if isinstance(row, str):
+                continue
+            value = getattr(row, key)
+            if value is None:
+                reasons[y] = textwrap.shorten((row.problem or "").partition(": ")[2] or "not measured", REASON)
+                continue
+            value = value / bases[row.model] if key == "tokens_per_second" else value
+            text = f"{value:.2f}" if key == "tokens_per_second" else f"{value:.1f}"
+            bars.append(Bar(y, SHOWN[row.provider][0], value, text))
+            texts.setdefault(y, []).append(text if key == "tokens_per_second" else f"{text} GiB")
+        axis.set_title(PANELS[key])
+        name_rows(axis, {y: SHOWN[row.provider] for y, row in enumerate(rows) if not isinstance(row, str)})
+        draw_bars(axis, bars, max(bar.value for bar in bars))
+        if axis is not axes[0]:
+            axis.set_yticklabels([])
+            continue
+        for y, reason in reasons.items():
+            axis.text(0, y, f" {reason}", color=QUIET, fontsize=SMALL * PIXEL, va="center_baseline")
+        for y, row in enumerate(rows):
+            if isinstance(row, str):
+                place = {"transform": axis.get_yaxis_transform(), "va": "center_baseline", "fontweight": "bold"}
+                axis.text((10 - LEFT) / axis.bbox.width, y + 0.1, NAMES.get(row, row), **place)
+    return Picture(work, figure, _describe(work, rows, texts))
+
+
+def _describe(work: str, rows: Sequence[str | Result], texts: Mapping[int, Sequence[str]]) -> str:
+    """Returns the values of each model as text for readers who cannot see the picture."""
+    text = f"{TITLES[work]}, tokens per second relative to the unchanged model"
+    text += " and peak memory" if work == "training" else ""
+    for y, row in enumerate(rows):
+        if isinstance(row, str):
+            text += f". {NAMES.get(row, row)}: "
+        elif y in texts:
+            text += ("" if text.endswith(": ") else "; ") + f"{SHOWN[row.provider][1]} {' and '.join(texts[y])}"
+    return text + "."
