@@ -18,6 +18,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 GENERATED = DOCS / "generated"
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
+IMAGE = re.compile(r"(?P<start>!\[[^\]]*\]\((?P<path>[^)\s]+))\.svg\)")
 COPIED = {ROOT / name: GENERATED / name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
 REPOSITORY = os.environ.get("REPOSITORY_URL", "")
 """Address of the repository, as GitHub shows it. Without it, links to files outside the site become plain text."""
@@ -32,6 +33,8 @@ exclude_patterns = ["_build"]
 # GitHub's anchors, so that a link to a heading works on GitHub and on the site.
 myst_heading_anchors = 6
 suppress_warnings = ["myst.header"]  # a generated page can begin with a heading of a lower level
+
+myst_enable_extensions = ["attrs_inline"]  # classes of images
 
 # Names in single backticks become links if they are public, and code otherwise.
 default_role = "py:obj"
@@ -65,6 +68,18 @@ def site_links(text: str, folder: Path, page: Path) -> str:
     return LINK.sub(replace, text)
 
 
+def themed_images(text: str, folder: Path) -> str:
+    """Adds the dark version of each image of which the folder has one, as NAME-dark.svg beside NAME.svg."""
+
+    def replace(image: re.Match[str]) -> str:
+        if not (folder / f"{image['path']}-dark.svg").exists():
+            return image[0]
+        start = image["start"]
+        return f"{start}.svg){{.plot .only-light}}{start}-dark.svg){{.plot .only-dark}}"
+
+    return IMAGE.sub(replace, text)
+
+
 def write_generated_pages(app: Sphinx) -> None:
     """Writes a page of the API reference for each public module, and copies pages from the repository's root."""
     GENERATED.mkdir(exist_ok=True)
@@ -83,11 +98,11 @@ def write_generated_pages(app: Sphinx) -> None:
 
 
 def read_page(app: Sphinx, name: str, content: list[str]) -> None:
-    """Adapts the links of a page, and derives the navigation from the lists of links on the first page."""
+    """Adapts the links and images of a page. Derives the navigation from the lists of links on the first page."""
     page = DOCS / f"{name}.md"
     if page.is_relative_to(GENERATED):
         return
-    text = site_links(page.read_text(), page.parent, page)
+    text = themed_images(site_links(page.read_text(), page.parent, page), page.parent)
     if name == "index":
         for title, section in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
             links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)
