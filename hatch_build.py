@@ -21,7 +21,7 @@ class Metadata(MetadataHookInterface):
         """Sets `readme`, and `urls` if the address of the repository is known."""
         text = Path(self.root, "README.md").read_text()
         if repository := os.environ.get("REPOSITORY_URL"):
-            text = re.sub(r"(!\[[^\]]*\]\()(?!https:)", rf"\g<1>{repository}/raw/HEAD/", text)
+            text = re.sub(r"(!\[[^\]]*\]\(|(?:src|srcset)=\")(?!https:)", rf"\g<1>{repository}/raw/HEAD/", text)
             text = re.sub(r"(\]\()(?!https:)", rf"\g<1>{repository}/blob/HEAD/", text)
             metadata["urls"] = {
                 "Source": repository,

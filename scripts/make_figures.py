@@ -30,7 +30,8 @@ from tridal.benchmarks.results import distinct, load, select  # noqa: E402
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-IMAGE = re.compile(r"!\[[^\]]*\]\((?P<path>[^)\s]+\.svg)\)")
+IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P<path>[^)"\s]+\.svg)')
+"""A picture in Markdown, or in HTML with its description before its path."""
 
 
 def plot_front(document: Mapping[str, Any]) -> plots.Picture:
@@ -87,7 +88,7 @@ def describe_images(page: Path, descriptions: Mapping[Path, str]) -> str:
 
     def describe(image: re.Match[str]) -> str:
         text = descriptions.get((page.parent / image["path"]).resolve())
-        return image[0] if text is None else f"![{text}]({image['path']})"
+        return image[0] if text is None else image["before"] + text + image["after"] + image["path"]
 
     return IMAGE.sub(describe, page.read_text())
 

@@ -95,6 +95,9 @@ def test_readme_has_absolute_links_if_the_repository_is_known(monkeypatch: pytes
     links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", metadata["readme"]["text"])
     assert all(link.startswith("https://") for _, link in links)
     assert all(link.startswith("https://example.org/tridal/raw/HEAD/docs/") for image, link in links if image)
+    pictures = re.findall(r'src(?:set)?="([^"]*)"', metadata["readme"]["text"])
+    assert pictures
+    assert all(link.startswith("https://example.org/tridal/raw/HEAD/docs/") for link in pictures)
     assert metadata["urls"]["Source"] == "https://example.org/tridal"
 
 
