@@ -23,6 +23,7 @@ from tridal.models.norm_forms import Key, NormForm
 from tridal.models.norm_identity import parameter_names, parameters_of, signature
 from tridal.models.replacements import COMPARING
 from tridal.pytorch import private
+from tridal.pytorch.call_records import unrecorded
 
 Tensor = torch.Tensor
 SCALES = (1e-3, 1e-2, 0.3, 1.0, 10.0, 100.0)
@@ -73,11 +74,11 @@ _found: dict[Any, Found] = {}
 
 @contextmanager
 def plain_mode(device_type: str) -> Iterator[None]:
-    """A context in which a comparison does not depend on the modes and settings of the program."""
+    """A context in which a comparison does not depend on the modes and settings of the program, and is not recorded."""
     modes = torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type)
     COMPARING.append(device_type)
     try:
-        with modes[0], modes[1], modes[2], use(fallback="torch"):
+        with modes[0], modes[1], modes[2], use(fallback="torch"), unrecorded():
             yield
     finally:
         COMPARING.remove(device_type)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 
 import torch
 
@@ -70,8 +71,26 @@ def record_calls() -> Iterator[list[CallRecord]]:
         RECORDERS.remove(keep)
 
 
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Records no call in a `with` block of this thread, which also computes the backward passes of the block."""
+    thread = get_ident()
+    _UNRECORDED.append(thread)
+    try:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        _UNRECORDED.remove(thread)
+
+
+_UNRECORDED: list[int] = []
+"""The threads in a block of `unrecorded`."""
+
+
 def record(call: CallRecord) -> None:
     """Passes a record to all recorders."""
+    if get_ident() in _UNRECORDED:
+        return
     for recorder in tuple(RECORDERS):
         recorder(call)
 
