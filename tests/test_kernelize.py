@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 import tridal
 from model_helpers import assert_same_step, build, ops_of, step
+from tridal.devices.types import Backend
+from tridal.models import loss_comparison
 
 NORMS = {"Bert": "layer_norm", "GPT2": "layer_norm", "Cohere": "layer_norm"}
 ISSUED = ["Llama", "Qwen3", "Gemma", "Gemma2", "Mistral", "GPT2", "Bert", "T5"]
@@ -119,7 +122,9 @@ def test_second_call_replaces_nothing(device: torch.device) -> None:
     second = tridal.kernelize(model)
     assert len(first.replaced) == 4
     assert second.replaced == ()
-    assert {entry.reason for entry in second.unchanged} == {"it is replaced already"}
+    assert {entry.reason for entry in second.unchanged} == {
+        "it is replaced already; tridal.models.restore(model) undoes it"
+    }
     second.restore()
     assert "rms_norm" in ops_of(lambda: step(model)), "the second report restores nothing"
     first.restore()
@@ -136,14 +141,19 @@ def test_block_restores_the_model_after_an_exception(device: torch.device) -> No
 
 
 @pytest.mark.parametrize(
-    ("skip", "left"),
+    ("skip", "skipped"),
     [
-        ("model.norm", 3), (["model.layers.*.input_layernorm"], 3), (torch.nn.Linear, 4),
-        (["model.norm", "model.layers.0.*"], 1),
+        ("model.norm", ["model.norm"]), (["*.input_layernorm"], ["model.layers.0.input_layernorm"]),
+        (torch.nn.Linear, []), (["", "model.layers.0.*"], [
+            "", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm",
+        ]),
     ],
 )  # fmt: skip
-def test_skipped_modules_are_left_unchanged(device: torch.device, skip: Any, left: int) -> None:
-    assert len(tridal.kernelize(build("Llama").to(device), skip=skip).replaced) == left
+def test_skipped_modules_are_left_unchanged_and_reported(device: torch.device, skip: Any, skipped: list[str]) -> None:
+    report = tridal.kernelize(build("Llama").to(device), skip=skip)
+    assert [entry.name for entry in report.unchanged] == skipped
+    assert {entry.reason for entry in report.unchanged} <= {"it is skipped"}
+    assert len(report.replaced) == 4 - len(skipped)
 
 
 def test_skipped_head_is_not_fused(device: torch.device) -> None:
@@ -156,8 +166,11 @@ def test_wrong_arguments_are_refused() -> None:
         tridal.kernelize("gpt2")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"skip='norm' is the name of no module: see the names in"):
         tridal.kernelize(torch.nn.Linear(2, 2), skip="norm")
-    with pytest.raises(TypeError, match="skip takes names of modules and classes of modules, got 3"):
-        tridal.kernelize(torch.nn.Linear(2, 2), skip=[3])  # type: ignore[list-item]
+    for skip in (3, [3]):
+        with pytest.raises(TypeError, match="skip takes names of modules and classes of modules, got 3"):
+            tridal.kernelize(torch.nn.Linear(2, 2), skip=skip)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
+        tridal.models.restore("gpt2")  # type: ignore[arg-type]
 
 
 def test_model_with_nothing_to_replace_is_reported(device: torch.device) -> None:
@@ -181,21 +194,82 @@ def test_model_computes_as_before_on_a_device_without_a_backend() -> None:
     torch.testing.assert_close(got[1], expected[1], rtol=0, atol=0)
 
 
-def test_forward_replaced_by_another_package_is_kept(device: torch.device) -> None:
+class Offloaded(torch.nn.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (functools.wraps(torch.nn.LayerNorm.forward)(lambda x: x), f"{__name__}.<lambda>"),
+        (Offloaded(4).forward, f"{__name__}.forward"),
+        (torch.nn.Identity(), "torch.nn.modules.linear.Identity"),
+    ],
+)  # fmt: skip
+def test_forward_replaced_by_another_package_is_kept(device: torch.device, forward: Any, name: str) -> None:
     norm = torch.nn.LayerNorm(4).to(device)
-    norm.forward = lambda x: x  # type: ignore[method-assign]
+    norm.__dict__["forward"] = forward
     (entry,) = tridal.kernelize(norm).unchanged
-    assert entry.reason == f"another package ({__name__}) has replaced its forward"
+    assert entry.reason == f"another package has replaced its forward by {name}; call kernelize before that package"
 
 
-def test_quantised_and_scripted_modules_are_refused_with_the_reason() -> None:
+def test_hook_of_accelerate_is_named_and_may_be_added_later(device: torch.device) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    models = [torch.nn.Sequential(torch.nn.LayerNorm(8)).to(device) for _ in range(2)]
+    accelerate.cpu_offload(models[0], execution_device=device)
+    (entry,) = tridal.kernelize(models[0]).unchanged
+    assert str(entry.reason).startswith("another package has replaced its forward by accelerate.hooks.new_forward;")
+    model, x = models[1], torch.randn(2, 8, device=device)
+    expected = model(x)
+    tridal.kernelize(model)
+    accelerate.cpu_offload(model, execution_device=device)
+    assert ops_of(lambda: torch.testing.assert_close(model(x), expected)) == {"layer_norm"}
+
+
+def test_quantised_norm_is_refused_with_the_reason() -> None:
     norm = torch.nn.LayerNorm(4)
     norm.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
-    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.LayerNorm(4)))
     assert "parameters of these dtypes: Parameter of torch.float32, Parameter of torch.int8" in str(
         tridal.kernelize(norm)
     )
-    assert tridal.kernelize(scripted).replaced == ()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_of_torchscript_are_refused_with_the_reason() -> None:
+    modules = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Softmax(-1), torch.nn.Linear(4, 4))
+    for compiled in (torch.jit.script(modules), torch.jit.trace(modules, torch.ones(2, 4))):
+        report = tridal.kernelize(compiled)
+        assert [(entry.name, entry.class_name) for entry in report.unchanged] == [("0", "LayerNorm"), ("1", "Softmax")]
+        assert {entry.reason for entry in report.entries} == {
+            "TorchScript has compiled it, and only modules of Python can be replaced"
+        }
+
+
+def test_note_about_the_interpreter_in_bfloat16(backend: Backend, device: torch.device) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        report = tridal.kernelize(torch.nn.LayerNorm(4, dtype=dtype, device=device))
+        if backend.interpreted and dtype is torch.bfloat16:
+            (note,) = report.notes
+            assert note.startswith(
+                "the backend 'interpreter' runs the kernels in Triton's interpreter, which truncates"
+            )
+        else:
+            assert report.notes == ()
+
+
+def test_comparisons_are_not_recorded(device: torch.device) -> None:
+    class Own(torch.nn.LayerNorm):
+        """Not compared before."""
+
+    norm, model = Own(8).to(device), build("Llama").to(device)
+    loss_comparison.difference.cache_clear()
+    with tridal.override_torch(), tridal.record_calls() as calls:
+        tridal.kernelize(model, fused_loss=True)
+        tridal.kernelize(norm)
+        assert calls == []
+        norm(torch.randn(2, 8, device=device))
+    assert [call.op for call in calls] == ["layer_norm"]
 
 
 def test_random_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import tridal
 from model_helpers import assert_same_step, batch, build, step
+from tridal.models import losses
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -84,6 +85,34 @@ def test_head_that_is_no_linear_layer_is_not_fused(device: torch.device) -> None
     assert str(entry.reason).endswith("Head, does not have the forward of torch.nn.Linear")
 
 
+def test_changed_head_is_reported_and_not_fused(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    losses._log_unfused.cache_clear()
+    model = build("Llama").to(device)
+    tridal.kernelize(model, fused_loss=True)
+    hook = model.lm_head.register_forward_hook(lambda *_: None)
+    step(model)
+    hook.remove()
+    model.resize_token_embeddings(120)
+    for _ in range(2):
+        assert step(model)[0].logits is not None
+    again = "To fuse it again: tridal.models.restore(model), then tridal.kernelize(model, fused_loss=True)"
+    assert [record.getMessage() for record in caplog.records if record.name == "tridal"] == [
+        f"the loss of LlamaForCausalLM is not fused: lm_head has hooks, which read logits. {again}",
+        "the loss of LlamaForCausalLM is not fused: lm_head is another module than when the model was kernelized. "
+        + again,
+    ]
+    tridal.models.restore(model)
+    tridal.kernelize(model, fused_loss=True)
+    assert step(model)[0].logits is None
+
+
+def test_head_whose_forward_is_replaced_is_not_fused(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    model.lm_head.forward = model.lm_head.forward
+    entry = tridal.kernelize(model, fused_loss=True).replaced[0]
+    assert str(entry.reason).startswith("the loss is not fused: the output layer: another package has replaced its for")
+
+
 def test_own_loss_function_of_a_program_is_kept(device: torch.device) -> None:
     model = build("Llama").to(device)
     tridal.kernelize(model)
@@ -115,7 +144,7 @@ def test_loss_that_differs_is_reported(device: torch.device) -> None:
     model.loss_function = ForCausalLMLoss
     for settings in ({}, {"device": "cpu"}):
         with tridal.use(**settings):
-            (entry,) = tridal.kernelize(model, skip="model.*").unchanged
+            entry = tridal.kernelize(model, skip="model.*").unchanged[0]
         assert str(entry.reason).startswith("loss: the loss differs by ")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +40,25 @@ class Decision:
     reason: str | None = None
 
 
+def class_name(module: torch.nn.Module) -> str:
+    """Returns the name of a module's class. For a module that TorchScript has compiled, it is the original class."""
+    name = getattr(module, "original_name", None) if isinstance(module, torch.jit.ScriptModule) else None
+    return name or type(module).__name__
+
+
+def may_be_replaced(module: torch.nn.Module) -> bool:
+    """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
+    return _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module)
+
+
 def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
-    function = next((kind for kind in FUNCTIONS if isinstance(module, kind)), None)
-    if not _may_be_norm(module) and function is None:
+    if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
     if reason is not None:
         return Decision(reason=reason)
+    function = next((kind for kind in FUNCTIONS if isinstance(module, kind)), None)
     if function is not None:
         if type(module).forward is not function.forward:
             return Decision(reason=f"it has its own forward, which is not that of torch.nn.{function.__name__}")
@@ -62,21 +75,19 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
 
     `head` is the linear layer that computes the logits, or None if it must not be replaced.
     """
-    if not isinstance(getattr(type(model), "loss_function", None), property):
+    if not _has_causal_loss(model):
         return []
-    if "loss_function" not in inspect.unwrap(type(model).forward).__code__.co_names:
+    if not _calls_loss_function(model):
         reason = "loss: it computes its loss in its own forward, not with transformers' loss_function"
-        return [(model, Decision(reason=reason))] if getattr(model, "loss_type", None) in LOSS_TYPES else []
-    theirs = model.loss_function
-    if getattr(theirs, "__name__", "") != LOSS:
-        return []
-    different = _why_not(model) or loss_comparison.difference(theirs)
+        return [(model, Decision(reason=reason))]
+    different = _why_not(model) or loss_comparison.difference(model.loss_function)
     if different is not None:
         return [(model, Decision(reason=f"loss: {different}"))]
     plain = (model, Decision(CausalLM, CausalLMForm(), "tridal.cross_entropy for the loss"))
     if not fused:
         return [plain]
-    found = loss_comparison.find_fused(model, head)
+    changed = None if head is None else _why_not(head)
+    found = loss_comparison.find_fused(model, head) if changed is None else f"the output layer: {changed}"
     if isinstance(found, str):
         return [(model, Decision(CausalLM, CausalLMForm(), plain[1].by, f"the loss is not fused: {found}"))]
     name, form = found
@@ -88,7 +99,26 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
 def _may_be_norm(module: torch.nn.Module) -> bool:
     if module._modules or isinstance(module, Replacement):
         return False
-    return isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or bool(NORM.search(type(module).__name__))
+    return isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or bool(NORM.search(class_name(module)))
+
+
+def _may_be_function(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return class_name(module) in {kind.__name__ for kind in FUNCTIONS}
+    return isinstance(module, tuple(FUNCTIONS))
+
+
+def _has_causal_loss(model: Any) -> bool:
+    """Returns whether a module is a model of transformers with the loss of causal language models."""
+    if not isinstance(getattr(type(model), "loss_function", None), property):
+        return False
+    if _calls_loss_function(model):
+        return getattr(model.loss_function, "__name__", "") == LOSS
+    return getattr(model, "loss_type", None) in LOSS_TYPES
+
+
+def _calls_loss_function(model: Any) -> bool:
+    return "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
 
 
 def _why_not(module: torch.nn.Module) -> str | None:
@@ -98,6 +128,16 @@ def _why_not(module: torch.nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript has compiled it, and only modules of Python can be replaced"
     if "forward" in module.__dict__:
-        owner = getattr(module.__dict__["forward"], "__module__", None) or type(module.__dict__["forward"]).__module__
-        return f"another package ({owner}) has replaced its forward"
+        origin = _origin(module.__dict__["forward"])
+        return f"another package has replaced its forward by {origin}; call kernelize before that package"
     return None
+
+
+def _origin(function: Any) -> str:
+    """Returns the module and the name of a function that may have copied both from the function that it wraps."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, types.FunctionType):
+        return f"{function.__globals__['__name__']}.{function.__code__.co_name}"
+    return f"{type(function).__module__}.{type(function).__qualname__}"

@@ -1,16 +1,18 @@
-"""`tridal.kernelize`: replaces the modules of a model that tridal computes."""
+"""`tridal.kernelize` and `tridal.models.restore`: replace the modules of a model that tridal computes, and undo it."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from tridal.devices import registry
 from tridal.models import replacements
-from tridal.models.candidates import Decision, decide, decide_loss
+from tridal.models.candidates import Decision, class_name, decide, decide_loss, may_be_replaced
 from tridal.models.report import Entry, Report
-from tridal.pytorch.device_context import is_served, log
+from tridal.pytorch.device_context import log
+from tridal.pytorch.devices import TORCH_TYPES
 
 Skip = str | type[torch.nn.Module]
 
@@ -31,42 +33,55 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
 
     Returns:
         A report of what was replaced, what was not, and why. `report.restore()` undoes it.
-        `with tridal.kernelize(model):` restores the model at the end of the block.
+        `with tridal.kernelize(model):` restores the model at the end of the block. `tridal.models.restore` restores a
+        copy of the model.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: a name in `skip` matches no module.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    _check_model(model)
     report = replace_modules(model, fused_loss, skip)
     for note in report.notes:
         log.warning("kernelize of %s: %s", report.model, note)
     return report
 
 
+def restore(model: torch.nn.Module) -> None:
+    """Makes all modules of a model compute as before `tridal.kernelize`, also in a copy or a loaded model.
+
+    Raises:
+        TypeError: `model` is not a torch.nn.Module.
+    """
+    _check_model(model)
+    for module in model.modules():
+        replacements.restore(module)
+
+
 def replace_modules(model: torch.nn.Module, fused_loss: bool = False, skip: Skip | Sequence[Skip] = ()) -> Report:
     """Does the same without messages in the log."""
     skipped = _skipped(model, skip)
-    entries: list[Entry] = []
-    decisions: list[tuple[torch.nn.Module, Decision]] = []
     names = {module: name for name, module in model.named_modules()}
-    for module, name in names.items():
-        if module in skipped:
-            continue
-        if replacements.is_replaced(module):
-            entries.append(Entry(name, type(module).__name__, None, "it is replaced already"))
-            continue
-        norm = decide(module)
-        found = [(module, norm)] if norm is not None else decide_loss(module, _head(module, skipped), fused_loss)
-        decisions += found
-    for module, decision in decisions:
-        entries.append(Entry(names[module], type(module).__name__, decision.by, decision.reason))
-    replaced = [(module, type(module)) for module, decision in decisions if decision.kind is not None]
+    decisions = [pair for module in names for pair in _decide(module, skipped, fused_loss)]
+    entries = [Entry(names[module], class_name(module), decision.by, decision.reason) for module, decision in decisions]
+    replaced = []
     for module, decision in decisions:
         if decision.kind is not None:
             replacements.replace(module, decision.kind, decision.form)
+            replaced.append(module)
     return Report(type(model).__name__, tuple(entries), _notes(model, entries), replaced)
+
+
+def _decide(
+    module: torch.nn.Module, skipped: set[torch.nn.Module], fused_loss: bool
+) -> list[tuple[torch.nn.Module, Decision]]:
+    """Returns the decision for a module, also for its head if its loss is fused. Returns [] if it is no candidate."""
+    if replacements.is_replaced(module):
+        return [(module, Decision(reason="it is replaced already; tridal.models.restore(model) undoes it"))]
+    if module in skipped:
+        return [(module, Decision(reason="it is skipped"))] if may_be_replaced(module) else []
+    norm = decide(module)
+    return [(module, norm)] if norm is not None else decide_loss(module, _head(module, skipped), fused_loss)
 
 
 def _head(module: torch.nn.Module, skipped: set[torch.nn.Module]) -> torch.nn.Module | None:
@@ -80,7 +95,7 @@ def _skipped(model: torch.nn.Module, skip: Skip | Sequence[Skip]) -> set[torch.n
     """Returns the modules that the argument `skip` excludes."""
     skipped: set[torch.nn.Module] = set()
     modules = dict(model.named_modules(remove_duplicate=False))
-    for pattern in [skip] if isinstance(skip, (str, type)) else skip:
+    for pattern in skip if isinstance(skip, Iterable) and not isinstance(skip, (str, type)) else [skip]:
         if isinstance(pattern, type) and issubclass(pattern, torch.nn.Module):
             skipped |= {module for module in modules.values() if isinstance(module, pattern)}
         elif isinstance(pattern, str):
@@ -93,15 +108,32 @@ def _skipped(model: torch.nn.Module, skip: Skip | Sequence[Skip]) -> set[torch.n
     return skipped
 
 
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
 def _notes(model: torch.nn.Module, entries: Sequence[Entry]) -> tuple[str, ...]:
     """Returns what a user should know about the whole model."""
-    notes = []
     if not entries:
-        notes.append("it has no norm, no softmax module and no loss that tridal may compute")
-    kinds = sorted(kind for kind in {p.device.type for p in model.parameters()} - {"meta"} if not is_served(kind))
-    if kinds and any(entry.replaced_by for entry in entries):
+        return ("it has no norm, no softmax module and no loss that tridal may compute",)
+    return tuple(device_notes(model)) if any(entry.replaced_by for entry in entries) else ()
+
+
+def device_notes(model: torch.nn.Module) -> list[str]:
+    """Returns what a user should know about the backends of a model's devices, if modules are replaced."""
+    notes = []
+    kinds = sorted({(p.device.type, p.dtype) for p in model.parameters() if not p.is_meta}, key=str)
+    serving = {kind: registry.serving(kind, known_types=TORCH_TYPES) for kind, _ in kinds}
+    if unserved := [kind for kind, backend in serving.items() if backend is None]:
         notes.append(
-            f"no backend serves {' and '.join(kinds)} tensors: the replaced modules compute as before until the model "
-            "is on a device that a backend serves; see `tridal doctor`"
+            f"no backend serves {' and '.join(unserved)} tensors: the replaced modules compute as before until the "
+            "model is on a device that a backend serves; see `tridal doctor`"
         )
-    return tuple(notes)
+    notes += [
+        f"the backend {backend.name!r} runs the kernels in Triton's interpreter, which truncates to bfloat16: errors "
+        "are two to three times as large as on a device, which rounds"
+        for kind, backend in serving.items()
+        if backend is not None and backend.interpreted and (kind, torch.bfloat16) in kinds
+    ]
+    return notes

@@ -13,6 +13,7 @@ import torch
 from tridal.models.replacements import Replacement, torch_computes
 from tridal.pytorch import private
 from tridal.pytorch.cross_entropy import cross_entropy
+from tridal.pytorch.device_context import log
 from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
 
 Tensor = torch.Tensor
@@ -147,9 +148,13 @@ class CausalLM(Replacement):
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns the outputs of the model. If the loss is fused, they have no logits."""
-        head: Any = self._modules.get(self._tridal_form.head) if self._tridal_form is not None else None
-        fuses = self.training and isinstance(head, Head) and _asks_for_loss_only(self, kwargs)
-        if not fuses or _reads_logits(head):
+        name = None if self._tridal_form is None else self._tridal_form.head
+        if name is None or not self.training or not _asks_for_loss_only(self, kwargs):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        head: Any = self._modules.get(name)
+        if not isinstance(head, Head) or _reads_logits(head):
+            if not torch.compiler.is_dynamo_compiling():
+                _log_unfused(type(self).__name__, name, isinstance(head, Head))
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         head._tridal_request = {name: kwargs.get(name) for name in NAMES}
         try:
@@ -164,6 +169,16 @@ def _reads_logits(head: Any) -> bool:
     """Returns whether a hook reads or changes what the head computes. The hooks of FSDP do not."""
     hooks = (*head._forward_hooks.values(), *head._forward_pre_hooks.values())
     return not all((getattr(hook, "__module__", None) or "").startswith("torch.distributed.") for hook in hooks)
+
+
+@functools.cache
+def _log_unfused(model: str, head: str, has_hooks: bool) -> None:
+    """Logs once that a loss is not fused any more, because the program has changed the head."""
+    why = "has hooks, which read logits" if has_hooks else "is another module than when the model was kernelized"
+    log.warning(
+        "the loss of %s is not fused: %s %s. To fuse it again: tridal.models.restore(model), then "
+        "tridal.kernelize(model, fused_loss=True)", model, head, why,
+    )  # fmt: skip
 
 
 def _loss_of(head: Head, *args: Any, **kwargs: Any) -> Tensor:

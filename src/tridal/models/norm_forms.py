@@ -48,19 +48,21 @@ class NormForm:
         weight = _parameter(module, self.weight)
         if not isinstance(x, torch.Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
             return None
+        if torch_computes(x.device):
+            return None
         for name, parameter in module._parameters.items():
             if parameter is not None and name != self.weight and name != self.bias:
                 return None  # it was registered later
-        shape, device = x.shape[x.dim() - len(self.shape) :], x.device
+        shape = x.shape[x.dim() - len(self.shape) :]
         if shape != self.shape and self.shape != (0,):
             return None
-        autocast = private.autocast_enabled(device.type)
+        autocast = private.autocast_enabled(x.device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if found is None or torch_computes(device):
+        if found is None:
             return None
         if not autocast:
             return self._call(module, x, shape, weight, *found)
-        with private.without_autocast(device.type):
+        with private.without_autocast(x.device.type):
             return self._call(module, x, shape, weight, *found)
 
     def _call(self, module: Any, x: Any, shape: Any, weight: Any, casting: Any, widens: bool) -> torch.Tensor:

@@ -22,13 +22,18 @@ COMPARING: list[str] = []
 """Not empty while a loss is compared. tridal's functions then compute on every device, by torch if necessary."""
 
 
+def is_traced() -> bool:
+    """Returns whether TorchScript traces. Modules then compute as before, so that a traced program needs no tridal."""
+    return not torch.compiler.is_dynamo_compiling() and torch.jit.is_tracing()  # type: ignore
+
+
 def torch_computes(device: torch.device) -> bool:
-    """Returns whether no backend serves a device, so that modules and losses compute as before."""
+    """Returns whether modules and losses compute as before: no backend serves a device, or TorchScript traces."""
     if torch.compiler.is_dynamo_compiling():
         from tridal.pytorch import dynamo
 
         return not dynamo.is_served(device.type)
-    return device_context(device).torch_computes and not COMPARING
+    return is_traced() or (device_context(device).torch_computes and not COMPARING)
 
 
 class Replacement:
@@ -66,12 +71,14 @@ def replace(module: torch.nn.Module, kind: Any, form: Any) -> None:
     module.__dict__[FORM] = form
 
 
-def restore(module: torch.nn.Module, base: type[torch.nn.Module]) -> None:
+def restore(module: torch.nn.Module) -> None:
     """Gives a module its class back. If its class was changed again later, the module computes as before."""
     if is_replaced(module):
-        del module.__dict__[FORM]
-        if type(module).__bases__[1:] == (base,) and issubclass(type(module).__bases__[0], Replacement):
-            module.__class__ = base
+        for name in [name for name in module.__dict__ if name.startswith("_tridal_")]:
+            del module.__dict__[name]
+        kind, *bases = type(module).__bases__
+        if kind.__bases__ == (Replacement,):  # the class is that of `replaced_class`
+            (module.__class__,) = bases
 
 
 def is_replaced(module: torch.nn.Module) -> bool:
@@ -96,6 +103,6 @@ class Function(Replacement):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the forward of tridal's module, or of torch's."""
-        if self._tridal_form is None:
+        if self._tridal_form is None or is_traced():
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return self._tridal_form.forward(self, *args, **kwargs)

@@ -33,11 +33,7 @@ class Report:
     """What concerns the whole model, for example that no backend serves its device."""
 
     def __init__(
-        self,
-        model: str,
-        entries: tuple[Entry, ...],
-        notes: tuple[str, ...],
-        replaced: list[tuple[torch.nn.Module, type[torch.nn.Module]]],
+        self, model: str, entries: tuple[Entry, ...], notes: tuple[str, ...], replaced: list[torch.nn.Module]
     ) -> None:
         self.model, self.entries, self.notes, self._replaced = model, entries, notes, replaced
 
@@ -53,8 +49,8 @@ class Report:
 
     def restore(self) -> None:
         """Makes the replaced modules compute as before. Does nothing the second time."""
-        for module, base in self._replaced:
-            replacements.restore(module, base)
+        for module in self._replaced:
+            replacements.restore(module)
         self._replaced.clear()
 
     def __enter__(self) -> Report:
