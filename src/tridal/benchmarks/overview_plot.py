@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEFT, _RIGHT = 206, 50  # space for the names of the classes, and for the values, in CSS pixels
-_STEP, _GAP = 9, 16  # between providers, and between classes, in CSS pixels
+_STEP, _GAP, _MIN_ROW = 9, 16, 38  # between providers, between classes, and of a class, in CSS pixels
 _KEYS_PER_LINE = 6
 
 
@@ -36,7 +36,7 @@ def plot_overview(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]
     """Returns a figure of the rows of one dtype, with one panel per direction, and its description."""
     names, groups = providers(rows, skipped=False), [name for name in SHAPE_CLASSES if select(rows, group=name)]
     directions, title = distinct(rows, "direction"), f"{rows[0]['op']} by class of shapes, {rows[0]['dtype']}"
-    row_height = _STEP * (len(names) - 1) + _GAP
+    row_height = max(_MIN_ROW, _STEP * (len(names) - 1) + _GAP)
     caption = (
         "Dots and values: geometric mean of the class. Lines: down to its worst shape. Hollow: not all shapes ran."
     )
@@ -57,7 +57,8 @@ def plot_overview(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]
             if index:
                 axis.axhline(top, color=FAINT, lw=0.6)
             for offset, name in enumerate(names):
-                _draw_dot(axis, top + _GAP / 2 + offset * _STEP, name, select(chosen, provider=name))
+                middle = top + row_height / 2 + (offset - (len(names) - 1) / 2) * _STEP
+                _draw_dot(axis, middle, name, select(chosen, provider=name))
     for index, group in enumerate(groups):
         middle = (index + 0.5) * row_height
         place = {"transform": axes[0].get_yaxis_transform(), "va": "center_baseline"}

@@ -75,6 +75,8 @@ def _plot_grid(rows: Rows, document: Mapping[str, Any]) -> Picture:
         ticks = cols if len(cols) <= _MAX_TICKS else MaxNLocator(_MAX_TICKS).tick_values(cols[0], cols[-1])
         ticks = [value for value in ticks if cols[0] <= value <= cols[-1]]
         axis.set_xticks(ticks, [f"{value:,.0f}" for value in ticks])
+        margin = 0.02 * (cols[-1] - cols[0]) or 1
+        axis.set_xlim(cols[0] - 2 * margin, cols[-1] + margin)
         axis.set_title(direction)
         scale_axis(axis, rows, "gbps")
         lines = {name: [(row["cols"], row) for row in select(chosen, provider=name)] for name in names}

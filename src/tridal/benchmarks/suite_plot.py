@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEFT, _RIGHT, _WIDTH, _HEIGHT = 44, 112, 544, 116  # space beside a panel, and its sizes, in CSS pixels
-_GAP = 24  # between classes, in CSS pixels
-_TITLE_LETTER = 8.8  # width of a letter of a title, in CSS pixels
+_GAP = 22  # between classes, in CSS pixels
+_TITLE_LETTER = 7.9  # width of a letter of a title, in CSS pixels
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def _share_panels(classes: Sequence[_Class]) -> list[list[_Class]]:
     used = 0.0
     for one in classes:
         one.is_alone = False
-        one.width = max(_TITLE_LETTER * len(one.title), len(one.shapes) * (one.label_width + 8)) + _GAP
+        one.width = max(_TITLE_LETTER * len(one.title), len(one.shapes) * (one.label_width + 4)) + _GAP
         if not panels or used + one.width > _WIDTH + _GAP:
             panels.append([])
             used = 0
