@@ -149,6 +149,7 @@ def test_default_file_names_the_variable_of_every_setting():
     [
         ("devcie: cpu\n", SettingsError, "bad.yaml:1: no setting is called 'devcie'; did you mean 'device'"),
         ("device: inter\n", UnknownDeviceError, "bad.yaml:1: device: no device is called 'inter'"),
+        ("plugins: cud\n", SettingsError, "bad.yaml:1: plugins: no backend is called 'cud'; did you mean 'cuda'"),
         ("backends: {nobody: {x: 1}}\n", SettingsError, "bad.yaml:1: backends.nobody.x: no backend is called 'nobody'"),
         (
             "backends: {interpreter: {num_programs: 0}}\n",

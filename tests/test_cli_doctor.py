@@ -162,6 +162,19 @@ def test_exit_code_is_1_for_a_bad_device_name(monkeypatch: pytest.MonkeyPatch, d
     assert output["device"]["usable"] is False
 
 
+@pytest.mark.usefixtures("fresh_registry")
+def test_unknown_name_in_plugins_is_reported_and_bundled_backends_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIDAL_PLUGINS", "cud")
+    settings.reload()
+    output = report(code=1)
+    assert (
+        "environment TRIDAL_PLUGINS: plugins: no backend is called 'cud'; did you mean" in output["device"]["problem"]
+    )
+    bundled = {each["name"]: each["reason"] for each in output["backends"] if each["origin"].startswith("tridal ")}
+    assert {"cuda", "interpreter"} <= bundled.keys()
+    assert not any("blocked" in (reason or "") for reason in bundled.values())
+
+
 def test_exit_code_is_1_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = next((e.backend for e in registry.registered() if e.backend and e.backend.unavailable()), None)
     if absent is None:

@@ -16,7 +16,7 @@ from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from torch_versions import compiles
 from tridal.cli import app
 from tridal.cli.plan import SCHEDULES
-from tridal.devices import registry, types
+from tridal.devices import registry, settings, types
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DeviceUnavailableError, TridalError
 from tridal.ops import planning, table
@@ -102,6 +102,14 @@ def test_bad_question_is_one_error_message(arguments: list[str], message: str) -
     output = plan(*[ARCHITECTURES[0] if argument == "ARCH" else argument for argument in arguments], code=1)
     assert message in output
     assert "Traceback" not in output
+
+
+def test_unknown_backend_in_the_settings_is_an_error_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIDAL_CUDAA_X", "1")
+    settings.reload()
+    assert "environment TRIDAL_CUDAA_X: backends.cudaa.x: no backend is called" in plan(
+        "5", "5", "--arch", ARCHITECTURES[0], code=1
+    )
 
 
 def test_rows_that_are_no_integer_are_a_usage_error() -> None:

@@ -182,3 +182,21 @@ def test_wrong_value_of_plugins_raises_settings_error_and_loads_bundled_backends
     assert "first" not in sys.modules
     monkeypatch.setenv("TRIDAL_PLUGINS", "toya")
     assert {backend.name for backend in registry.loaded()} == {"toya"}
+
+
+@pytest.mark.parametrize("rule", ["toy", "-toy", "interpreter,toy", "-all"])
+def test_unknown_name_in_plugins_raises_settings_error_with_a_suggestion(install_plugin, monkeypatch, rule):
+    install_plugin("first", {"toya": "first:backend"}, toy_source("toya"))
+    monkeypatch.setenv("TRIDAL_PLUGINS", rule)
+    settings.reload()
+    unknown, near = ("all", "") if rule == "-all" else ("toy", "; did you mean 'toya'?")
+    message = f"environment TRIDAL_PLUGINS: plugins: no backend is called '{unknown}'{near} (known: "
+    for _ in range(2):
+        with pytest.raises(SettingsError) as raised:
+            registry.serving("cpu")
+        assert str(raised.value) == message + ", ".join(sorted({*BUNDLED, "toya"})) + ")"
+    assert "first" not in sys.modules
+    monkeypatch.setenv("TRIDAL_PLUGINS", "toya")
+    settings.reload()
+    registry.serving("cpu")
+    assert {backend.name for backend in registry.loaded()} == {"toya"}

@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, get_origin, get_type_hints
@@ -19,7 +19,7 @@ from tridal.devices.checked import CheckedBackend, checked
 from tridal.devices.entry_points import entry_points, load
 from tridal.devices.settings import Settings, describe_value
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
-from tridal.errors import nearest
+from tridal.errors import SettingsError, nearest
 
 GROUP = "tridal.backends"
 BUNDLED = "tridal"
@@ -75,11 +75,15 @@ def order(name: str, origin: str) -> tuple[bool, str, str]:
 def discover(settings: Settings | None) -> list[Registered]:
     """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used.
 
-    Does not import those that the setting `plugins` blocks. Without settings, imports bundled backends only.
+    Does not import those that the setting `plugins` blocks. Without settings, imports bundled backends only. Raises
+    SettingsError as `check_names` does.
     """
     owners: dict[str, str] = {}
     entries = []
-    for origin, point in sorted(entry_points(GROUP), key=lambda found: order(found[1].name, found[0])):
+    points = sorted(entry_points(GROUP), key=lambda found: order(found[1].name, found[0]))
+    if settings is not None:
+        check_names(settings, {point.name for _, point in points})
+    for origin, point in points:
         if reason := _blocked(point.name, origin, settings):
             entries.append(Registered(point.name, origin, None, reason))
             continue
@@ -95,6 +99,15 @@ def discover(settings: Settings | None) -> list[Registered]:
             _log.warning("backend %r of %s cannot be used: %s", entry.name, origin, entry.fault)
         entries.append(entry)
     return entries
+
+
+def check_names(settings: Settings, installed: Collection[str]) -> None:
+    """Raises SettingsError if the setting `plugins` names a backend that is not installed."""
+    for rule in map(str.strip, settings.plugins.split(",")):
+        name = rule.removeprefix("-")
+        if rule != ALL and name not in installed:
+            location, known = f"{settings.sources['plugins']}: plugins", ", ".join(sorted(installed))
+            raise SettingsError(f"{location}: no backend is called {name!r}{nearest(name, installed)} (known: {known})")
 
 
 def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:

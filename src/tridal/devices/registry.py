@@ -17,14 +17,7 @@ from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
 from tridal.devices.settings import Settings, convert, current, describe_value, nearest_variable, parse_device, variable
 from tridal.devices.types import Backend, find_architecture
-from tridal.errors import (
-    DeviceUnavailableError,
-    PluginError,
-    SettingsError,
-    UnknownDeviceError,
-    did_you_mean,
-    nearest,
-)
+from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, did_you_mean, nearest
 
 IN_CODE = "registered in code"
 _ANY_ACCELERATOR = ("gpu", "gpus", "accelerator")
@@ -244,6 +237,7 @@ def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
 
 def check_backends(settings: Settings) -> None:
     """Raises SettingsError for an unknown backend or a wrong option. Skips backends whose plugin is broken."""
+    plugins.check_names(settings, _names())
     for name, section in settings.backends.items():
         entry = _find(name)
         if entry is None:

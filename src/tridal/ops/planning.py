@@ -52,6 +52,7 @@ def plan(
 
     Raises:
         PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: an argument is wrong or unavailable.
+        SettingsError: the settings have an unknown backend or a wrong option.
     """
     return planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)[2]
 
@@ -68,6 +69,7 @@ def planned(
     if call.problem.dtype not in backend.dtypes:
         raise DTypeError(f"backend {backend.name!r} does not compute {call.problem.dtype}: torch does such tensors")
     chosen = settings.current()
+    registry.check_backends(chosen)
     options = registry.options(backend, chosen)
     planner: Backend = backend
     if chosen.batch_invariant:
