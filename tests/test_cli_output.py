@@ -1,4 +1,4 @@
-"""Output that cannot be written, and files that cannot be read: one sentence, exit code 1, and no traceback."""
+"""Output that cannot be written, and files that cannot be read: one sentence or none, an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ COMMANDS = [
 ]  # fmt: skip
 HELP = [["--help"], ["plan", "--help"], ["--version"]]
 FULL = "tridal: the output cannot be written: No space left on device\n"
-CLOSED = "tridal: the output cannot be written: Broken pipe\n"
 
 
 @contextlib.contextmanager
@@ -63,19 +62,19 @@ def test_full_disk_is_one_sentence(arguments: list[str], capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_closed_pipe_is_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with closed_pipe() as stdout:
-        assert exit_code(arguments, stdout) == 1
-    assert capsys.readouterr() == ("", CLOSED)
-
-
-@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
-def test_help_in_a_closed_pipe_ends_without_a_traceback(
+def test_closed_pipe_ends_the_command_without_a_message(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with closed_pipe() as stdout:
-        assert exit_code(arguments, stdout) == 1
-    assert capsys.readouterr().err in ("", CLOSED)
+        assert exit_code(arguments, stdout) == 141
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
+def test_help_in_a_closed_pipe_ends_without_a_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_pipe() as stdout:
+        assert exit_code(arguments, stdout) in (1, 141)  # typer and rich end with 1
+    assert capsys.readouterr().err == ""
 
 
 def test_stderr_that_cannot_be_written_is_no_traceback() -> None:

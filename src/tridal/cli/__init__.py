@@ -1,7 +1,7 @@
 """The command line: `tridal doctor`, `plan`, `check`, `bench` and `config`.
 
 Commands import torch inside functions only, so that `tridal doctor` runs even if torch cannot be imported.
-Exit codes: 0 for success; 1 for a failure; 2 for wrong usage.
+Exit codes: 0 for success; 1 for a failure; 2 for wrong usage; 130 if interrupted; 141 if the output's reader has ended.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from rich.table import Table
 
 __all__ = ["FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "progress_bar", "size", "table"]
 
+_BROKEN_PIPE = 141  # exit code of a process that SIGPIPE ends
 _UNLIMITED = 1 << 16  # characters per line if the output goes to a file or a pipe, which nothing wraps
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
@@ -38,7 +39,10 @@ def print_error(message: str) -> None:
 
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Ends the program with one sentence and exit code 1 if its output or a file cannot be written or read."""
+    """Ends the program with one sentence and exit code 1 if its output or a file cannot be written or read.
+
+    If the reader of a pipe has ended, as `head` does, prints nothing.
+    """
     try:
         try:
             yield
@@ -47,6 +51,8 @@ def file_errors() -> Iterator[None]:
                 sys.stdout.flush()
     except OSError as error:
         _discard_output()
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(_BROKEN_PIPE) from None
         what = "the output cannot be written" if error.filename is None else error.filename
         print_error(f"{what}: {error.strerror or error}")
         raise SystemExit(1) from None
