@@ -76,6 +76,15 @@ def test_commands_do_not_override_torch(value: str) -> None:
     assert result.stdout.startswith("0\n")
 
 
+def test_module_is_the_command() -> None:
+    environment = {**os.environ, "TRIDAL_OVERRIDE_TORCH": "1", "TRIDAL_DEVICE": "cpu"}
+    command = [sys.executable, "-m", "tridal", "config", "--json"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["settings"]["device"]["value"] == "cpu"
+    assert result.stderr == "", "importing tridal overrides torch, as for other programs"
+
+
 def broken_torch(folder: Path) -> str:
     """Returns a PYTHONPATH with a torch that cannot be imported."""
     (folder / "torch").mkdir()

@@ -27,7 +27,9 @@ else:
     from tridal.pytorch.override import override_torch, start_from_environment
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
-    if _os.path.basename((_sys.argv or [""])[0]) != "tridal" and "tridal.run" not in _sys.orig_argv:
+    _argv = _sys.argv or [""]
+    _program = _sys.orig_argv[-len(_argv)] if _argv[0] == "-m" else _argv[0]  # with -m, this is the module's name
+    if _os.path.basename(_program) != "tridal" and "tridal.run" not in _sys.orig_argv:
         start_from_environment()
         call_records.start_from_environment()
 
