@@ -150,6 +150,13 @@ def test_from_option_makes_the_same_files_as_the_run() -> None:
     assert {path.name for path in Path("first").iterdir()} == {path.name for path in Path("second").iterdir()}
 
 
+def test_names_in_results_are_not_read_as_markup() -> None:
+    bench(*SMALL, "--providers", "torch", "--output", "first")
+    text = Path("first/results.json").read_text().replace('"torch",', '"[/torch]",')
+    Path("changed.json").write_text(text)
+    assert "[/torch]" in bench("--from", "changed.json", "--output", "second")
+
+
 def test_without_matplotlib_writes_no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = CliRunner().invoke(app, ["bench", *SMALL, "--providers", "torch", "--output", "out"])
@@ -186,11 +193,15 @@ def test_bad_option_value_is_a_usage_error(arguments: list[str], message: str) -
         (["--from", "nowhere.json"], "nowhere.json: cannot be read: No such file"),
         (["--from", "text"], "text: not JSON"),
         (["--from", "other.json"], "other.json: expected the results.json of a run"),
+        (["--from", "deep.json"], "deep.json: not JSON: maximum recursion depth exceeded"),
+        (["--from", "empty.json"], "empty.json: date is missing; expected the results.json of a run"),
     ],
 )
 def test_unknown_device_or_bad_file_is_one_error_message(arguments: list[str], message: str) -> None:
     Path("text").write_text("hello")
     Path("other.json").write_text("[]")
+    Path("deep.json").write_text("[" * 100_000)
+    Path("empty.json").write_text('{"format": "tridal benchmark 2"}')
     output = bench(*arguments, code=1)
     assert message in output
     assert "Traceback" not in output

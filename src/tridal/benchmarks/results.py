@@ -20,6 +20,7 @@ import torch
 import tridal
 from tridal.benchmarks.op_benchmark import OpBenchmark
 from tridal.benchmarks.providers import Provider
+from tridal.benchmarks.results_format import find_fault
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 
@@ -123,22 +124,24 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
         if rows:
             written.append(folder / name)
             with written[-1].open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+                writer = csv.DictWriter(file, fieldnames=list(rows[0]), extrasaction="ignore")
                 writer.writeheader()
                 writer.writerows(rows)
     return written
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Reads a results.json. Raises ResultsError if it cannot be read, is not JSON, or has another format."""
+    """Reads a results.json. Raises ResultsError if it cannot be read, is not JSON, or has another format or a fault."""
     try:
         document = json.loads(file.read_text())
     except OSError as error:
         raise ResultsError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultsError(f"{file}: not JSON: {error}; {_EXPECTED}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise ResultsError(f"{file}: {_EXPECTED}")
+    if fault := find_fault(document):
+        raise ResultsError(f"{file}: {fault}; {_EXPECTED}")
     return document
 
 

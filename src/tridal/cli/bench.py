@@ -140,7 +140,7 @@ def _report(document: Mapping[str, Any], folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:
-        out.print(f"[bold]{escape(machine['name'])}[/], {report.describe_conditions(machine)}")
+        out.print(f"[bold]{escape(machine['name'])}[/], {escape(report.describe_conditions(machine))}")
         _print_tables(document)
     if error:
         raise error
@@ -183,7 +183,7 @@ def _print_tables(document: Mapping[str, Any]) -> None:
         _print_table(title, *report.class_table(suite, columns), text_columns=3)
         shortfalls = list(report.shortfalls(suite, document["aims"]))
         for shortfall in shortfalls[:_MAX_LINES]:
-            out.print(f"[yellow]below the aim[/] {shortfall}", soft_wrap=True)
+            out.print(f"[yellow]below the aim[/] {escape(shortfall)}", soft_wrap=True)
         if len(shortfalls) > _MAX_LINES:
             out.print(f"[dim]and {len(shortfalls) - _MAX_LINES} more; results.md lists all of them[/]")
     if host_rows:
@@ -191,13 +191,14 @@ def _print_tables(document: Mapping[str, Any]) -> None:
     if noise := report.describe_noise(document):
         out.print(f"[yellow]{noise}[/]", soft_wrap=True)
     for name, reason, number in report.skip_reasons([*rows, *host_rows]):
-        out.print(f"[dim]skipped {count(number, 'time')}: {name}: {escape(reason)}[/]", soft_wrap=True)
+        out.print(f"[dim]skipped {count(number, 'time')}: {escape(f'{name}: {reason}')}[/]", soft_wrap=True)
 
 
 def _print_table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int = 1) -> None:
     """Prints a table. The first `text_columns` columns hold text; the others hold numbers."""
+    headings = [*map(escape, headings)]
     result = table(*headings, right=tuple(headings[text_columns:]))
     for line in lines:
-        result.add_row(*line)
+        result.add_row(*map(escape, line))
     console().print(f"\n{title}")
     console().print(result)
