@@ -249,13 +249,13 @@ def test_triton_interpret_beside_a_device_is_a_note(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("TRIDAL_DEVICE", "cpu")
     settings.reload()
-    (note,) = report()["notes"]
+    (note,) = [note for note in report()["notes"] if "not tested together" not in note]
     assert note.startswith("TRITON_INTERPRET is set, but environment TRIDAL_DEVICE selects the device. Unset ")
 
 
 def test_ignored_settings_file_is_a_note(no_settings: Path) -> None:
     (no_settings / "tridal.yml").write_text("device: cpu\n")
-    (note,) = report()["notes"]
+    (note,) = [note for note in report()["notes"] if "not tested together" not in note]
     assert note.startswith("the settings in tridal.yml are ignored: only a file with the name tridal.yaml is read")
     assert note in CliRunner().invoke(app, ["doctor"]).output
 

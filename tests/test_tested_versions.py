@@ -41,6 +41,29 @@ def test_doctor_reports_the_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith(f"torch {metadata.version('torch')} is newer")
 
 
+def test_versions_that_are_not_tested_together_give_a_note() -> None:
+    for torch, triton in tested_versions.PAIRS:
+        assert tested_versions.notes({"torch": f"{torch}.1+cpu", "triton": f"{triton}.0"}) == []
+    (line,) = tested_versions.notes({"torch": "2.13.0+cpu", "triton": "3.9.0"})
+    assert line.startswith("torch 2.13.0+cpu and triton 3.9.0 are not tested together. Tested: torch 2.7 with triton")
+    assert "torch 2.13 with triton 3.7" in line
+    assert "tridal check --all" in line
+    (line,) = tested_versions.notes({"torch": "2.8.0", "triton": "3.4.0"})
+    assert "torch 2.8.0 and triton 3.4.0" in line
+    for versions in ({"torch": "2.13.0", "triton": None}, {"torch": None, "triton": "3.7"}):
+        assert tested_versions.notes(versions) == []
+    too_new = {"torch": "2.13.0", "triton": "9.0"}
+    assert tested_versions.notes(too_new) == []
+    assert len(tested_versions.warnings(too_new)) == 1
+
+
+def test_doctor_reports_a_pair_that_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = metadata.version("torch")
+    monkeypatch.setattr(tested_versions, "PAIRS", (("1.0", "3.0"), ("99.0", "99.0")))
+    monkeypatch.setattr(tested_versions, "TESTED", {"torch": ("1.0", "99.0"), "triton": ("3.0", "99.0")})
+    assert any(f"torch {installed} and triton" in note for note in examine()["notes"])
+
+
 def test_readme_states_the_tested_versions() -> None:
     rows = re.findall(r"^\| (\d\.\d+) \| (\d\.\d+) \|$", README.read_text(), re.MULTILINE)
     assert tuple(rows) == tested_versions.PAIRS

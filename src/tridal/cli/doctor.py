@@ -70,7 +70,7 @@ def examine() -> dict[str, Any]:
         "settings": effective_settings,
         "device": chosen_device,
         "fallbacks": _fallbacks(),
-        "notes": _notes(),
+        "notes": tested_versions.notes(versions) + _notes(),
     }
 
 
