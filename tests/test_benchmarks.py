@@ -201,11 +201,11 @@ def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_referen
 
 def test_provider_without_its_package_is_skipped_with_the_reason() -> None:
     provider = Provider("torch", package="no_such_package_anywhere")
-    assert provider.missing == "no_such_package_anywhere is not installed"
+    assert provider.missing == "no_such_package_anywhere is not installed: pip install torch"
     assert provider.version is None
     (row,) = measure(Workload("grid", "softmax", "forward", "float32", (2, 3)), provider)
     assert row["ms"] is row["ms_20"] is row["ms_80"] is row["gbps"] is None
-    assert row["skipped"] == "ModuleNotFoundError: no_such_package_anywhere is not installed"
+    assert row["skipped"] == "ModuleNotFoundError: no_such_package_anywhere is not installed: pip install torch"
 
 
 @pytest.fixture

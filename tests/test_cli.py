@@ -43,11 +43,17 @@ def test_without_a_command_prints_the_help() -> None:
 
 
 def test_error_is_one_line_on_stderr() -> None:
-    result = CliRunner().invoke(app, ["plan", "4", "4", "--arch", "sm_9"])
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("tridal: unknown architecture 'sm_9'")
-    assert result.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, ["config", "--check", "nowhere.yaml"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "tridal: nowhere.yaml: cannot be read: No such file or directory\n"
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["check"], ["plan", "4", "8"]], ids=" ".join)
+@pytest.mark.parametrize(("option", "near"), [("op", "softmax"), ("device", "interpreter")])
+def test_unknown_name_is_wrong_usage_in_every_command(arguments: list[str], option: str, near: str) -> None:
+    result = CliRunner().invoke(app, [*arguments, f"--{option}", f"{near}s"], env={"COLUMNS": "200"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"did you mean '{near}'" in result.stderr
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -95,7 +95,7 @@ def test_op_of_a_third_party_is_measured_against_its_reference() -> None:
 
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_providers_without_the_op_are_skipped_with_the_reason() -> None:
-    output = bench(*SMALL, "--op", "unit_norm", "--providers", "torch,naive,torch.jit.script")
+    output = bench(*SMALL, "--op", "unit_norm", "--providers", "tridal,torch,naive,torch.jit.script")
     assert "skipped 4 times: torch: NotImplementedError: torch has no function for unit_norm" in output
     assert "skipped 4 times: naive: NotImplementedError: naive has no function for unit_norm" in output
     assert "skipped 4 times: torch.jit.script: NotImplementedError: torch.jit.script has no function for" in output
@@ -133,13 +133,41 @@ def test_suite_measures_the_chosen_classes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_host_option_measures_host_times() -> None:
-    output = bench("--host", "--device", "cpu", "--providers", "tridal,torch,quack", "--output", "out")
+    output = bench("--host", "--device", "cpu", "--providers", "tridal,torch", "--output", "out")
     assert "Host time of a call on 8x128" in output
     rows = json.loads(Path("out", "results.json").read_text())["host"]
     assert [(row["provider"], row["grad"]) for row in rows[:2]] == [("tridal", False), ("tridal", True)]
     assert rows[0]["us"] > 0
-    if providers.PROVIDERS["quack"].missing:
-        assert "quack is not installed" in rows[-1]["skipped"]
+
+
+def test_named_provider_that_is_not_installed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = replace(PROVIDERS["quack"], package="no_such_package")
+    monkeypatch.setattr(providers, "PROVIDERS", {**PROVIDERS, "quack": missing})
+    for names in ("quack", "tridal,quack"):
+        output = bench(*SMALL, "--providers", names, code=1)
+        assert output == "tridal: --providers: quack: no_such_package is not installed: pip install quack-kernels\n"
+    assert not Path("bench-results").exists()
+
+
+def test_providers_without_the_op_are_a_usage_error() -> None:
+    output = " ".join(
+        bench(*SMALL, "--op", "log_softmax", "--providers", "reference", code=2).replace("│", " ").split()
+    )
+    assert "'reference' has no log_softmax (known: tridal, torch, torch.compile," in output
+
+
+def test_provider_that_is_named_twice_is_measured_once() -> None:
+    rows = json.loads(bench(*SMALL, "--providers", "torch, torch", "--direction", "forward", "--json"))["measurements"]
+    assert [row["provider"] for row in rows] == [COPY, "torch"] * 2
+
+
+def test_op_that_is_not_measured_is_not_listed() -> None:
+    unknown, unmeasured = (
+        " ".join(bench("--op", op, code=2).replace("│", " ").split()) for op in ("gelu", "linear_cross_entropy")
+    )
+    assert "unknown op 'gelu'; known are softmax, log_softmax, rms_norm, layer_norm, cross_entropy" in unknown
+    assert "linear_cross_entropy" not in unknown
+    assert "tridal bench does not measure 'linear_cross_entropy'; it measures softmax, log_softmax," in unmeasured
 
 
 def test_from_option_makes_the_same_files_as_the_run() -> None:
@@ -180,6 +208,14 @@ def test_without_matplotlib_writes_no_plots(monkeypatch: pytest.MonkeyPatch) -> 
         (["--cols", "1:9:0"], "expected widths such as"),
         (["--cols", "0,3"], "expected widths such as"),
         (["--rows", "-4"], "--rows"),
+        (["--device", "interpretr"], "did you mean 'interpreter'"),
+        (["--host", "--cols", "256"], "Invalid value for --cols: --host measures calls on 8x128 in float32"),
+        (["--host", "--rows", "4"], "Invalid value for --rows: --host measures"),
+        (["--host", "--dtype", "bf16"], "Invalid value for --dtype: --host measures"),
+        (["--host", "--direction", "forward"], "Invalid value for --direction: --host measures"),
+        (["--from", "results.json", "--op", "rms_norm"], "Invalid value for --op: --from measures nothing; omit one"),
+        (["--from", "results.json", "--host"], "Invalid value for --host: --from measures nothing"),
+        (["--overwrite"], "Invalid value for --overwrite: name the folder with --output"),
     ],
 )
 def test_bad_option_value_is_a_usage_error(arguments: list[str], message: str) -> None:
@@ -189,7 +225,6 @@ def test_bad_option_value_is_a_usage_error(arguments: list[str], message: str) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "interpretr"], "did you mean 'interpreter'"),
         (["--from", "nowhere.json"], "nowhere.json: cannot be read: No such file"),
         (["--from", "text"], "text: not JSON"),
         (["--from", "other.json"], "other.json: expected the results.json of a run"),
@@ -197,7 +232,7 @@ def test_bad_option_value_is_a_usage_error(arguments: list[str], message: str) -
         (["--from", "empty.json"], "empty.json: date is missing; expected the results.json of a run"),
     ],
 )
-def test_unknown_device_or_bad_file_is_one_error_message(arguments: list[str], message: str) -> None:
+def test_bad_file_is_one_error_message(arguments: list[str], message: str) -> None:
     Path("text").write_text("hello")
     Path("other.json").write_text("[]")
     Path("deep.json").write_text("[" * 100_000)

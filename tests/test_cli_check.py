@@ -100,8 +100,8 @@ def test_device_without_a_backend_is_an_error() -> None:
 
 
 def test_unknown_device_suggests_a_similar_name() -> None:
-    result = CliRunner().invoke(app, ["check", "--device", "interpretr"])
-    assert result.exit_code == 1
+    result = CliRunner().invoke(app, ["check", "--device", "interpretr"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
     assert "did you mean 'interpreter'" in result.stderr
 
 

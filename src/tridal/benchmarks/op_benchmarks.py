@@ -19,6 +19,7 @@ from tridal.benchmarks.op_benchmark import Function, MakeFunction, OpBenchmark, 
 from tridal.benchmarks.providers import OURS
 from tridal.errors import PlanError
 from tridal.ops import table
+from tridal.ops.fused_op import FusedOp
 from tridal.ops.row_op import RowOp
 from tridal.testing.implementation import public_function
 
@@ -29,20 +30,21 @@ def benchmark_of(name: str) -> OpBenchmark:
     Raises:
         PlanError: the op is unknown, or `tridal bench` does not measure it.
     """
-    if name in FUSED_BENCHMARKS:
-        return FUSED_BENCHMARKS[name]
-    op = table.op_named(name)
+    measured = measured_ops()
+    if name in table.ops() and name not in measured:
+        raise PlanError(f"tridal bench does not measure {name!r}; it measures {', '.join(measured)}")
+    op = table.op_named(name, measured)
     if not isinstance(op, RowOp):
-        raise PlanError(f"tridal bench does not measure {name!r}; it measures {', '.join(measured_ops())}")
+        return FUSED_BENCHMARKS[name]
     entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
     kernels = {"forward": op.forward, "backward": op.backward}
     passes = {direction: len(kernel.reads) + len(kernel.writes) for direction, kernel in kernels.items()}
     return replace(entry, functions={**_derived(op), **entry.functions}, passes={**passes, **entry.passes})
 
 
-def measured_ops() -> list[str]:
-    """Returns the names of the ops that `tridal bench` measures."""
-    return [name for name, op in table.ops().items() if isinstance(op, RowOp) or name in FUSED_BENCHMARKS]
+def measured_ops() -> dict[str, RowOp | FusedOp]:
+    """Returns the ops that `tridal bench` measures, by name."""
+    return {name: op for name, op in table.ops().items() if isinstance(op, RowOp) or name in FUSED_BENCHMARKS}
 
 
 def _derived(op: RowOp) -> dict[str, MakeFunction]:

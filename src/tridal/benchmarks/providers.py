@@ -34,7 +34,7 @@ class Provider:
     def missing(self) -> str | None:
         """The reason why the provider cannot be measured, or None if its package is installed."""
         absent = self.package is not None and importlib.util.find_spec(self.package) is None
-        return f"{self.package} is not installed" if absent else None
+        return f"{self.package} is not installed: pip install {self.distribution}" if absent else None
 
     @property
     def version(self) -> str | None:

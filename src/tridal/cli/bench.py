@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from typer import Exit
 
 from tridal.cli.bench_options import BenchOptions
-from tridal.cli.op_option import check_op
+from tridal.cli.op_option import choose_device, wrong_usage
 from tridal.cli.output import console, count, escape, print_json, progress_bar, table
-from tridal.devices import registry, settings
+from tridal.devices import settings
 
 if TYPE_CHECKING:
     from tridal.benchmarks.results import Row
@@ -32,21 +32,19 @@ def bench(**values: Any) -> None:
     import torch
 
     from tridal.benchmarks import measuring, op_benchmarks, results, timing
-    from tridal.pytorch.devices import TORCH_TYPES
 
     options = BenchOptions(**values)
+    options.check_combinations()
     if options.source is not None:
         document = results.load(options.source)
         _report(document, results.make_folder(options.output, document["op"], options.overwrite), options.as_json)
         return
-    entry = op_benchmarks.benchmark_of(check_op(options.op))
-    if options.device:
-        backend, name = registry.resolve(options.device, TORCH_TYPES, "--device: ")
-    else:
-        backend, name = registry.resolve_chosen(settings.current(), TORCH_TYPES)
+    with wrong_usage("--op"):
+        entry = op_benchmarks.benchmark_of(options.op)
+    backend, name = choose_device(options.device)
     device = torch.device(name)
     accelerated = timing.is_accelerator(device)
-    workloads, providers = options.make_workloads(accelerated), options.select_providers(entry, accelerated)
+    workloads, providers = options.make_workloads(entry, accelerated), options.select_providers(entry, accelerated)
     folder = results.make_folder(options.output, options.op, options.overwrite)
     tasks: list[_Task] = []
     if options.host:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import inspect
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 from typer import BadParameter, Option
 
-from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, MEASURED_OPS, check_op
+from tridal.cli.op_option import CLASSES, DEVICES, DTYPES, MEASURED_OPS
 from tridal.cli.op_option import PROVIDERS as PROVIDER_NAMES
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
-from tridal.errors import nearest
+from tridal.errors import TridalError, nearest
 
 if TYPE_CHECKING:
     from tridal.benchmarks.op_benchmark import OpBenchmark
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from tridal.benchmarks.workloads import Workload
 
 _DIRECTIONS = ("forward", "backward", "both")
+_OPTIONS_OF_FROM = ("source", "output", "overwrite", "as_json")
+_HOST_ADVICE = "--host measures calls on 8x128 in float32, without and with gradient; omit one of them, or add --suite"
 
 
 @dataclass(frozen=True)
@@ -68,53 +72,80 @@ class BenchOptions:
     ] = None
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
 
-    def make_workloads(self, accelerated: bool) -> list[Workload]:
+    def check_combinations(self) -> None:
+        """Raises typer.BadParameter for an option that has no effect beside the others."""
+        suite = self.suite or self.classes is not None
+        measuring = [name for name in inspect.signature(type(self)).parameters if name not in _OPTIONS_OF_FROM]
+        for chosen, advice, names in (
+            (self.source is not None, "--from measures nothing; omit one of them", measuring),
+            (suite, "the suite has its own shapes; omit --suite and --classes", ("rows", "cols")),
+            (self.host and not suite, _HOST_ADVICE, ("rows", "cols", "dtype", "direction")),
+            (self.output is None, "name the folder with --output", ("overwrite",)),
+        ):
+            for name in names:
+                if chosen and getattr(self, name) != getattr(type(self), name):
+                    raise BadParameter(advice, param_hint=f"--{name}")
+
+    def make_workloads(self, entry: OpBenchmark, accelerated: bool) -> list[Workload]:
         """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
-        from tridal.benchmarks.op_benchmarks import benchmark_of
         from tridal.benchmarks.workloads import SHAPE_CLASSES
 
         suite = self.suite or self.classes is not None
-        directions = _check_names("--direction", [self.direction], _DIRECTIONS)
+        directions = _check_names("--direction", self.direction, _DIRECTIONS)
         if directions == ["both"]:
             directions = ["forward", "backward"]
-        op = check_op(self.op)
-        dtype = self.dtype or ("float32,bfloat16,float16" if suite else "float32")
-        dtypes = _check_names("--dtype", [DTYPE_ALIASES.get(name, name) for name in dtype.split(",")], ITEMSIZE)
-        names: Collection[str] = workloads.SUITES[benchmark_of(op).suite]
+        dtypes = _check_names(
+            "--dtype", self.dtype or ("float32,bfloat16,float16" if suite else "float32"), ITEMSIZE, DTYPE_ALIASES
+        )
+        names: Collection[str] = workloads.SUITES[entry.suite]
         if self.classes:
-            names = _check_names("--classes", self.classes.split(","), names)
-        for option, value in (("--rows", self.rows), ("--cols", self.cols)):
-            if suite and value is not None:
-                raise BadParameter("the suite has its own shapes; omit --suite and --classes", param_hint=option)
+            names = _check_names("--classes", self.classes, names)
         if suite:
             classes = [shape_class for name, shape_class in SHAPE_CLASSES.items() if name in names]
-            return workloads.make_workloads(classes, op, directions, dtypes, 1 if accelerated else workloads.CPU_SHRINK)
+            shrink = 1 if accelerated else workloads.CPU_SHRINK
+            return workloads.make_workloads(classes, self.op, directions, dtypes, shrink)
         if self.host:
             return []
         rows, cols = workloads.GRID if accelerated else workloads.CPU_GRID
         grid = workloads.grid(self.rows or rows, cols if self.cols is None else _parse_cols(self.cols))
-        return workloads.make_workloads([grid], op, directions, dtypes)
+        return workloads.make_workloads([grid], self.op, directions, dtypes)
 
     def select_providers(self, entry: OpBenchmark, accelerated: bool) -> list[Provider]:
-        """Returns the providers to compare: by default, all that are installed and have the op."""
+        """Returns the providers to compare: by default, all that are installed and have the op.
+
+        Raises:
+            typer.BadParameter: a provider is unknown, or none of those in --providers has the op.
+            TridalError: a provider in --providers is not installed.
+        """
         from tridal.benchmarks.providers import PROVIDERS, Provider
 
         # A third party's op can have implementations of other providers.
         known = {**{name: Provider(name, distribution=None) for name in entry.functions}, **PROVIDERS}
-        if self.providers:
-            return [known[name] for name in _check_names("--providers", self.providers.split(","), known)]
-        found = [provider for name, provider in known.items() if name in entry.functions and not provider.missing]
-        return [provider for provider in found if accelerated or provider.on_cpu]
+        if not self.providers:
+            found = [provider for name, provider in known.items() if name in entry.functions and not provider.missing]
+            return [provider for provider in found if accelerated or provider.on_cpu]
+        chosen = [known[name] for name in _check_names("--providers", self.providers, known)]
+        for provider in chosen:
+            if provider.missing:
+                raise TridalError(f"--providers: {provider.name}: {provider.missing}")
+        if not any(provider.name in entry.functions for provider in chosen):
+            raise BadParameter(
+                f"{self.providers!r} has no {self.op} (known: {', '.join(entry.functions)})", param_hint="--providers"
+            )
+        return chosen
 
 
-def _check_names(option: str, names: Iterable[str], known: Collection[str]) -> list[str]:
-    names = [name.strip() for name in names]
+def _check_names(
+    option: str, text: str, known: Collection[str], aliases: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Returns the names in a comma-separated list, each once. Raises typer.BadParameter if one is not known."""
+    names = [aliases.get(name, name) for name in map(str.strip, text.split(","))]
     for name in names:
         if name not in known:
             message = f"{name!r} is unknown{nearest(name, known)} (known: {', '.join(known)})"
             raise BadParameter(message, param_hint=option)
-    return names
+    return list(dict.fromkeys(names))
 
 
 def _parse_cols(text: str) -> Sequence[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tridal.cli.op_option import DEVICES, OPS, check_op
+from tridal.cli.op_option import DEVICES, OPS, check_op, choose_device
 from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, progress_bar, table
 from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
@@ -85,15 +85,11 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     """Chooses the backend to check for a device name. None means the device chosen by the settings.
 
     Returns the backend, the device index or None, and the reason for this choice. Raises DeviceUnavailableError if
-    there is neither an accelerator nor an interpreter, and all errors of `registry.resolve`.
+    there is neither an accelerator nor an interpreter, and all errors of `choose_device`.
     """
-    from tridal.pytorch.devices import TORCH_TYPES
-
     chosen = settings.current()
     why = f"--device {name}" if name else f"device {chosen.device!r} (from {chosen.sources['device']})"
-    backend, device = (
-        registry.resolve(name, TORCH_TYPES, "--device: ") if name else registry.resolve_chosen(chosen, TORCH_TYPES)
-    )
+    backend, device = choose_device(name)
     device_type, _, index = device.partition(":")
     if backend is not None:
         return backend, int(index) if index else None, why

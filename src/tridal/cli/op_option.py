@@ -1,18 +1,20 @@
-"""Help texts that list the accepted values, and the option `--op`, which accepts every registered op."""
+"""What the commands' options accept: help texts that list the values, and errors for wrong ones."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from tridal.cli import broken
-from tridal.devices import registry
+from tridal.devices import registry, settings
+from tridal.devices.checked import CheckedBackend
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
-from tridal.errors import PlanError
+from tridal.errors import DTypeError, PlanError, UnknownDeviceError
 
 OPS, KERNELS, DEVICES, ARCHITECTURES, DTYPES = (
     "<ops>",
@@ -38,7 +40,7 @@ def _ops() -> list[str]:
 def _measured_ops() -> list[str]:
     from tridal.benchmarks.op_benchmarks import measured_ops
 
-    return measured_ops()
+    return list(measured_ops())
 
 
 def _kernels() -> list[str]:
@@ -112,11 +114,31 @@ class CommandWithOps(HelpWithoutType, TyperCommand):
         super(CommandWithOps, command).format_help(ctx, formatter)
 
 
+@contextmanager
+def wrong_usage(option: str | None = None) -> Iterator[None]:
+    """Turns the error for an unknown name, or for another wrong value of an option, into typer.BadParameter."""
+    try:
+        yield
+    except (PlanError, DTypeError, UnknownDeviceError) as error:
+        raise typer.BadParameter(str(error).removeprefix(f"{option}: "), param_hint=option) from error
+
+
 def check_op(name: str) -> str:
     """Returns `name` if the op can be used. Otherwise raises typer.BadParameter with a suggestion."""
     from tridal.ops import table
 
-    try:
+    with wrong_usage("--op"):
         return table.op_named(name).name
-    except PlanError as error:
-        raise typer.BadParameter(str(error), param_hint="--op") from error
+
+
+def choose_device(name: str | None) -> tuple[CheckedBackend | None, str]:
+    """Resolves the option --device or, without it, the device of the settings, see `registry.resolve`.
+
+    Raises typer.BadParameter if no device has the name.
+    """
+    from tridal.pytorch.devices import TORCH_TYPES
+
+    if not name:
+        return registry.resolve_chosen(settings.current(), TORCH_TYPES)
+    with wrong_usage("--device"):
+        return registry.resolve(name, TORCH_TYPES, "--device: ")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS
+from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS, wrong_usage
 from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, LaunchPlan
 
@@ -54,12 +54,18 @@ def plan(
     from tridal.ops import planning
 
     dtype = DTYPE_ALIASES.get(dtype, dtype)
+    with wrong_usage():
+        planning.matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
+        if device or arch:
+            planning.target(device, arch)
     planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if as_json:
-        print_json({"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, **plan_as_dict(*planned)})
+        question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, "arch": arch}
+        print_json({**question, **plan_as_dict(*planned)})
         return
-    out = console()
-    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on [bold]{planned[1].name}[/]")
+    out, name = console(), planned[1].name
+    on = f"[bold]{name}[/]" if arch is None else f"[bold]{escape(arch)}[/] with the limits of {name}"
+    out.print(f"[bold]{op}[/] of {rows} x {cols} {dtype} along dim {dim}, on {on}", soft_wrap=True)
     out.print(plan_table(*planned))
 
 

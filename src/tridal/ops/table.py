@@ -79,9 +79,9 @@ def kernels() -> dict[str, RowKernel]:
     return {kernel.name: kernel for op in ops().values() for kernel in op.kernels}
 
 
-def op_named(name: str) -> RowOp | FusedOp:
-    """Returns the op with this name. Raises PlanError if it is unknown or cannot be used."""
-    return _find(name, ops())
+def op_named(name: str, known: Mapping[str, RowOp | FusedOp] | None = None) -> RowOp | FusedOp:
+    """Returns the op with this name, of all ops or of `known`. Raises PlanError if it is unknown or cannot be used."""
+    return _find(name, ops() if known is None else known)
 
 
 def selected(names: Sequence[str] | None) -> list[RowOp | FusedOp]:
