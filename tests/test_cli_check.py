@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from torch_versions import compiles
 from tridal import testing
-from tridal.cli import app, check
+from tridal.cli import app, check, output
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError
@@ -133,7 +133,7 @@ def test_all_option_runs_the_conformance_suite(backend: Backend, monkeypatch: py
     assert [result["name"] for result in report["suite"]] == [case.name for case in cases]
     output = run("--all", "--device", backend.name)
     assert "Conformance suite" in output
-    assert "2 cases on both sides of the changes among 10 plans" in output
+    assert "searched 10 plans for changes, and found 2 cases on both sides of them" in output
     assert "all 7 checks passed" in output
     monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, False, 1, 0, "[off]", 0))
     output = run("--all", "--device", backend.name, code=1)
@@ -155,14 +155,51 @@ def test_schedule_that_is_not_tested_is_a_failure(backend: Backend, monkeypatch:
 def test_max_compiled_option_limits_the_search(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
 
-    def search_plans(backend: Backend, ops: Any, max_compiled: int) -> testing.PlanSearch:
+    def search_plans(backend: Backend, ops: Any, max_compiled: int, track: Any) -> testing.PlanSearch:
         limits.append(max_compiled)
         return testing.PlanSearch((Case("softmax", "forward", (3, 5)),), 1, (), ())
 
     monkeypatch.setattr(testing, "cases", lambda backend, ops: ())
     monkeypatch.setattr(testing, "search_plans", search_plans)
     run("--all", "--device", backend.name, "--max-compiled", "7")
-    assert limits == [7]
+    run("--all", "--device", backend.name)
+    assert limits == [7, 400]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--all", "--max-compiled", "-5"], "--max-compiled"),
+        (["--max-compiled", "5"], "Invalid value for --max-compiled: it limits the suite; add --all or --op"),
+    ],
+)
+def test_wrong_or_ignored_limit_is_a_usage_error(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["check", *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_op_without_a_search_is_described_in_plain_words(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "cases", lambda backend, ops: (Case("softmax", "forward", (3, 5)),))
+    output = run("--op", "rms_norm", "--device", backend.name)
+    assert "plans were not searched for changes, because only plans of ops of one tensor are" in output
+    assert "0 cases" not in output
+
+
+def test_progress_is_printed_to_stderr_if_that_is_no_terminal(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = tuple(Case("softmax", "forward", (3, cols)) for cols in (5, 6))
+    monkeypatch.setattr(testing, "cases", lambda backend, ops: cases)
+    monkeypatch.setattr(testing, "search_plans", lambda *_: testing.PlanSearch((), 1, (), ()))
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", 0)
+    result = CliRunner().invoke(app, ["check", "--all", "--device", backend.name])
+    assert [line for line in result.stderr.splitlines() if line.startswith("conformance")] == [
+        "conformance: 0 of 2: softmax forward 3x5 dim=-1 float32",
+        "conformance: 1 of 2: softmax forward 3x6 dim=-1 float32",
+    ]
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", 3600)
+    assert CliRunner().invoke(app, ["check", "--all", "--device", backend.name]).stderr == ""
 
 
 def test_op_option_runs_the_suite_of_these_ops_only(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +211,7 @@ def test_op_option_runs_the_suite_of_these_ops_only(backend: Backend, monkeypatc
 
     monkeypatch.setattr(testing, "cases", record)
     monkeypatch.setattr(
-        testing, "search_plans", lambda backend, ops, _: testing.PlanSearch(record(backend, ops), 1, (), ())
+        testing, "search_plans", lambda backend, ops, *_: testing.PlanSearch(record(backend, ops), 1, (), ())
     )
     report = json.loads(run("--op", "log_softmax", "--op", "softmax", "--json", "--device", backend.name))
     assert requested == [["log_softmax", "softmax"]] * 2

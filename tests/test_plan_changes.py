@@ -150,6 +150,8 @@ def test_search_stops_after_the_limit_of_compiled_kernels(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("tridal.runtime.compiler.resources", lambda *_: Resources(32, 0, 0))
     backend: Any = Compiling(lambda plan, problem: plan, schedules=frozenset({"whole_row"}), features=frozenset())
-    search = search_plans(backend, ["softmax"], max_compiled=30)
+    tracked: list[Any] = []
+    search = search_plans(backend, ["softmax"], max_compiled=30, track=lambda kinds: tracked.extend(kinds) or kinds)
+    assert tracked == list(call_kinds(backend, ["softmax"]))
     assert search.cases
     assert len(search.skipped) == len(list(call_kinds(backend, ["softmax"]))) - 1

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tridal.cli.op_option import DEVICES, OPS, check_op, choose_device
-from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, progress_bar, table
+from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, table, tracking
 from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
@@ -19,6 +19,7 @@ from tridal.errors import DeviceUnavailableError, TridalError
 if TYPE_CHECKING:
     from tridal.testing import Implementation, PlanSearch, Result, Worked
 
+_MAX_COMPILED = 400
 _MAX_SHOWN = 20  # largest number of failures of the conformance suite that are printed
 
 
@@ -33,8 +34,13 @@ def check(
         typer.Option(help=f"Run the conformance suite of this op only. May be repeated. The ops: {OPS}."),
     ] = None,
     max_compiled: Annotated[
-        int, typer.Option(help="Stop the suite's search for changes of plans after this number of compiled kernels.")
-    ] = 400,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Stop the suite's search for changes of plans after this number of compiled kernels. "
+            f"Default: {_MAX_COMPILED}.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the kernels on a device, or in Triton's interpreter if there is no accelerator.
@@ -44,6 +50,8 @@ def check(
     from tridal import testing
 
     ops = [check_op(name) for name in op or ()]
+    if max_compiled is not None and not (whole_suite or ops):
+        raise typer.BadParameter("it limits the suite; add --all or --op", param_hint="--max-compiled")
     backend, index, why = choose(device)
     out = console(quiet=as_json)
     with testing.implementation(backend, index=index) as implementation:
@@ -64,7 +72,7 @@ def check(
     report["plans"] = _make_plans(out)
     results = [*unit_test["results"], report["worked_example"]]
     if whole_suite or ops:
-        search, suite = _run_suite(backend, ops or None, max_compiled)
+        search, suite = _run_suite(backend, ops or None, _MAX_COMPILED if max_compiled is None else max_compiled)
         _show_suite(out, suite)
         _show_search(out, search)
         report["suite"] = [asdict(result) for result in suite]
@@ -115,7 +123,8 @@ def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
     from tridal.testing.cases import DIRECTIONS, TUTORIAL_SHAPE
 
     cases = [testing.Case("softmax", direction, TUTORIAL_SHAPE) for direction in DIRECTIONS]
-    results = [testing.check(case, implementation) for case in cases]
+    with tracking("unit test") as track:
+        results = [testing.check(case, implementation) for case in track(cases, lambda case: case.name)]
     difference = None
     if all(result.passed for result in results):
         x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(implementation.device)
@@ -150,17 +159,13 @@ def _run_suite(backend: Backend, ops: Sequence[str] | None, max_compiled: int) -
     """Searches for changes of plans. Runs all cases of the suite, and the cases on both sides of each change."""
     from tridal import testing
 
-    results = []
-    with progress_bar("conformance") as progress:
-        task = progress.add_task("searching for changes of plans", total=None)
-        search = testing.search_plans(backend, ops, max_compiled)
-        cases = tuple(dict.fromkeys((*testing.cases(backend, ops), *search.cases)))
-        progress.update(task, total=len(cases))
-        for case in cases:
-            progress.update(task, description=case.name)
-            results.append(testing.run_case(case, backend))
-            progress.advance(task)
-    return search, results
+    with tracking("searching for changes of plans") as track:
+        search = testing.search_plans(
+            backend, ops, max_compiled, lambda kinds: track(kinds, lambda kind: kind.case(64, 64).name)
+        )
+    cases = tuple(dict.fromkeys((*testing.cases(backend, ops), *search.cases)))
+    with tracking("conformance") as track:
+        return search, [testing.run_case(case, backend) for case in track(cases, lambda case: case.name)]
 
 
 def _show_unit_test(out: Console, unit_test: dict[str, Any]) -> None:
@@ -215,8 +220,11 @@ def _show_suite(out: Console, results: Sequence[Result]) -> None:
 
 
 def _show_search(out: Console, search: PlanSearch) -> None:
-    found = count(len(search.cases), "case")
-    out.print(f"{found} on both sides of the changes among {count(search.plans, 'plan')}", soft_wrap=True)
+    if search.plans:
+        found = f"found {count(len(search.cases), 'case')} on both sides of them"
+        out.print(f"searched {count(search.plans, 'plan')} for changes, and {found}", soft_wrap=True)
+    elif not search.skipped:
+        out.print("plans were not searched for changes, because only plans of ops of one tensor are", soft_wrap=True)
     if search.skipped:
         kinds = count(len(search.skipped), "kind")
         out.print(

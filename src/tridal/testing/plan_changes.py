@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -69,19 +69,24 @@ class _Change(NamedTuple):
     signatures: tuple[Any, Any]
 
 
-def search_plans(backend: Backend, ops: Sequence[str] | None = None, max_compiled: int = 400) -> PlanSearch:
+def search_plans(
+    backend: Backend,
+    ops: Sequence[str] | None = None,
+    max_compiled: int = 400,
+    track: Callable[[Sequence[CallKind]], Iterable[CallKind]] = iter,
+) -> PlanSearch:
     """Searches for changes of the plans of a backend that is available here, for each op, dtype and layout.
 
     `ops` are names; None stands for all ops. A search of one kind of call is started only if fewer than `max_compiled`
     kernels were compiled before, because a plan may compile some. A change that several dtypes share is tested with one
-    of them.
+    of them. `track` yields the kinds of calls that it gets, and can show the progress.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
     """
     planner, skipped = _Planner(backend), []
     found: dict[tuple[Any, ...], list[CallKind]] = {}
-    for kind in call_kinds(backend, ops):
+    for kind in track([*call_kinds(backend, ops)]):
         if len(planner.compiled) >= max_compiled:
             skipped.append(kind.case(64, 64).name)
             continue
