@@ -147,7 +147,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"normalized_shape": (7,)},
         ShapeError,
-        r"Given normalized_shape=\[7\], expected input with shape \[\*, \*\[7\]\]",
+        r"Given normalized_shape=\[7\], expected input with shape \[\*, 7\], but got input of size \[3, 8\]",
     ),
     ({"normalized_shape": (1, 3, 8)}, ShapeError, r"input of size \[3, 8\]: normalized_shape has to be the last sizes"),
     ({"normalized_shape": (-1,)}, ShapeError, r"Given normalized_shape=\[-1\]"),

@@ -41,12 +41,15 @@ def device(name: str | None = None) -> torch.device:
     """Returns the `torch.device` of a backend or a device type ("npu", "cuda:1"), or the one that the settings choose.
 
     Raises:
+        TypeError: the name is not a string.
         UnknownDeviceError: neither a backend nor torch has the name.
         DeviceUnavailableError: the device is not available on this machine.
         SettingsError: the settings cannot be used.
     """
     if name is None:
         return torch.device(registry.resolve_chosen(settings.current(), TORCH_TYPES)[1])
+    if not isinstance(name, str):
+        raise TypeError(f"name must be the name of a device, for example 'cpu' or 'cuda:1', got {name!r}")
     return torch.device(registry.resolve(name, TORCH_TYPES)[1])
 
 

@@ -59,8 +59,8 @@ def check_norm(input: Any, normalized_shape: Sequence[int], eps: Any, **tensors:
             )
     if len(shape) < len(wanted) or shape[len(shape) - len(wanted) :] != wanted:
         raise ShapeError(
-            f"Given normalized_shape={wanted}, expected input with shape [*, *{wanted}], but got input of size "
-            f"{shape}: normalized_shape has to be the last sizes of the input"
+            f"Given normalized_shape={wanted}, expected input with shape [*, {', '.join(map(str, wanted))}], but got "
+            f"input of size {shape}: normalized_shape has to be the last sizes of the input"
         )
     for name, tensor in (("input", input), *tensors.items()):
         if tensor is None:
