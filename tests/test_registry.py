@@ -253,6 +253,16 @@ def test_index_out_of_range_gives_the_number_of_devices(count, expected):
         assert f"{name!r} is not here: backend 'fake' has {expected}" in str(raised.value)
 
 
+def test_index_of_a_type_without_backend_is_checked():
+    for kind in ("cpu", "meta"):
+        assert registry.resolve(f"{kind}:0") == (None, f"{kind}:0")
+        with pytest.raises(DeviceUnavailableError) as raised:
+            registry.resolve(f"{kind}:3", source="environment TRIDAL_DEVICE: device: ")
+        assert str(raised.value) == (
+            f"environment TRIDAL_DEVICE: device: '{kind}:3' is not here: '{kind}' has 1 device, counted from 0"
+        )
+
+
 @pytest.mark.parametrize("name", ["", " ", "cpu:", "cpu:-1", "cpu:x", ":1", "c p u", "cpu\n", "auto:0"])
 def test_malformed_device_name_raises_unknown_device_error(name):
     with pytest.raises(UnknownDeviceError, match=r"is not a device: expected 'auto'"):

@@ -158,6 +158,8 @@ def test_missing_file_in_tridal_config_raises(monkeypatch):
         ("TRIDAL_FALLBACK", "never", ["environment TRIDAL_FALLBACK: fallback: expected 'torch' or 'error'", "'never'"]),
         ("TRIDAL_DEVICE", "no such", ["environment TRIDAL_DEVICE: device: expected 'auto'", "found 'no such'"]),
         ("TRIDAL_DEVICE", "7", ["environment TRIDAL_DEVICE: device: expected", "found 7"]),
+        ("TRIDAL_KERNELIZE", "7", ["environment TRIDAL_KERNELIZE: expected 1 or 0, found '7'"]),
+        ("TRIDAL_LOG_CALLS", "all", ["environment TRIDAL_LOG_CALLS: expected 1 or 0, found 'all'"]),
     ],
 )
 def test_wrong_variable_gives_its_name_expected_and_found(monkeypatch, name, value, expected):

@@ -89,8 +89,6 @@ def _version(distribution: str) -> str | None:
 
 def _settings(problems: list[str]) -> dict[str, Any]:
     try:
-        for name in setting_layers.FLAGS:
-            settings.flag(name)
         return {"file": settings.config_file(), "values": effective(settings.current())}
     except Exception as error:
         problems.append(f"the settings cannot be used: {error}")

@@ -152,7 +152,7 @@ def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tu
 
     Raises (the messages start with `source`):
         UnknownDeviceError: the name is not one of these, and not in `known_types`, the types that torch knows.
-        DeviceUnavailableError: the backend is not available, or it has no device with this index.
+        DeviceUnavailableError: the backend is not available, or there is no device with this index.
         PluginError: the backend's plugin is broken.
     """
     kind, index = parse_device(name)
@@ -168,9 +168,13 @@ def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tu
         raise _unknown_device(kind, source)
     if index is None:
         return backend, kind
-    if backend is not None and index >= (count := backend.device_count()):
+    if backend is not None:
+        owner, count = f"backend {backend.name!r}", backend.device_count()
+    else:
+        owner, count = repr(kind), 1 if kind in TORCH_ONLY else index + 1  # torch counts the devices of other types
+    if index >= count:
         present = f"{count} device{'s' * (count != 1)}, counted from 0"
-        raise DeviceUnavailableError(f"{source}{name!r} is not here: backend {backend.name!r} has {present}")
+        raise DeviceUnavailableError(f"{source}{name!r} is not here: {owner} has {present}")
     return backend, f"{kind}:{index}"
 
 

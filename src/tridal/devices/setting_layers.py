@@ -122,7 +122,9 @@ def triton_layer() -> Layer:
 
 
 def environment_layer() -> Layer:
-    """Returns the settings in the environment. Raises SettingsError for a wrong variable or value."""
+    """Returns the settings in the environment. Raises SettingsError for a wrong variable or value, also of `FLAGS`."""
+    for name in FLAGS:
+        flag(name)
     layer: Layer = {}
     for name, text in sorted(os.environ.items()):
         if not name.startswith(PREFIX) or name in VARIABLES or not text.strip():
