@@ -10,6 +10,7 @@ import torch
 
 import tridal
 from tridal.devices.types import Backend
+from tridal.errors import ShapeError
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.kernel_run import prepare_kernel
 
@@ -157,7 +158,8 @@ def test_out_may_have_unused_elements_between_rows(
     assert torch.equal(memory[..., shape[-1] :], unused)
     with tridal.use(batch_invariant=True):
         assert run_kernel(device_context(device), kernel, 1, inputs, (F32,), out=x) is None
-    assert run_kernel(context, row_tensors.RMS_NORM, 1, (x, x, x[0, :]), (F32,) * 3, (1e-5,), out=x) is None
+    weight = torch.ones(shape[1], device=device)
+    assert run_kernel(context, row_tensors.RMS_NORM, 1, (x, x, weight), (F32,) * 3, (1e-5,), out=x) is None
 
 
 def test_sums_of_columns_add_those_of_all_programs(context: DeviceContext, device: torch.device) -> None:
@@ -166,6 +168,33 @@ def test_sums_of_columns_add_those_of_all_programs(context: DeviceContext, devic
     _, sums = run(context, row_tensors.RMS_NORM_BACKWARD, dy, x, root, weight)
     assert sums.shape == (130,)
     torch.testing.assert_close(sums, (dy * x * root[:, None]).sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "shape", "message"),
+    [
+        ("squares", 2, (16,), r"weight has a number per column: expected the shape (4096,), got (16,)"),
+        ("squares", 2, (1, 4096), r"weight has a number per column: expected the shape (4096,), got (1, 4096)"),
+        ("squares", 1, (4,), r"index has a number per row: expected the shape (5,), got (4,)"),
+        ("squares", 1, (5, 2), r"index has a number per row: expected the shape (5,), got (5, 2)"),
+        ("rms_norm_backward", 1, (4, 4096), r"x has a number per element: expected the shape (5, 4096), got (4,"),
+        ("rms_norm_backward", 2, (1,), r"root has a number per row: expected the shape (5,), got (1,)"),
+    ],
+)
+def test_wrong_shape_is_refused_before_a_kernel_reads_beyond_the_end(
+    context: DeviceContext, device: torch.device, name: str, position: int, shape: tuple[int, ...], message: str
+) -> None:
+    """A weight of 16 numbers for 4,096 columns, for example."""
+    kernels = {kernel.name: kernel for kernel in (SQUARES, row_tensors.RMS_NORM_BACKWARD)}
+    kernel, x = kernels[name], torch.ones(5, 4096, device=device)
+    per_row, weight = torch.ones(5, device=device), torch.ones(4096, device=device)
+    inputs = [x, per_row.long(), weight] if kernel is SQUARES else [x, x, per_row, weight]
+    inputs[position] = torch.ones(shape, dtype=inputs[position].dtype, device=device)
+    with pytest.raises(ShapeError) as raised:
+        run(context, kernel, *inputs)
+    first = kernel.reads[0]
+    assert str(raised.value).startswith(f"{name}: {message}")
+    assert str(raised.value).endswith(f", with {first} of shape (5, 4096) along dim 1")
 
 
 def test_equal_descriptions_share_a_prepared_run(context: DeviceContext, device: torch.device) -> None:

@@ -19,6 +19,7 @@ from tridal.pytorch.binding import bind_kernel, dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.prepared import backend_computes, contiguous_copy
+from tridal.pytorch.validation import check_shapes
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides
 from tridal.runtime.specialization import ADDRESS_BITS
@@ -47,8 +48,8 @@ def prepare_kernel(
         dim: the dim along which rows run, 0 <= dim < rank of the first input.
         inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order. The first
             may have any strides. The others are made contiguous. Those with a number per element have the shape of the
-            first. Those with a number per row have this shape without `dim`. Those with a number per column have one
-            dim.
+            first. Those with a number per row have as many elements as this shape without `dim`. Those with a number
+            per column have one dim.
         out_dtypes: the dtypes of `writes`, then of `row_writes`.
         out: receives the first of `writes`. It may be the first input. It is contiguous, or has any strides if the
             kernel writes no other tensor with a number per element, and reads only one.
@@ -59,6 +60,7 @@ def prepare_kernel(
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
+        ShapeError: an input has another shape than its kind requires.
     """
     described = [(t.shape, t.stride(), t.dtype, _alignment(t), t.is_neg()) for t in inputs]
     alignment = 0 if out is None else out.data_ptr() & ADDRESS_BITS
@@ -103,6 +105,7 @@ def _prepare(
     floating = {*out_dtypes, *(tensor.dtype for tensor in inputs if tensor.is_floating_point())}
     if not backend_computes(context, floating) or not all((t.data_ptr() or t.is_meta) and t.numel() for t in inputs):
         return None
+    check_shapes(kernel, dim, inputs)
     assert context.backend is not None
     first, rest = inputs[0], inputs[1:]
     per_element, per_row = len(kernel.writes), len(kernel.row_writes)

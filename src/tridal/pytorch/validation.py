@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
 
 import torch
 
-from tridal.errors import DimensionError, DTypeError, LayoutError
+from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError, TensorDeviceError
 from tridal.ops.scale_mask import check_scale_mask
 from tridal.pytorch.op_call import OpCall
+from tridal.runtime.row_kernel import RowKernel
 
 
 def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "softmax") -> None:
@@ -47,6 +50,7 @@ def check_call(call: OpCall, *tensors: torch.Tensor) -> None:
 
     Raises:
         TypeError, DTypeError, DimensionError, LayoutError: see `check` and `check_scale_mask`.
+        ShapeError, TensorDeviceError: dY and the saved tensor have different shapes, or are on different devices.
     """
     name = call.kernel.name
     for tensor in tensors:
@@ -59,8 +63,28 @@ def check_call(call: OpCall, *tensors: torch.Tensor) -> None:
     grad, saved = tensors
     if not (grad.dtype.is_floating_point and saved.dtype.is_floating_point):
         raise DTypeError(f"{name} of {grad.dtype} and {saved.dtype} is not defined: both must be floating-point dtypes")
-    if grad.shape != saved.shape or grad.device != saved.device:
-        raise DimensionError(
-            f"{name} needs tensors of one shape on one device, got shape {tuple(grad.shape)} on {grad.device} and "
-            f"shape {tuple(saved.shape)} on {saved.device}"
-        )
+    check_shapes(call.kernel, call.dim % max(grad.dim(), 1), tensors)
+    if grad.device != saved.device:
+        raise TensorDeviceError(f"{name} needs tensors on one device, got {grad.device} and {saved.device}")
+
+
+def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -> None:
+    """Checks the shapes of the tensors that a kernel reads along `dim`, in the order of `RowKernel.tensors`.
+
+    Tensors with a number per row may have any shape with as many elements, because kernels read them in order.
+
+    Raises:
+        ShapeError: a tensor has another shape than its kind requires. A kernel would read memory beyond its end.
+    """
+    shape = tensors[0].shape
+    *_, reads, added, row_reads, row_index, column_reads = kernel.tensors
+    rows = (*shape[:dim], *shape[dim + 1 :])
+    kinds = {"element": ((*reads, *added), shape), "row": ((*row_reads, *row_index), rows)}
+    kinds["column"] = column_reads, shape[dim : dim + 1]
+    described = [(name, kind, tuple(expected)) for kind, (names, expected) in kinds.items() for name in names]
+    for (name, kind, expected), tensor in zip(described, tensors, strict=True):
+        if tensor.shape != expected and not (kind == "row" and tensor.numel() == math.prod(expected)):
+            raise ShapeError(
+                f"{kernel.name}: {name} has a number per {kind}: expected the shape {expected}, got "
+                f"{tuple(tensor.shape)}, with {described[0][0]} of shape {tuple(shape)} along dim {dim}"
+            )
