@@ -11,6 +11,7 @@ Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 MAX_PER_ELEMENT = MAX_PER_ROW = MAX_PER_COLUMN = 2
 MAX_STATISTICS = 2
 MAX_PARAMETERS = 2
+MAX_LIVE_TILES = 16
 POINTERS: tuple[tuple[str, ...], ...] = (
     ("out_ptr", "out2_ptr"),
     ("row_out_ptr", "row_out2_ptr"),
@@ -82,7 +83,7 @@ class RowKernel:
     scale_mask: bool = False
     """Whether the first tensor can be scaled and masked when it is loaded."""
     live_tiles: int = 3
-    """Tiles of the accumulator's dtype that are live at the same time, see `Problem.live_tiles`."""
+    """Tiles of the accumulator's dtype that are live at the same time, from 1 to 16, see `Problem.live_tiles`."""
     row_value: str | None = None
     """Name of the Triton function that computes a number per row from the statistics, before elements are computed.
     `writes` and `row_writes` get it by the function's name."""
@@ -146,6 +147,9 @@ class RowKernel:
         ):
             if len(given) > limit:
                 return f"kernel {self.name!r} has {len(given)} {what}: at most {limit} are supported"
+        if type(self.live_tiles) is not int or not 1 <= self.live_tiles <= MAX_LIVE_TILES:
+            wanted = f"expected an integer from 1 to {MAX_LIVE_TILES}"
+            return f"kernel {self.name!r}: live_tiles: {wanted}, found {self.live_tiles!r}"
         if not self.reads or not (self.writes or self.row_writes):
             return f"kernel {self.name!r} needs a tensor to read, and one to write with a number per element or per row"
         if self.added is not None and not self.writes:
