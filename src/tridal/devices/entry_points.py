@@ -34,7 +34,8 @@ def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None
     try:
         found = point.load()
         fault = find_fault(found, point.name)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the next use loads it again
+        _log.warning("loading %r, an entry point of the group %s, was interrupted", point.name, point.group)
         raise
     except BaseException as error:  # includes SystemExit
         _log.debug("loading entry point %r", point.name, exc_info=True)
