@@ -141,7 +141,7 @@ def test_device_without_a_backend_is_recorded() -> None:
 def test_dtype_without_a_kernel_is_the_reason(
     backend: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, nothing_prepared: None
 ) -> None:
-    monkeypatch.setattr(type(backend.plugin), "dtypes", frozenset({"float32"}))
+    monkeypatch.setattr(backend, "dtypes", frozenset({"float32"}))
     x = torch.randn(3, 5, device=device)
     with tridal.override_torch(), tridal.record_calls() as calls:
         tridal.softmax(x, dtype=torch.float64)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from backend_helpers import run_python
+from backend_helpers import FakeBackend, run_python
 from tridal.cli import app, doctor
 from tridal.devices import registry, settings
 from tridal.devices.checked import CheckedBackend
@@ -196,26 +195,20 @@ def test_bad_settings_are_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch)
 def test_exception_of_a_plugin_is_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = registry.registered()[0]
 
-    class Raising:
-        name, device_type, dtypes, interpreted, install = "raising", "raising", frozenset(), True, "don't"
-        options = MappingProxyType({})
-
-        def unavailable(self) -> None:
-            return None
-
-        def device_count(self) -> int:
+    class Raising(FakeBackend):
+        def properties(self, index: int) -> Any:
             raise RuntimeError("the driver went away")
 
         def architectures(self) -> dict[str, Any]:
             return {}
 
-    raising: Any = Raising()
+    raising = Raising("raising", device_type="raising", interpreted=True)
     raising_entry = registry.Registered("raising", "vendor 1.0", CheckedBackend(raising, "vendor 1.0"), seconds=2.5)
     entries = (*registry.registered(), raising_entry)
     monkeypatch.setattr(registry, "registered", lambda: entries)
     result = report()
     assert entry.name in {backend["name"] for backend in result["backends"]}
-    problem = "backend 'raising' (vendor 1.0): device_count() raised RuntimeError: the driver went away"
+    problem = "backend 'raising' (vendor 1.0): properties() raised RuntimeError: the driver went away"
     assert problem in result["problems"]
     assert result["backends"][-1]["seconds"]["import"] == 2.5
     assert "slow: import 2.5 s" in CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output

@@ -52,12 +52,17 @@ CALLING = {
     "count is None": (
         "Toy.device_count = lambda self: None",
         count_devices,
-        "device_count(): expected a count, found nothing",
+        "device_count(): expected a count from 0 to 128, found nothing",
+    ),
+    "count is larger than any index of torch": (
+        "Toy.device_count = lambda self: 10**7",
+        compute,
+        "device_count(): expected a count from 0 to 128, found 10000000",
     ),
     "count is negative": (
         "Toy.device_count = lambda self: -1",
         count_devices,
-        "device_count(): expected a count, found -1",
+        "device_count(): expected a count from 0 to 128, found -1",
     ),
     "stream is None": (
         "Toy.stream = lambda self, index: None",
@@ -81,6 +86,25 @@ CALLING = {
         "Toy.guard = lambda self, index: Guard()",
         compute,
         "entering guard(0) raised OSError: no such device",
+    ),
+    "guard raises when it is left": (
+        "from contextlib import ExitStack\n"
+        "class Guard(ExitStack):\n    def __exit__(self, *_): raise OSError('no such device')\n"
+        "Toy.guard = lambda self, index: Guard()",
+        compute,
+        "leaving guard(0) raised OSError: no such device",
+    ),
+    "guard can be entered only once": (
+        "from contextlib import contextmanager\n"
+        "@contextmanager\ndef guard():\n    yield\n"
+        "once = guard()\nToy.guard = lambda self, index: once",
+        compute,
+        "entering guard(0) raised AttributeError: '_GeneratorContextManager' object has no attribute 'args'",
+    ),
+    "guard suppresses exceptions": (
+        "from contextlib import suppress\nToy.guard = lambda self, index: suppress(Exception)",
+        compute,
+        "guard(0) suppressed _Inside",
     ),
     "properties raise": (
         "Toy.properties = lambda self, index: self.handle",
@@ -226,4 +250,4 @@ def test_time_of_import_and_of_calls_is_recorded(install_plugin: Callable[..., N
     (entry,) = [entry for entry in registry.registered() if entry.name == "bad"]
     assert entry.seconds == 7.0
     registry.available("bad")
-    assert registry.get("bad").seconds == {"unavailable": 7.0}
+    assert registry.get("bad").seconds == {"unavailable": 7.0, "device_count": 7.0}

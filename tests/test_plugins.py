@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from backend_helpers import BUNDLED, run_python, toy_source
+from backend_helpers import BUNDLED, assert_others_work, run_python, toy_source
 from tridal.devices import plugins, registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import PluginError, SettingsError
@@ -50,9 +50,9 @@ def test_bundled_backends_are_discovered_and_come_first(install_plugin):
 
 
 def test_checked_members_are_all_members_of_the_protocol():
-    assert {*plugins._ATTRIBUTES} == {*Backend.__annotations__}
+    assert {*plugins._KINDS} == {*Backend.__annotations__}
     declared = {name for name in vars(Backend) if not name.startswith("_")}
-    assert {*plugins._ATTRIBUTES, *plugins._METHODS} == declared | {*Backend.__annotations__}
+    assert {*plugins._KINDS, *plugins._METHODS} == declared | {*Backend.__annotations__}
 
 
 def test_threads_discover_plugins_only_once(install_plugin, caplog):
@@ -89,12 +89,18 @@ def test_plugin_that_calls_the_registry_during_its_import_is_broken(install_plug
     assert "called the registry while it was being imported" in problem_of("eager")
 
 
-def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin):
-    install_plugin("slow", {"slow": "slow:backend"}, "raise KeyboardInterrupt")
+def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin, monkeypatch, caplog):
+    """Ctrl-C while a plugin is imported ends the lookup. The next lookup imports the plugin again."""
+    interrupting = "import signal\nif not once:\n    once.append(1)\n    signal.raise_signal(signal.SIGINT)"
+    monkeypatch.setattr("builtins.once", [], raising=False)
+    install_plugin("slow", {"slow": "slow:backend"}, toy_source("slow", interrupting))
     with pytest.raises(KeyboardInterrupt):
         registry.registered()
-    with pytest.raises(KeyboardInterrupt):  # the next lookup starts again
-        registry.registered()
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading 'slow', an entry point of the group tridal.backends, was interrupted"
+    ]
+    assert registry.get("slow").unavailable() is None
+    assert_others_work()
 
 
 def test_distribution_with_unreadable_metadata_is_ignored(install_plugin, tmp_path):

@@ -209,7 +209,7 @@ def test_serving_is_cached_by_settings_and_the_cache_is_bounded():
     for _ in range(100):
         with settings.use(fallback="error"):
             registry.serving("faketype")
-    assert fake.unavailable_calls == 2
+    assert fake.unavailable_calls == 1
     for number in range(1000):
         with settings.use(backends={"fake": {"size": number + 1}}):
             assert registry.serving("faketype").plugin is fake
@@ -244,7 +244,7 @@ def test_compiled_cpu_backend_serves_only_if_it_is_named():
 
 
 @pytest.mark.usefixtures("no_plugins")
-@pytest.mark.parametrize(("count", "expected"), [(0, "0 devices"), (1, "1 device,"), (2, "2 devices, counted from 0")])
+@pytest.mark.parametrize(("count", "expected"), [(1, "1 device,"), (2, "2 devices, counted from 0")])
 def test_index_out_of_range_gives_the_number_of_devices(count, expected):
     registry.register(FakeBackend(count=count))
     for name in (f"fake:{count}", f"faketype:{count}", "fake:99999999999999999999"):

@@ -68,7 +68,7 @@ def test_old_class_names_raise_import_error_with_the_new_name():
 
 @pytest.mark.parametrize(("old", "new"), [("edges", "peel"), ("rereads", "reload"), ("masked", "scale_mask")])
 def test_old_feature_of_a_backend_is_reported_with_the_new_name(old, new):
-    problem = plugins.find_fault(FakeBackend(features=frozenset({old})), "fake")
+    problem = plugins.find_fault(FakeBackend(features=frozenset({old})), "fake", "vendor 1.0")
     assert problem is not None
     assert problem.startswith(f"features: unknown '{old}'{new_name(old, value=True)}")
     assert f"'{old}' is called '{new}' since version 0.2" in problem
@@ -77,7 +77,7 @@ def test_old_feature_of_a_backend_is_reported_with_the_new_name(old, new):
 def test_old_member_of_a_backend_is_reported_with_the_new_name():
     fields = {field.name for field in dataclasses.fields(FakeBackend)} - {"schedules"}
     old = type("Old", (), {name: getattr(FakeBackend(), name) for name in fields} | {"algorithms": frozenset()})
-    problem = plugins.find_fault(old(), "fake")
+    problem = plugins.find_fault(old(), "fake", "vendor 1.0")
     assert problem is not None
     assert problem.startswith("it lacks schedules")
     assert "; 'algorithms' is called 'schedules' since version 0.2" in problem
@@ -99,7 +99,7 @@ class Smallest(BackendBase):
 def test_backend_with_five_members_follows_the_protocol() -> None:
     backend = Smallest()
     assert isinstance(backend, Backend)
-    assert plugins.find_fault(backend, "smallest") is None
+    assert plugins.find_fault(backend, "smallest", "vendor 1.0") is None
     assert backend.unavailable() is None
     assert backend.device_count() == 1
     assert backend.properties(0) is backend.architectures()["small1"]

@@ -5,6 +5,7 @@ A broken plugin does not affect other plugins: its error is recorded in its entr
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
@@ -13,10 +14,10 @@ import time
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_origin
 
-from tridal.devices.checked import CheckedBackend, checked
-from tridal.devices.entry_points import entry_points, load
+from tridal.devices.checked import ATTRIBUTES, CheckedBackend, checked
+from tridal.devices.entry_points import describe_error, entry_points, load
 from tridal.devices.settings import Settings, describe_value
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
 from tridal.errors import SettingsError, nearest
@@ -38,9 +39,9 @@ RESERVED = (ALL, AUTO, *TORCH_ONLY)
 # first underscore separates the two.
 _NAME = re.compile(r"[a-z][a-z0-9]*")
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_ATTRIBUTES: dict[str, type] = {
+_KINDS: dict[str, type] = {
     member: AbstractSet if get_origin(hint) is frozenset else get_origin(hint) or hint
-    for member, hint in get_type_hints(Backend).items()
+    for member, hint in ATTRIBUTES.items()
 }
 _METHODS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(member).parameters)[1:]
@@ -92,7 +93,7 @@ def discover(settings: Settings | None) -> list[Registered]:
         else:
             owners[point.name] = origin
             start = time.perf_counter()
-            backend, fault = load(point, find_fault)
+            backend, fault = load(point, functools.partial(find_fault, origin=origin))
             backend = None if backend is None else checked(backend, origin)
             entry = Registered(point.name, origin, backend, fault, time.perf_counter() - start)
         if entry.fault:
@@ -121,32 +122,42 @@ def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
     return f"it is blocked by {settings.sources['plugins']}: plugins: {settings.plugins}"
 
 
-def find_fault(backend: Any, name: str) -> str | None:
+def find_fault(plugin: Any, name: str, origin: str) -> str | None:
     """Checks that an object follows the protocol `Backend` and has the name of its entry point.
 
-    Returns a description of the first fault, or None if there is none.
+    Returns a description of the first fault, or None if there is none. Then `checked` returns the backend.
     """
-    return next(_faults(backend, name), None)
-
-
-def _faults(backend: Any, name: str) -> Iterator[str]:
-    """Yields faults. A check assumes that the earlier ones passed, so the caller must stop at the first fault."""
-    if inspect.isclass(backend):
-        yield f"expected an instance or a module, found the class {backend.__name__!r}"
     try:
-        hash(backend)
+        fault = next(_unreadable(plugin), None) or next(_faults(checked(plugin, origin), name), None)
+    except Exception as error:
+        fault = f"reading its members raised {describe_error(error)}"
+    if fault is not None:
+        checked.cache_clear()  # the plugin's author may correct the object and register it again
+    return fault
+
+
+def _unreadable(plugin: Any) -> Iterator[str]:
+    """Yields why an object cannot be a `CheckedBackend`. The caller must stop at the first fault."""
+    if inspect.isclass(plugin):
+        yield f"expected an instance or a module, found the class {plugin.__name__!r}"
+    try:
+        hash(plugin)
     except TypeError:
         yield "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
-    yield from _wrong_protocol(getattr(backend, "protocol", None))
-    missing = [member for member in (*_ATTRIBUTES, *_METHODS) if not hasattr(backend, member)]
+    yield from _wrong_protocol(getattr(plugin, "protocol", None))
+    missing = [member for member in (*_KINDS, *_METHODS) if not hasattr(plugin, member)]
     if missing:
-        hints = "".join(new_name(old) for old in RENAMED if RENAMED[old] in missing and hasattr(backend, old))
+        hints = "".join(new_name(old) for old in RENAMED if RENAMED[old] in missing and hasattr(plugin, old))
         yield f"it lacks {', '.join(missing)}{hints}"
-    for member, kind in _ATTRIBUTES.items():
+
+
+def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
+    """Yields faults. A check assumes that the earlier ones passed, so the caller must stop at the first fault."""
+    for member, kind in _KINDS.items():
         if not isinstance(getattr(backend, member), kind):
             yield f"{member}: expected a {kind.__name__}, found {describe_value(getattr(backend, member))}"
     for member, parameters in _METHODS.items():
-        method = getattr(backend, member)
+        method = getattr(backend.plugin, member)
         if not callable(method):
             yield f"{member}: expected a method, found {describe_value(method)}"
         try:
@@ -171,8 +182,8 @@ def _faults(backend: Any, name: str) -> Iterator[str]:
     if not _NAME.fullmatch(name):
         yield f"name: expected lower-case letters and digits, found {name!r}"
     if name != backend.device_type and _is_torch_type(name):
-        kind = backend.device_type
-        yield f"name: {name!r} is a device type of torch, so a backend with device_type {kind!r} cannot have it"
+        owner = f"a backend with device_type {backend.device_type!r}"
+        yield f"name: {name!r} is a device type of torch, so {owner} cannot have it"
     if backend.device_type == TORCH_ONLY[1]:
         yield f"device_type: {TORCH_ONLY[1]} tensors have no elements to compute"
     for key, option in backend.options.items():

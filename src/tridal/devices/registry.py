@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.checked import CheckedBackend, checked
+from tridal.devices.checked import CheckedBackend, checked, forget_answers
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
@@ -26,7 +26,7 @@ _ANY_ACCELERATOR = ("gpu", "gpus", "accelerator")
 _entries: tuple[Registered, ...] | None = None
 _discovering = False
 _serving_cache: dict[tuple[str, Settings], CheckedBackend | None] = {}
-_invalidators: list[Callable[[], object]] = [_serving_cache.clear]
+_invalidators: list[Callable[[], object]] = [_serving_cache.clear, forget_answers]
 
 
 def registered() -> tuple[Registered, ...]:
@@ -186,7 +186,7 @@ def register(backend: Backend) -> None:
     name = str(getattr(backend, "name", None))
     with LOCK:
         owner = _find(name)
-        fault = f"{owner.origin} already uses this name" if owner else plugins.find_fault(backend, name)
+        fault = f"{owner.origin} already uses this name" if owner else plugins.find_fault(backend, name, IN_CODE)
         if fault:
             raise PluginError(f"backend {name!r} cannot be registered: {fault}")
         entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]

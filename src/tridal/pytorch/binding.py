@@ -85,7 +85,7 @@ def bind_kernel(
         backend, kernel_call = batch_invariance.made_invariant(backend, kernel_call)
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
-    with backend.guard(index):
+    with context.backend.entered(index):
         plan, launch_on, workspace_slots = launch.prepare(kernel_call, backend, properties, options)
     log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, plan)
     if workspace_slots:
