@@ -17,6 +17,9 @@ from tridal_interpreter import _triton_version, backend
 pytest.importorskip("triton")
 
 
+pytestmark = pytest.mark.usefixtures("nothing_prepared")  # tests pretend other machines
+
+
 def pretend(monkeypatch: pytest.MonkeyPatch, triton: str, numpy: str) -> None:
     monkeypatch.setattr("tridal_interpreter._triton_version", lambda: triton)
     monkeypatch.setattr(metadata, "version", lambda name: numpy)

@@ -20,6 +20,8 @@ from tridal.testing import check_runtime
 from tridal_rocm.architectures import ARCHITECTURES, present_gpu
 from tridal_rocm.resources import occupancy, read_resources, waves_per_simd
 
+pytestmark = pytest.mark.usefixtures("nothing_prepared")  # tests pretend other machines
+
 ROCM = registry.get("rocm")
 MI300X, MI355X, RX7900 = (ARCHITECTURES[arch] for arch in ("gfx942", "gfx950", "gfx1100"))
 
@@ -160,6 +162,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, hip: str | None = "6.4.1", present:
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(present))
 
 
 def test_a_rocm_torch_with_a_gpu_makes_rocm_available_and_cuda_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,29 @@ def test_fault_of_a_guard_names_the_backend_and_what_it_did(leaving: bool) -> No
         pass
 
 
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (
+            {"target": ("cuda", 90, 64), "warp_size": 32},
+            "target: expected (backend, architecture, warp size) with the ",
+        ),
+        (
+            {"target": ("cuda", 90.0, 32)},
+            "target: expected (backend, architecture, warp size), found ('cuda', ",
+        ),
+        ({"aliases": 5}, "aliases: expected a tuple of texts, found 5"),
+        ({"aliases": (5,)}, "aliases: expected a tuple of texts, found (5,)"),
+    ],
+)
+def test_target_or_alias_of_a_wrong_form_is_an_error(properties: dict[str, Any], expected: str) -> None:
+    plugin: Any = FakeBackend()
+    plugin.properties = lambda index: DeviceProperties("Toy", "toy1", 2, **properties)
+    with pytest.raises(PluginError) as raised:
+        checked(plugin).properties(0)
+    assert str(raised.value).startswith(f"backend 'fake' (vendor 1.0): properties(0).{expected}")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_cached() -> Iterator[None]:
     forget_answers()

@@ -68,7 +68,9 @@ def test_each_kernel_argument_gets_its_own_value(
     )
     monkeypatch.setattr(launch, "_load", lambda *_: loaded)
     here = SimpleNamespace(
-        get_current_device=lambda: 0, get_current_target=lambda: SimpleNamespace(backend="cuda"), launcher_cls=launcher
+        get_current_device=lambda: 0,
+        get_current_target=lambda: SimpleNamespace(backend="cuda", warp_size=32),
+        launcher_cls=launcher,
     )
     driver = SimpleNamespace(active=here)
     monkeypatch.setattr(triton.runtime, "driver", driver)
@@ -96,11 +98,22 @@ def test_each_kernel_argument_gets_its_own_value(
 
 def test_a_device_that_needs_another_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
-    active = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="hip"))
+    active = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="hip", warp_size=64))
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
     with pytest.raises(
         PlanError, match="here needs Triton's driver 'cuda', but 'hip' is active, and a process has one"
+    ):
+        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
+
+
+def test_a_target_with_another_warp_size_than_the_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    active = SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="hip", warp_size=64))
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+    device = DeviceProperties("here", "gfx942", 132, target=("hip", "gfx942", 32))
+    with pytest.raises(
+        PlanError, match="here has the warp size 32 in its target, but Triton's driver reports the warp size 64"
     ):
         launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
 

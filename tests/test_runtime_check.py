@@ -17,7 +17,8 @@ from torch_versions import compiles
 from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
-from tridal.testing.recording import RecordingDevice, compiles_for, recording
+from tridal.runtime.target_check import is_supported
+from tridal.testing.recording import RecordingDevice, recording
 
 pytest.importorskip("triton")
 
@@ -33,7 +34,7 @@ def test_every_registered_backend_passes_without_its_hardware(checked: Backend) 
 
 
 def test_resources_get_the_compilers_output_where_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = next((b for b, target in zip(COMPILED, TARGETS, strict=True) if compiles_for(target)), None)
+    backend = next((b for b, target in zip(COMPILED, TARGETS, strict=True) if is_supported(target)), None)
     assert backend is not None
     stages: list[set[str]] = []
     resources = type(backend).resources
@@ -199,7 +200,7 @@ def test_fault_is_reported(faulty: type[Vendor], message: str) -> None:
 
 
 def test_a_plan_with_other_resources_than_those_of_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if compiles_for(target))
+    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if is_supported(target))
     backend = checked.plugin
     plan = type(backend).plan
 
@@ -235,13 +236,13 @@ def test_modules_and_the_driver_are_restored() -> None:
     import triton
 
     before = torch.cuda, sys.modules["torch.cuda"], triton.runtime.driver
-    with suppress(RuntimeError), recording("cuda", "cuda", ["vendorlib"]) as device:
+    with suppress(RuntimeError), recording("cuda", ("cuda", 90, 32), ["vendorlib"]) as device:
         assert torch.cuda is device
         assert torch.cuda.current_device() == 0
         assert torch.cuda.Event is not None, "other attributes are those of the real module"
         raise RuntimeError
     assert (torch.cuda, sys.modules["torch.cuda"], triton.runtime.driver) == before
     assert "vendorlib" not in sys.modules
-    with recording("vendor", "vendor"):
+    with recording("vendor", ("vendor", "v1", 1)):
         pass
     assert not hasattr(torch, "vendor")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from tridal.devices.entry_points import describe_error
+from tridal.devices.entry_points import describe_error, is_bundled
 from tridal.devices.exact_copy import exact_copy
 from tridal.devices.settings import describe_value
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
@@ -72,6 +72,8 @@ class CheckedBackend:
             setattr(self, member, exact_copy(getattr(plugin, member)))
         self.label = f"backend {self.name!r} ({origin})"
         """Name and distribution, for error messages."""
+        self.bundled = is_bundled(origin)
+        """Whether tridal's own distribution provides the backend."""
         self.seconds: dict[str, float] = {}
         """The longest time of a call of each member, without the time of the compiler."""
         self._checked_devices: set[int] = set()
@@ -116,6 +118,11 @@ class CheckedBackend:
         if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
             self._refuse("architectures()", "a mapping from names to DeviceProperties", found)
         return {n: self._check_properties(f"architectures()[{n!r}]", properties) for n, properties in found.items()}
+
+    @property
+    def tested_targets(self) -> frozenset[tuple[str, int | str, int] | None]:
+        """Triton's targets for which tridal's tests compile kernels."""
+        return frozenset(known.target for known in self.architectures().values() if self.bundled)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns a copy of the plugin's plan. `tridal.runtime.plan_check` checks its fields.
@@ -237,8 +244,14 @@ class CheckedBackend:
                 valid = (value is None and field.type != "int") or (type(value) is int and value > 0)
                 expected = "a positive integer" + ("" if field.type == "int" else ", or None if it is not known")
             elif field.name == "target" and value is not None:
-                kinds = [type(part) for part in value] if isinstance(value, tuple) else []
+                kinds = [type(part) for part in value] if type(value) is tuple else []
                 valid, expected = kinds in ([str, int, int], [str, str, int]), "(backend, architecture, warp size)"
+                if valid and found.warp_size is not None:
+                    valid = value[2] == found.warp_size
+                    expected += f" with the warp size {found.warp_size!r} of `warp_size`"
+            elif field.name == "aliases":
+                valid = type(value) is tuple and all(type(alias) is str for alias in value)
+                expected = "a tuple of texts"
             if not valid:
                 self._refuse(f"{what}.{field.name}", expected, value)
         return found

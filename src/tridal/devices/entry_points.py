@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any
 
+BUNDLED = "tridal"
+"""The distribution whose backends and ops take precedence."""
+
 _log = logging.getLogger("tridal")
+
+
+def is_bundled(origin: str) -> bool:
+    """Returns whether an origin, as `entry_points` yields it, is tridal's own distribution."""
+    return origin.partition(" ")[0] == BUNDLED
 
 
 def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from tridal.devices.checked import ATTRIBUTES, CheckedBackend, checked
-from tridal.devices.entry_points import describe_error, entry_points, load
+from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
 from tridal.devices.settings import Settings, describe_value
 from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
 from tridal.errors import SettingsError, nearest
 
 GROUP = "tridal.backends"
-BUNDLED = "tridal"
-"""The distribution whose backends take precedence."""
 ALL = "all"
 """The value of the setting `plugins` for all backends."""
 AUTO = "auto"
@@ -70,7 +68,7 @@ class Registered:
 
 def order(name: str, origin: str) -> tuple[bool, str, str]:
     """Returns the sort key of an entry point: bundled backends come first, then the order is by name and origin."""
-    return origin.partition(" ")[0] != BUNDLED, name, origin
+    return not is_bundled(origin), name, origin
 
 
 def discover(settings: Settings | None) -> list[Registered]:
@@ -114,7 +112,7 @@ def check_names(settings: Settings, installed: Collection[str]) -> None:
 def _blocked(name: str, origin: str, settings: Settings | None) -> str | None:
     """Returns why an entry point must not be imported, or None."""
     if settings is None:
-        return None if origin.startswith(f"{BUNDLED} ") else "it is not loaded, because the settings cannot be used"
+        return None if is_bundled(origin) else "it is not loaded, because the settings cannot be used"
     names = {part.strip() for part in settings.plugins.split(",")}
     blocks = settings.plugins.strip().startswith("-")
     if f"-{name}" not in names if blocks else names & {ALL, name}:

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tridal.devices.entry_points import entry_points, load
+from tridal.devices.entry_points import BUNDLED, entry_points, load
 from tridal.devices.lock import LOCK
-from tridal.devices.plugins import BUNDLED
 from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.cross_entropy import CROSS_ENTROPY
 from tridal.ops.fused_op import FusedOp

@@ -16,6 +16,7 @@ from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
 from tridal.runtime.plan_check import check_plan
 from tridal.runtime.specialization import KernelCall, Specialization
+from tridal.runtime.target_check import Target, check_target
 
 
 class PreparedLaunch(NamedTuple):
@@ -31,6 +32,7 @@ class PreparedLaunch(NamedTuple):
 def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> PreparedLaunch:
     """Plans, compiles and binds a call for a device that is present."""
     launch_plan = plan(call, backend, device, options)
+    check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     return PreparedLaunch(launch_plan, bind(call, launch_plan, device), call.workspace_slots(launch_plan))
 
@@ -39,12 +41,13 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
     """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
 
     Raises:
-        PlanError: the plan is wrong, see `check_plan`.
+        PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`.
     """
 
     def probe(config: KernelConfig) -> Resources:
         if device.target is None:
             raise PlanError(f"backend {backend.name!r} probed for resources, but {device.name} has no compile target")
+        check_target(backend, device)
         return compiler.resources(backend, call.specialize(config), device.target)
 
     launch_plan = backend.plan(call.problem, device, probe, options)
@@ -57,7 +60,7 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()
-        driver = _active_driver(triton, device.name, device.target[0])
+        driver = _active_driver(triton, device.name, device.target)
         loaded = _load(specialization, device.target, driver.get_current_device())
         names = compiler.entry(specialization.entry).arg_names
         constants = compiler.constants_of(specialization, triton)
@@ -82,23 +85,27 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
     return launch
 
 
-def _active_driver(triton: ModuleType, device: str, needed: str) -> Any:
-    """Returns Triton's active driver. Raises PlanError if it is not the driver `needed` by a device."""
+def _active_driver(triton: ModuleType, device: str, target: Target) -> Any:
+    """Returns Triton's active driver. Raises PlanError if a device with this target needs another driver."""
+    needed, _, warp_size = target
     try:
         driver = triton.runtime.driver.active
-        active = driver.get_current_target().backend
+        current = driver.get_current_target()
     except RuntimeError as error:
         raise PlanError(f"{device} needs Triton's driver {needed!r}, but Triton has none: {error}") from error
-    if active != needed:
+    if current.backend != needed:
         raise PlanError(
-            f"{device} needs Triton's driver {needed!r}, but {active!r} is active, and a process has one active "
-            "driver. Use one process for each driver"
+            f"{device} needs Triton's driver {needed!r}, but {current.backend!r} is active, and a process has one "
+            "active driver. Use one process for each driver"
         )
+    if current.warp_size != warp_size:
+        found = f"Triton's driver reports the warp size {current.warp_size}"
+        raise PlanError(f"{device} has the warp size {warp_size} in its target, but {found}")
     return driver
 
 
 @functools.lru_cache(maxsize=1024)
-def _load(specialization: Specialization, target: tuple[str, int | str, int], index: int) -> Any:
+def _load(specialization: Specialization, target: Target, index: int) -> Any:
     """Compiles a kernel and loads it on the current device, which has this index. Results are cached per device."""
     loaded = copy.copy(compiler.compile_kernel(specialization, target))
     loaded._init_handles()

@@ -15,6 +15,7 @@ import torch
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal.runtime import compiler, launch
 from tridal.runtime.specialization import Specialization
+from tridal.runtime.target_check import Target, is_supported
 
 COUNT = 2
 """The number of devices of a `RecordingDevice`."""
@@ -166,10 +167,10 @@ class RecordedBackend:
 
 
 @contextmanager
-def recording(device_type: str, compiler_name: str, modules: Sequence[str] = ()) -> Iterator[RecordingDevice]:
+def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> Iterator[RecordingDevice]:
     """Replaces `torch.<device type>`, other modules by name, and Triton's driver until the context ends.
 
-    `compiler_name` is the name of the driver's compiler, for example "cuda".
+    `target` is the target of the driver's device. If Triton has no compiler for it, no kernel is compiled.
 
     No other thread may compute meanwhile.
     """
@@ -183,8 +184,10 @@ def recording(device_type: str, compiler_name: str, modules: Sequence[str] = ())
         def __call__(self, *arguments: Any) -> None:
             self.launch(*arguments)
 
-    def load(specialization: Specialization, target: Any, index: int) -> Any:
-        if not compiles_for(target):
+    compiles = is_supported(target)
+
+    def load(specialization: Specialization, target: Target, index: int) -> Any:
+        if not compiles:
             source = SimpleNamespace(fn=None, signature=dict(specialization.types))
             return SimpleNamespace(src=source, metadata=None, packed_metadata=(), function=FUNCTION, run=Launcher())
         made = compiler.compile_kernel(specialization, target)
@@ -194,7 +197,7 @@ def recording(device_type: str, compiler_name: str, modules: Sequence[str] = ())
         )
 
     active = SimpleNamespace(get_current_device=device.current_device, launcher_cls=Launcher)
-    active.get_current_target = lambda: SimpleNamespace(backend=compiler_name)
+    active.get_current_target = lambda: SimpleNamespace(backend=target[0], arch=target[1], warp_size=target[2])
     raw_stream = f"_{device_type}_getCurrentRawStream"
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -209,6 +212,8 @@ def recording(device_type: str, compiler_name: str, modules: Sequence[str] = ())
                 enter(patch.object(owner, raw_stream, device.raw_stream))
         enter(patch.object(triton.runtime, "driver", SimpleNamespace(active=active)))
         enter(patch.object(launch, "_load", load))
+        if not compiles:
+            enter(patch.object(launch, "check_target", lambda *_: None))
         yield device
 
 
@@ -224,15 +229,6 @@ def _module(name: str, module: Any) -> Iterator[None]:
             del sys.modules[name]
         else:
             sys.modules[name] = before
-
-
-def compiles_for(target: tuple[str, int | str, int] | None) -> bool:
-    """Returns whether the installed Triton can compile for a target. The device need not be present."""
-    compiler.import_triton()
-    from triton.backends import backends
-    from triton.backends.compiler import GPUTarget
-
-    return target is not None and any(b.compiler.supports_target(GPUTarget(*target)) for b in backends.values())
 
 
 def _index(device: Any) -> int:

@@ -15,7 +15,8 @@ from tridal.ops import table
 from tridal.pytorch import prepared
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext, PreparedCall
-from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, compiles_for, recording
+from tridal.runtime.target_check import is_supported
+from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, recording
 
 _SHAPE = (64, 96)
 
@@ -40,7 +41,7 @@ def check_runtime(backend: Backend, modules: Sequence[str] = ()) -> tuple[str, .
         return tuple(_faults(lambda: _guard_faults(backend, None, indices), lambda: _stream_type(backend, indices)))
     properties = next(iter(backend.architectures().values()), None)
     target = properties.target if properties is not None and properties.target is not None else ("", "", 0)
-    with recording(backend.device_type, target[0], modules) as device:
+    with recording(backend.device_type, target, modules) as device:
         checks: list[Callable[[], Iterator[str]]] = [
             lambda: _count_faults(backend),
             lambda: _guard_faults(backend, device, range(COUNT)),
@@ -121,7 +122,7 @@ def _launch_faults(
 ) -> Iterator[str]:
     """Launches an op on one device while the other one is current: twice, after an error, and on another stream."""
     other = device.current = COUNT - 1 - index
-    recorded = RecordedBackend(backend, properties, compiles_for(properties.target))
+    recorded = RecordedBackend(backend, properties, properties.target is not None and is_supported(properties.target))
     x, call = _prepare(recorded, index)
     if recorded.indices != [index] * len(recorded.indices):
         yield f"properties of devices {recorded.indices} were used for device {index}"
