@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import tridal
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +49,19 @@ def test_readme_and_first_page_have_the_three_tables(script: Any) -> None:
     for page in script.PAGES[:2]:
         names = [block["name"] for block in script.BLOCK.finditer(page.read_text())]
         assert names == ["models", "ops", "libraries"], page
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/models.md"])
+def test_the_report_is_what_the_first_block_prints(page: str) -> None:
+    pytest.importorskip("transformers")
+    text = (ROOT / page).read_text()
+    block, shown = (re.search(rf"^```{kind}\n(.*?)^```$", text, re.M | re.S) for kind in ("python", "text"))
+    assert block is not None
+    assert shown is not None
+    printed = io.StringIO()
+    with tridal.use(device="interpreter"), contextlib.redirect_stdout(printed):
+        exec(block[1], {})
+    assert printed.getvalue() == shown[1]
 
 
 def test_a_slower_training_step_changes_the_table(script: Any, results: Path) -> None:

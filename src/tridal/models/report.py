@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from tridal.models import replacements
+
+_WRAPPER = textwrap.TextWrapper(
+    width=78, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+)
+"""Breaks the lines of a report as text."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,9 @@ class Report:
         for entry in self.entries:
             groups.setdefault((entry.class_name, entry.replaced_by, entry.reason), []).append(entry.name or "the model")
         for (class_name, by, reason), names in groups.items():
-            shown = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-            lines.append(f"  {class_name} ({shown}): {by or 'left unchanged'}" + (f"; {reason}" if reason else ""))
-        return "\n".join((*lines, *(f"  {note}" for note in self.notes)))
+            shown = f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else ", ".join(names)
+            text = f"{class_name} ({shown}): {by or 'left unchanged'}" + (f"; {reason}" if reason else "")
+            lines += _WRAPPER.wrap(text)
+        return "\n".join((*lines, *(line for note in self.notes for line in _WRAPPER.wrap(note))))
 
     __repr__ = __str__
