@@ -52,9 +52,11 @@ def test_every_picture_has_a_dark_version_and_a_description(files: dict[Path, st
 
 def test_descriptions_of_a_page_follow_the_results(script: dict[str, Any], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("![old](plots/a.svg) ![kept](b.svg) [link](plots/a.svg)")
+    page.write_text('![old](plots/a.svg) ![kept](b.svg) [link](plots/a.svg) <img alt="old" src="plots/a.svg">')
     changed = script["describe_images"](page, {tmp_path / "plots" / "a.svg": "tridal 1.00"})
-    assert changed == "![tridal 1.00](plots/a.svg) ![kept](b.svg) [link](plots/a.svg)"
+    assert changed == (
+        '![tridal 1.00](plots/a.svg) ![kept](b.svg) [link](plots/a.svg) <img alt="tridal 1.00" src="plots/a.svg">'
+    )
 
 
 def test_picture_of_models_shows_values_and_reasons(script: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ _QUIET_BAR = 0.45  # opacity
 _EDGE = 10  # space at the borders of a picture, in CSS pixels
 _LINE = 1.35  # distance of two lines of text, in font sizes
 _CAPTION_LETTERS = 104  # per line
-LETTER = 7.1  # width of a letter of SMALL text, in CSS pixels
+LETTER = 7.4  # width of a letter of SMALL text, in CSS pixels
 
 
 @dataclass(frozen=True, slots=True)

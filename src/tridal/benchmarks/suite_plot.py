@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEFT, _RIGHT, _WIDTH, _HEIGHT = 44, 112, 544, 116  # space beside a panel, and its sizes, in CSS pixels
-_GAP = 22  # between classes, in CSS pixels
+_GAP = 18  # between classes, in CSS pixels
 _TITLE_LETTER = 7.9  # width of a letter of a title, in CSS pixels
 
 
@@ -84,16 +84,19 @@ def plot_suite(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]:
 
 
 def _share_panels(classes: Sequence[_Class]) -> list[list[_Class]]:
-    """Divides the classes into panels, and places them. Successive classes share a panel that has space for them."""
+    """Divides the classes into panels, and places them. Successive classes share a panel that has space for them.
+
+    The last panel is filled first, because the first classes are the largest.
+    """
     panels: list[list[_Class]] = []
     used = 0.0
-    for one in classes:
+    for one in reversed(classes):
         one.is_alone = False
-        one.width = max(_TITLE_LETTER * len(one.title), len(one.shapes) * (one.label_width + 4)) + _GAP
+        one.width = max(_TITLE_LETTER * len(one.title), len(one.shapes) * (one.label_width + 2)) + _GAP
         if not panels or used + one.width > _WIDTH + _GAP:
-            panels.append([])
+            panels.insert(0, [])
             used = 0
-        panels[-1].append(one)
+        panels[0].insert(0, one)
         used += one.width
     for panel in panels:
         start, total = 0.0, sum(one.width for one in panel)
