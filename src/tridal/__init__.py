@@ -41,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 __version__ = "0.2.0"
 
-_LAZY_SUBMODULES = ("ops", "run", "testing")
+_LAZY_SUBMODULES = ("models", "ops", "run", "testing")
 
 
 def __getattr__(name: str) -> object:
