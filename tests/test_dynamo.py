@@ -14,6 +14,7 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 import tridal
+from torch_versions import compiled_error
 from tridal.devices import registry
 from tridal.pytorch import private
 
@@ -169,3 +170,14 @@ def test_a_compiled_call_accepts_and_refuses_the_dims_of_an_eager_call(device: t
             compiled(lambda z: tridal.softmax(z, dim))(x)
     else:
         torch.testing.assert_close(compiled(lambda z: tridal.softmax(z, dim))(x), wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("dim", [numpy.int64(1), numpy.int32(1)], ids=lambda dim: dim.dtype.name)
+def test_dim_of_numpy_is_an_error_without_graph_breaks(dim: Any, options: dict[str, Any]) -> None:
+    """torch.softmax raises an error about data-dependent expressions."""
+    x = torch.randn(3, 5)
+    function = torch.compile(lambda x: tridal.softmax(x, dim, **options), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=compiled_error("dim must be an int, but torch.compile traces numpy's as a")):
+        function(x)
+    torch.testing.assert_close(tridal.softmax(x, dim, **options), tridal.softmax(x, 1, **options))

@@ -75,7 +75,7 @@ def softmax(
     if not _compiling() and has_torch_function((input, mask)):
         given = {"scale": scale, "mask": mask, "causal": causal, "masked_rows": masked_rows, "stream": stream}
         return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
-    if type(input) is not torch.Tensor and not getattr(input, "is_nested", False):
+    if (type(input) is not torch.Tensor or type(dim) is not int) and not getattr(input, "is_nested", False):
         check(input, dim, dtype)
     check_scale_mask(input, dim, scale, mask, causal, masked_rows)
     scale = scale if scale == scale else math.nan  # cache keys compare NaN by identity

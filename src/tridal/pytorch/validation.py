@@ -27,6 +27,8 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "s
         raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim must be an int, got {dim!r}")
+    if torch.compiler.is_dynamo_compiling() and not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError("dim must be an int, but torch.compile traces numpy's as a tensor: convert it before the call")
     if input.layout is not torch.strided:
         sparse = f"use torch.sparse.{op}, or to_dense()" if hasattr(torch.sparse, op) else "use to_dense()"
         raise LayoutError(f"{op} of a tensor with layout {input.layout} is not defined here: {sparse}")
