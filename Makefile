@@ -51,8 +51,8 @@ bench: $(VENV)/.has-dev  ## run the benchmarks; ARGS are passed to `tridal bench
 docs: $(VENV)/.has-docs  ## build the documentation site in site/; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
 
-check-docs: docs  ## check the site in a headless browser, after `playwright install chromium`
-	$(BIN)/python scripts/check_site.py site $(ARGS)
+check-docs: docs  ## check the site, and the checks, in a headless browser, after `playwright install chromium`
+	$(BIN)/python scripts/check_site.py site --self-test $(ARGS)
 
 dist: $(VENV)/.has-release  ## build the sdist and the wheel in dist/, and check their metadata
 	rm -rf dist

@@ -8,6 +8,7 @@ import types
 from dataclasses import is_dataclass
 from pathlib import Path
 
+from docutils.utils import urischemes
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.util.inspect import signature, stringify_signature
@@ -35,6 +36,8 @@ myst_heading_anchors = 6
 suppress_warnings = ["myst.header"]  # a generated page can begin with a heading of a lower level
 
 myst_enable_extensions = ["attrs_inline"]  # classes of images
+# docutils makes links of a hundred schemes, also of "file:line" in a docstring.
+urischemes.schemes = {scheme: urischemes.schemes[scheme] for scheme in ("http", "https", "mailto")}
 
 # Names in single backticks become links if they are public, and code otherwise.
 default_role = "py:obj"
@@ -50,6 +53,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_favicon = "diagrams/icon.svg"
 html_copy_source = False
+html_domain_indices = False  # the API reference lists the modules
 
 
 def site_links(text: str, folder: Path, page: Path) -> str:

@@ -125,6 +125,21 @@ def test_diagrams_are_drawn_by_their_script() -> None:
         assert (folder / f"{name}.svg").read_text() == draw(), f"run python docs/diagrams/draw.py: {name} has changed"
 
 
+def test_docstrings_link_to_sites_only() -> None:
+    """The text "file:line" of a docstring was a link."""
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    from docutils.core import publish_doctree
+    from docutils.nodes import reference
+    from docutils.utils import urischemes
+
+    text = "file:line, data:text, tag:1\n\nhttps://example.com"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("docutils.utils.urischemes.schemes", dict(urischemes.schemes))
+        runpy.run_path(str(ROOT / "docs" / "conf.py"))
+        links = [node["refuri"] for node in publish_doctree(text).findall(reference)]
+    assert links == ["https://example.com"]
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of every command on a page: `$` lines in console blocks, `tridal ...` and `make ...` in prose."""
     for text in code_blocks(page, "console"):
