@@ -1,4 +1,4 @@
-"""A toy backend: runs CPU tensors in Triton's interpreter, at most 1024 rows per tile."""
+"""A toy backend: runs CPU tensors in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,21 +20,35 @@ from tridal.types import (
 WIDEST = 1 << 20  # elements; Triton allows no larger tile
 
 
+def is_power_of_2(value: object) -> bool:
+    return type(value) is int and value > 0 and value & (value - 1) == 0
+
+
 class Toy(BackendBase):
     protocol = 1
     name = "toy"
     device_type = "cpu"
     interpreted = True
-    devices: Mapping[str, DeviceProperties] = {"toy1": DeviceProperties(name="Toy", arch="toy1", cores=2)}
+    devices: Mapping[str, DeviceProperties] = {
+        "toy1": DeviceProperties(name="Toy", arch="toy1", cores=2)
+    }
 
-    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
+    def plan(
+        self,
+        problem: Problem,
+        device: DeviceProperties,
+        probe: Probe,
+        options: Mapping[str, Any],
+    ) -> LaunchPlan:
         cols = next_power_of_2(problem.cols)
         if cols > WIDEST:
             config = KernelConfig("column_loop", 1, WIDEST)
-            return LaunchPlan(config, programs=device.cores, reason="a row is wider than a tile")
-        rows = min(options["rows"], WIDEST // cols)
-        config = KernelConfig("whole_row", rows, cols)
-        return LaunchPlan(config, programs=device.cores, reason=f"a toy takes {rows} rows at a time")
+            reason = "a row is wider than a tile"
+        else:
+            rows = min(options["rows"], WIDEST // cols)
+            config = KernelConfig("whole_row", rows, cols)
+            reason = f"a toy takes {rows} rows at a time"
+        return LaunchPlan(config, programs=device.cores, reason=reason)
 
     # The rest replaces defaults of the base class.
     dtypes = frozenset({"float32"})
@@ -42,14 +56,16 @@ class Toy(BackendBase):
         "rows": Option(
             default=1024,
             expected="a power of two",
-            accepts=lambda value: type(value) is int and value > 0 and value & (value - 1) == 0,
+            accepts=is_power_of_2,
             help="maximum number of rows in a tile",
         )
     }
     install = "pip install tridal-toy triton numpy"
 
     def unavailable(self) -> str | None:
-        return None if importlib.util.find_spec("triton") else "not installed: triton"
+        if importlib.util.find_spec("triton"):
+            return None
+        return "not installed: triton"
 
 
 backend = Toy()

@@ -17,23 +17,28 @@ def reference(x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
     return x / reduce(x * x, "sum").clamp_min(eps * eps).sqrt()
 
 
-def gradient(dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
-    """(dy - x * sum(x * dy) / norm^2) / norm, or dy / eps where norm <= eps."""
-    squares = reduce(x * x, "sum")
+def gradient(
+    dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float
+) -> torch.Tensor:
+    """(dy - x * dot / norm^2) / norm, or dy / eps where norm <= eps."""
+    squares, dot = reduce(x * x, "sum"), reduce(x * dy, "sum")
     clamped = squares.clamp_min(eps * eps)
-    projection = torch.where(squares > eps * eps, reduce(x * dy, "sum") / clamped, 0.0)
+    projection = torch.where(squares > eps * eps, dot / clamped, 0.0)
     return (dy - x * projection) / clamped.sqrt()
 
 
 L2_NORM = RowOp(
     name="l2_norm",
     forward=RowKernel(
-        name="l2_norm", module=KERNELS, reads=("x",), statistics=(SQUARES,), row_value="norm", writes=("l2_norm",),
-        parameters=("eps",), neutral_padding=True, live_tiles=2,
+        name="l2_norm", module=KERNELS, reads=("x",), statistics=(SQUARES,),
+        row_value="norm", writes=("l2_norm",), parameters=("eps",),
+        neutral_padding=True, live_tiles=2,
     ),
     backward=RowKernel(
-        name="l2_norm_backward", module=KERNELS, reads=("dy", "x"), statistics=(SQUARES, DOT), row_value="norm",
-        writes=("l2_norm_gradient",), parameters=("eps",), neutral_padding=True, live_tiles=4,
+        name="l2_norm_backward", module=KERNELS, reads=("dy", "x"),
+        statistics=(SQUARES, DOT), row_value="norm",
+        writes=("l2_norm_gradient",), parameters=("eps",),
+        neutral_padding=True, live_tiles=4,
     ),
     reference=reference,
     gradient=gradient,

@@ -31,6 +31,7 @@ def l2_norm(x, norm, AXIS: tl.constexpr):
 
 @triton.jit
 def l2_norm_gradient(dy, x, dot, norm, eps, AXIS: tl.constexpr):
-    """(dy - x * dot / norm^2) / norm, or dy / eps where the norm is eps or less."""
+    """(dy - x * dot / norm^2) / norm, or dy / eps where norm <= eps."""
     projection = tl.where(norm > eps, dot / (norm * norm), 0.0)
-    return (dy - x * tl.expand_dims(projection, AXIS)) / tl.expand_dims(norm, AXIS)
+    difference = dy - x * tl.expand_dims(projection, AXIS)
+    return difference / tl.expand_dims(norm, AXIS)
