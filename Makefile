@@ -49,6 +49,7 @@ bench: $(VENV)/.has-dev  ## run the benchmarks; ARGS are passed to `tridal bench
 	$(BIN)/tridal bench $(ARGS)
 
 docs: $(VENV)/.has-docs  ## build the documentation site in site/; a warning is an error
+	rm -rf site
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs site
 
 check-docs: docs  ## check the site, and the checks, in a headless browser, after `playwright install chromium`

@@ -8,6 +8,7 @@ import types
 from dataclasses import is_dataclass
 from pathlib import Path
 
+from docutils import nodes
 from docutils.utils import urischemes
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
@@ -53,6 +54,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_favicon = "diagrams/icon.svg"
 html_copy_source = False
+pygments_dark_style = "github-dark"  # Furo's default underlines the names of modules
 html_domain_indices = False  # the API reference lists the modules
 
 
@@ -130,6 +132,16 @@ def read_docstring(app: Sphinx, what: str, name: str, value: object, options: ob
         lines[:] = GoogleDocstring(lines, Config(), app, what, name, value, options).lines()
 
 
+def break_long_names(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Lets the long names of tables break after a "." or "_", so that the table fits into the text column."""
+    for literal in doctree.findall(nodes.literal):
+        parts = re.findall(r".+?(?:[._]|$)", literal.astext())
+        if len(parts) > 1 and len(literal.astext()) > 24 and isinstance(literal.parent.parent, nodes.entry):
+            literal.children = []
+            for part in parts:
+                literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
+
+
 def class_signature(app: Sphinx, what: str, name: str, value: object, *_: object) -> tuple[str, None] | None:
     """Returns the arguments of a dataclass from its `__init__`. Its `__new__` may take any. A protocol has none."""
     if is_dataclass(value):
@@ -143,3 +155,4 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", class_signature)
     app.connect("builder-inited", write_generated_pages, priority=1)
     app.connect("source-read", read_page)
+    app.connect("doctree-resolved", break_long_names)
