@@ -104,19 +104,20 @@ def write_generated_pages(app: Sphinx) -> None:
 
 
 def read_page(app: Sphinx, name: str, content: list[str]) -> None:
-    """Adapts the links and images of a page. Derives the navigation from the lists of links on the first page."""
+    """Adapts the links and images of a page. Derives the navigation from lists of links."""
     page = DOCS / f"{name}.md"
     if page.is_relative_to(GENERATED):
         return
     text = themed_images(site_links(page.read_text(), page.parent, page), page.parent)
-    if name == "index":
+    if name in ("index", "benchmarks"):
         for title, section in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
             links = re.findall(r"^- \[(.*?)\]\((.*?)\)", section, re.MULTILINE)
-            text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
+            if links:
+                text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
     elif name == "api":
         text = re.sub(r"^\| `(tridal[\w.]*)` \|", r"| [`\1`](generated/\1.rst) |", text, flags=re.MULTILINE)
         text += toctree(["generated/tridal*"], "glob:", "hidden:")
-    elif page.parent != DOCS:  # results of benchmarks, to which other pages link
+    elif page.stem == "results":  # tables of benchmarks, to which other pages link
         text = f"---\norphan: true\n---\n{text}"
     content[0] = text
 

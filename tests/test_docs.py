@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 78
 """Columns of code that fit into the text column of the site."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+OP_PAGES = sorted(set((ROOT / "docs" / "benchmarks").glob("*.md")) - {ROOT / "docs" / "benchmarks" / "results.md"})
+PAGES += OP_PAGES
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)|!\[[^\]]*\]\((?P<image>[^)\s]+)\)")
 TARGET = re.compile(r"^([a-z-]+):", re.MULTILINE)
@@ -97,12 +99,14 @@ def test_link_targets_exist(page: Path) -> None:
             assert anchor in anchors(linked), f"{target}: {page_name(linked)} has no such heading"
 
 
-def test_the_first_page_links_to_every_page() -> None:
-    """The navigation of the site is derived from these links."""
-    first = ROOT / "docs" / "index.md"
-    targets = (match["target"] or match["image"] for match in LINK.finditer(prose(first)))
-    linked = {(first.parent / target).resolve() for target in targets}
-    assert set(PAGES) - {first, ROOT / "README.md"} <= linked
+def test_lists_of_two_pages_link_to_every_page() -> None:
+    """The navigation of the site is derived from the lists of the first page and of the benchmarks."""
+    docs, listed = ROOT / "docs", {}
+    for name in ("index.md", "benchmarks.md"):
+        targets = re.findall(r"^- \[.*?\]\((.*?)\)", (docs / name).read_text(), re.MULTILINE)
+        listed[name] = {(docs / target).resolve() for target in targets}
+    assert listed["benchmarks.md"] == set(OP_PAGES)
+    assert listed["index.md"] == set(PAGES) - {*OP_PAGES, docs / "index.md", ROOT / "README.md"}
 
 
 def test_the_readme_links_to_the_first_page() -> None:

@@ -1,0 +1,225 @@
+"""Writes the figures of the benchmark pages from the results: `python scripts/benchmark_pages.py`.
+
+The figures of docs/benchmarks.md and docs/benchmarks/*.md are between `<!-- figures: NAME OP -->` and
+`<!-- end of figures -->`. NAME is a function of this script. With --check, no page is written, and the exit code is 1
+if a page differs from the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tridal.benchmarks.providers import COPY, OURS
+from tridal.benchmarks.report import (
+    EQUAL,
+    UNRELIABLE,
+    Table,
+    as_lines,
+    class_table,
+    comparisons,
+    geometric_mean,
+    host_table,
+    is_slower,
+    number,
+    providers,
+    shares,
+    shortfalls,
+)
+from tridal.benchmarks.results import Row, distinct, load, select
+from tridal.benchmarks.workloads import SHAPE_CLASSES
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = {
+    op: DOCS / "benchmarks" / folder / "results.json"
+    for op, folder in (
+        ("softmax", "."),
+        ("rms_norm", "rms_norm"),
+        ("layer_norm", "layer_norm"),
+        ("cross_entropy", "cross_entropy"),
+    )
+}
+NAMES = {"softmax": "Softmax", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "cross_entropy": "Cross-entropy"}
+DIRECTIONS = ("forward", "backward")
+BLOCK = re.compile(
+    r"(?P<begin><!-- figures: (?P<name>\w+) ?(?P<op>\w*) -->\n).*?(?P<end><!-- end of figures -->\n)", re.DOTALL
+)
+
+Document = Mapping[str, Any]
+"""The results of an op, as `tridal bench` writes them."""
+
+
+def share(row: Row | None) -> str:
+    """Formats a share of copy, with a mark if it is unreliable."""
+    if row is None:
+        return "-"
+    return (UNRELIABLE if row["share_noisy"] else "") + number(row["share_of_copy"], "share_of_copy")
+
+
+def overview(documents: Mapping[str, Document]) -> list[str]:
+    """A line per op and dtype: the typical share of tridal, its range, and the typical share of the best other one."""
+    lines = []
+    for op, document in documents.items():
+        for dtype in distinct(document["measurements"], "dtype"):
+            cells = [f"[{NAMES[op]}](benchmarks/{op}.md)", dtype]
+            for direction in DIRECTIONS:
+                rows = select(document["measurements"], dtype=dtype, direction=direction)
+                found = shares(rows, provider=OURS)
+                others = [peer["share_of_copy"] for _, peer in comparisons(rows) if peer]
+                cells += [f"**{geometric_mean(found):.2f}** ({min(found):.2f} to {max(found):.2f})"]
+                cells += [number(geometric_mean(others), "share_of_copy")]
+            lines.append(cells)
+    return as_lines((["op", "dtype", "forward", "best other", "backward", "best other"], lines))
+
+
+def faster_elsewhere(documents: Mapping[str, Document]) -> list[str]:
+    """A line per op: how often tridal is the fastest, and where another library is faster."""
+    return [f"- [{NAMES[op]}](benchmarks/{op}.md): {result(document)[0]}" for op, document in documents.items()]
+
+
+def result(document: Document) -> list[str]:
+    """A sentence: how often tridal is the fastest, and how much faster another library is elsewhere."""
+    measured = list(comparisons(document["measurements"]))
+    slower = [(row, peer) for row, peer in measured if peer and is_slower(row, peer)]
+    text = f"tridal is the fastest, or within {EQUAL:.0%} of the fastest,"
+    text += f" for {len(measured) - len(slower)} of {len(measured)} workloads."
+    if slower:
+        row, peer = max(slower, key=slowdown)
+        text += f" The largest difference: {peer['provider']} is {percent(row, peer)} faster for {workload(row)}."
+    return [text]
+
+
+def slowdown(pair: tuple[Row, Row]) -> float:
+    """Returns the time of a measurement divided by that of another one."""
+    return float(pair[0]["ms"] / pair[1]["ms"])
+
+
+def percent(row: Row, peer: Row) -> str:
+    """Returns how much longer a measurement takes than another one, in percent."""
+    return f"{slowdown((row, peer)) - 1:.0%}"
+
+
+def workload(row: Row) -> str:
+    """Names the workload of a measurement."""
+    return f"{row['shape']}, {row['dtype']} {row['direction']}"
+
+
+def slower(document: Document) -> list[str]:
+    """A line per workload for which another library is faster, beginning with the largest difference."""
+    pairs = [(row, peer) for row, peer in comparisons(document["measurements"]) if peer and is_slower(row, peer)]
+    lines = [
+        [workload(row), share(row), f"{peer['provider']} {share(peer)}", percent(row, peer)]
+        for row, peer in sorted(pairs, key=slowdown, reverse=True)
+    ]
+    return as_lines((["workload", OURS, "the fastest", "faster by"], lines))
+
+
+def aims(document: Document) -> list[str]:
+    """A sentence: how many workloads reach the aim of their class of shapes."""
+    measured = [row for row in select(document["measurements"], provider=OURS) if row["share_of_copy"]]
+    missed = sum("the aim is" in line for line in shortfalls(document["measurements"], document["aims"]))
+    return [f"{len(measured) - missed} of {len(measured)} workloads reach the aim of their class of shapes."]
+
+
+def forward(document: Document) -> list[str]:
+    """A line per class of shapes and dtype with the typical share of each implementation, for the forward."""
+    return classes(document, "forward")
+
+
+def backward(document: Document) -> list[str]:
+    """The same as `forward` for the backward."""
+    return classes(document, "backward")
+
+
+def classes(document: Document, direction: str) -> list[str]:
+    """Returns the table of `forward` or `backward`."""
+    rows = select(document["measurements"], direction=direction)
+    (_, dtype, _, *names), lines = class_table(rows, providers(rows, skipped=False))
+    lines = [[SHAPE_CLASSES[group].title, dtype, *cells] for group, dtype, _, *cells in lines]
+    return as_lines((["class of shapes", dtype, *names], lines))
+
+
+def shapes(document: Document) -> list[str]:
+    """A line per shape with the share of tridal and of the fastest other library, for each dtype and direction."""
+    lines: list[str] = []
+    rows = document["measurements"]
+    for group in distinct(rows, "group"):
+        title = SHAPE_CLASSES[group].title
+        lines += [f"### {title[0].upper()}{title[1:]}", "", *as_lines(shape_lines(select(rows, group=group))), ""]
+    return lines[:-1]
+
+
+def shape_lines(rows: Sequence[Row]) -> Table:
+    """Returns the table of `shapes` for a class of shapes."""
+    columns = sorted({(row["direction"], row["dtype"]): None for row in rows}, key=lambda key: DIRECTIONS.index(key[0]))
+    found = {(row["shape"], row["direction"], row["dtype"]): (row, peer) for row, peer in comparisons(rows)}
+    lines = []
+    for shape in distinct(rows, "shape"):
+        pairs = [found.get((shape, *column), (None, None)) for column in columns]
+        lines.append([shape, *[f"{share(row)} ({share(peer)})" for row, peer in pairs]])
+    return ["shape", *[f"{direction} {dtype}" for direction, dtype in columns]], lines
+
+
+def machine(document: Document) -> list[str]:
+    """A sentence: the device, the versions and the date."""
+    found = document["machine"]
+    versions = {
+        "torch": found["torch"],
+        "Triton": found["triton"],
+        "Python": found["python"],
+        "tridal": found["tridal"],
+    }
+    for name in providers(document["measurements"], skipped=False):
+        if name not in (OURS, COPY) and not name.startswith("torch"):
+            versions[name] = document["providers"][name]
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return [f"Measured on one {found['name']} with {text}, on {document['date'].partition('T')[0]}."]
+
+
+def host(document: Document) -> list[str]:
+    """A line per provider: microseconds of a call on the host, without and with gradient."""
+    return as_lines(host_table(document["host"]))
+
+
+BLOCKS: Mapping[str, Callable[[Any], list[str]]] = {
+    function.__name__: function
+    for function in (overview, faster_elsewhere, result, slower, aims, forward, backward, shapes, machine, host)
+}
+"""The functions that write blocks. They get the results of the block's op, or those of all ops if it names none."""
+
+
+def with_figures(text: str, documents: Mapping[str, Document]) -> str:
+    """Returns a page with the figures of its blocks."""
+
+    def replace(block: re.Match[str]) -> str:
+        if block["name"] not in BLOCKS:
+            sys.exit(f"no figures are called {block['name']!r}; known: {', '.join(BLOCKS)}")
+        lines = BLOCKS[block["name"]](documents[block["op"]] if block["op"] else documents)
+        return "\n".join([block["begin"], *lines, "", block["end"]])
+
+    return BLOCK.sub(replace, text)
+
+
+def main() -> None:
+    """Writes or checks the pages."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
+    check = parser.parse_args().check
+    documents = {op: load(file) for op, file in RESULTS.items()}
+    for page in [DOCS / "benchmarks.md", *sorted((DOCS / "benchmarks").glob("*.md"))]:
+        text = page.read_text()
+        new = with_figures(text, documents)
+        if new == text:
+            continue
+        if check:
+            sys.exit(f"{page} differs from the results: run python scripts/benchmark_pages.py")
+        page.write_text(new)
+        print(f"written: {page}")
+
+
+if __name__ == "__main__":
+    main()
