@@ -1,96 +1,62 @@
-"""Makes the pictures of docs/, and the pages of results, from the results that are stored there.
+"""Makes the figures of README.md and docs/ from the results that are stored in docs/benchmarks.
 
     python scripts/make_figures.py [--check]
 
 Reads docs/benchmarks/**/results.json (`tridal bench`) and docs/benchmarks/models/models.json (benchmarks/models.py).
-Writes each picture as NAME.svg for a light page and NAME-dark.svg for a dark one, and a results.md beside each
-results.json. Updates the descriptions of these pictures in README.md and docs/. Deletes all other pictures in
-docs/benchmarks/. A second run changes nothing. Needs matplotlib.
+
+- Writes each picture as NAME.svg for a light page and NAME-dark.svg for a dark one, and a results.md beside each
+  results.json. Deletes all other pictures in docs/benchmarks/.
+- Writes the descriptions of these pictures in README.md and docs/.
+- Writes the text between `<!-- figures: NAME OP -->` and `<!-- end of figures -->` in these pages. NAME is a function
+  of figures/front_page.py or figures/benchmark_pages.py. It gets the results of OP, or all results if OP is absent.
+
+A second run changes nothing. With --check, nothing is written, and the exit code is 1 if a file would change. Needs
+matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+sys.path[1:1] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "benchmarks")]
 
-import model_plots  # noqa: E402
-from model_tables import Result  # noqa: E402
+from figures import benchmark_pages, front_page, pictures  # noqa: E402
+from figures.stored import BENCHMARKS, ROOT, Results  # noqa: E402
 
-from tridal.benchmarks import line_plot, plot_style, plots, report  # noqa: E402
-from tridal.benchmarks.plot_text import UNITS, compact, describe_rates, describe_run, summarise  # noqa: E402
-from tridal.benchmarks.results import distinct, load, select  # noqa: E402
-
-BENCHMARKS = ROOT / "docs" / "benchmarks"
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P<path>[^)"\s]+\.svg)')
-"""A picture in Markdown, or in HTML with its description before its path."""
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md")]
+BLOCKS = {**benchmark_pages.BLOCKS, **front_page.BLOCKS}
+BLOCK = re.compile(
+    r"(?P<begin><!-- figures: (?P<name>\w+) ?(?P<op>\w*) -->\n).*?(?P<end><!-- end of figures -->\n)", re.DOTALL
+)
+LINKS = {"(QUACK)": "docs/benchmarks/softmax.md#quack", "(SPEED)": "docs/models.md#speed"}
+"""Links in blocks, relative to the repository."""
 
 
-def plot_front(document: Mapping[str, Any]) -> plots.Picture:
-    """Plots the share of copy of softmax's forward in bfloat16 against the number of columns."""
-    rows = select(document["measurements"], dtype="bfloat16", direction="forward")
-    rows = sorted((row for row in rows if row["group"] in ("rows", "wide")), key=lambda row: row["cols"])
-    names, cols = report.providers(rows, skipped=False), distinct(rows, "cols")
-    title = f"{document['op']} forward, bfloat16, on {document['machine']['name']}"
-    caption = f"{describe_rates(document['machine'], 'share_of_copy')} {line_plot.SPREAD} {describe_run(document)}"
-    figure, (axis,) = plot_style.make_figure(
-        title, f"{UNITS['share_of_copy']}, by columns of a row", caption, [(250, 30)], above=14
-    )
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(cols[0] * 0.8, cols[-1] * 1.1)
-    ticks = [width for width in cols if width & (width - 1) == 0]
-    axis.set_xticks(ticks, [compact(width) for width in ticks])
-    line_plot.scale_axis(axis, rows, "share_of_copy")
-    lines = {name: [(row["cols"], row) for row in select(rows, provider=name)] for name in names}
-    line_plot.plot_lines(axis, [lines], "share_of_copy")
-    description = f"{title}: share of copy of rows with {compact(cols[0])} to {compact(cols[-1])} columns; "
-    return plots.Picture("front", figure, description + summarise(rows, names, "share_of_copy") + ".")
+def with_blocks(page: Path, text: str, results: Results) -> str:
+    """Returns the text of a page with new blocks of figures."""
+
+    def replace(block: re.Match[str]) -> str:
+        if block["name"] not in BLOCKS:
+            sys.exit(f"{page}: no figures are called {block['name']!r}; known: {', '.join(BLOCKS)}")
+        lines = BLOCKS[block["name"]](results.ops[block["op"]] if block["op"] else results)
+        written = "\n".join([block["begin"], *lines, "", block["end"]])
+        for name, target in LINKS.items():
+            written = written.replace(name, f"({os.path.relpath(ROOT / target, page.parent)})")
+        return written
+
+    return BLOCK.sub(replace, text)
 
 
-def make_files() -> dict[Path, str]:
+def make_files(results: Results) -> dict[Path, str]:
     """Returns the text of each picture and page."""
-    files: dict[Path, str] = {}
-    descriptions: dict[Path, str] = {}
-
-    def add(folder: Path, picture: plots.Picture) -> None:
-        light, dark = plot_style.svg_texts(picture.figure)
-        files.update({folder / f"{picture.name}.svg": light, folder / f"{picture.name}-dark.svg": dark})
-        descriptions[folder / f"{picture.name}.svg"] = picture.description
-
-    with plot_style.style():
-        for source in sorted(BENCHMARKS.rglob("results.json")):
-            document, folder = load(source), source.parent
-            for picture in plots.make_pictures(document):
-                add(folder, picture)
-            pictures = {file: text for file, text in descriptions.items() if file.parent == folder}
-            files[folder / "results.md"] = report.markdown(document, pictures)
-            if folder == BENCHMARKS:
-                add(folder, plot_front(document))
-        record = json.loads((BENCHMARKS / "models" / "models.json").read_text())
-        results = [Result(**result) for result in record["results"] if result["work"] == "training"]
-        for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
-            add(BENCHMARKS / "models", picture)
+    files, descriptions = pictures.make_pictures(results)
     for page in PAGES:
-        files[page] = describe_images(page, descriptions)
+        files[page] = with_blocks(page, pictures.describe_images(page, page.read_text(), descriptions), results)
     return files
-
-
-def describe_images(page: Path, descriptions: Mapping[Path, str]) -> str:
-    """Returns the text of a page, in which each picture with a description has it as its text."""
-
-    def describe(image: re.Match[str]) -> str:
-        text = descriptions.get((page.parent / image["path"]).resolve())
-        return image[0] if text is None else image["before"] + text + image["after"] + image["path"]
-
-    return IMAGE.sub(describe, page.read_text())
 
 
 def main() -> None:
@@ -98,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
     check = parser.parse_args().check
-    files = make_files()
+    files = make_files(Results())
     found = {file for pattern in ("*.svg", "*.png") for file in BENCHMARKS.rglob(pattern)}
     changed = sorted(file for file, text in files.items() if not file.exists() or file.read_text() != text)
     for file in sorted(found - files.keys()):

@@ -19,13 +19,13 @@ BENCHMARKS = ROOT / "docs" / "benchmarks"
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
+        patch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
         return runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
 
 
 @pytest.fixture(scope="module")
 def files(script: dict[str, Any]) -> dict[Path, str]:
-    made: dict[Path, str] = script["make_files"]()
+    made: dict[Path, str] = script["make_files"](script["Results"]())
     return made
 
 
@@ -51,16 +51,60 @@ def test_every_picture_has_a_dark_version_and_a_description(files: dict[Path, st
 
 
 def test_descriptions_of_a_page_follow_the_results(script: dict[str, Any], tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text('![old](plots/a.svg) ![kept](b.svg) [link](plots/a.svg) <img alt="old" src="plots/a.svg">')
-    changed = script["describe_images"](page, {tmp_path / "plots" / "a.svg": "tridal 1.00"})
+    text = '![old](plots/a.svg) ![kept](b.svg) [link](plots/a.svg) <img alt="old" src="plots/a.svg">'
+    describe = script["pictures"].describe_images
+    changed = describe(tmp_path / "page.md", text, {tmp_path / "plots" / "a.svg": "tridal 1.00"})
     assert changed == (
         '![tridal 1.00](plots/a.svg) ![kept](b.svg) [link](plots/a.svg) <img alt="tridal 1.00" src="plots/a.svg">'
     )
 
 
+def test_check_finds_a_page_with_another_figure(
+    script: dict[str, Any],
+    files: dict[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "old.png"
+    main = script["main"]
+    made = {page: files[ROOT / "docs" / "benchmarks" / "softmax.md"]}
+    changes = {"ROOT": tmp_path, "BENCHMARKS": tmp_path, "Results": lambda: None, "make_files": lambda _: made}
+    for name, value in changes.items():
+        monkeypatch.setitem(main.__globals__, name, value)
+    page.write_text(made[page].replace("of 188 workloads", "of 189 workloads"))
+    picture.touch()
+
+    def run(*arguments: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["make_figures.py", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capsys.readouterr().out
+
+    assert run("--check") == (1, "deletes old.png\nwrites page.md\n")
+    assert picture.exists()
+    assert run() == (0, "deletes old.png\nwrites page.md\n")
+    assert page.read_text() == made[page]
+    assert run("--check") == (0, "")
+
+
+def test_an_unknown_block_names_the_known_ones(script: dict[str, Any]) -> None:
+    block = "<!-- figures: sharse softmax -->\n<!-- end of figures -->\n"
+    with pytest.raises(
+        SystemExit, match=r"page\.md: no figures are called 'sharse'; known: overview, faster_elsewhere"
+    ):
+        script["with_blocks"](Path("page.md"), block, None)
+
+
+def test_links_of_a_block_are_relative_to_its_page(script: dict[str, Any]) -> None:
+    block = "<!-- figures: libraries -->\n<!-- end of figures -->\n"
+    results = script["Results"]()
+    assert "(docs/benchmarks/softmax.md#quack)" in script["with_blocks"](ROOT / "README.md", block, results)
+    assert "(benchmarks/softmax.md#quack)" in script["with_blocks"](ROOT / "docs" / "index.md", block, results)
+
+
 def test_picture_of_models_shows_values_and_reasons(script: dict[str, Any]) -> None:
-    result, plots = script["Result"], script["model_plots"]
+    result, plots = script["pictures"].Result, script["pictures"].model_plots
     results = [
         result("gpt2", "training", "unchanged", 100.0, 1.0, peak_gib=10.0),
         result("gpt2", "training", "kernelize", 150.0, 1.0, peak_gib=5.5),
@@ -69,7 +113,7 @@ def test_picture_of_models_shows_values_and_reasons(script: dict[str, Any]) -> N
         result("gpt2", "decoding", "unchanged", problem="RuntimeError: failed"),
         result("gpt2", "decoding", "kernelize", 10.0, 1.0, peak_gib=1.0),
     ]
-    with script["plot_style"].style():
+    with script["pictures"].plot_style.style():
         (picture,) = plots.make_pictures(results, "a GPU", {"torch": "2.11.0+cu130"})
     speed, memory = picture.figure.axes
     assert [label.get_text() for label in speed.get_yticklabels()] == ["unchanged", "tridal", "Liger-Kernel"]

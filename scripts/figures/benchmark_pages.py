@@ -1,19 +1,11 @@
-"""Writes the figures of the benchmark pages from the results: `python scripts/benchmark_pages.py`.
-
-The figures of docs/benchmarks.md and docs/benchmarks/*.md are between `<!-- figures: NAME OP -->` and
-`<!-- end of figures -->`. NAME is a function of this script. With --check, no page is written, and the exit code is 1
-if a page differs from the results.
-"""
+"""The blocks of figures of docs/benchmarks.md and of the pages of ops in docs/benchmarks/."""
 
 from __future__ import annotations
 
-import argparse
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from figures.stored import Document, Results
 from tridal.benchmarks.providers import COPY, OURS
 from tridal.benchmarks.report import (
     EQUAL,
@@ -30,27 +22,11 @@ from tridal.benchmarks.report import (
     shares,
     shortfalls,
 )
-from tridal.benchmarks.results import Row, distinct, load, select
+from tridal.benchmarks.results import Row, distinct, select
 from tridal.benchmarks.workloads import SHAPE_CLASSES
 
-DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = {
-    op: DOCS / "benchmarks" / folder / "results.json"
-    for op, folder in (
-        ("softmax", "."),
-        ("rms_norm", "rms_norm"),
-        ("layer_norm", "layer_norm"),
-        ("cross_entropy", "cross_entropy"),
-    )
-}
 NAMES = {"softmax": "Softmax", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "cross_entropy": "Cross-entropy"}
 DIRECTIONS = ("forward", "backward")
-BLOCK = re.compile(
-    r"(?P<begin><!-- figures: (?P<name>\w+) ?(?P<op>\w*) -->\n).*?(?P<end><!-- end of figures -->\n)", re.DOTALL
-)
-
-Document = Mapping[str, Any]
-"""The results of an op, as `tridal bench` writes them."""
 
 
 def share(row: Row | None) -> str:
@@ -60,10 +36,10 @@ def share(row: Row | None) -> str:
     return (UNRELIABLE if row["share_noisy"] else "") + number(row["share_of_copy"], "share_of_copy")
 
 
-def overview(documents: Mapping[str, Document]) -> list[str]:
+def overview(results: Results) -> list[str]:
     """A line per op and dtype: the typical share of tridal, its range, and the typical share of the best other one."""
     lines = []
-    for op, document in documents.items():
+    for op, document in results.ops.items():
         for dtype in distinct(document["measurements"], "dtype"):
             cells = [f"[{NAMES[op]}](benchmarks/{op}.md)", dtype]
             for direction in DIRECTIONS:
@@ -76,9 +52,9 @@ def overview(documents: Mapping[str, Document]) -> list[str]:
     return as_lines((["op", "dtype", "forward", "best other", "backward", "best other"], lines))
 
 
-def faster_elsewhere(documents: Mapping[str, Document]) -> list[str]:
+def faster_elsewhere(results: Results) -> list[str]:
     """A line per op: how often tridal is the fastest, and where another library is faster."""
-    return [f"- [{NAMES[op]}](benchmarks/{op}.md): {result(document)[0]}" for op, document in documents.items()]
+    return [f"- [{NAMES[op]}](benchmarks/{op}.md): {result(document)[0]}" for op, document in results.ops.items()]
 
 
 def result(document: Document) -> list[str]:
@@ -189,37 +165,4 @@ BLOCKS: Mapping[str, Callable[[Any], list[str]]] = {
     function.__name__: function
     for function in (overview, faster_elsewhere, result, slower, aims, forward, backward, shapes, machine, host)
 }
-"""The functions that write blocks. They get the results of the block's op, or those of all ops if it names none."""
-
-
-def with_figures(text: str, documents: Mapping[str, Document]) -> str:
-    """Returns a page with the figures of its blocks."""
-
-    def replace(block: re.Match[str]) -> str:
-        if block["name"] not in BLOCKS:
-            sys.exit(f"no figures are called {block['name']!r}; known: {', '.join(BLOCKS)}")
-        lines = BLOCKS[block["name"]](documents[block["op"]] if block["op"] else documents)
-        return "\n".join([block["begin"], *lines, "", block["end"]])
-
-    return BLOCK.sub(replace, text)
-
-
-def main() -> None:
-    """Writes or checks the pages."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is out of date")
-    check = parser.parse_args().check
-    documents = {op: load(file) for op, file in RESULTS.items()}
-    for page in [DOCS / "benchmarks.md", *sorted((DOCS / "benchmarks").glob("*.md"))]:
-        text = page.read_text()
-        new = with_figures(text, documents)
-        if new == text:
-            continue
-        if check:
-            sys.exit(f"{page} differs from the results: run python scripts/benchmark_pages.py")
-        page.write_text(new)
-        print(f"written: {page}")
-
-
-if __name__ == "__main__":
-    main()
+"""The functions that write blocks. They get the results of the block's op, or all results if it names none."""

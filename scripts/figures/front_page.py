@@ -1,0 +1,162 @@
+"""The blocks of figures of README.md, docs/index.md and docs/models.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from figures.stored import Results
+from tridal.benchmarks.providers import OURS
+from tridal.benchmarks.report import EQUAL, as_lines, comparisons, geometric_mean, is_slower, providers, shares
+from tridal.benchmarks.results import select
+
+CLASSES = (
+    ("softmax", "rows", "softmax, 32 to 32,768 columns"),
+    ("softmax", "odd", "softmax, odd widths and slices"),
+    ("rms_norm", "hidden", "RMSNorm, 1,024 to 8,192 columns"),
+    ("layer_norm", "hidden", "LayerNorm, 1,024 to 8,192 columns"),
+    ("cross_entropy", "vocabulary", "cross-entropy, 32,000 to 262,144 classes"),
+)
+"""Op, class of shapes and title of each line of the table of ops."""
+TRAINING = {
+    "PyTorch": "unchanged", "tridal": "kernelize+fused_loss", "torch.compile": "compile", "Liger-Kernel": "liger",
+}  # fmt: skip
+"""The provider of benchmarks/models.py for each column of the table of models."""
+MODELS = {"llama": "LLaMA (1.2B)", "gpt2": "GPT-2 (355M)"}
+NAMES = {
+    "unchanged": "PyTorch",
+    "override_torch": "`override_torch`",
+    "kernelize": "`kernelize`",
+    "kernelize+fused_loss": "`kernelize`, fused loss",
+    "liger": "Liger-Kernel's patch",
+    "compile": "`torch.compile`",
+    "compile+kernelize": "`torch.compile` and `kernelize`",
+    "compile+kernelize+fused_loss": "`torch.compile` and `kernelize`, fused loss",
+}
+"""The name of each provider of benchmarks/models.py."""
+
+
+def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a table of texts as lines of Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *lines)]
+
+
+def share(results: Results, op: str, provider: str, **workload: str) -> float:
+    """Returns the geometric mean of a provider's shares of copy on some workloads."""
+    mean = geometric_mean(shares(results.ops[op]["measurements"], provider=provider, **workload))
+    assert mean is not None, (op, provider, workload)
+    return mean
+
+
+def best_other(results: Results, op: str, **workload: str) -> tuple[float, str]:
+    """Returns the highest mean of the other providers that computed all the workloads, and its provider."""
+    rows = results.ops[op]["measurements"]
+    complete = [
+        name
+        for name in providers(rows, skipped=False)
+        if name != OURS and all(row["ms"] for row in select(rows, provider=name, **workload))
+    ]
+    return max((share(results, op, name, **workload), name) for name in complete)
+
+
+def models(results: Results) -> list[str]:
+    """The gain of tridal in a sentence, and a table of training steps."""
+    gains, lines = [], []
+    for model, title in MODELS.items():
+        speed, memory = results.speed(model, TRAINING[OURS]), results.memory(model, TRAINING[OURS])
+        gains.append(f"{title} {speed:.2f} times as fast in {memory:.2f} of the memory")
+        rates, peaks = [f"{title}: tokens/s"], [f"{title}: peak memory"]
+        for provider in TRAINING.values():
+            step = results.models[model, "training", provider]
+            if step["tokens_per_second"] is None:
+                rates.append("no patch")
+                peaks.append("no patch")
+            else:
+                rates.append(f"{step['tokens_per_second']:,.0f} ({results.speed(model, provider):.2f}x)")
+                peaks.append(f"{step['peak_gib']:.1f} GiB")
+        lines += [rates, peaks]
+    sentence = f"On an NVIDIA H200, it trains {', and '.join(gains)} ([method](SPEED)):"
+    return [sentence, "", *table(["training step, bfloat16", *TRAINING], lines)]
+
+
+def ops(results: Results) -> list[str]:
+    """A table of shares of copy, and how often tridal is the fastest."""
+    lines = []
+    for op, group, title in CLASSES:
+        cells = []
+        for direction in ("forward", "backward"):
+            workload = {"group": group, "dtype": "bfloat16", "direction": direction}
+            mean, name = best_other(results, op, **workload)
+            cells += [f"**{share(results, op, OURS, **workload):.2f}**", f"{mean:.2f} {name}"]
+        lines.append([title, *cells])
+    pairs = [pair for document in results.ops.values() for pair in comparisons(document["measurements"])]
+    slower = [(row, peer) for row, peer in pairs if peer and is_slower(row, peer)]
+    names = sorted({peer["provider"] for _, peer in slower})
+    most = max((row["ms"] / peer["ms"] for row, peer in slower), default=1)
+    return [
+        *table(["share of copy, bfloat16", "forward", "best other", "backward", "best other"], lines),
+        "",
+        f"tridal is the fastest, or within {EQUAL:.0%} of the fastest, at {len(pairs) - len(slower)} of {len(pairs)} "
+        f"measured points.",
+        f"At the other {len(slower)}, {', '.join(names[:-1])} or {names[-1]} is up to {most:.2f} times as fast.",
+    ]
+
+
+def libraries(results: Results) -> list[str]:
+    """A table that says which library suits which purpose."""
+    tridal, compiled, both = TRAINING[OURS], TRAINING["torch.compile"], "compile+kernelize"
+    llama, gpt2 = (
+        {name: f"{results.speed(model, name):.2f}x" for name in (tridal, compiled, both)} for model in MODELS
+    )
+    peaks = [results.models["llama", "training", TRAINING[name]]["peak_gib"] for name in ("Liger-Kernel", OURS)]
+    lines = (
+        ("to run a model in eager mode, on GPUs of several vendors", OURS, "one line, and a report of each module"),
+        (
+            "odd widths, wide rows, slices, any dim, any strides",
+            OURS,
+            "other libraries are half as fast there, or reject them",
+        ),
+        ("your own row op on every device", OURS, "one file of maths, no kernel"),
+        (
+            "a compiled model",
+            "torch.compile",
+            f"tridal adds nothing: LLaMA {llama[compiled]} alone and {llama[both]} with it; "
+            f"GPT-2 {gpt2[compiled]}, and {gpt2[tridal]} with tridal in eager mode",
+        ),
+        (
+            "the least memory for LLaMA and similar models on a GPU",
+            "Liger-Kernel",
+            "it fuses the feed-forward layers, too: {:.1f} GiB, {:.1f} GiB with tridal".format(*peaks),
+        ),
+        ("replacements for hundreds of PyTorch's operators", "FlagGems", "tridal has six ops"),
+        (
+            "softmax of few and very wide rows on NVIDIA Hopper or Blackwell",
+            "quack",
+            "faster there ([figures](QUACK)); it rejects odd widths",
+        ),
+    )
+    return table(["you want", "use", "reason"], lines)
+
+
+def training(results: Results) -> list[str]:
+    """A table of all training steps."""
+    lines = []
+    for each in results.measured("training"):
+        model, provider = each["model"], each["provider"]
+        speed, memory = f"{results.speed(model, provider):.2f}", f"{each['peak_gib']:.1f}"
+        lines.append([f"{model}, {NAMES[provider]}", f"{each['tokens_per_second']:,.0f}", speed, memory])
+    return as_lines((["training", "tokens/s", "relative", "peak memory, GiB"], lines))
+
+
+def decoding(results: Results) -> list[str]:
+    """A table of decoding, with half of the range between the quartiles in percent of the median."""
+    lines = []
+    for each in results.measured("decoding"):
+        low, _, high = statistics.quantiles(each["times"], n=4) if each["times"] else (0, 0, 0)
+        spread = f"{50 * (high - low) / each['milliseconds']:.0f}" if each["times"] else ""
+        lines.append([f"{each['model']}, {NAMES[each['provider']]}", f"{each['tokens_per_second']:,.0f}", spread])
+    return as_lines((["decoding", "tokens/s", "±%"], lines))
+
+
+BLOCKS = {function.__name__: function for function in (models, ops, libraries, training, decoding)}
+"""The functions that write blocks. They get all results."""

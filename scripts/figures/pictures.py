@@ -1,0 +1,75 @@
+"""The pictures in docs/benchmarks/, the pages of results beside them, and the descriptions of pictures in pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import model_plots
+from model_tables import Result
+
+from figures.stored import BENCHMARKS, OPS, Results
+from tridal.benchmarks import line_plot, plot_style, plots, report
+from tridal.benchmarks.plot_text import UNITS, compact, describe_rates, describe_run, summarise
+from tridal.benchmarks.results import distinct, select
+
+IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P<path>[^)"\s]+\.svg)')
+"""A picture in Markdown, or in HTML with its description before its path."""
+
+
+def plot_front(document: Mapping[str, Any]) -> plots.Picture:
+    """Plots the share of copy of softmax's forward in bfloat16 against the number of columns."""
+    rows = select(document["measurements"], dtype="bfloat16", direction="forward")
+    rows = sorted((row for row in rows if row["group"] in ("rows", "wide")), key=lambda row: row["cols"])
+    names, cols = report.providers(rows, skipped=False), distinct(rows, "cols")
+    title = f"{document['op']} forward, bfloat16, on {document['machine']['name']}"
+    caption = f"{describe_rates(document['machine'], 'share_of_copy')} {line_plot.SPREAD} {describe_run(document)}"
+    figure, (axis,) = plot_style.make_figure(
+        title, f"{UNITS['share_of_copy']}, by columns of a row", caption, [(250, 30)], above=14
+    )
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(cols[0] * 0.8, cols[-1] * 1.1)
+    ticks = [width for width in cols if width & (width - 1) == 0]
+    axis.set_xticks(ticks, [compact(width) for width in ticks])
+    line_plot.scale_axis(axis, rows, "share_of_copy")
+    lines = {name: [(row["cols"], row) for row in select(rows, provider=name)] for name in names}
+    line_plot.plot_lines(axis, [lines], "share_of_copy")
+    description = f"{title}: share of copy of rows with {compact(cols[0])} to {compact(cols[-1])} columns; "
+    return plots.Picture("front", figure, description + summarise(rows, names, "share_of_copy") + ".")
+
+
+def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:
+    """Returns the text of each picture and of each page of results, and the description of each picture."""
+    files: dict[Path, str] = {}
+    descriptions: dict[Path, str] = {}
+
+    def add(folder: Path, picture: plots.Picture) -> None:
+        light, dark = plot_style.svg_texts(picture.figure)
+        files.update({folder / f"{picture.name}.svg": light, folder / f"{picture.name}-dark.svg": dark})
+        descriptions[folder / f"{picture.name}.svg"] = picture.description
+
+    with plot_style.style():
+        for op, document in stored.ops.items():
+            folder = BENCHMARKS / OPS[op]
+            for picture in plots.make_pictures(document):
+                add(folder, picture)
+            pictures = {file: text for file, text in descriptions.items() if file.parent == folder}
+            files[folder / "results.md"] = report.markdown(document, pictures)
+        add(BENCHMARKS, plot_front(stored.ops["softmax"]))
+        record = stored.models_record
+        results = [Result(**result) for result in record["results"] if result["work"] == "training"]
+        for picture in model_plots.make_pictures(results, record["device"], record["versions"]):
+            add(BENCHMARKS / "models", picture)
+    return files, descriptions
+
+
+def describe_images(page: Path, text: str, descriptions: Mapping[Path, str]) -> str:
+    """Returns the text of a page, in which each picture with a description has it as its text."""
+
+    def describe(image: re.Match[str]) -> str:
+        description = descriptions.get((page.parent / image["path"]).resolve())
+        return image[0] if description is None else image["before"] + description + image["after"] + image["path"]
+
+    return IMAGE.sub(describe, text)
