@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,36 @@ def test_programs_without_tridal_use_its_kernels(backend: Any, tmp_path: Path) -
         assert done.stdout.splitlines() == ["['a', '-b'] __main__ [0.5, 0.5]", backend.name], done.stderr
 
 
+PROGRAM = """
+import sys
+print(__name__, __file__, __package__, __spec__ and __spec__.name, type(__builtins__), sys.argv, sys.path[0])
+print(sys.modules["__main__"].__dict__ is globals(), "USAGE" in globals())
+def fail():
+    raise ValueError("a fault of the program")
+fail()
+"""
+
+
+@pytest.mark.parametrize("how", [("program.py",), ("folder",), ("-m", "program"), ("-m", "folder")], ids=" ".join)
+def test_programs_run_as_with_python(how: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__init__.py").write_text("")
+    for file in ("program.py", "folder/__main__.py"):
+        (tmp_path / file).write_text(PROGRAM)
+    expected, done = (run_python(*prefix, *how, "a", "-b", cwd=tmp_path) for prefix in ((), ("-m", "tridal.run")))
+    assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout) == (1, expected.stdout)
+    in_runpy = re.compile(r'  File "[^"]*\brunpy(\.py)?[>"].*\n(    .*\n)?')  # Python's own frames with -m
+    assert done.stderr == in_runpy.sub("", expected.stderr)
+    assert "a fault of the program" in done.stderr
+
+
+def test_syntax_error_of_a_script_is_shown_as_with_python(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("x = (\n")
+    expected, done = (run_python(*prefix, "program.py", cwd=tmp_path) for prefix in ((), ("-m", "tridal.run")))
+    assert (done.returncode, done.stderr) == (expected.returncode, expected.stderr)
+    assert "SyntaxError" in done.stderr
+
+
 @pytest.mark.skipif(not hasattr(sys.flags, "safe_path"), reason="Python 3.10 has no safe path")
 def test_search_path_of_a_safe_path_is_kept(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys; print(sys.path)")
@@ -49,9 +80,11 @@ def test_search_path_of_a_safe_path_is_kept(tmp_path: Path) -> None:
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder. `main` changes sys.argv and sys.path, which are restored."""
+    """An empty working folder. `main` changes attributes of sys and the module `__main__`, which are restored."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     return tmp_path
 
 
@@ -89,6 +122,7 @@ def test_wrong_usage_prints_the_usage(
         (("-m", "no_such_package.train"), "No module named 'no_such_package'"),
         (("-m", "package"), "there is no module 'package.__main__'"),
         (("-m", ""), "there is no module ''"),
+        (("-m", "math"), "there is no module 'math'"),
     ],
 )
 def test_missing_program_is_one_sentence(
