@@ -181,6 +181,14 @@ def test_exception_of_a_member_is_not_cached() -> None:
     assert checked(plugin).properties(0) == DEVICE
 
 
+def test_reason_of_several_lines_is_shortened_to_one() -> None:
+    reason = checked(FakeBackend(reason="no\n driver" + "x" * 9999)).unavailable()
+    assert reason is not None
+    assert reason.startswith("no driverxxx")
+    assert " ... xxx" in reason
+    assert len(reason) <= 500
+
+
 @pytest.mark.usefixtures("no_plugins")
 def test_backend_without_a_device_is_unavailable() -> None:
     registry.register(FakeBackend(count=0))

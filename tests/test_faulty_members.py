@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tridal
-from backend_helpers import assert_others_work, faulty
+from backend_helpers import assert_others_work, faulty, toy_source
 from tridal.devices import registry
 from tridal.devices.architectures import find_architectures
 from tridal.errors import DeviceUnavailableError, PlanError, PluginError, TridalError
@@ -69,6 +69,7 @@ CALLING = {
         compute,
         "stream(0): expected an integer, 0 for a device without streams, found nothing",
     ),
+    "stream is negative": ("Toy.stream = lambda self, index: -1", compute, "stream(0): expected an integer"),
     "stream is an object": ("Toy.stream = lambda self, index: 1.5", compute, "stream(0): expected an integer"),
     "guard is None": (
         "Toy.guard = lambda self, index: None",
@@ -145,6 +146,12 @@ CALLING = {
         "def plan(self, problem, device, probe, options): assert problem.cols < 2\nToy.plan = plan",
         compute,
         "plan() raised AssertionError",
+    ),
+    "plan raises an error of tridal": (
+        "from tridal.errors import PluginError\n"
+        "def plan(self, problem, device, probe, options): raise PluginError('no plan')\nToy.plan = plan",
+        compute,
+        "plan() raised PluginError: no plan",
     ),
     "plan is None": (PLAN + "None", compute, "plan(): expected a LaunchPlan, found nothing"),
     "plan is a tuple": (PLAN + "(1, 2)", compute, "plan(): expected a LaunchPlan, found (1, 2)"),
@@ -237,9 +244,19 @@ def test_architecture_of_another_backend_gets_a_longer_name(install_plugin: Call
     assert message.endswith("has 'ascend910b', so this one is 'bad:ascend910b'")
 
 
+def test_device_type_that_torch_does_not_know_names_the_backend(install_plugin: Callable[..., None]) -> None:
+    install_plugin("badly", {"bad": "badly:backend"}, toy_source("bad", device_type="faketype"))
+    with pytest.raises(
+        DeviceUnavailableError, match=r"^backend 'bad' \(badly 1.0\): torch does not know its device type:"
+    ):
+        tridal.device("bad")
+
+
 def test_compiler_error_in_a_probe_is_not_an_error_of_the_plugin(install_plugin: Callable[..., None]) -> None:
     install_plugin("badly", {"bad": "badly:backend"}, faulty(PLAN + "probe(KernelConfig('whole_row', 4, 8))"))
-    with pytest.raises(PlanError, match=r"^backend 'bad' probed for resources, but Toy has no compile target"):
+    with pytest.raises(
+        PlanError, match=r"^backend 'bad' \(badly 1.0\) probed for resources, but Toy has no compile target"
+    ):
         compute()
 
 

@@ -91,6 +91,18 @@ LOADING = {
         faulty("Toy.options = {'rows': Option(3, None, lambda value: True)}"),
         "options: rows: expected text in `expected` and `help`",
     ),
+    "has an option whose check exits": (
+        faulty("Toy.options = {'rows': Option(3, 'even', exit)}"),
+        "options: rows: expected even, found its default 3",
+    ),
+    "has an option with a list as its default": (
+        faulty("Toy.options = {'rows': Option([3], 'a list', lambda value: True)}"),
+        "options: rows: expected text, a number, a bool or None as its default, found [3]",
+    ),
+    "has a device type with an index": (
+        faulty("Toy.device_type = 'cpu:0'"),
+        "device_type: expected a torch.device.type without an index, found 'cpu:0'",
+    ),
     "has another name": (faulty("Toy.name = 'good'"), "its entry point is called 'bad', but its name is 'good'"),
     "has a property that raises": (
         faulty("Toy.name = property(lambda self: 1 / 0)"),

@@ -151,3 +151,54 @@ def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
 
     with pytest.raises(PlanError, match=r"'probing' probed for resources, but somewhere has no compile target"):
         launch.plan(kernel_call(), Probing(), DeviceProperties("somewhere", "?", 1), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (KernelConfig("whole_row", 3, 1024), "rows = 3, expected a power of two"),
+        (KernelConfig("whole_row", 1, 1024, num_stages=10**6), "num_stages = 1000000, expected at most 32"),
+        (KernelConfig("whole_row", 1, 1024, exp2_bias="x"), "exp2_bias = 'x', expected a float from "),  # type: ignore[arg-type]
+        (KernelConfig("whole_row", 1, 512), "cols = 512, expected at least 1024, because a tile holds whole rows"),
+        (KernelConfig("column_loop", 1, 512), "schedule = 'column_loop', expected one of the backend's `schedules`"),
+    ],
+)
+def test_a_probe_of_a_wrong_configuration_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, expected: str
+) -> None:
+    monkeypatch.setattr(compiler, "resources", lambda *_: pytest.fail("compiled"))
+    backend: Any = SimpleNamespace(
+        name="probing", label="backend 'probing' (vendor 1.0)", interpreted=False, schedules={"whole_row"},
+        features=set(), plan=lambda problem, device, probe, options: probe(config),
+    )  # fmt: skip
+    device = DeviceProperties("here", "sm_90", 132, target=SM_90)
+    with pytest.raises(PlanError) as raised:
+        launch.plan(kernel_call(), backend, device, {})
+    start = f"backend 'probing' (vendor 1.0): plan() called probe(config): {expected}"
+    assert str(raised.value).startswith(start)
+
+
+def test_a_kernel_that_the_device_cannot_load_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+
+    class Compiled:
+        def _init_handles(self) -> None:
+            raise RuntimeError("device kernel image is invalid")
+
+    active = SimpleNamespace(
+        get_current_target=lambda: SimpleNamespace(backend="cuda", warp_size=32), get_current_device=lambda: 0
+    )
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(compiler, "compile_kernel", lambda *_: Compiled())
+    monkeypatch.setattr(launch, "check_target", lambda *_: None)
+    backend: Any = SimpleNamespace(
+        name="other", label="backend 'other' (vendor 1.0)", interpreted=False, schedules={"whole_row"}, features=set(),
+        plan=lambda *_: LaunchPlan(WHOLE_ROW, 1, ""),
+    )  # fmt: skip
+    launch._load.cache_clear()
+    with pytest.raises(PlanError) as raised:
+        launch.prepare(kernel_call(), backend, DeviceProperties("here", "sm_90", 132, target=SM_90), {})
+    assert str(raised.value) == (
+        "backend 'other' (vendor 1.0): a kernel for the target ('cuda', 90, 32) cannot be loaded: "
+        "device kernel image is invalid"
+    )

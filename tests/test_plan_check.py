@@ -90,6 +90,8 @@ def test_correct_plan_passes(plan: LaunchPlan) -> None:
         ({"programs": 0}, "programs = 0, expected an integer from 1 to 2147483647"),
         ({"programs": 2.0}, "programs = 2.0, expected an integer from 1 to 2147483647"),
         ({"programs": 1 << 31}, "programs = 2147483648, expected an integer from 1 to 2147483647"),
+        ({"programs": 65_537}, "programs = 65537, expected at most 65536, because there are 456 tiles"),
+        ({"num_stages": 33}, "num_stages = 33, expected at most 32"),
         ({"occupancy": 0}, "occupancy = 0, expected a positive integer or None"),
         ({"resources": (1, 2, 3)}, "resources = (1, 2, 3), expected Resources or None"),
         ({"reason": None}, "reason = None, expected text"),

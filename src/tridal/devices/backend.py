@@ -19,7 +19,7 @@ class Option:
     """A setting of one backend."""
 
     default: object
-    """The value if the user sets none."""
+    """The value if the user sets none: text, a number, a bool or None."""
     expected: str
     """The accepted values in words, for an error message."""
     accepts: Callable[[object], bool] = field(repr=False)

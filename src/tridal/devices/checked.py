@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from tridal.devices.entry_points import describe_error, is_bundled
+from tridal.devices.entry_points import describe_error, is_bundled, one_line
 from tridal.devices.exact_copy import exact_copy
+from tridal.devices.properties_check import wrong_fields
 from tridal.devices.settings import describe_value
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
 from tridal.errors import PlanError, PluginError, TridalError
@@ -91,10 +92,11 @@ class CheckedBackend:
         """Returns why the backend cannot run on this machine. A fault of the plugin is also a reason."""
         try:
             reason = self._call("unavailable")
-            if reason is not None and not (isinstance(reason, str) and reason.strip()):
+            if reason is None:
+                return "there is no device: device_count() returned 0" if self.device_count() == 0 else None
+            if not isinstance(reason, str) or not reason.strip():
                 self._refuse("unavailable()", "a reason as text, or None", reason)
-            none = "there is no device: device_count() returned 0"
-            return none if reason is None and self.device_count() == 0 else reason
+            return one_line(reason)
         except TridalError as error:
             return f"its plugin has a fault: {error}"
 
@@ -178,7 +180,7 @@ class CheckedBackend:
         """
         if index not in self._checked_devices:
             stream = self._call("stream", index)
-            if type(stream) is not int:
+            if type(stream) is not int or not 0 <= stream < 1 << 64:
                 self._refuse(f"stream({index})", "an integer, 0 for a device without streams", stream)
             for raised in (None, _Inside()):
                 with suppress(_Inside), self.entered(index):
@@ -223,11 +225,11 @@ class CheckedBackend:
         start = time.perf_counter()
         try:
             return exact_copy(getattr(self.plugin, member)(*arguments))
-        except (PluginError, KeyboardInterrupt):
-            raise
         except PlanError as error:
             raise PlanError(f"{self.label}: {member}(): {error}") from error
         except BaseException as error:  # includes SystemExit
+            if isinstance(error, KeyboardInterrupt) or (isinstance(error, PluginError) and self.label in str(error)):
+                raise
             raise PluginError(f"{self.label}: {member}() raised {describe_error(error)}") from error
         finally:
             seconds = time.perf_counter() - start - sum(excluded)
@@ -236,24 +238,8 @@ class CheckedBackend:
     def _check_properties(self, what: str, found: Any) -> DeviceProperties:
         if type(found) is not DeviceProperties:
             self._refuse(what, "DeviceProperties", found)
-        for field in fields(DeviceProperties):
-            value, valid, expected = getattr(found, field.name), True, ""
-            if field.type == "str":
-                valid, expected = isinstance(value, str) and bool(value), "text"
-            elif field.type in ("int", "int | None"):
-                valid = (value is None and field.type != "int") or (type(value) is int and value > 0)
-                expected = "a positive integer" + ("" if field.type == "int" else ", or None if it is not known")
-            elif field.name == "target" and value is not None:
-                kinds = [type(part) for part in value] if type(value) is tuple else []
-                valid, expected = kinds in ([str, int, int], [str, str, int]), "(backend, architecture, warp size)"
-                if valid and found.warp_size is not None:
-                    valid = value[2] == found.warp_size
-                    expected += f" with the warp size {found.warp_size!r} of `warp_size`"
-            elif field.name == "aliases":
-                valid = type(value) is tuple and all(type(alias) is str for alias in value)
-                expected = "a tuple of texts"
-            if not valid:
-                self._refuse(f"{what}.{field.name}", expected, value)
+        for name, expected, value in wrong_fields(found):
+            self._refuse(f"{what}.{name}", expected, value)
         return found
 
     def _refuse(self, what: str, expected: str, found: object) -> NoReturn:

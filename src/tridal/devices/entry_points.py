@@ -54,8 +54,13 @@ def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None
 def describe_error(error: BaseException) -> str:
     """Returns an exception's type and message in one line, as in "ValueError: bad size". Never raises."""
     try:
-        message = " ".join(str(error).split())
+        message = one_line(str(error))
     except Exception:  # the exception of a third party
         message = ""
-    shortened = message if len(message) <= 500 else f"{message[:250]} ... {message[-245:]}"
-    return f"{type(error).__name__}: {shortened}" if message else type(error).__name__
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def one_line(text: str) -> str:
+    """Returns a text in one line of at most 500 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 500 else f"{line[:250]} ... {line[-245:]}"

@@ -36,7 +36,7 @@ RESERVED = (ALL, AUTO, *TORCH_ONLY)
 # Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. A backend's name has no underscore, so that the
 # first underscore separates the two.
 _NAME = re.compile(r"[a-z][a-z0-9]*")
-_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_DEVICE_TYPE = _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _KINDS: dict[str, type] = {
     member: AbstractSet if get_origin(hint) is frozenset else get_origin(hint) or hint
     for member, hint in ATTRIBUTES.items()
@@ -182,6 +182,8 @@ def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
     if name != backend.device_type and _is_torch_type(name):
         owner = f"a backend with device_type {backend.device_type!r}"
         yield f"name: {name!r} is a device type of torch, so {owner} cannot have it"
+    if not _DEVICE_TYPE.fullmatch(backend.device_type):
+        yield f"device_type: expected a torch.device.type without an index, found {describe_value(backend.device_type)}"
     if backend.device_type == TORCH_ONLY[1]:
         yield f"device_type: {TORCH_ONLY[1]} tensors have no elements to compute"
     for key, option in backend.options.items():
@@ -191,6 +193,9 @@ def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
             yield f"options: {key}: expected an Option, found {describe_value(option)}"
         if not isinstance(option.expected, str) or not isinstance(option.help, str):
             yield f"options: {key}: expected text in `expected` and `help`"
+        if not isinstance(option.default, str | int | float | None):
+            found = describe_value(option.default)
+            yield f"options: {key}: expected text, a number, a bool or None as its default, found {found}"
         if not accepts(option, option.default):
             yield f"options: {key}: expected {option.expected}, found its default {describe_value(option.default)}"
 
@@ -227,5 +232,7 @@ def accepts(option: Option, value: object) -> bool:
     """Returns whether an option accepts a value. If `option.accepts` raises, the value is not accepted."""
     try:
         return bool(option.accepts(value))
-    except Exception:  # for example, a comparison of a string with a number
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # for example, a comparison of a string with a number
         return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tridal.devices import registry, settings
+from tridal.errors import DeviceUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,17 @@ def device(name: str | None = None) -> torch.device:
         SettingsError: the settings cannot be used.
     """
     if name is None:
-        return torch.device(registry.resolve_chosen(settings.current(), TORCH_TYPES)[1])
-    if not isinstance(name, str):
+        backend, found = registry.resolve_chosen(settings.current(), TORCH_TYPES)
+    elif not isinstance(name, str):
         raise TypeError(f"name must be the name of a device, for example 'cpu' or 'cuda:1', got {name!r}")
-    return torch.device(registry.resolve(name, TORCH_TYPES)[1])
+    else:
+        backend, found = registry.resolve(name, TORCH_TYPES)
+    try:
+        return torch.device(found)
+    except RuntimeError as error:
+        if backend is None:
+            raise
+        raise DeviceUnavailableError(f"{backend.label}: torch does not know its device type: {error}") from error
 
 
 class _TorchTypes:

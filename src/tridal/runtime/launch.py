@@ -14,7 +14,7 @@ from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
-from tridal.runtime.plan_check import check_plan
+from tridal.runtime.plan_check import check_plan, check_probed, label
 from tridal.runtime.specialization import KernelCall, Specialization
 from tridal.runtime.target_check import Target, check_target
 
@@ -30,11 +30,19 @@ class PreparedLaunch(NamedTuple):
 
 
 def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> PreparedLaunch:
-    """Plans, compiles and binds a call for a device that is present."""
+    """Plans, compiles and binds a call for a device that is present.
+
+    Raises:
+        PlanError: as in `plan`. Or the device needs another driver, or cannot load the compiled kernel.
+    """
     launch_plan = plan(call, backend, device, options)
     check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
-    return PreparedLaunch(launch_plan, bind(call, launch_plan, device), call.workspace_slots(launch_plan))
+    try:
+        bound = bind(call, launch_plan, device)
+    except PlanError as error:
+        raise PlanError(f"{label(backend)}: {error}") from error
+    return PreparedLaunch(launch_plan, bound, call.workspace_slots(launch_plan))
 
 
 def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
@@ -46,7 +54,8 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
 
     def probe(config: KernelConfig) -> Resources:
         if device.target is None:
-            raise PlanError(f"backend {backend.name!r} probed for resources, but {device.name} has no compile target")
+            raise PlanError(f"{label(backend)} probed for resources, but {device.name} has no compile target")
+        check_probed(backend, call.problem, config)
         check_target(backend, device)
         return compiler.resources(backend, call.specialize(config), device.target)
 
@@ -108,7 +117,10 @@ def _active_driver(triton: ModuleType, device: str, target: Target) -> Any:
 def _load(specialization: Specialization, target: Target, index: int) -> Any:
     """Compiles a kernel and loads it on the current device, which has this index. Results are cached per device."""
     loaded = copy.copy(compiler.compile_kernel(specialization, target))
-    loaded._init_handles()
+    try:
+        loaded._init_handles()
+    except RuntimeError as error:
+        raise PlanError(f"a kernel for the target {target} cannot be loaded: {error}") from error
     return loaded
 
 

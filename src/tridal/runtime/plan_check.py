@@ -17,6 +17,10 @@ MAX_TILE = 1 << 20
 """Elements of the largest tensor in a Triton kernel."""
 _MAX_PROGRAMS = (1 << 31) - 1
 """Triton numbers programs with 32 bits."""
+_MAX_IDLE = 1 << 16
+"""Programs that a launch may have although there are fewer tiles. More would only take time."""
+_MAX_STAGES = 32
+"""The time of Triton's compiler grows with the number of stages."""
 _MAX_EXP2_BIAS = 1e-5
 """A larger error of exp2 is not a rounding error of float32."""
 
@@ -30,26 +34,43 @@ def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, pla
     Raises:
         PlanError: the plan is wrong. The message has the backend, the problem, the field, its value and allowed values.
     """
-    for field, value, allowed in _faults(backend, problem, device, plan, probe):
-        owner = getattr(backend, "label", None) or f"backend {backend.name!r}"
+    _raise_first(_faults(backend, problem, device, plan, probe), f"{label(backend)} made a wrong plan", problem)
+
+
+def check_probed(backend: Backend, problem: Problem, config: KernelConfig) -> None:
+    """Checks a configuration for which a backend asks the compiler, as `check_plan` checks that of a plan."""
+    _raise_first(_config_faults(backend, problem, config), f"{label(backend)}: plan() called probe(config)", problem)
+
+
+def label(backend: Backend) -> str:
+    """Returns the name of a backend and its distribution, if it is known, for error messages."""
+    return getattr(backend, "label", None) or f"backend {backend.name!r}"
+
+
+def _raise_first(faults: _Faults, what: str, problem: Problem) -> None:
+    for field, value, allowed in faults:
         traits = ", ".join(f"{f.name}={getattr(problem, f.name)!r}" for f in fields(Problem))
-        raise PlanError(f"{owner} made a wrong plan: {field} = {value!r}, expected {allowed}; for Problem({traits})")
+        raise PlanError(f"{what}: {field} = {value!r}, expected {allowed}; for Problem({traits})")
 
 
 def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Faults:
     """Yields the faults. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
     config = plan.config
+    yield from _config_faults(backend, problem, config)
     yield from _wrong_fields(plan)
-    yield from _unsupported(backend, problem, config)
-    yield from _uncovered(problem, config)
     yield from _wrong_programs(problem, config, plan.programs)
     if config.programs_per_row > 1 and problem.statistics:
         yield from _not_resident(backend, device, plan, probe)
 
 
-def _wrong_fields(plan: LaunchPlan) -> _Faults:
+def _config_faults(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
+    yield from _wrong_config(config)
+    yield from _unsupported(backend, problem, config)
+    yield from _uncovered(problem, config)
+
+
+def _wrong_config(config: KernelConfig) -> _Faults:
     """Checks the type and the range of each field. A bool, a numpy number or a float is no integer."""
-    config = plan.config
     for name in ("rows", "cols", "num_warps", "lanes"):
         value = getattr(config, name)
         if type(value) is not int or value < 1 or value & (value - 1):
@@ -57,6 +78,8 @@ def _wrong_fields(plan: LaunchPlan) -> _Faults:
     for name in ("num_stages", "programs_per_row"):
         if type(getattr(config, name)) is not int or getattr(config, name) < 1:
             yield name, getattr(config, name), "a positive integer"
+    if config.num_stages > _MAX_STAGES:
+        yield "num_stages", config.num_stages, f"at most {_MAX_STAGES}"
     for name in ("peel", "persistent", "reload", "overlap"):
         if type(getattr(config, name)) is not bool:
             yield name, getattr(config, name), "True or False"
@@ -65,6 +88,10 @@ def _wrong_fields(plan: LaunchPlan) -> _Faults:
         yield "max_registers", limit, "a positive integer or None"
     if bias is not None and not (type(bias) is float and abs(bias) <= _MAX_EXP2_BIAS):  # false for NaN
         yield "exp2_bias", bias, f"a float from -{_MAX_EXP2_BIAS} to {_MAX_EXP2_BIAS} or None"
+
+
+def _wrong_fields(plan: LaunchPlan) -> _Faults:
+    """Checks the type and the range of the fields of a plan, except its configuration."""
     if type(plan.programs) is not int or not 1 <= plan.programs <= _MAX_PROGRAMS:
         yield "programs", plan.programs, f"an integer from 1 to {_MAX_PROGRAMS}"
     if plan.occupancy is not None and (type(plan.occupancy) is not int or plan.occupancy < 1):
@@ -148,6 +175,8 @@ def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _F
         yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each has rows with equal heads"
     if not config.persistent and programs != tiles * per_row:
         yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
+    if programs > (most := max(tiles * per_row, _MAX_IDLE)):
+        yield "programs", programs, f"at most {most}, because there are {tiles} tiles"
     if per_row > 1 and programs > tiles * per_row:  # a group without a tile would clear memory that it does not own
         yield "programs", programs, f"at most {tiles * per_row}: {per_row} for each of {tiles} tiles"
 

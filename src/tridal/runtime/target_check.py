@@ -15,6 +15,7 @@ from pathlib import Path
 from tridal.devices.types import Backend, DeviceProperties
 from tridal.errors import PlanError
 from tridal.runtime.compiler import import_triton
+from tridal.runtime.plan_check import label
 
 Target = tuple[str, int | str, int]
 
@@ -33,9 +34,9 @@ def check_target(backend: Backend, device: DeviceProperties) -> None:
     if backend.interpreted or target is None or target in getattr(backend, "tested_targets", ()):
         return
     if (fault := _fault(target)) is not None:
-        owner = getattr(backend, "label", None) or f"backend {backend.name!r}"
         version = import_triton().__version__
-        raise PlanError(f"{owner}: Triton {version} cannot compile for {target}, the target of {device.name}: {fault}")
+        where = f"{target}, the target of {device.name}"
+        raise PlanError(f"{label(backend)}: Triton {version} cannot compile for {where}: {fault}")
 
 
 def is_supported(target: Target) -> bool:
