@@ -17,7 +17,7 @@ from torch_versions import compiles
 from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
-from tridal.runtime.target_check import is_supported
+from tridal.runtime.compiler import can_compile
 from tridal.testing.recording import RecordingDevice, recording
 
 pytest.importorskip("triton")
@@ -34,7 +34,7 @@ def test_every_registered_backend_passes_without_its_hardware(checked: Backend) 
 
 
 def test_resources_get_the_compilers_output_where_triton_can_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = next((b for b, target in zip(COMPILED, TARGETS, strict=True) if is_supported(target)), None)
+    backend = next((b for b, target in zip(COMPILED, TARGETS, strict=True) if can_compile(target)), None)
     assert backend is not None
     stages: list[set[str]] = []
     resources = type(backend).resources
@@ -200,7 +200,7 @@ def test_fault_is_reported(faulty: type[Vendor], message: str) -> None:
 
 
 def test_a_plan_with_other_resources_than_those_of_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if is_supported(target))
+    checked: Any = next(b for b, target in zip(COMPILED, TARGETS, strict=True) if can_compile(target))
     backend = checked.plugin
     plan = type(backend).plan
 

@@ -86,4 +86,4 @@ class SettingsError(TridalError, ValueError):
 
 
 class PluginError(TridalError, RuntimeError):
-    """A backend or its plugin is broken, or its name is already in use."""
+    """A backend, an op or its plugin is broken, or its name is already in use."""

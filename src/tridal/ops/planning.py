@@ -22,6 +22,7 @@ from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalE
 from tridal.ops import table
 from tridal.runtime import launch
 from tridal.runtime.batch_invariance import made_invariant
+from tridal.runtime.function_errors import reason
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
@@ -82,9 +83,7 @@ def planned(
         missing = error.name
         raise PlanError(f"planning compiles kernels, but {missing} is not installed: pip install {missing}") from error
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
-        raise PlanError(f"backend {backend.name!r} could not plan for {properties.arch}: {reason}") from error
+        raise PlanError(f"backend {backend.name!r} could not plan for {properties.arch}: {reason(error)}") from error
 
 
 def target(device: str | torch.device | None = None, arch: str | None = None) -> tuple[Backend, DeviceProperties]:

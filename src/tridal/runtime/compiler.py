@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources
-from tridal.errors import PlanError, PluginError
+from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
+from tridal.runtime.function_errors import describe
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
 from tridal.runtime.op_functions import adapters, fingerprint
 from tridal.runtime.row_kernel import RowKernel
@@ -34,7 +36,8 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
     """Returns Triton's CompiledKernel for a target (backend, architecture, warp size). No device is needed.
 
     Raises:
-        PluginError: Triton was imported with TRITON_INTERPRET=1, the op has a fault, or a kernel has a breakpoint.
+        PluginError: Triton was imported with TRITON_INTERPRET=1, Triton cannot compile a function of the op, or a
+            kernel has a breakpoint.
         PlanError: the kernel is cooperative, but this Triton does not launch all programs at the same time.
     """
     with LOCK:
@@ -51,14 +54,15 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             raise PluginError(
                 f"{location}: Triton cannot compile breakpoint(): remove it, or run the kernel in Triton's interpreter"
             )
-        source = _ast_source(specialization, triton)
         options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
         options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
         if specialization.max_registers:
             options["maxnreg"] = specialization.max_registers
         if specialization.cooperative:
             options["launch_cooperative_grid"] = True
-        compiled = triton.compile(source, target=GPUTarget(*target), options=options)
+        with naming_functions(specialization.kernel, "Triton cannot compile"):
+            source = _ast_source(specialization, triton)
+            compiled = triton.compile(source, target=GPUTarget(*target), options=options)
         # Triton ignores unknown options. Without this one, two kernels could wait for each other forever.
         if specialization.cooperative and not getattr(compiled.metadata, "launch_cooperative_grid", False):
             raise PlanError(
@@ -66,6 +70,34 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
                 f"{target[0]}: install triton>=3.3, or plan another schedule"
             )
         return compiled
+
+
+@contextlib.contextmanager
+def naming_functions(kernel: RowKernel, what: str) -> Iterator[None]:
+    """Turns an error of Triton in a function of the op into a PluginError with the function, its line and the reason.
+
+    The message begins with the kernel and `what`. Other errors stay as they are.
+    """
+    try:
+        yield
+    except TridalError:
+        raise
+    except Exception as error:
+        found = describe(error, op_functions(kernel, interpret=False).values())
+        if found is None:
+            raise
+        raise PluginError(f"kernel {kernel.name!r}: {what} {found}") from error
+
+
+def can_compile(target: tuple[str, int | str, int] | None) -> bool:
+    """Returns whether Triton is installed and compiles for a target. The device need not be present."""
+    if target is None or importlib.util.find_spec("triton") is None:
+        return False
+    import_triton()
+    from triton.backends import backends
+    from triton.backends.compiler import GPUTarget
+
+    return any(backend.compiler.supports_target(GPUTarget(*target)) for backend in backends.values())
 
 
 def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:

@@ -138,7 +138,8 @@ def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceP
     def launch(stream: int, *tensors: Any) -> None:
         import numpy
 
-        with LOCK, interpreting(triton), numpy.errstate(all="ignore"):
+        named = compiler.naming_functions(call.kernel, "Triton's interpreter cannot run")
+        with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
             run(**dict(zip(names, tensors, strict=True)), **values)
 
     return launch

@@ -41,6 +41,7 @@ from types import FunctionType
 from typing import Any
 
 from tridal.errors import PluginError
+from tridal.runtime.function_errors import describe_unhashable
 from tridal.runtime.row_kernel import RowKernel
 
 _TENSORS = ("x", "x2", "per_row", "per_row2", "per_column", "per_column2")
@@ -76,21 +77,27 @@ _RETURNED = {role: _PER_ROW if role.startswith("row_write") else ("x", "x2") for
 """The arguments that an adapter may return without a function, for each role."""
 
 
+def function_names(kernel: RowKernel) -> dict[str, str]:
+    """Returns the name of the op's function for each role that it has."""
+    first, second = [*kernel.statistics, None, None][:2]
+    names: list[Any] = [first and first.term, second and second.term, second and second.rebase, kernel.row_value]
+    for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
+        names += (*written, None, None)[:2]
+    return {role: name for role, name in zip(CALLS, names, strict=True) if name}
+
+
 def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     """Returns the constants of a schedule that define the op: an adapter for each role, the reductions, the padding.
 
     `wrap` turns a Python or Triton function into one that the kernel can call: compiled or interpreted.
     """
-    first, second = [*kernel.statistics, None, None][:2]
-    names: list[Any] = [first and first.term, second and second.term, second and second.rebase, kernel.row_value]
-    for written in (kernel.writes, kernel.row_writes, kernel.column_writes):
-        names += (*written, None, None)[:2]
-    named = {role: name for role, name in zip(CALLS, names, strict=True) if name}
+    named = function_names(kernel)
     functions = {role: _function(kernel, role, name) for role, name in named.items()}
     arguments = {role: _arguments(name, functions[role]) for role, name in named.items()}
     _check_column_terms(kernel, {named[r]: arguments[r] for r in ("column_term", "column_term2") if r in named})
     declared = set().union(*arguments.values())
     made = {role: _adapter(kernel, role, name, functions[role], wrap) for role, name in named.items()}
+    first, second = [*kernel.statistics, None, None][:2]
     return {
         **{role: made.get(role) for role in CALLS},
         "FIRST": first and first.reduce,
@@ -125,10 +132,12 @@ def _function(kernel: RowKernel, role: str, name: str) -> Any:
     """Returns the Triton function of the op's module with this name; None if the name is that of an argument instead.
 
     Raises:
-        PluginError: there is neither.
+        PluginError: there is neither, or Triton cannot hash the function.
     """
     function = getattr(importlib.import_module(kernel.module), name, None)
     if hasattr(function, "arg_names"):
+        if (fault := describe_unhashable((function,))) is not None:
+            raise PluginError(f"kernel {kernel.name!r}: Triton cannot compile {fault}")
         return function
     if kernel.arguments.get(name) not in _RETURNED[role]:
         shape = "row" if role.startswith("row_write") else "element"

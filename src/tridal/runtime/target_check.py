@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tridal.devices.types import Backend, DeviceProperties
 from tridal.errors import PlanError
-from tridal.runtime.compiler import import_triton
+from tridal.runtime.compiler import can_compile, import_triton
 from tridal.runtime.plan_check import label
 
 Target = tuple[str, int | str, int]
@@ -39,15 +39,6 @@ def check_target(backend: Backend, device: DeviceProperties) -> None:
         raise PlanError(f"{label(backend)}: Triton {version} cannot compile for {where}: {fault}")
 
 
-def is_supported(target: Target) -> bool:
-    """Returns whether the installed Triton has a compiler for a target, which may not know the architecture."""
-    import_triton()
-    from triton.backends import backends
-    from triton.backends.compiler import GPUTarget
-
-    return any(backend.compiler.supports_target(GPUTarget(*target)) for backend in backends.values())
-
-
 @functools.lru_cache(maxsize=64)
 def _fault(target: Target) -> str | None:
     """Returns why Triton cannot compile for a target, or None if it can."""
@@ -55,7 +46,7 @@ def _fault(target: Target) -> str | None:
     from triton.backends import backends
     from triton.runtime.cache import get_cache_manager
 
-    if not is_supported(target):
+    if not can_compile(target):
         return f"it has no compiler for {target[0]!r} (it has compilers of {', '.join(backends)})"
     mark = hashlib.sha256(repr(("tridal", triton.__version__, target)).encode()).hexdigest()
     cache = get_cache_manager(mark)

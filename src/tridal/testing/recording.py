@@ -15,7 +15,7 @@ import torch
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal.runtime import compiler, launch
 from tridal.runtime.specialization import Specialization
-from tridal.runtime.target_check import Target, is_supported
+from tridal.runtime.target_check import Target
 
 COUNT = 2
 """The number of devices of a `RecordingDevice`."""
@@ -184,10 +184,8 @@ def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> 
         def __call__(self, *arguments: Any) -> None:
             self.launch(*arguments)
 
-    compiles = is_supported(target)
-
     def load(specialization: Specialization, target: Target, index: int) -> Any:
-        if not compiles:
+        if not compiler.can_compile(target):
             source = SimpleNamespace(fn=None, signature=dict(specialization.types))
             return SimpleNamespace(src=source, metadata=None, packed_metadata=(), function=FUNCTION, run=Launcher())
         made = compiler.compile_kernel(specialization, target)

@@ -15,7 +15,7 @@ from tridal.ops import table
 from tridal.pytorch import prepared
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext, PreparedCall
-from tridal.runtime.target_check import is_supported
+from tridal.runtime.compiler import can_compile
 from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, recording
 
 _SHAPE = (64, 96)
@@ -122,7 +122,7 @@ def _launch_faults(
 ) -> Iterator[str]:
     """Launches an op on one device while the other one is current: twice, after an error, and on another stream."""
     other = device.current = COUNT - 1 - index
-    recorded = RecordedBackend(backend, properties, properties.target is not None and is_supported(properties.target))
+    recorded = RecordedBackend(backend, properties, can_compile(properties.target))
     x, call = _prepare(recorded, index)
     if recorded.indices != [index] * len(recorded.indices):
         yield f"properties of devices {recorded.indices} were used for device {index}"

@@ -1,0 +1,117 @@
+"""Errors of Triton in an op's function name the kernel, the function, its line and Triton's reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import tridal
+from call_helpers import SM_90, WHOLE_ROW, kernel_call
+from op_sources import make_kernel
+from tridal.devices import registry, settings
+from tridal.errors import PlanError, PluginError
+from tridal.ops import planning
+from tridal.runtime import compiler, launch
+from tridal.runtime.function_errors import describe, reason
+from tridal.runtime.row_kernel import RowKernel
+
+pytest.importorskip("triton")
+
+
+def compile_for_sm_90(kernel: RowKernel) -> None:
+    """Compiles a kernel without the trial of its functions."""
+    call = kernel_call(kernel=kernel, parameters=(1e-3,))
+    compiler.compile_kernel(call.specialize(WHOLE_ROW), SM_90)
+
+
+def line_of(kernel: RowKernel, folder: Path, text: str) -> str:
+    """Returns "file:line" of the line with this text."""
+    file = folder / f"{kernel.module}.py"
+    return f"{file}:{1 + next(i for i, line in enumerate(file.read_text().splitlines()) if text in line)}"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("tl.sqrtt(squares)", "AttributeError: module 'triton.language' has no attribute 'sqrtt'"),
+        ("squares + missing", "NameError: missing is not defined"),
+        ("tl.reshape(squares, [3])", "ValueError: "),
+        ("(lambda: squares)()", "(unsupported AST node type: Lambda|Lambda)"),
+        ("tl.sqrt(squares, eps, eps)", "argument"),
+    ],
+    ids=["attribute", "name", "value", "unsupported", "arguments"],
+)
+def test_error_of_the_compiler_names_kernel_function_line_source_and_reason(
+    body: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make_kernel(tmp_path, monkeypatch, norm=f"def norm(squares, eps):\n    a = squares\n    return {body}")
+    place = f"{line_of(kernel, tmp_path, body)}: 'return {body}': "
+    start = re.escape(f"kernel {kernel.name!r}: Triton cannot compile norm, {place}")
+    with pytest.raises(PluginError, match=f"^{start}.*{why}"):
+        compile_for_sm_90(kernel)
+
+
+def test_error_in_a_called_function_names_that_function_and_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers = {"inner": "def inner(a):\n    return a.no_such", "outer": "def outer(a):\n    return inner(a)"}
+    kernel = make_kernel(tmp_path, monkeypatch, square="def square(x):\n    return outer(x)", **helpers)
+    with pytest.raises(PluginError) as caught:
+        compile_for_sm_90(kernel)
+    place = line_of(kernel, tmp_path, "no_such")
+    start = f"kernel {kernel.name!r}: Triton cannot compile inner, called by square, {place}: 'return a.no_such': "
+    assert str(caught.value).startswith(start)
+    assert "no_such" in str(caught.value).removeprefix(start)
+
+
+@pytest.mark.parametrize("interpret", [False, True])
+def test_function_that_triton_cannot_hash_is_named(
+    interpret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make_kernel(tmp_path, monkeypatch, norm="def norm(squares, eps):\n    a = b = squares\n    return a")
+    with pytest.raises(PluginError, match=f"kernel {kernel.name!r}: Triton cannot compile norm, .*: TypeError: Simul"):
+        compiler.op_functions(kernel, interpret)
+
+
+def test_error_outside_of_the_functions_of_the_op_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise RuntimeError("no LLVM")
+
+    triton = compiler.import_triton()
+    monkeypatch.setattr(triton, "compile", fail)
+    with pytest.raises(RuntimeError, match=r"^no LLVM$") as caught:
+        compiler.compile_kernel.__wrapped__(kernel_call().specialize(WHOLE_ROW), SM_90)
+    assert describe(caught.value, compiler.op_functions(kernel_call().kernel, False).values()) is None
+
+
+def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numpy")
+    monkeypatch.setattr(launch, "check_functions", lambda *_: None, raising=False)
+    helpers = {"inner": "def inner(a):\n    return a.no_such", "outer": "def outer(a):\n    return inner(a)"}
+    kernel = make_kernel(tmp_path, monkeypatch, square="def square(x):\n    return outer(x)", **helpers)
+    backend, device = planning.target("interpreter")
+    options = registry.options(backend, settings.current())
+    prepared = launch.prepare(kernel_call((2, 5), kernel=kernel, parameters=(1e-3,)), backend, device, options)
+
+    place = re.escape(f"{line_of(kernel, tmp_path, 'no_such')}: 'return a.no_such': AttributeError: ")
+    message = f"^kernel {kernel.name!r}: Triton's interpreter cannot run inner, called by square, {place}"
+    with pytest.raises(PluginError, match=message):
+        prepared.launch(0, torch.empty(2, 5), torch.ones(2, 5))
+
+
+def test_error_of_a_plan_has_the_reason_of_the_compiler_instead_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.compiler.errors import CompilationError
+
+    def fail(*arguments: object) -> None:
+        raise CompilationError("def whole_row():", None, None) from ValueError("too\nlarge")
+
+    monkeypatch.setattr(launch, "plan", fail)
+    with pytest.raises(PlanError, match=r"^backend 'cuda' could not plan for sm_90: ValueError: too large$"):
+        tridal.plan(2, 5, arch="sm_90")
+    assert reason(CompilationError("def f():", None, "wrong\n  type")) == "wrong type"
+    assert reason(KeyError()) == "KeyError"
