@@ -91,7 +91,7 @@ def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numpy")
-    monkeypatch.setattr(launch, "check_functions", lambda *_: None, raising=False)
+    monkeypatch.setattr(launch, "check_functions", lambda *_: None)
     helpers = {"inner": "def inner(a):\n    return a.no_such", "outer": "def outer(a):\n    return inner(a)"}
     kernel = make_kernel(tmp_path, monkeypatch, square="def square(x):\n    return outer(x)", **helpers)
     backend, device = planning.target("interpreter")

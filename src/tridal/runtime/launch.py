@@ -14,6 +14,7 @@ from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
+from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_plan, check_probed, label
 from tridal.runtime.specialization import KernelCall, Specialization
 from tridal.runtime.target_check import Target, check_target
@@ -50,7 +51,9 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
 
     Raises:
         PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`.
+        PluginError: a function of the op is wrong, see `check_functions`.
     """
+    check_functions(call.kernel, device.target, backend.interpreted)
 
     def probe(config: KernelConfig) -> Resources:
         if device.target is None:

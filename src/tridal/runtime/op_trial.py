@@ -1,0 +1,145 @@
+"""Runs each function of an op on a small tile, and checks the shape of its result. No device is needed.
+
+A schedule combines results with tiles by broadcasting. A function that forgets `AXIS` then gives wrong results for some
+shapes, and an error of the compiler for others. The tiles of a trial have other numbers of rows than of columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+from tridal.devices.lock import LOCK
+from tridal.errors import PluginError
+from tridal.runtime import compiler
+from tridal.runtime.function_errors import error_chain
+from tridal.runtime.interpreter_mode import interpreted, interpreting
+from tridal.runtime.op_functions import function_names
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.specialization import Specialization
+
+ROWS, COLS = 4, 8
+_TRIALS = ({"AXIS": 1, "PARTS": False}, {"AXIS": 0, "PARTS": False}, {"AXIS": 1, "PARTS": True})
+_HINT = (
+    f". A tile of {ROWS} rows and {COLS} columns has the shape ({ROWS}, {COLS}), or ({COLS}, {ROWS}) if columns come "
+    f"first; a number per row has the shape ({ROWS},): expand it with tl.expand_dims(number, AXIS)"
+)
+_STATISTICS = ("first_term", "second_term", "rebase")
+_BROADCAST = ("finish", "finish2", "row_value", "row_write", "row_write2")
+
+
+@functools.lru_cache(maxsize=1024)
+def check_functions(kernel: RowKernel, target: tuple[str, int | str, int] | None, interpret: bool) -> None:
+    """Checks the functions of a third party's kernel once: in Triton's interpreter, or in the compiler's first stage.
+
+    Does nothing if the interpreter is not installed, or if Triton cannot compile for the target.
+
+    Raises:
+        PluginError: Triton cannot run or compile a function, or its result has a wrong shape or dtype.
+    """
+    if not is_own(kernel) and (_has_interpreter() if interpret else compiler.can_compile(target)):
+        try_functions(kernel, None if interpret else target)
+
+
+def is_own(kernel: RowKernel) -> bool:
+    """Returns whether the functions of a kernel are tridal's. Tests run their trials, so they need none before use."""
+    return kernel.module.startswith("tridal.kernels.")
+
+
+def try_functions(kernel: RowKernel, target: tuple[str, int | str, int] | None) -> None:
+    """Runs the trials of a kernel's functions: compiled for a target, or interpreted for the target None.
+
+    Raises:
+        PluginError: see `check_functions`.
+    """
+    for trial in _TRIALS:
+        sizes = {"ROWS": ROWS, "COLS": COLS, "ACC_DTYPE": "fp32", "EXP2_BIAS": None}
+        constants = (*trial.items(), *sizes.items(), ("REPORT", _Report(kernel, target is None)))
+        specialization = Specialization(kernel, "trial", (), constants, (), 4, 1, None, False)
+        try:
+            if target is None:
+                _interpret(specialization)
+            else:
+                compiler.compile_kernel(specialization, target)
+        except PluginError as error:
+            shapes = any(word in str(error) for word in ("dimensions", "broadcast", "shape"))
+            raise PluginError(f"{error}{_HINT if shapes else ''}") from error.__cause__
+        except Exception as error:
+            ended = error_chain(error)[-1]
+            if isinstance(ended, PluginError):
+                raise ended from None
+            if not isinstance(ended, _Finished):
+                raise
+
+
+def _has_interpreter() -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in ("triton", "numpy"))
+
+
+def _interpret(specialization: Specialization) -> None:
+    import numpy
+
+    triton = compiler.import_triton()
+    constants = compiler.constants_of(specialization, triton, interpret=True)
+    launch = interpreted(compiler.entry("trial"))[(1,)]
+    named = compiler.naming_functions(specialization.kernel, "Triton's interpreter cannot run")
+    with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
+        launch(**constants)
+
+
+class _Finished(Exception):
+    """Ends a trial, so that Triton compiles nothing."""
+
+
+class _Report:
+    """The function REPORT of a trial. Triton's compiler takes it for one of its builtin functions."""
+
+    __triton_builtin__ = True
+
+    def __init__(self, kernel: RowKernel, interpret: bool) -> None:
+        self._kernel = kernel
+        self._interpret = interpret
+
+    def __repr__(self) -> str:  # a part of the compiler's cache key
+        return f"{type(self).__name__}({self._kernel})"
+
+    def __call__(self, role: Any, result: Any, expected: Any, **_: object) -> None:
+        """Raises PluginError if the result of a function has another shape or dtype than expected."""
+        role, result = _plain(role), _plain(result)
+        if role == "end":
+            if self._interpret:
+                return
+            raise _Finished
+        shape, wanted = _shape(result), _sizes(expected.shape)
+        subject = f"kernel {self._kernel.name!r}: {function_names(self._kernel)[role]} of {self._kernel.module}"
+        if shape is None:
+            found = "None" if result is None else f"a {type(result).__name__}"
+            raise PluginError(f"{subject} returned {found}: expected a tensor of the shape {wanted}")
+        if shape != wanted and not (role in _BROADCAST and _fits(shape, wanted)):
+            raise PluginError(f"{subject} returned the shape {shape}: expected {wanted}{_HINT}")
+        if role in _STATISTICS and str(getattr(result, "dtype", "fp32")) != "fp32":
+            raise PluginError(f"{subject} returned {result.dtype}: expected the dtype of its arguments, fp32")
+
+
+def _plain(value: Any) -> Any:
+    """Returns the Python value of a constant of Triton's compiler, or the value itself."""
+    return value.value if type(value).__name__ == "constexpr" else value
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Returns the shape of a tensor, () for a number, and None for anything else."""
+    if isinstance(value, (int, float)):
+        return ()
+    # An attribute of Triton's own class `tuple` raises ValueError if it does not exist.
+    shape = None if type(value).__name__ == "tuple" else getattr(value, "shape", None)
+    return None if shape is None else _sizes(shape)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    return tuple(int(_plain(size)) for size in shape)
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Returns whether a schedule broadcasts a shape to the wanted one without a wrong result."""
+    return not shape or (len(shape) == len(wanted) and all(s in (1, w) for s, w in zip(shape, wanted, strict=True)))

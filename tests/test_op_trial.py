@@ -1,0 +1,190 @@
+"""The trial of an op's functions finds wrong shapes before the first launch, compiled and interpreted."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import row_tensors
+import tridal
+from call_helpers import SM_90, kernel_call
+from conformance_helpers import INTERPRETER
+from op_sources import make_kernel, make_op
+from tridal import testing
+from tridal.devices import registry
+from tridal.errors import PluginError
+from tridal.ops import planning, table
+from tridal.runtime import launch, op_trial
+from tridal.runtime.op_trial import check_functions, try_functions
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
+
+TARGETS = pytest.mark.parametrize("target", [None, SM_90], ids=["interpreted", "compiled"])
+HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expand_dims\(number, AXIS\)$"
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"divide": "def divide(x, norm):\n    return x / norm"}, rf"divide, .*: 'return x / norm': .*\. {HINT}"),
+        ({"divide": "def divide(x, norm):\n    return x / norm[:, None]"}, rf"divide, .*norm\[:, None\]': .*\. {HINT}"),
+        (
+            {"divide": "def divide(x, norm):\n    return norm"},
+            rf": divide of op_of_a_test_\d+ returned the shape \(4,\): expected \(4, 8\)\. {HINT}",
+        ),
+        (
+            {"divide": "def divide(x, norm):\n    y = x / 2"},
+            r": divide of op_of_a_test_\d+ returned None: expected a tensor of the shape \(4, 8\)$",
+        ),
+        (
+            {"square": "def square(x, AXIS: tl.constexpr):\n    return tl.expand_dims(tl.sum(x, AXIS), AXIS)"},
+            rf": square of op_of_a_test_\d+ returned the shape \(4, 1\): expected \(4, 8\)\. {HINT}",
+        ),
+        (
+            {"square": "def square(x):\n    return x > 0"},
+            r": square of op_of_a_test_\d+ returned int1: expected the dtype of its arguments, fp32$",
+        ),
+        (
+            {"norm": "def norm(squares, eps):\n    return squares[:, None]"},
+            rf": norm of op_of_a_test_\d+ returned the shape \(4, 1\): expected \(4,\)\. {HINT}",
+        ),
+    ],
+    ids=["forgets AXIS", "one AXIS only", "row", "nothing", "short term", "bool term", "row value of a tile"],
+)
+@TARGETS
+def test_wrong_shape_is_an_error_with_kernel_function_and_shape(
+    target: Any, functions: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make_kernel(tmp_path, monkeypatch, **functions)
+    with pytest.raises(PluginError, match=message) as caught:
+        try_functions(kernel, target)
+    assert str(caught.value).startswith(f"kernel {kernel.name!r}: ")
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        {},
+        {"divide": "def divide(x, norm, AXIS: tl.constexpr):\n    return tl.expand_dims(norm, AXIS)"},
+        {"divide": "def divide(x):\n    return 1.0"},
+        {
+            "norm": "def norm(count):\n    return 1.0 / count",
+            "divide": "def divide(x, norm):\n    return x * norm",
+        },
+    ],
+    ids=["correct", "number per row", "number", "number for all rows"],
+)
+@TARGETS
+def test_results_that_schedules_broadcast_correctly_are_accepted(
+    target: Any, functions: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try_functions(make_kernel(tmp_path, monkeypatch, **functions), target)
+
+
+@TARGETS
+def test_functions_of_kernels_with_all_kinds_of_tensors_are_tried(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    roles: set[str] = set()
+    shape_of = op_trial._shape
+    names = op_trial.function_names
+    monkeypatch.setattr(op_trial, "function_names", lambda kernel: roles.update(names(kernel)) or names(kernel))
+    for kernel in vars(row_tensors).values():
+        if isinstance(kernel, RowKernel):
+            try_functions(kernel, target)
+    assert roles == set(op_trial.function_names(_all_roles()))
+    assert shape_of(object()) is None
+
+
+def _all_roles() -> RowKernel:
+    two = Statistic("a", "sum", "x"), Statistic("b", "sum", "x", rebase="r")
+    names = "x", "y"
+    return RowKernel("all", "none", names, two, names, row_writes=names, column_writes=names, row_value="v")
+
+
+@TARGETS
+def test_a_count_per_part_and_parts_of_several_rows_are_tried(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebase = "def rebase(squares, part_top, top):\n    return squares * tl.exp(part_top - top)"
+    term = "def square(x, top, count, AXIS: tl.constexpr):\n    return x * {count}"
+    kernel = make_kernel(tmp_path, monkeypatch, rebase=rebase, square=term.format(count="count"))
+    statistics = Statistic("top", "max", "x"), Statistic("squares", "sum", "square", rebase="rebase")
+    with pytest.raises(PluginError, match=rf"square, .*: 'return x \* count': .*{HINT}"):
+        try_functions(replace(kernel, statistics=statistics), target)
+    expanded = term.format(count="tl.expand_dims(top / count, AXIS)")
+    kernel = make_kernel(tmp_path, monkeypatch, rebase=rebase, square=expanded)
+    try_functions(replace(kernel, statistics=statistics), target)
+    per_row = "def rebase(squares, part_top, top):\n    return tl.zeros_like(top)"
+    kernel = make_kernel(tmp_path, monkeypatch, rebase=per_row, square=expanded)
+    with pytest.raises(PluginError, match=r"rebase of .* returned the shape \(4,\): expected \(8, 4\)"):
+        try_functions(replace(kernel, statistics=statistics), target)
+
+
+@pytest.mark.parametrize("device", [{"device": "interpreter"}, {"arch": "sm_90"}], ids=str)
+def test_a_plan_and_a_call_raise_the_error(
+    device: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = make_op(tmp_path, monkeypatch, divide="def divide(x, norm):\n    return x / norm")
+    monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp(op.name, "a test", op)))
+    with pytest.raises(PluginError, match=f"^kernel {op.name!r}: .* divide, .*{HINT}"):
+        tridal.plan(6, 5, op=op.name, **device)
+    with tridal.use(device="interpreter"), pytest.raises(PluginError, match=f"^kernel {op.name!r}: .* divide, "):
+        tridal.row_function(op)(torch.ones(6, 5), 0)  # without the trial, this result is wrong
+
+
+def test_functions_are_tried_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[RowKernel, Any]] = []
+    monkeypatch.setattr(op_trial, "try_functions", lambda *arguments: tried.append(arguments))
+    kernel = make_kernel(tmp_path, monkeypatch)
+    backend, device = planning.target("interpreter")
+    for shape in ((2, 5), (3, 7)):
+        launch.plan(kernel_call(shape, kernel=kernel, parameters=(1.0,)), backend, device, {"num_programs": 4})
+    assert tried == [(kernel, None)]
+
+
+def test_nothing_is_tried_without_the_interpreter_or_for_a_target_that_triton_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make_kernel(tmp_path, monkeypatch, divide="def divide(x, norm):\n    return norm")
+    check_functions(kernel, ("unknown", 1, 32), False)
+    check_functions(kernel, None, False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else find_spec(name))
+    check_functions(kernel, None, True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    check_functions(kernel, SM_90, False)
+
+
+@pytest.fixture(scope="module")
+def launched() -> set[RowKernel]:
+    """The kernels that the cases of all built-in ops launch in the interpreter, with their constants."""
+    found = {kernel for op in table.ROW_OPS for kernel in op.kernels}
+
+    def prepare(call: Any, *arguments: Any) -> launch.PreparedLaunch:
+        found.add(call.kernel)
+        return launch.PreparedLaunch(launch.plan(call, *arguments), lambda *tensors: None, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "prepare", prepare)
+        for case in testing.cases(INTERPRETER, [op.name for op in table.FUSED_OPS]):
+            if case.plan == "planned" and math.prod(case.shape) < 2000:
+                testing.run_case(case, INTERPRETER)
+    registry.invalidate()  # forgets the prepared calls, which launch nothing
+    return found
+
+
+@TARGETS
+def test_functions_of_built_in_ops_pass_their_trials(target: Any, launched: set[RowKernel]) -> None:
+    """They need no trial before use, so this test runs it: interpreted for all constants, and compiled for some."""
+    by_name = {kernel.name: kernel for kernel in launched}
+    assert set(by_name) >= {*table.kernels(), "column_sum", "cross_entropy_reduce"}
+    for kernel in launched if target is None else by_name.values():
+        assert op_trial.is_own(kernel)
+        try_functions(kernel, target)
