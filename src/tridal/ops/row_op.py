@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
 
+from tridal.ops.names import name_fault, parameter_fault
 from tridal.ops.row_reduce import RowReduce
 from tridal.runtime.row_kernel import RowKernel
-
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 Reference: TypeAlias = Callable[..., torch.Tensor]
 """reference(x, reduce, **parameters): the op in torch's ops, which autograd can differentiate."""
@@ -102,8 +100,12 @@ class RowOp:
                 return f"kernel {kernel.name!r} reads {', '.join(kernel.reads)}: expected {reads} tensor(s)"
             if len(kernel.pointers) != 1 + reads:
                 return f"kernel {kernel.name!r}: a RowOp has no tensors per row or per column, and writes one tensor"
-        if not _NAME.fullmatch(self.name):
-            return f"name: expected lower-case letters, digits and underscores, found {self.name!r}"
+        for fault in (name_fault(self.name), *map(parameter_fault, self.parameters)):
+            if fault is not None:
+                return fault
+        for name, value in self.parameters.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                return f"parameters: expected a number as the default of {name!r}, found {value!r}"
         if (self.forward.name, self.backward.name) != (self.name, f"{self.name}_backward"):
             return f"its kernels are called {self.forward.name!r} and {self.backward.name!r}: expected the op's name"
         if not callable(self.reference) or not callable(self.gradient):

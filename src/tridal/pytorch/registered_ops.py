@@ -41,6 +41,9 @@ def register(op: RowOp) -> None:
     table.check(op)
     if op.name in REGISTERED:
         raise PluginError(f"op {op.name!r} cannot be used: another op with that name is registered")
+    for kernel in op.kernels:
+        if hasattr(torch.ops.tridal, kernel.name):  # an alias, or an attribute that torch adds
+            raise PluginError(f"op {op.name!r} cannot be used: torch.ops.tridal.{kernel.name} already exists")
     compute_call = functools.partial(reference.compute_call, dispatch=True)
     _define(OpCall, op, ("input",), _forward, compute_call)
     _define(GradientCall, op, ("grad", op.saves), _backward, reference.gradient)
