@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tridal
+from third_party_op import UNIT_NORM
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
@@ -316,3 +318,18 @@ def test_one_program_per_tile(backend: Any, dtype: torch.dtype, shape: tuple[int
     assert_close(y.double(), exact, rtol=eps + 2e-6, atol=1e-7)
     expected = torch._softmax_backward_data(g.double(), y.detach().double(), dim, torch.float64)
     assert_close(dx.double(), expected, rtol=eps, atol=2e-6)  # differences of numbers of magnitude one
+
+
+@pytest.mark.parametrize("value", ["3", torch.tensor(3.0), torch.tensor(3.0, requires_grad=True), None, True, 1j, [3]])
+def test_parameter_that_is_no_number_is_a_type_error_with_op_and_parameter(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^unit_norm: eps must be a number, got "):
+        tridal.row_function(UNIT_NORM)(torch.ones(3), eps=value)
+
+
+@pytest.mark.parametrize("value", [3, 3.0, numpy.float32(3), numpy.float64(3), numpy.int64(3)])
+def test_parameter_may_be_a_number_of_python_or_numpy(value: Any) -> None:
+    function = tridal.row_function(UNIT_NORM)
+    expected = torch.full((6,), 1 / 3)
+    assert_close(function(torch.ones(6), eps=value), expected)
+    compiled = torch.compile(lambda x: function(x, eps=3), fullgraph=True, backend="eager")
+    assert_close(compiled(torch.ones(6)), expected)

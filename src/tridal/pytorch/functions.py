@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -110,6 +111,9 @@ def row_function(op: RowOp) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         if unknown := [name for name in parameters if name not in op.parameters]:
             raise TypeError(f"{op.name}() got an unexpected keyword argument {unknown[0]!r}")
+        for name, value in parameters.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt, Real)):
+                raise TypeError(f"{op.name}: {name} must be a number, got {value!r}")
         values = tuple(float(parameters.get(name, default)) for name, default in op.parameters.items())
         values = tuple(value if value == value else math.nan for value in values)  # cache keys compare NaN by identity
         return apply(op, input, dim, dtype, stream, values)
