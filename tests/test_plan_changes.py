@@ -14,6 +14,7 @@ from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig, LaunchPlan, Problem, Resources
 from tridal.errors import PlanError
+from tridal.ops import table
 from tridal.runtime import launch
 from tridal.testing.call_kinds import call_kinds
 from tridal.testing.cases import Case
@@ -137,6 +138,11 @@ def test_a_schedule_that_no_plan_uses_and_that_cannot_be_forced_is_reported() ->
 
     backend: Any = Wrapped(never_whole_rows, schedules=frozenset({"column_loop"}), features=frozenset({"peel"}))
     assert search_plans(backend, ["softmax"]).not_reached == ("peel",)
+
+
+def test_a_feature_that_no_selected_op_can_use_is_reached_by_another_op() -> None:
+    assert not any(op.scale_mask for op in table.row_ops().values() if op.name == "log_softmax")
+    assert search_plans(INTERPRETER, ["log_softmax"]).not_reached == ()
 
 
 def test_search_stops_after_the_limit_of_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

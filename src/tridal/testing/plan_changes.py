@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -98,21 +98,27 @@ def search_plans(
         cases |= dict.fromkeys(kind.case(*size) for size in (change.below, change.above))
     not_reached = (backend.schedules | backend.features) - planner.used if planner.plans else frozenset()
     if not_reached:
-        not_reached -= _used_by_overrides(backend, ops)
+        not_reached -= _used_by_overrides(backend, not_reached)
     return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped))
 
 
-def _used_by_overrides(backend: Backend, ops: Sequence[str] | None) -> set[str]:
-    """Returns the schedules and features that overridden plans use, for sizes that the suite has with each override."""
+def _used_by_overrides(backend: Backend, wanted: Set[str]) -> set[str]:
+    """Returns schedules and features that overridden plans use, for a size that the suite has with each override.
+
+    Searches the plans of all ops, because not every op can use every feature. Stops if all the wanted ones are found,
+    because plans may compile kernels.
+    """
     found: set[str] = set()
-    for name in overrides(backend):
+    for name in sorted(overrides(backend), key=lambda name: wanted.isdisjoint(name.split("+"))):
         override = PLAN_OVERRIDES[name]
         assert override is not None
         overridden: Any = Overridden(backend, "", override)
         planner = _Planner(overridden)
-        for kind in call_kinds(backend, ops):
+        for kind in call_kinds(backend, None):
             planner.signature(kind.call(300, 781), exact=True)
-        found |= planner.used
+            found |= planner.used
+            if wanted <= found:
+                return found
     return found
 
 
