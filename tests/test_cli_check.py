@@ -134,7 +134,7 @@ def test_all_option_runs_the_conformance_suite(backend: Backend, monkeypatch: py
     output = run("--all", "--device", backend.name)
     assert "Conformance suite" in output
     assert "searched 10 plans for changes, and found 2 cases on both sides of them" in output
-    assert "all 7 checks passed" in output
+    assert "all 11 checks passed" in output
     monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, False, 1, 0, "[off]", 0))
     output = run("--all", "--device", backend.name, code=1)
     assert "FAILED softmax forward 3x5 dim=-1 float32: [off]" in output
@@ -217,6 +217,24 @@ def test_op_option_runs_the_suite_of_these_ops_only(backend: Backend, monkeypatc
     assert requested == [["log_softmax", "softmax"]] * 2
     assert len(report["suite"]) == 1
     assert "Conformance suite" in run("--op", "log_softmax", "--device", backend.name)
+
+
+def test_wrong_declaration_is_a_failure_and_ends_the_check_before_the_suite(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cases(*arguments: Any) -> None:
+        raise AssertionError("the suite must not run")
+
+    wrong = testing.Result("softmax declaration maths in torch.float32", False, 0.0, 0.0, "a [wrong] gradient", 0.0)
+    monkeypatch.setattr(testing, "check_declarations", lambda ops: (wrong,))
+    monkeypatch.setattr(testing, "cases", cases)
+    output = run("--op", "softmax", "--device", backend.name, code=1)
+    assert "FAILED softmax declaration maths in torch.float32: a [wrong] gradient" in output
+    assert "The conformance suite was not run, because a declaration is wrong" in output
+    assert "FAILED 1 of 4 checks" in output
+    report = json.loads(run("--all", "--json", "--device", backend.name, code=1))
+    assert [result["message"] for result in report["declarations"]] == ["a [wrong] gradient"]
+    assert "suite" not in report
 
 
 def test_unknown_op_suggests_a_similar_name() -> None:

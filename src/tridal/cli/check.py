@@ -72,6 +72,11 @@ def check(
     report["plans"] = _make_plans(out)
     results = [*unit_test["results"], report["worked_example"]]
     if whole_suite or ops:
+        declarations = testing.check_declarations(ops or None)
+        _show_declarations(out, declarations)
+        report["declarations"] = [asdict(result) for result in declarations]
+        results += report["declarations"]
+    if (whole_suite or ops) and all(result.passed for result in declarations):
         search, suite = _run_suite(backend, ops or None, _MAX_COMPILED if max_compiled is None else max_compiled)
         _show_suite(out, suite)
         _show_search(out, search)
@@ -139,8 +144,7 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
     from tridal.testing.cases import TUTORIAL_SHAPE
 
     plans = []
-    first_of = {backend: arch for arch, (backend, _) in reversed(planning.architectures().items())}
-    for backend, arch in reversed(first_of.items()):
+    for arch, (backend, _) in planning.example_architectures().items():
         if backend.interpreted:
             continue
         try:
@@ -192,6 +196,16 @@ def _show_example(out: Console, worked: Worked) -> None:
         out.print(f"{PASS} equal to the values calculated by hand, to four decimals")
     else:
         out.print(f"{FAIL} {escape(worked.result.message or '')}")
+
+
+def _show_declarations(out: Console, results: Sequence[Result]) -> None:
+    failures = [result for result in results if not result.passed]
+    for result in failures:
+        out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
+    if failures:
+        out.print("The conformance suite was not run, because a declaration is wrong", soft_wrap=True)
+    else:
+        out.print(f"\n{PASS} {count(len(results), 'check')} of declarations", soft_wrap=True)
 
 
 def _show_suite(out: Console, results: Sequence[Result]) -> None:

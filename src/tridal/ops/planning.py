@@ -125,6 +125,13 @@ def architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
     return {**known}
 
 
+def example_architectures() -> dict[str, tuple[Backend, DeviceProperties]]:
+    """Returns the first architecture of each backend."""
+    known = architectures()
+    first = {backend: arch for arch, (backend, _) in reversed(known.items())}
+    return {arch: known[arch] for arch in reversed(first.values())}
+
+
 @functools.cache
 def _log_fault(fault: str) -> None:
     _log.warning("%s", fault)

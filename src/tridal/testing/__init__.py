@@ -12,6 +12,7 @@
 
 from tridal.testing.cases import Case, FusedCase
 from tridal.testing.checking import Result, check, run_case
+from tridal.testing.declarations import check_declarations
 from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.plan_changes import PlanSearch, search_plans
@@ -29,6 +30,7 @@ __all__ = [
     "Worked",
     "cases",
     "check",
+    "check_declarations",
     "check_runtime",
     "implementation",
     "overrides",

@@ -1,0 +1,128 @@
+"""The check of declarations finds wrong references, gradients and Triton functions of an op, without a device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import op_sources
+from torch_versions import TRITON
+from tridal import testing
+from tridal.errors import PlanError
+from tridal.ops import RowReduce, table
+from tridal.testing import declarations
+
+pytest.importorskip("triton")
+
+Check = Callable[..., dict[str, str | None]]
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Returns a function that changes an op and returns the messages of its checks by name."""
+
+    def check(changes: dict[str, Any], archs: tuple[str, ...] = (), **functions: str) -> dict[str, str | None]:
+        monkeypatch.setattr(declarations, "_compiled_architectures", lambda: archs)
+        op = replace(op_sources.make_op(tmp_path, monkeypatch, **functions), **changes)
+        monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp(op.name, "a test", op)))
+        results = testing.check_declarations([op.name])
+        assert all(result.passed == (result.message is None) for result in results)
+        return {result.name.removeprefix(f"{op.name} declaration "): result.message for result in results}
+
+    return check
+
+
+def test_a_correct_declaration_passes_and_is_compiled_for_architectures_without_a_device(check: Check) -> None:
+    assert "sm_90" in declarations._compiled_architectures()
+    messages = check({}, ("sm_90",))
+    assert set(messages.values()) == {None}
+    names = [name.partition(" ")[2] for name in messages if " compiled for " in name]
+    assert names == [f"compiled for sm_90 in {how}" for how in ("float32 along dim -1", "float64 along dim 0")] * 2
+
+
+def test_built_in_ops_pass() -> None:
+    results = testing.check_declarations([op.name for op in (*table.ROW_OPS, *table.FUSED_OPS)])
+    assert [result.name for result in results if not result.passed] == []
+    assert len(results) == 2 * len(table.ROW_OPS)
+
+
+def test_unknown_op_suggests_a_similar_name() -> None:
+    with pytest.raises(PlanError, match="did you mean 'softmax'"):
+        testing.check_declarations(["sofmax"])
+
+
+def to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Returns a reference or gradient whose result has this dtype."""
+    return lambda *arguments, **_: arguments[0].to(dtype)
+
+
+SHAPE = r"of shape \(3, 7\)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": to(torch.bool)}, f"the reference returned torch.bool {SHAPE} for torch.float64 {SHAPE}: expect"),
+        ({"reference": to(torch.int64)}, f"the reference returned torch.int64 {SHAPE} for torch.float64 {SHAPE}: "),
+        ({"reference": lambda x, reduce, eps: reduce(x, "sum")}, r"the reference returned .* of shape \(3, 1\) for "),
+        ({"reference": lambda x, reduce, eps: None}, "the reference returned a NoneType: expected a tensor"),
+        ({"reference": lambda x, reduce, eps: x.detach()}, "the reference has no gradient: autograd has to"),
+        ({"gradient": to(torch.float16)}, f"the gradient returned torch.float16 {SHAPE} for torch.float64 {SHAPE}: "),
+        ({"gradient": lambda dy, x, reduce, eps: dy.double().sum()}, "the gradient returned torch.float64 of shape"),
+        ({"gradient": lambda dy, x, reduce: dy}, "raised TypeError: .*unexpected keyword argument 'eps'"),
+        (
+            {"saves": "output"},
+            "with saves='output', the gradient differs from autograd's gradient of the reference by .* of its largest "
+            "element: declare saves='input'$",
+        ),
+        ({"gradient": lambda dy, x, reduce, eps: 2 * dy}, r"with saves='input', .* of its largest element$"),
+    ],
+    ids=[
+        "bool", "int", "shape", "none", "constant", "gradient dtype", "gradient shape", "argument", "saves", "gradient",
+    ],
+)  # fmt: skip
+def test_fault_of_the_maths_is_found(check: Check, changes: dict[str, Any], message: str) -> None:
+    found = check(changes)["maths in torch.float64"]
+    assert found is not None
+    assert re.search(message, found), found
+
+
+def test_saves_output_is_suggested_if_the_gradient_needs_the_output(check: Check) -> None:
+    def reference(x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
+        return x.exp()
+
+    changes = {"reference": reference, "gradient": lambda dy, y, reduce, eps: dy * y}
+    found = check(changes)["maths in torch.float64"]
+    assert found is not None
+    assert found.endswith(": declare saves='output'")
+    assert check({**changes, "saves": "output"})["maths in torch.float64"] is None
+
+
+@pytest.mark.skipif(TRITON < (3, 3), reason="Triton 3.2 aborts the process")
+def test_python_if_on_a_tensor_is_found_by_the_compiler_only(check: Check) -> None:
+    source = "def divide(x, norm, AXIS: tl.constexpr):\n    y = x / tl.expand_dims(norm, AXIS)\n    {}\n    return y"
+    messages = check({}, ("sm_90",), divide=source.format("if x > 0:\n        y = -y"))
+    faults = [name for name, message in messages.items() if message is not None]
+    assert len(faults) == 2
+    assert all(" compiled for " in name for name in faults)
+
+
+def test_function_of_the_wrong_shape_is_found(check: Check) -> None:
+    messages = check({}, divide="def divide(x, norm):\n    return norm")
+    name = next(name for name in messages if name.startswith("functions of"))
+    assert "divide of" in str(messages[name])
+    assert "returned the shape (4,): expected (4, 8)" in str(messages[name])
+    assert not messages[name].startswith("raised")  # type: ignore[union-attr]
+
+
+def test_architectures_that_triton_cannot_compile_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    declarations._compiled_architectures.cache_clear()
+    monkeypatch.setattr(declarations.compiler, "can_compile", lambda target: False)
+    assert declarations._compiled_architectures() == ()
+    declarations._compiled_architectures.cache_clear()
