@@ -137,7 +137,7 @@ def test_adapters_say_how_terms_are_reduced_and_padded(make_kernel: Callable[...
 def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(
     make_kernel: Callable[..., RowKernel], term: str, neutral_padding: bool
 ) -> None:
-    statistics = (Statistic("total", "sum", term="element"), Statistic("deviation", "sum", term=term))
+    statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term, "shift_total"))
     constants = python_adapters(make_kernel(statistics=statistics, neutral_padding=neutral_padding))
     assert constants["MASKS_TERMS"] == (term == "bounded" or not neutral_padding)
     if term == "bounded":
@@ -170,8 +170,7 @@ def test_a_kernel_with_one_statistic_has_no_second_term(make_kernel: Callable[..
         ("square", "shift_without_count", False),
         ("square", "shift_total", True),
         ("counted", "shift_without_count", True),
-        ("counted", None, True),
-        ("square", None, False),
+        ("element", None, False),
     ],
 )
 def test_counts_is_set_if_a_function_names_count_or_part_count(
@@ -179,6 +178,17 @@ def test_counts_is_set_if_a_function_names_count_or_part_count(
 ) -> None:
     statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term, rebase))
     assert python_adapters(make_kernel(statistics=statistics))["COUNTS"] is counts
+
+
+@pytest.mark.parametrize(("term", "used"), [("square", "total"), ("bounded", "total"), ("counted", "count")])
+def test_a_second_term_with_a_number_of_the_part_needs_rebase(
+    make_kernel: Callable[..., RowKernel], term: str, used: str
+) -> None:
+    """Without rebase, results are wrong where a row is divided."""
+    statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term))
+    message = f"kernel 'norm': {term}, the term of 'deviation', uses {used}, which differs .*: declare rebase"
+    with pytest.raises(PluginError, match=message):
+        python_adapters(make_kernel(statistics=statistics))
 
 
 def test_a_function_with_unknown_names_raises_and_lists_what_it_can_name(
@@ -200,7 +210,7 @@ def test_a_function_cannot_name_a_statistic_that_is_not_known_yet(make_kernel: C
 
 
 def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: Callable[..., RowKernel]) -> None:
-    statistics = (Statistic("total", "sum", term="b"), Statistic("deviation", "sum", term="square"))
+    statistics = (Statistic("total", "sum", term="b"), Statistic("deviation", "sum", term="element"))
     kernel = make_kernel(
         statistics=statistics, row_value="counted_total", row_writes=("deviation", "counted_total"), writes=("a",),
         source=SOURCE + "\n    @triton.jit\n    def counted_total(total, count):\n        return total, count\n",

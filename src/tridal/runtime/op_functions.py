@@ -95,6 +95,7 @@ def adapters(kernel: RowKernel, wrap: Callable[[Any], Any]) -> dict[str, Any]:
     functions = {role: _function(kernel, role, name) for role, name in named.items()}
     arguments = {role: _arguments(name, functions[role]) for role, name in named.items()}
     _check_column_terms(kernel, {named[r]: arguments[r] for r in ("column_term", "column_term2") if r in named})
+    _check_rebase(kernel, arguments.get("second_term", []))
     declared = set().union(*arguments.values())
     made = {role: _adapter(kernel, role, name, functions[role], wrap) for role, name in named.items()}
     first, second = [*kernel.statistics, None, None][:2]
@@ -125,6 +126,17 @@ def _check_column_terms(kernel: RowKernel, terms: Mapping[str, list[str]]) -> No
             raise PluginError(
                 f"kernel {kernel.name!r}: {term} is the term of a sum over rows and uses {used[0]}, which "
                 "may be infinite for a row beyond the last one: set neutral_padding=False"
+            )
+
+
+def _check_rebase(kernel: RowKernel, second_term: list[str]) -> None:
+    """Raises PluginError if the second term uses a number of a part of a row, and no function adapts its sum."""
+    if len(kernel.statistics) == 2 and kernel.statistics[1].rebase is None:
+        first, second = kernel.statistics
+        if used := [name for name in second_term if name in (first.name, "count")]:
+            raise PluginError(
+                f"kernel {kernel.name!r}: {second.term}, the term of {second.name!r}, uses {used[0]}, which differs "
+                f"between the parts of a row: declare rebase, a function that adapts {second.name!r} of a part"
             )
 
 
