@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
@@ -65,6 +68,14 @@ def test_a_statistic_may_use_each_reduction(reduce: Any) -> None:
 )
 def test_problem_names_the_kernel_and_its_fault(changes: dict[str, Any], message: str) -> None:
     assert replace(KERNEL, **changes).fault() == message
+
+
+@pytest.mark.parametrize("declaration", [Statistic, RowKernel, RowOp])
+def test_help_explains_every_field_of_a_declaration(declaration: Any) -> None:
+    sections = inspect.getdoc(declaration).split("\n\n")
+    attributes = next(section for section in sections if section.startswith("Attributes:"))
+    explained = re.findall(r"^    (\w+): \S", attributes, re.MULTILINE)
+    assert explained == [field.name for field in fields(declaration)]
 
 
 def test_passes_count_a_rebased_statistic_and_the_output() -> None:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 
 from tridal.ops.names import name_fault, parameter_fault
 from tridal.ops.row_reduce import RowReduce
 from tridal.runtime.row_kernel import RowKernel
-
-Reference: TypeAlias = Callable[..., torch.Tensor]
-"""reference(x, reduce, **parameters): the op in torch's ops, which autograd can differentiate."""
-Gradient: TypeAlias = Callable[..., torch.Tensor]
-"""gradient(dy, saved, reduce, **parameters): its gradient in torch's ops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,33 +19,43 @@ class RowOp:
 
     The registered op in `torch.ops.tridal`, its gradient, the conformance cases, the benchmarks, the choices of the
     commands and the plans of all backends are derived from it. Compared and hashed by identity.
+
+    Attributes:
+        name: lower-case letters, digits and underscores; no keyword of Python.
+        forward: the kernel of the op. It reads one tensor and has the op's name.
+        backward: the kernel of the gradient, named "<op>_backward". It reads the output's gradient, then the saved
+            tensor.
+        reference: the op in torch's ops: `reference(x, reduce, **parameters)`. Autograd can differentiate it. In
+            float64, it is the reference of the conformance suite. It also computes tensors that no kernel supports,
+            higher-order and forward-mode derivatives, and rows that are sharded over ranks. For sharded rows, `reduce`
+            spans the ranks.
+        gradient: the gradient in torch's ops: `gradient(dy, saved, reduce, **parameters)`.
+        saves: the tensor that the gradient needs: "output" or "input".
+        parameters: keyword arguments that are numbers, with their defaults.
+        torch_function: torch's own function for the op, if there is one: `f(input, dim, dtype=dtype)`. It computes
+            calls without a kernel, and benchmarks compare with it.
+        aten: name of the ATen op that `tridal.override_torch` replaces, for example "_softmax". Only tridal's own ops
+            replace one.
+        autocast: whether autocast computes the op in float32, as torch does for softmax. If not, the op computes in the
+            input's dtype under autocast.
+        bounds: the error bounds of the conformance suite: an object with the methods `forward`, `backward` and
+            `second_order` of `tridal.testing.tolerance.DerivedBounds`, which is the default. It measures how sensitive
+            the reference is to rounding errors.
+        benchmark: what `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`; None derives it.
     """
 
     name: str
     forward: RowKernel
-    """The kernel of the op. It reads one tensor and has the op's name."""
     backward: RowKernel
-    """The kernel of the gradient, named "<op>_backward". It reads the output's gradient, then the saved tensor."""
-    reference: Reference
-    """The op in torch's ops. In float64, it is the reference of the conformance suite. It also computes tensors that no
-    kernel supports, higher-order and forward-mode derivatives, and rows that are sharded over ranks. For sharded rows,
-    `reduce` spans the ranks."""
-    gradient: Gradient
-    """The gradient in torch's ops, from the gradient of the output and the saved tensor."""
+    reference: Callable[..., torch.Tensor]
+    gradient: Callable[..., torch.Tensor]
     saves: Literal["output", "input"] = "output"
-    """The tensor that the gradient needs."""
     parameters: Mapping[str, float] = field(default_factory=dict)
-    """Keyword arguments that are numbers, with their defaults."""
     torch_function: Callable[..., torch.Tensor] | None = None
-    """torch's own function for the op, if there is one: f(input, dim, dtype=dtype). Used if there is no kernel."""
     aten: str | None = None
-    """The ATen op that `override_torch` replaces, if there is one, for example "_softmax"."""
     autocast: bool = False
-    """Whether autocast computes the op in float32."""
     bounds: Any = None
-    """The op's error bounds for the conformance suite, see `tridal.testing.tolerance`; None derives them."""
     benchmark: Any = None
-    """What `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`; None derives it."""
 
     def __repr__(self) -> str:
         return f"RowOp({self.name!r})"

@@ -27,15 +27,22 @@ POINTERS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A number per row: the reduction of a term of each element."""
+    """A number per row: the reduction of a term of each element.
+
+    Attributes:
+        name: functions that run after the statistic get it by this name.
+        reduce: "max", "sum", or "accurate_sum", a sum that rounds less often.
+        term: name of the Triton function that computes the term, or of the tensor of `reads` that is the term.
+        rebase: name of a Triton function. The second statistic needs it if its term uses the first statistic or
+            `count`. The function gets the second statistic of a part of a row, and returns what it would be if its
+            terms had used the first statistic and the count of the whole row. A part may be empty: its "max" is -inf,
+            and its sums and its count are 0.
+    """
 
     name: str
     reduce: Reduction
     term: str
-    """Name of the Triton function that computes the term, or of the tensor of `reads` that is the term."""
     rebase: str | None = None
-    """For a second statistic whose term depends on the first one: the name of a Triton function. It converts the second
-    statistic of a part of a row from the first statistic of the part to the first statistic of the whole row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,51 +51,59 @@ class RowKernel:
 
     It does not depend on tiles, programs or devices. `tridal.runtime.op_functions` lists the parameters of functions.
     Compared and hashed by identity.
+
+    Attributes:
+        name: name of the kernel. `tridal plan --op` takes it.
+        module: module of the Triton functions. It is imported when the first kernel is compiled or interpreted.
+        reads: names of the inputs with a number per element. All but the first are contiguous.
+        statistics: the statistics of a row, at most two.
+        writes: for each output with a number per element: the name of its Triton function. The outputs are contiguous.
+        added: name of an input with a number per element that is added to the first of `writes` before it is rounded,
+            for example the gradient of another use of a tensor. It is contiguous. No function gets it.
+        row_reads: names of the inputs with a number per row. They are contiguous.
+        row_index: name of an input with a column index per row, in int64. It is contiguous. Functions that are called
+            once per row also get `picked`: the element of the first tensor in that column, or NaN if there is no such
+            column. They get ``picked_<name>``, too: the number that the first of `column_reads` has for that column, or
+            zero.
+        column_reads: names of the inputs with a number per column, for example a weight. They are contiguous.
+        row_writes: for each output with a number per row: the name of its Triton function, or of the statistic that it
+            is. The outputs are contiguous.
+        column_writes: for each output with a number per column: the name of the Triton function of its term. The output
+            is the sum of the term over all rows, in the accumulator's dtype. Each group of programs that compute the
+            same rows writes one row of partial sums, so the tensor has `LaunchPlan.groups` rows; it is contiguous.
+        parameters: names of numbers that are the same for all elements. They are run-time arguments. A None is a
+            constant.
+        padding: the value of elements beyond the end of a row.
+        neutral_padding: whether elements of `padding` leave the statistics unchanged. Also whether they leave the sums
+            of `column_writes` unchanged in a row beyond the last one, whose `row_reads` are zero; terms of these sums
+            may then use neither statistics, `row_value` nor `column_reads`. If not, terms beyond the end are masked.
+        scale_mask: whether the first tensor can be scaled and masked when it is loaded.
+        live_tiles: tiles of the accumulator's dtype that are live at the same time, from 1 to 16, see
+            `Problem.live_tiles`.
+        row_value: name of the Triton function that computes a number per row from the statistics, before elements are
+            computed. `writes` and `row_writes` get it by the function's name.
+        constants: pairs of a name in upper case and a number, string or None. Functions may declare these names as
+            compile-time constants, see `bind`.
     """
 
     name: str
     module: str
-    """Module of the Triton functions. It is imported when the first kernel is compiled or interpreted."""
     reads: tuple[str, ...]
-    """Names of the inputs with a number per element. All but the first are contiguous."""
     statistics: tuple[Statistic, ...]
     writes: tuple[str, ...]
-    """For each output with a number per element: the name of its Triton function. The outputs are contiguous."""
     added: str | None = None
-    """Name of an input with a number per element that is added to the first of `writes` before it is rounded, for
-    example the gradient of another use of a tensor. It is contiguous. No function gets it."""
     row_reads: tuple[str, ...] = ()
-    """Names of the inputs with a number per row. They are contiguous."""
     row_index: str | None = None
-    """Name of an input with a column index per row, in int64. It is contiguous. Functions that are called once per row
-    also get `picked`: the element of the first tensor in that column, or NaN if there is no such column. They get
-    `picked_<name>`, too: the number that the first of `column_reads` has for that column, or zero."""
     column_reads: tuple[str, ...] = ()
-    """Names of the inputs with a number per column, for example a weight. They are contiguous."""
     row_writes: tuple[str, ...] = ()
-    """For each output with a number per row: the name of its Triton function, or of the statistic that it is. The
-    outputs are contiguous."""
     column_writes: tuple[str, ...] = ()
-    """For each output with a number per column: the name of the Triton function of its term. The output is the sum of
-    the term over all rows, in the accumulator's dtype. Each group of programs that compute the same rows writes one row
-    of partial sums, so the tensor has `LaunchPlan.groups` rows; it is contiguous."""
     parameters: tuple[str, ...] = ()
-    """Names of numbers that are the same for all elements. They are run-time arguments. A None is a constant."""
     padding: float = 0.0
-    """The value of elements beyond the end of a row."""
     neutral_padding: bool = False
-    """Whether elements of `padding` leave the statistics unchanged. Also whether they leave the sums of `column_writes`
-    unchanged in a row beyond the last one, whose `row_reads` are zero; terms of these sums may then use neither
-    statistics, `row_value` nor `column_reads`. If not, terms beyond the end are masked."""
     scale_mask: bool = False
-    """Whether the first tensor can be scaled and masked when it is loaded."""
     live_tiles: int = 3
-    """Tiles of the accumulator's dtype that are live at the same time, from 1 to 16, see `Problem.live_tiles`."""
     row_value: str | None = None
-    """Name of the Triton function that computes a number per row from the statistics, before elements are computed.
-    `writes` and `row_writes` get it by the function's name."""
     constants: tuple[tuple[str, Any], ...] = ()
-    """Compile-time constants that functions may declare by name, see `bind`."""
 
     def bind(self, **constants: Any) -> RowKernel:
         """Returns the kernel with constants: each replaces the tensor or parameter of its name, or is a new one.
