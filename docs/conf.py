@@ -35,8 +35,8 @@ exclude_patterns = ["_build"]
 # GitHub's anchors, so that a link to a heading works on GitHub and on the site.
 myst_heading_anchors = 6
 suppress_warnings = ["myst.header"]  # a generated page can begin with a heading of a lower level
-
 myst_enable_extensions = ["attrs_inline"]  # classes of images
+
 # docutils makes links of a hundred schemes, also of "file:line" in a docstring.
 urischemes.schemes = {scheme: urischemes.schemes[scheme] for scheme in ("http", "https", "mailto")}
 

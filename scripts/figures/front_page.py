@@ -64,7 +64,7 @@ def models(results: Results) -> list[str]:
     gains, lines = [], []
     for model, title in MODELS.items():
         speed, memory = results.speed(model, TRAINING[OURS]), results.memory(model, TRAINING[OURS])
-        gains.append(f"{title} {speed:.2f} times as fast in {memory:.2f} of the memory")
+        gains.append(f"{title} {speed:.2f} times as fast in {memory:.2f} of its memory")
         rates, peaks = [f"{title}: tokens/s"], [f"{title}: peak memory"]
         for provider in TRAINING.values():
             step = results.models[model, "training", provider]
@@ -75,7 +75,7 @@ def models(results: Results) -> list[str]:
                 rates.append(f"{step['tokens_per_second']:,.0f} ({results.speed(model, provider):.2f}x)")
                 peaks.append(f"{step['peak_gib']:.1f} GiB")
         lines += [rates, peaks]
-    sentence = f"On an NVIDIA H200, it trains {', and '.join(gains)} ([method](SPEED)):"
+    sentence = f"In eager mode on an NVIDIA H200, `kernelize` trains {' and '.join(gains)} ([method](SPEED)):"
     return [sentence, "", *table(["training step, bfloat16", *TRAINING], lines)]
 
 
