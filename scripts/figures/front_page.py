@@ -64,7 +64,7 @@ def models(results: Results) -> list[str]:
     gains, lines = [], []
     for model, title in MODELS.items():
         speed, memory = results.speed(model, TRAINING[OURS]), results.memory(model, TRAINING[OURS])
-        gains.append(f"{title} {speed:.2f} times as fast in {memory:.2f} of its memory")
+        gains.append(f"{title} {speed:.2f} times as fast with {memory:.2f} of the memory")
         rates, peaks = [f"{title}: tokens/s"], [f"{title}: peak memory"]
         for provider in TRAINING.values():
             step = results.models[model, "training", provider]
@@ -75,8 +75,9 @@ def models(results: Results) -> list[str]:
                 rates.append(f"{step['tokens_per_second']:,.0f} ({results.speed(model, provider):.2f}x)")
                 peaks.append(f"{step['peak_gib']:.1f} GiB")
         lines += [rates, peaks]
-    sentence = f"In eager mode on an NVIDIA H200, `kernelize` trains {' and '.join(gains)} ([method](SPEED)):"
-    return [sentence, "", *table(["training step, bfloat16", *TRAINING], lines)]
+    sentence = f"On an NVIDIA H200, compared with PyTorch in eager mode, `kernelize` trains {', and '.join(gains)}:"
+    batch = "A step is a forward and a backward of 8,192 tokens, with random weights ([method](SPEED))."
+    return [sentence, "", *table(["training step, bfloat16", *TRAINING], lines), "", batch]
 
 
 def ops(results: Results) -> list[str]:
@@ -97,36 +98,42 @@ def ops(results: Results) -> list[str]:
         *table(["share of copy, bfloat16", "forward", "best other", "backward", "best other"], lines),
         "",
         f"tridal is the fastest, or within {EQUAL:.0%} of the fastest, at {len(pairs) - len(slower)} of {len(pairs)} "
-        f"measured points.",
+        f"points that were measured beside PyTorch, torch.compile, Liger-Kernel and FlagGems.",
         f"At the other {len(slower)}, {', '.join(names[:-1])} or {names[-1]} is up to {most:.2f} times as fast.",
     ]
 
 
 def libraries(results: Results) -> list[str]:
     """A table that says which library suits which purpose."""
-    tridal, compiled, both = TRAINING[OURS], TRAINING["torch.compile"], "compile+kernelize"
-    llama, gpt2 = (
-        {name: f"{results.speed(model, name):.2f}x" for name in (tridal, compiled, both)} for model in MODELS
+    ours, compiled, both, liger = (
+        TRAINING[OURS],
+        TRAINING["torch.compile"],
+        "compile+kernelize",
+        TRAINING["Liger-Kernel"],
     )
-    peaks = [results.models["llama", "training", TRAINING[name]]["peak_gib"] for name in ("Liger-Kernel", OURS)]
+    llama, gpt2 = ({name: f"{results.speed(m, name):.2f}x" for name in (ours, compiled, both)} for m in MODELS)
+    steps = [
+        f"{results.speed('llama', name):.2f}x in {results.models['llama', 'training', name]['peak_gib']:.1f} GiB"
+        for name in (liger, ours)
+    ]
     lines = (
-        ("to run a model in eager mode, on GPUs of several vendors", OURS, "one line, and a report of each module"),
         (
-            "odd widths, wide rows, slices, any dim, any strides",
+            "eager training of models for which Liger-Kernel has no patch",
             OURS,
-            "other libraries are half as fast there, or reject them",
+            f"GPT-2: {gpt2[ours]}; each module is compared before it is replaced",
         ),
-        ("your own row op on every device", OURS, "one file of maths, no kernel"),
+        ("odd widths, wide rows, slices, any dim, any strides", OURS, "others are half as fast there, or reject them"),
+        ("your own row op, or your own device", OURS, "one file of maths, or one file of numbers; no kernel"),
+        (
+            "eager training of LLaMA and similar models",
+            "Liger-Kernel",
+            f"it also fuses the feed-forward layers: {steps[0]}; tridal: {steps[1]}",
+        ),
         (
             "a compiled model",
             "torch.compile",
             f"tridal adds nothing: LLaMA {llama[compiled]} alone and {llama[both]} with it; "
-            f"GPT-2 {gpt2[compiled]}, and {gpt2[tridal]} with tridal in eager mode",
-        ),
-        (
-            "the least memory for LLaMA and similar models on a GPU",
-            "Liger-Kernel",
-            "it fuses the feed-forward layers, too: {:.1f} GiB, {:.1f} GiB with tridal".format(*peaks),
+            f"GPT-2 {gpt2[compiled]}, and {gpt2[ours]} with tridal in eager mode",
         ),
         ("replacements for hundreds of PyTorch's operators", "FlagGems", "tridal has six ops"),
         (
