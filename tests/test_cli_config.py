@@ -238,6 +238,35 @@ def test_documentation_has_every_setting_and_variable():
         assert f"| `{variable}` |" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ("devcie: cpu\n", {}),
+        ("device: cpu\n\n\ndevice: cpu\n", {}),
+        ("device: cpu\nfallback: tourch\n", {}),
+        ("device: cpu\n\nfallback: x: y\n", {}),
+        ("", {"TRIDAL_DEVCE": "cpu"}),
+        ("", {"TRIDAL_KERNELIZE": "7"}),
+        ("", {"TRIDAL_PLUGINS": "cud"}),
+        ("", {"TRIDAL_NPU_NUM_PROGRAM": "3"}),
+        ("", {"TRIDAL_DEVICE": "interpeter"}),
+        ("", {"TRIDAL_DEVICE": "gpu"}),
+        ("", {"TRIDAL_DEVICE": "cpu:3"}),
+    ],
+    ids=lambda value: str(value).strip().splitlines()[-1] if value else None,
+)
+@pytest.mark.usefixtures("fresh_registry")
+def test_documentation_shows_the_messages(home, monkeypatch, text, variables):
+    (home / "tridal.yaml").write_text(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings._base = None
+    with pytest.raises(TridalError) as raised:
+        registry.resolve_chosen(settings.current())
+    text = (CONFIGS.parent / "docs/configuration.md").read_text()
+    assert f" {raised.value} " in " ".join(text.split()), "the page wraps its lines"
+
+
 def test_page_of_environment_variables_has_every_variable_in_the_code():
     root = CONFIGS.parent
     text = (root / "docs/environment-variables.md").read_text()
@@ -249,6 +278,7 @@ def test_page_of_environment_variables_has_every_variable_in_the_code():
     assert {name for name in in_tables if name.startswith(settings.PREFIX)} == expected
     files = [file for folder in ("src", "backends") for file in (root / folder).rglob("*.py")]
     sources = [source for source in map(Path.read_text, files) if re.search(r"\benviron\b|\bgetenv\b", source)]
-    constants = {name for source in sources for name in re.findall(r'"([A-Z][A-Z_]{4,}[A-Z])"', source)}
+    # A colon follows the names of variables that a child process gets.
+    constants = {name for source in sources for name in re.findall(r'"([A-Z][A-Z_]{4,}[A-Z])"(?!:)', source)}
     assert len(sources) >= 4
     assert constants <= in_tables

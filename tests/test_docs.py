@@ -232,18 +232,40 @@ def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:
     assert next_line.startswith(shown_line.removesuffix("..."))  # the page shortens it
     assert f"{file.name}:{number + 1}, " in page.read_text(), "the pdb command names another line"
 
-    typed = re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE)
+    def type_commands(typed: list[str]) -> str:
+        """Runs the script, and returns its output."""
+        result = subprocess.run(
+            [sys.executable, "-c", script],
+            input="\n".join(typed) + "\n",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    shown = re.sub(r"^\(Pdb\) .*\n", "(Pdb) ", session, flags=re.MULTILINE)  # pdb does not echo its input
+    assert normalize(type_commands(re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE))) == normalize(shown)
+    times = re.search(r"Enter `up` (\w+) times to see the schedule", page.read_text())
+    assert times is not None
+    up = ["up"] * ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight").index(times[1])
+    *_, last = re.findall(r"^\(Pdb\) > .*/(\w+)\.py\(", type_commands([*up, "c"]), re.MULTILINE)
+    assert last == "whole_row"
+
+
+def test_getting_started_logs_a_plan(tmp_path: Path) -> None:
+    """Runs the blocks up to the one that sets the level of the logger, with a backend that makes plans."""
+    blocks = list(code_blocks(ROOT / "docs" / "getting-started.md", "python"))
+    (last,) = [number for number, block in enumerate(blocks) if "logging.DEBUG" in block]
+    program = "\n".join(blocks[: last + 1]).replace("1000", "10")  # interpreted operations are slow
+    environment = {**os.environ, "TRIDAL_DEVICE": "interpreter"}
     result = subprocess.run(
-        [sys.executable, "-c", script],
-        input="\n".join(typed) + "\n",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
-    shown = re.sub(r"^\(Pdb\) .*\n", "(Pdb) ", session, flags=re.MULTILINE)  # pdb does not echo its input
-    assert normalize(result.stdout) == normalize(shown)
+    assert result.stderr.startswith("DEBUG:tridal:softmax: Problem(cols=10, ")
+    assert "LaunchPlan(" in result.stderr
 
 
 def normalize(session: str) -> str:
