@@ -214,6 +214,24 @@ def test_exception_of_a_plugin_is_reported_as_a_problem(monkeypatch: pytest.Monk
     assert "slow: import 2.5 s" in CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
 
 
+def test_time_of_a_slow_member_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    class Slow(FakeBackend):
+        def properties(self, index: int) -> Any:
+            clock[0] += 1.5
+            return super().properties(index)
+
+        def architectures(self) -> dict[str, Any]:
+            return {}
+
+    slow = registry.Registered("slow", "vendor 1.0", CheckedBackend(Slow("slow", interpreted=True), "vendor 1.0"))
+    entries = (*registry.registered(), slow)
+    monkeypatch.setattr(registry, "registered", lambda: entries)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    assert "slow: properties 1.5 s" in CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
+
+
 def test_text_output_shows_why_a_plugin_could_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = registry.Registered("broken", "vendor 1.0", None, "it could not be loaded: SyntaxError: [oops]")
     entries = (*registry.registered(), broken)

@@ -50,7 +50,8 @@ def examine() -> dict[str, Any]:
         )
     effective_settings = _settings(problems)
     problems += find_architectures()[1]
-    chosen_device = _chosen_device()  # first, so that the time of its plan is known
+    chosen_device = _chosen_device()  # before the backends, so that the times of all their members are known
+    devices = [device for entry in registry.registered() for device in _devices(entry, problems)]
     versions = {
         "tridal": __version__,
         "python": platform.python_version(),
@@ -66,7 +67,7 @@ def examine() -> dict[str, Any]:
         "problems": problems,
         "backends": [_backend(entry) for entry in registry.registered()],
         "ops": _ops(problems),
-        "devices": [device for entry in registry.registered() for device in _devices(entry, problems)],
+        "devices": devices,
         "settings": effective_settings,
         "device": chosen_device,
         "fallbacks": _fallbacks(),
