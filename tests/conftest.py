@@ -21,6 +21,8 @@ from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
 from tridal.runtime import launch
 
+collect_ignore = ["row_op_package"]  # the tests of a package that is not installed; test_third_party_op.py runs them
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

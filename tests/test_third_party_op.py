@@ -107,6 +107,15 @@ def test_conformance_cases_exist_and_pass_on_every_schedule_of_the_interpreter(s
     assert set(plans) >= {"whole_row", "column_loop", "whole_row+peel", "whole_row+reload"}
 
 
+def test_the_tests_of_the_package_pass(site_folder):
+    code = f"""
+        import pytest, sys
+        selected = "declaration or 37x53 and stepped or 17x211 and nan"
+        sys.exit(pytest.main([{str(PACKAGE / "test_l2_norm.py")!r}, "-qq", "-p", "no:cacheprovider", "-k", selected]))
+    """
+    run_python(code, site_folder)
+
+
 def test_plans_for_absent_devices(site_folder):
     code = """
         import json, tridal
