@@ -56,7 +56,7 @@ def _fault(target: Target) -> str | None:
     try:
         subprocess.run(
             [sys.executable, str(_PROGRAM), *map(repr, target)],
-            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TRITON_INTERPRET": "0"},
+            env=dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET="0"),
             capture_output=True,
             text=True,
             timeout=_SECONDS,
