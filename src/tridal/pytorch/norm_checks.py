@@ -58,8 +58,9 @@ def check_norm(input: Any, normalized_shape: Sequence[int], eps: Any, **tensors:
                 f"{list(tensor.shape)} and normalized_shape = {wanted}"
             )
     if len(shape) < len(wanted) or shape[len(shape) - len(wanted) :] != wanted:
+        sizes = ", ".join([f"{size}" for size in wanted])  # dynamo of torch 2.11 cannot trace `str`
         raise ShapeError(
-            f"Given normalized_shape={wanted}, expected input with shape [*, {', '.join(map(str, wanted))}], but got "
+            f"Given normalized_shape={wanted}, expected input with shape [*, {sizes}], but got "
             f"input of size {shape}: normalized_shape has to be the last sizes of the input"
         )
     for name, tensor in (("input", input), *tensors.items()):
