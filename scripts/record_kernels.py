@@ -118,14 +118,14 @@ class Recorder:
 
 
 class Launcher:
-    """Triton's launcher, which records launches. A loaded kernel keeps its launcher."""
+    """Triton's launcher. It has the attribute `launch`, as those of GPUs have, which records a launch."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
-        pass
+        self.launch = lambda programs, stream, function, arguments: _launches.append((function, programs))
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: bytes, *others: Any) -> None:
-        """Records a launch."""
-        _launches.append((function, x))
+        """Calls `launch` with the kernel's own arguments, which follow four others."""
+        self.launch(x, stream, function, others[4:])
 
 
 class Driver:
@@ -203,7 +203,7 @@ def _call(case: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _recording(arch: str) -> Iterator[Recorder]:
+def recording(arch: str) -> Iterator[Recorder]:
     """Replaces the backend for CPU tensors, and Triton's driver, which stays replaced."""
     plugins = [(point, point.load()) for point in entry_points(group="tridal.backends")]
     replaced = next(point for point, backend in plugins if backend.device_type == "cpu")
@@ -221,7 +221,7 @@ def _recording(arch: str) -> Iterator[Recorder]:
 def record(case: Mapping[str, Any]) -> list[Kernel]:
     """Returns the kernels that a case launches, in the order of their first launches."""
     with (
-        _recording(case["arch"]) as recorder,
+        recording(case["arch"]) as recorder,
         tridal.use(device=recorder.name, **case.get("settings", {})),
         patch.object(torch, "mm", lambda *_, out, **__: out),  # matmuls compute nothing
         patch.object(torch, "addmm", lambda *_, out, **__: out),
