@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_type_hints
+from weakref import WeakSet
 
 from tridal.devices.entry_points import describe_error, is_bundled, one_line
 from tridal.devices.exact_copy import exact_copy
@@ -27,6 +28,7 @@ MAX_DEVICES = 128
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _caches: list[Any] = []
+_bundled: WeakSet[CheckedBackend] = WeakSet()
 
 
 def forget_answers() -> None:
@@ -75,6 +77,8 @@ class CheckedBackend:
         """Name and distribution, for error messages."""
         self.bundled = is_bundled(origin)
         """Whether tridal's own distribution provides the backend."""
+        if self.bundled:
+            _bundled.add(self)
         self.seconds: dict[str, float] = {}
         """The longest time of a call of each member, without the time of the compiler."""
         self._checked_devices: set[int] = set()
@@ -123,8 +127,8 @@ class CheckedBackend:
 
     @property
     def tested_targets(self) -> frozenset[tuple[str, int | str, int] | None]:
-        """Triton's targets for which tridal's tests compile kernels."""
-        return frozenset(known.target for known in self.architectures().values() if self.bundled)
+        """Triton's targets for which tridal's tests compile kernels: those of all bundled backends."""
+        return frozenset(known.target for backend in tuple(_bundled) for known in backend.architectures().values())
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns a copy of the plugin's plan. `tridal.runtime.plan_check` checks its fields.

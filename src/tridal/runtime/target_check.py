@@ -27,11 +27,14 @@ _SECONDS = 120
 def check_target(backend: Backend, device: DeviceProperties) -> None:
     """Checks that Triton can compile for a device, unless tridal's own tests compile kernels for its target.
 
+    Backends that are not registered are not checked.
+
     Raises:
         PlanError: Triton cannot compile for the target of the device.
     """
     target = device.target
-    if backend.interpreted or target is None or target in getattr(backend, "tested_targets", ()):
+    tested = getattr(backend, "tested_targets", None)
+    if backend.interpreted or target is None or tested is None or target in tested:
         return
     if (fault := _fault(target)) is not None:
         version = import_triton().__version__
