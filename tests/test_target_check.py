@@ -19,7 +19,8 @@ from tridal.ops import planning
 from tridal.runtime import target_check
 from tridal.runtime.target_check import check_target
 
-GOOD = ("cuda", 90, 32)
+GOOD = ("cuda", 87, 32)
+"""A target for which Triton compiles, and which no bundled backend plans for."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +68,13 @@ def test_targets_that_the_tests_compile_for_and_interpreted_devices_are_not_comp
     monkeypatch.setattr(target_check, "_fault", lambda target: pytest.fail("compiled"))
     bundled = [backend for backend in registry.loaded() if backend.bundled]
     assert {"cuda", "rocm", "npu"} <= {backend.name for backend in bundled}
-    for backend in bundled:
-        for known in backend.architectures().values():
+    for backend in (*bundled, BACKEND):  # a plan override is another backend with the targets of a bundled one
+        for known in [known for each in bundled for known in each.architectures().values()]:
             check_target(backend, known)
+
+
+def test_a_backend_that_is_not_registered_is_not_checked() -> None:
+    check_target(FakeBackend(), device(("cuda", 3, 32)))
 
 
 def test_compiler_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
