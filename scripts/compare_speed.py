@@ -59,14 +59,14 @@ def make_call(workload: dict[str, Any]) -> Callable[[], Any]:
     import torch
 
     import tridal
-    from tridal.benchmarks.fused_benchmarks import FUSED_BENCHMARKS
+    from tridal.benchmarks.op_benchmarks import benchmark_of
 
     function, dim = getattr(tridal, workload["op"]), workload["dim"]
     x = torch.randn(workload["shape"], device="cuda", dtype=getattr(torch, workload["dtype"]))
     inputs, keywords = [x], dict(workload.get("keywords", {}))
     arguments: tuple[Any, ...] = (dim,)
-    if workload["op"] in FUSED_BENCHMARKS:
-        arguments = FUSED_BENCHMARKS[workload["op"]].arguments(x, dim)
+    if others := benchmark_of(workload["op"]).arguments(x, dim):
+        arguments = others
         inputs += [tensor for tensor in arguments if tensor.is_floating_point()]
         if workload["op"] in NORMS:
             arguments = (x.shape[-1:], *arguments)

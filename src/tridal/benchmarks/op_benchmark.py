@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
 Function: TypeAlias = Callable[..., Tensor]
@@ -30,15 +29,3 @@ class OpBenchmark:
     """Target share of `copy_`'s rate by shape class and direction."""
     suite: str = "rows"
     """The suite of shape classes, a key of `workloads.SUITES`."""
-
-
-def compiled(function: Function) -> Function:
-    """Returns the function, compiled by torch for each shape."""
-    torch.compiler.reset()  # compile every shape again; otherwise dynamo's recompile limit makes later shapes eager
-    return torch.compile(function, dynamic=False)
-
-
-def check_last(dim: int) -> None:
-    """Raises NotImplementedError if the dim is not the last."""
-    if dim != -1:
-        raise NotImplementedError("supports only the last dimension")

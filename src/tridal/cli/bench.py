@@ -192,11 +192,8 @@ def _print_tables(document: Mapping[str, Any]) -> None:
         out.print(f"[dim]skipped {count(number, 'time')}: {escape(f'{name}: {reason}')}[/]", soft_wrap=True)
 
 
-def _print_table(title: str, headings: Sequence[str], lines: Iterable[Sequence[str]], text_columns: int = 1) -> None:
+def _print_table(title: str, headings: Iterable[str], lines: Iterable[Iterable[str]], text_columns: int = 1) -> None:
     """Prints a table. The first `text_columns` columns hold text; the others hold numbers."""
     headings = [*map(escape, headings)]
-    result = table(*headings, right=tuple(headings[text_columns:]))
-    for line in lines:
-        result.add_row(*map(escape, line))
     console().print(f"\n{title}")
-    console().print(result)
+    console().print(table(headings, (map(escape, line) for line in lines), right=headings[text_columns:]))

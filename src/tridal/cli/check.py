@@ -17,7 +17,7 @@ from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
-    from tridal.testing import Implementation, PlanSearch, Result, Worked
+    from tridal.testing import Implementation, PlanSearch, Result
 
 _MAX_COMPILED = 400
 _MAX_SHOWN = 20  # largest number of failures of the conformance suite that are printed
@@ -55,34 +55,18 @@ def check(
     backend, index, why = choose(device)
     out = console(quiet=as_json)
     with testing.implementation(backend, index=index) as implementation:
-        unit_test = _run_unit_test(implementation)
-        worked = testing.worked_example(implementation)
-    report: dict[str, Any] = {
-        "backend": backend.name,
-        "device": str(implementation.device),
-        "name": backend.properties(index or 0).name,
-        "why": why,
-        "unit_test": unit_test,
-        "worked_example": {"y": worked.y, "dx": worked.dx, **asdict(worked.result)},
-    }
-    out.print(f"[bold]{report['name']}[/], backend {backend.name}")
-    out.print(f"[dim]{escape(why)}[/]", soft_wrap=True)
-    _show_unit_test(out, unit_test)
-    _show_example(out, worked)
+        name, chosen = backend.properties(index or 0).name, str(implementation.device)
+        report: dict[str, Any] = {"backend": backend.name, "device": chosen, "name": name, "why": why}
+        out.print(f"[bold]{name}[/], backend {backend.name}")
+        out.print(f"[dim]{escape(why)}[/]", soft_wrap=True)
+        report["unit_test"] = _run_unit_test(implementation, out)
+        report["worked_example"] = _run_example(implementation, out)
     report["plans"] = _make_plans(out)
-    results = [*unit_test["results"], report["worked_example"]]
+    results = [*report["unit_test"]["results"], report["worked_example"]]
     if whole_suite or ops:
-        declarations = testing.check_declarations(ops or None)
-        _show_declarations(out, declarations)
-        report["declarations"] = [asdict(result) for result in declarations]
-        results += report["declarations"]
-    if (whole_suite or ops) and all(result.passed for result in declarations):
-        search, suite = _run_suite(backend, ops or None, _MAX_COMPILED if max_compiled is None else max_compiled)
-        _show_suite(out, suite)
-        _show_search(out, search)
-        report["suite"] = [asdict(result) for result in suite]
-        report["plan_search"] = {**asdict(search), "cases": len(search.cases)}
-        results += report["suite"] + [{"passed": False} for _ in search.not_reached]
+        report |= _run_suite(backend, ops or None, _MAX_COMPILED if max_compiled is None else max_compiled, out)
+        results += report["declarations"] + report.get("suite", [])
+        results += [{"passed": False} for _ in report.get("plan_search", {}).get("not_reached", ())]
     failed = sum(not result["passed"] for result in results)
     report["passed"] = failed == 0
     if as_json:
@@ -120,7 +104,7 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
     return interpreter, None, f"{why}, so backend {interpreter.name!r} runs the kernels in Triton's interpreter"
 
 
-def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
+def _run_unit_test(implementation: Implementation, out: Console) -> dict[str, Any]:
     """Compares softmax of the 1823 x 781 tensor of Triton's tutorial with float64, and with torch on the device."""
     import torch
 
@@ -130,12 +114,39 @@ def _run_unit_test(implementation: Implementation) -> dict[str, Any]:
     cases = [testing.Case("softmax", direction, TUTORIAL_SHAPE) for direction in DIRECTIONS]
     with tracking("unit test") as track:
         results = [testing.check(case, implementation) for case in track(cases, lambda case: case.name)]
+    rows, cols = TUTORIAL_SHAPE
+    out.print(f"\n[bold]Unit test[/]: softmax of {rows} x {cols}")
     difference = None
     if all(result.passed for result in results):
         x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(implementation.device)
         difference = (implementation.function("softmax")(x, -1) - torch.softmax(x, -1)).abs().max().item()
+        out.print(f"largest difference from torch.softmax: {difference:.3g}")
+    for result in results:
+        message = f": {escape(result.message)}" if result.message else ""
+        compared = f"{result.name}, compared with float64 in {result.seconds:.2f} s{message}"
+        out.print(f"{PASS if result.passed else FAIL} {compared}")
     checks = [asdict(result) for result in results]
     return {"shape": TUTORIAL_SHAPE, "difference_to_torch": difference, "results": checks}
+
+
+def _run_example(implementation: Implementation, out: Console) -> dict[str, Any]:
+    """Computes the example of softmax and its gradient that was also calculated by hand."""
+    from tridal import testing
+    from tridal.testing import example
+
+    worked = testing.worked_example(implementation)
+    out.print("\n[bold]Worked example[/]: softmax Y of X, and the gradient dX for dY")
+    lines = [
+        (name if i == 0 else "", *(f"{number:8.4f}" for number in row))
+        for name, numbers in (("X", example.X), ("dY", example.DY), ("Y", worked.y), ("dX", worked.dx))
+        for i, row in enumerate(numbers)
+    ]
+    out.print(table(("", *(f"column {i}" for i in range(len(example.X[0])))), lines))
+    if worked.result.passed:
+        out.print(f"{PASS} equal to the values calculated by hand, to four decimals")
+    else:
+        out.print(f"{FAIL} {escape(worked.result.message or '')}")
+    return {"y": worked.y, "dx": worked.dx, **asdict(worked.result)}
 
 
 def _make_plans(out: Console) -> list[dict[str, Any]]:
@@ -159,62 +170,46 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
     return plans
 
 
-def _run_suite(backend: Backend, ops: Sequence[str] | None, max_compiled: int) -> tuple[PlanSearch, list[Result]]:
-    """Searches for changes of plans. Runs all cases of the suite, and the cases on both sides of each change."""
+def _run_suite(backend: Backend, ops: Sequence[str] | None, max_compiled: int, out: Console) -> dict[str, Any]:
+    """Checks the declarations. If they are right, runs all cases of the suite, and those at changes of plans."""
     from tridal import testing
 
+    declarations = testing.check_declarations(ops)
+    report: dict[str, Any] = {"declarations": [asdict(result) for result in declarations]}
+    if _show_failures(declarations, out):
+        out.print("The conformance suite was not run, because a declaration is wrong", soft_wrap=True)
+        return report
+    out.print(f"\n{PASS} {count(len(declarations), 'check')} of declarations", soft_wrap=True)
     with tracking("searching for changes of plans") as track:
         search = testing.search_plans(
             backend, ops, max_compiled, lambda kinds: track(kinds, lambda kind: kind.case(64, 64).name)
         )
     cases = tuple(dict.fromkeys((*testing.cases(backend, ops), *search.cases)))
     with tracking("conformance") as track:
-        return search, [testing.run_case(case, backend) for case in track(cases, lambda case: case.name)]
+        suite = [testing.run_case(case, backend) for case in track(cases, lambda case: case.name)]
+    _show_suite(suite, out)
+    _show_search(search, out)
+    report["suite"] = [asdict(result) for result in suite]
+    report["plan_search"] = {**asdict(search), "cases": len(search.cases)}
+    return report
 
 
-def _show_unit_test(out: Console, unit_test: dict[str, Any]) -> None:
-    rows, cols = unit_test["shape"]
-    out.print(f"\n[bold]Unit test[/]: softmax of {rows} x {cols}")
-    if unit_test["difference_to_torch"] is not None:
-        out.print(f"largest difference from torch.softmax: {unit_test['difference_to_torch']:.3g}")
-    for result in unit_test["results"]:
-        verdict = PASS if result["passed"] else FAIL
-        message = f": {escape(result['message'])}" if result["message"] else ""
-        out.print(f"{verdict} {result['name']}, compared with float64 in {result['seconds']:.2f} s{message}")
-
-
-def _show_example(out: Console, worked: Worked) -> None:
-    from tridal.testing import example
-
-    out.print("\n[bold]Worked example[/]: softmax Y of X, and the gradient dX for dY")
-    values = table("", *[f"column {i}" for i in range(len(example.X[0]))])
-    for name, numbers in (("X", example.X), ("dY", example.DY), ("Y", worked.y), ("dX", worked.dx)):
-        for i, row in enumerate(numbers):
-            values.add_row(name if i == 0 else "", *[f"{number:8.4f}" for number in row])
-    out.print(values)
-    if worked.result.passed:
-        out.print(f"{PASS} equal to the values calculated by hand, to four decimals")
-    else:
-        out.print(f"{FAIL} {escape(worked.result.message or '')}")
-
-
-def _show_declarations(out: Console, results: Sequence[Result]) -> None:
+def _show_failures(results: Sequence[Result], out: Console) -> int:
+    """Prints the first failures, and returns how many there are."""
     failures = [result for result in results if not result.passed]
-    for result in failures:
+    for result in failures[:_MAX_SHOWN]:
         out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
-    if failures:
-        out.print("The conformance suite was not run, because a declaration is wrong", soft_wrap=True)
-    else:
-        out.print(f"\n{PASS} {count(len(results), 'check')} of declarations", soft_wrap=True)
+    if len(failures) > _MAX_SHOWN:
+        out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
+    return len(failures)
 
 
-def _show_suite(out: Console, results: Sequence[Result]) -> None:
+def _show_suite(results: Sequence[Result], out: Console) -> None:
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         op, direction, _ = result.name.split(" ", 2)
         groups.setdefault((op, direction), []).append(result)
-    headings = ("op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds")
-    summary = table(*headings, right=("passed", "failed", "seconds"))
+    lines = []
     for (op, direction), group in sorted(groups.items()):
         failed = sum(not result.passed for result in group)
         largest = "see below"
@@ -223,17 +218,14 @@ def _show_suite(out: Console, results: Sequence[Result]) -> None:
             largest = f"{share:.0%} [dim]{name.removeprefix(f'{op} {direction} ')}[/]"
         shown_failed = f"[red]{failed}[/]" if failed else "0"
         seconds = f"{sum(result.seconds for result in group):.1f}"
-        summary.add_row(op, direction, str(len(group) - failed), shown_failed, largest, seconds)
+        lines.append((op, direction, str(len(group) - failed), shown_failed, largest, seconds))
+    headings = ("op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds")
     out.print("\n[bold]Conformance suite[/], compared with float64")
-    out.print(summary)
-    failures = [result for result in results if not result.passed]
-    for result in failures[:_MAX_SHOWN]:
-        out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
-    if len(failures) > _MAX_SHOWN:
-        out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
+    out.print(table(headings, lines, right=("passed", "failed", "seconds")))
+    _show_failures(results, out)
 
 
-def _show_search(out: Console, search: PlanSearch) -> None:
+def _show_search(search: PlanSearch, out: Console) -> None:
     if search.plans:
         found = f"found {count(len(search.cases), 'case')} on both sides of them"
         out.print(f"searched {count(search.plans, 'plan')} for changes, and {found}", soft_wrap=True)

@@ -29,7 +29,10 @@ def config(
     if check is not None:
         _check_file(check, as_json)
         return
-    rows, file = _checked(settings.current()), settings.config_file()
+    from tridal.pytorch.devices import TORCH_TYPES
+
+    registry.check(settings.current(), TORCH_TYPES)
+    rows, file = effective(settings.current()), settings.config_file()
     ignored = [{"file": path, "reason": reason} for path, reason in settings_file.ignored()]
     if as_json:
         print_json({"file": file, "ignored": ignored, "settings": rows})
@@ -55,29 +58,15 @@ def _check_file(file: Path, as_json: bool) -> None:
             notes.append(str(error))
         except TridalError as error:
             errors.append(error)
-    messages = sorted(map(str, errors), key=lambda message: _line(message, file))
+    in_file = re.compile(rf"{re.escape(str(file))}:(\d+)")
+    messages = sorted(map(str, errors), key=lambda message: int(line[1]) if (line := in_file.match(message)) else 0)
     if as_json:
         rows = {} if errors else {"settings": effective(settings.read_file(file))}
         print_json({"file": file, "ok": not errors, "errors": messages, "notes": notes, **rows})
-    if errors and as_json:
-        raise typer.Exit(1)
+        raise typer.Exit(bool(errors))
     if errors:
         raise errors[0] if len(errors) == 1 else SettingsError("\n".join(messages))
-    if not as_json:
-        print(f"{file}: ok", *(f"note: {note}" for note in notes), sep="\n")
-
-
-def _line(message: str, file: Path) -> int:
-    """Returns the line of the file that an error message names."""
-    found = re.match(rf"{re.escape(str(file))}:(\d+)", message)
-    return int(found[1]) if found else 0
-
-
-def _checked(chosen: Settings) -> dict[str, dict[str, Any]]:
-    from tridal.pytorch.devices import TORCH_TYPES
-
-    registry.check(chosen, TORCH_TYPES)
-    return effective(chosen)
+    print(f"{file}: ok", *(f"note: {note}" for note in notes), sep="\n")
 
 
 def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
@@ -91,7 +80,5 @@ def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
 
 def settings_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """Formats the result of `effective` as a table for the terminal."""
-    result = table("setting", "value", "source")
-    for key, row in rows.items():
-        result.add_row(key, escape(str(row["value"])), escape(row["source"]))
-    return result
+    lines = ((key, escape(str(row["value"])), escape(row["source"])) for key, row in rows.items())
+    return table(("setting", "value", "source"), lines)

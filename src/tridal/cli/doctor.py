@@ -82,10 +82,7 @@ def _distributions(package: str) -> dict[str, str]:
 
 
 def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in metadata.distributions(name=distribution)), None)
 
 
 def _settings(problems: list[str]) -> dict[str, Any]:
@@ -119,13 +116,11 @@ def _ops(problems: list[str]) -> list[dict[str, Any]]:
     try:
         from tridal.ops import table
 
-        return [
-            {"name": op.name, "origin": op.origin, "usable": op.fault is None, "reason": op.fault}
-            for op in table.registered()
-        ]
+        entries = table.registered()
     except Exception as error:
         problems.append(f"the ops cannot be listed: {describe_error(error)}")
         return []
+    return [{"name": op.name, "origin": op.origin, "usable": op.fault is None, "reason": op.fault} for op in entries]
 
 
 def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, Any]]:
@@ -213,29 +208,18 @@ def _show(report: dict[str, Any]) -> None:
     facts += [("triton", triton), ("platform", versions["platform"]), ("tested with", tested_versions.as_text())]
     out.print(grid(*facts))
 
-    backends = table("backend", "available", "provided by", "devices, or why it is not available")
-    for backend in report["backends"]:
-        devices = "\n".join(_device_line(d) for d in report["devices"] if d["backend"] == backend["name"])
-        details = escape(devices if backend["available"] else backend["reason"])
-        if backend["install"]:
-            details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
-        if slow := [f"{member} {seconds:.1f} s" for member, seconds in backend["seconds"].items() if seconds >= _SLOW]:
-            details += f"\n[dim]slow: {', '.join(slow)}[/]"
-        backends.add_row(backend["name"], _YES_NO[backend["available"]], backend["origin"], details)
-    out.print(backends)
-
-    ops = table("op", "usable", "provided by", "why it cannot be used")
-    for op in report["ops"]:
-        ops.add_row(op["name"], _YES_NO[op["usable"]], op["origin"], escape(op["reason"] or ""))
-    out.print(ops)
+    headings = ("backend", "available", "provided by", "devices, or why it is not available")
+    out.print(table(headings, (_backend_line(backend, report["devices"]) for backend in report["backends"])))
+    ops = ((op["name"], _YES_NO[op["usable"]], op["origin"], escape(op["reason"] or "")) for op in report["ops"])
+    out.print(table(("op", "usable", "provided by", "why it cannot be used"), ops))
     out.print(settings_table(report["settings"]["values"]))
 
-    for note in report["fallbacks"] + report["notes"]:
-        out.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
-    for warning in report["warnings"]:
-        out.print(f"[yellow]warning[/] {escape(warning)}", soft_wrap=True)
-    for problem in report["problems"]:
-        out.print(f"{FAIL} {escape(problem)}", soft_wrap=True)
+    notes = report["fallbacks"] + report["notes"]
+    for label, lines in (
+        ("[yellow]note[/]", notes), ("[yellow]warning[/]", report["warnings"]), (FAIL, report["problems"])
+    ):  # fmt: skip
+        for line in lines:
+            out.print(f"{label} {escape(line)}", soft_wrap=True)
     device = report["device"]
     requested = f"device {device['asked']!r} (from {device['source']})" if device["asked"] else "the device"
     if device["usable"]:
@@ -243,6 +227,16 @@ def _show(report: dict[str, Any]) -> None:
         out.print(f"{PASS} {requested} is {device['device']}: {computes} computes its tensors", soft_wrap=True)
     else:
         out.print(f"{FAIL} {requested} cannot be used: {escape(device['problem'])}", soft_wrap=True)
+
+
+def _backend_line(backend: dict[str, Any], devices: list[dict[str, Any]]) -> tuple[str, ...]:
+    lines = "\n".join(_device_line(device) for device in devices if device["backend"] == backend["name"])
+    details = escape(lines if backend["available"] else backend["reason"])
+    if backend["install"]:
+        details += f"\n[dim]to get it: {escape(backend['install'])}[/]"
+    if slow := [f"{member} {seconds:.1f} s" for member, seconds in backend["seconds"].items() if seconds >= _SLOW]:
+        details += f"\n[dim]slow: {', '.join(slow)}[/]"
+    return backend["name"], _YES_NO[backend["available"]], backend["origin"], details
 
 
 def _device_line(device: dict[str, Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import Any
 
 import typer
@@ -16,76 +17,30 @@ from tridal.devices.checked import CheckedBackend
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DTypeError, PlanError, UnknownDeviceError
 
-OPS, KERNELS, DEVICES, ARCHITECTURES, DTYPES = (
-    "<ops>",
-    "<ops and gradients>",
-    "<devices>",
-    "<architectures>",
-    "<dtypes>",
-)
-PROVIDERS, CLASSES, MEASURED_OPS = "<providers>", "<classes of shapes>", "<measured ops>"
-"""Placeholders in help texts. The help shows the accepted values instead. `KERNELS` are the ops and their gradients."""
-
-
-def _needs_torch(values: Callable[[], list[str]]) -> Callable[[], list[str]]:
-    return lambda: ["unknown because torch cannot be imported"] if broken.torch_problem() is not None else values()
-
-
-def _ops() -> list[str]:
-    from tridal.ops import table
-
-    return list(table.ops())
-
-
-def _measured_ops() -> list[str]:
-    from tridal.benchmarks.op_benchmarks import measured_ops
-
-    return list(measured_ops())
-
-
-def _kernels() -> list[str]:
-    from tridal.ops import table
-
-    return list(table.kernels())
-
-
-def _architectures() -> list[str]:
-    from tridal.ops import planning
-
-    return planning.architecture_names()
-
-
-def _devices() -> list[str]:
-    return registry.device_names()
-
-
-def _dtypes() -> list[str]:
-    aliases = {name: [alias for alias, known in DTYPE_ALIASES.items() if known == name] for name in ITEMSIZE}
-    return [f"{name} ({', '.join(aliases[name])})" for name in ITEMSIZE]
-
-
-def _providers() -> list[str]:
-    from tridal.benchmarks.providers import PROVIDERS
-
-    return list(PROVIDERS)
-
-
-def _classes() -> list[str]:
-    from tridal.benchmarks.workloads import SHAPE_CLASSES
-
-    return list(SHAPE_CLASSES)
-
-
-_VALUES = {
-    OPS: _needs_torch(_ops),
-    MEASURED_OPS: _needs_torch(_measured_ops),
-    KERNELS: _needs_torch(_kernels),
-    DEVICES: _devices,
-    ARCHITECTURES: _needs_torch(_architectures),
-    DTYPES: _dtypes,
-    PROVIDERS: _needs_torch(_providers),
-    CLASSES: _needs_torch(_classes),
+OPS, MEASURED_OPS, KERNELS, DEVICES = "<ops>", "<measured ops>", "<ops and gradients>", "<devices>"
+ARCHITECTURES, DTYPES, PROVIDERS, CLASSES = "<architectures>", "<dtypes>", "<providers>", "<classes of shapes>"
+"""Placeholders in help texts. The help shows the accepted values instead."""
+_WITH_TORCH = {
+    OPS: "tridal.ops.table:ops",
+    MEASURED_OPS: "tridal.benchmarks.op_benchmarks:measured_ops",
+    KERNELS: "tridal.ops.table:kernels",
+    ARCHITECTURES: "tridal.ops.planning:architecture_names",
+    PROVIDERS: "tridal.benchmarks.providers:PROVIDERS",
+    CLASSES: "tridal.benchmarks.workloads:SHAPE_CLASSES",
 }
+"""The collection of accepted values, or a function that returns it, in a module that imports torch."""
+
+
+def _values(placeholder: str) -> Iterable[str]:
+    if placeholder == DEVICES:
+        return registry.device_names()
+    if placeholder == DTYPES:
+        aliases = {name: [alias for alias, known in DTYPE_ALIASES.items() if known == name] for name in ITEMSIZE}
+        return [f"{name} ({', '.join(aliases[name])})" for name in ITEMSIZE]
+    if broken.torch_problem() is not None:
+        return ["unknown because torch cannot be imported"]
+    found = resolve_name(_WITH_TORCH[placeholder])
+    return found() if callable(found) else found  # type: ignore[no-any-return]
 
 
 class HelpWithoutType:
@@ -108,8 +63,8 @@ class CommandWithOps(HelpWithoutType, TyperCommand):
         command.params = [copy.copy(parameter) for parameter in self.params]
         for option in command.params:
             if isinstance(option, TyperOption):
-                for placeholder in filter((option.help or "").__contains__, _VALUES):
-                    option.help = (option.help or "").replace(placeholder, ", ".join(_VALUES[placeholder]()))
+                for placeholder in filter((option.help or "").__contains__, (DEVICES, DTYPES, *_WITH_TORCH)):
+                    option.help = (option.help or "").replace(placeholder, ", ".join(_values(placeholder)))
                 option.metavar = "" if option.is_flag else option.metavar
         super(CommandWithOps, command).format_help(ctx, formatter)
 

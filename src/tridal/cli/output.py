@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
@@ -157,11 +157,13 @@ def grid(*rows: tuple[str, str]) -> Table:
     return result
 
 
-def table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    """Returns a table with these headings. The columns named in `right` are right-aligned."""
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]], right: Collection[str] = ()) -> Table:
+    """Returns a table. The columns named in `right` are right-aligned."""
     result = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in headings:
         result.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*row)
     return result
 
 
