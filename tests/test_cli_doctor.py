@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from backend_helpers import FakeBackend, run_python
-from tridal.cli import app, doctor
+from cli_helpers import run, run_json
+from tridal.cli import doctor
 from tridal.devices import registry, settings
 from tridal.devices.checked import CheckedBackend
 from tridal.devices.types import Backend
@@ -21,10 +22,15 @@ from tridal.ops import table
 pytestmark = pytest.mark.usefixtures("no_settings")
 
 
-def report(*, code: int = 0) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["doctor", "--json"])
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
+def report(*, code: int = 0) -> Any:
+    return run_json("doctor", code=code)
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[registry.Registered], None]:
+    """Returns a function that adds a backend to those that are registered."""
+    entries = registry.registered()
+    return lambda entry: monkeypatch.setattr(registry, "registered", lambda: (*entries, entry))
 
 
 def test_report_has_the_versions() -> None:
@@ -97,14 +103,21 @@ def test_broken_op_is_reported_and_does_not_affect_other_ops(tmp_path: Path) -> 
     assert "its name is taken" in reasons["softmax"]
 
 
-def test_text_output_has_a_table_of_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_output_has_every_backend_and_op_with_its_fault(
+    monkeypatch: pytest.MonkeyPatch, register: Callable[[registry.Registered], None]
+) -> None:
     broken = table.RegisteredOp("broken_op", "vendor 1.0", None, "it has no [reference]")
     monkeypatch.setattr(table, "_entries", (*table.registered(), broken))
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    lines = [line.split() for line in result.output.splitlines()]
+    register(registry.Registered("broken", "vendor 1.0", None, "it could not be loaded: SyntaxError: [oops]"))
+    output = run("doctor").output
+    lines = [line.split() for line in output.splitlines()]
     assert ["softmax", "yes", table.registered()[0].origin] in lines
     assert ["broken_op", "no", "vendor", "1.0", "it", "has", "no", "[reference]"] in lines
+    assert "it could not be loaded: SyntaxError: [oops]" in output
+    assert all(entry.name in output for entry in registry.registered())
+    assert "computes its tensors" in output
+    if registry.get("npu").unavailable() is not None:
+        assert "tridal[npu]" in output, "brackets must not be read as markup"
 
 
 def test_report_has_the_devices_of_an_available_backend(backend: Backend) -> None:
@@ -145,18 +158,20 @@ def test_fallbacks_name_the_dtypes_that_a_backend_does_not_support(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("device", "message"),
+    ("variable", "value", "message"),
     [
-        ("interpretr", "did you mean 'interpreter'"),
-        ("cpu:x", "environment TRIDAL_DEVICE: device: expected 'auto'"),
+        ("TRIDAL_DEVICE", "interpretr", "did you mean 'interpreter'"),
+        ("TRIDAL_DEVICE", "cpu:x", "environment TRIDAL_DEVICE: device: expected 'auto'"),
+        ("TRIDAL_FALLBAK", "torch", "TRIDAL_FALLBAK"),
+        ("TRIDAL_OVERRIDE_TORCH", "maybe", "environment TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'"),
     ],
 )
-def test_exit_code_is_1_for_a_bad_device_name(monkeypatch: pytest.MonkeyPatch, device: str, message: str) -> None:
-    monkeypatch.setenv("TRIDAL_DEVICE", device)
+def test_bad_setting_is_reported_and_the_exit_code_is_1(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(variable, value)
     settings._base = None
-    result = CliRunner().invoke(app, ["doctor", "--json"])
-    assert result.exit_code == 1
-    output = json.loads(result.stdout)
+    output = report(code=1)
     assert message in "\n".join([*output["problems"], output["device"]["problem"]])
     assert output["device"]["usable"] is False
 
@@ -174,7 +189,7 @@ def test_unknown_name_in_plugins_is_reported_and_bundled_backends_are_loaded(mon
     assert not any("blocked" in (reason or "") for reason in bundled.values())
 
 
-def test_exit_code_is_1_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_device_is_reported_with_its_source_and_the_exit_code_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = next((e.backend for e in registry.registered() if e.backend and e.backend.unavailable()), None)
     if absent is None:
         pytest.skip("every backend is available here")
@@ -182,63 +197,50 @@ def test_exit_code_is_1_for_an_absent_device(monkeypatch: pytest.MonkeyPatch) ->
     settings.reload()
     device = report(code=1)["device"]
     assert device["asked"] == absent.name
+    assert f"environment TRIDAL_DEVICE: device: {absent.name!r} is not available here" in device["problem"]
     assert absent.install in device["problem"]
+    assert "'auto'" in device["problem"]
 
 
-def test_bad_settings_are_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_FALLBAK", "torch")
-    settings._base = None
-    problems = report(code=1)["problems"]
-    assert any("TRIDAL_FALLBAK" in problem for problem in problems)
+class Faulty(FakeBackend):
+    """A backend without architectures, whose properties are a function."""
+
+    def __init__(self, properties: Callable[[int], Any]) -> None:
+        super().__init__("faulty", device_type="faulty", interpreted=True)
+        self.properties = properties  # type: ignore[method-assign]
+
+    def architectures(self) -> dict[str, Any]:
+        return {}
 
 
-def test_exception_of_a_plugin_is_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = registry.registered()[0]
+def test_exception_of_a_plugin_and_its_slow_import_are_reported(
+    register: Callable[[registry.Registered], None],
+) -> None:
+    def properties(index: int) -> Any:
+        raise RuntimeError("the driver went away")
 
-    class Raising(FakeBackend):
-        def properties(self, index: int) -> Any:
-            raise RuntimeError("the driver went away")
-
-        def architectures(self) -> dict[str, Any]:
-            return {}
-
-    raising = Raising("raising", device_type="raising", interpreted=True)
-    raising_entry = registry.Registered("raising", "vendor 1.0", CheckedBackend(raising, "vendor 1.0"), seconds=2.5)
-    entries = (*registry.registered(), raising_entry)
-    monkeypatch.setattr(registry, "registered", lambda: entries)
+    backend = CheckedBackend(Faulty(properties), "vendor 1.0")
+    register(registry.Registered("faulty", "vendor 1.0", backend, seconds=2.5))
     result = report()
-    assert entry.name in {backend["name"] for backend in result["backends"]}
-    problem = "backend 'raising' (vendor 1.0): properties() raised RuntimeError: the driver went away"
+    problem = "backend 'faulty' (vendor 1.0): properties() raised RuntimeError: the driver went away"
     assert problem in result["problems"]
+    assert [each["name"] for each in result["backends"]] == [entry.name for entry in registry.registered()]
     assert result["backends"][-1]["seconds"]["import"] == 2.5
-    assert "slow: import 2.5 s" in CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
+    assert "slow: import 2.5 s" in run("doctor").output
 
 
-def test_time_of_a_slow_member_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_slow_member_is_shown(
+    monkeypatch: pytest.MonkeyPatch, register: Callable[[registry.Registered], None]
+) -> None:
     clock = [0.0]
 
-    class Slow(FakeBackend):
-        def properties(self, index: int) -> Any:
-            clock[0] += 1.5
-            return super().properties(index)
+    def properties(index: int) -> Any:
+        clock[0] += 1.5
+        return FakeBackend("any").properties(index)
 
-        def architectures(self) -> dict[str, Any]:
-            return {}
-
-    slow = registry.Registered("slow", "vendor 1.0", CheckedBackend(Slow("slow", interpreted=True), "vendor 1.0"))
-    entries = (*registry.registered(), slow)
-    monkeypatch.setattr(registry, "registered", lambda: entries)
+    register(registry.Registered("faulty", "vendor 1.0", CheckedBackend(Faulty(properties), "vendor 1.0")))
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    assert "slow: properties 1.5 s" in CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
-
-
-def test_text_output_shows_why_a_plugin_could_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = registry.Registered("broken", "vendor 1.0", None, "it could not be loaded: SyntaxError: [oops]")
-    entries = (*registry.registered(), broken)
-    monkeypatch.setattr(registry, "registered", lambda: entries)
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    assert "it could not be loaded: SyntaxError: [oops]" in result.output
+    assert "slow: properties 1.5 s" in run("doctor").output
 
 
 def test_two_triton_distributions_are_reported_as_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,54 +249,26 @@ def test_two_triton_distributions_are_reported_as_a_problem(monkeypatch: pytest.
     assert any("triton and triton-ascend are installed together" in problem for problem in problems)
 
 
-def test_triton_interpret_selects_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def notes() -> list[str]:
+    """The notes of the report, without that about the installed versions."""
+    return [note for note in report()["notes"] if "not tested together" not in note]
+
+
+def test_triton_interpret_selects_the_interpreter_and_beside_a_device_is_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     settings.reload()
-    output = report()
-    assert output["problems"] == []
-    assert [note for note in output["notes"] if "not tested together" not in note] == []
-    assert (output["device"]["source"], output["device"]["backend"]) == ("environment TRITON_INTERPRET", "interpreter")
-
-
-def test_triton_interpret_beside_a_device_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    device = report()["device"]
+    assert (device["source"], device["backend"], notes()) == ("environment TRITON_INTERPRET", "interpreter", [])
     monkeypatch.setenv("TRIDAL_DEVICE", "cpu")
     settings.reload()
-    (note,) = [note for note in report()["notes"] if "not tested together" not in note]
+    (note,) = notes()
     assert note.startswith("TRITON_INTERPRET is set, but environment TRIDAL_DEVICE selects the device. Unset ")
 
 
 def test_ignored_settings_file_is_a_note(no_settings: Path) -> None:
     (no_settings / "tridal.yml").write_text("device: cpu\n")
-    (note,) = [note for note in report()["notes"] if "not tested together" not in note]
+    (note,) = notes()
     assert note.startswith("the settings in tridal.yml are ignored: only a file with the name tridal.yaml is read")
-    assert note in CliRunner().invoke(app, ["doctor"]).output
-
-
-def test_wrong_value_of_a_flag_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIDAL_OVERRIDE_TORCH", "maybe")
-    settings._base = None
-    assert report(code=1)["problems"] == [
-        "the settings cannot be used: environment TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'"
-    ]
-
-
-def test_unavailable_device_is_reported_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = next((e.backend for e in registry.registered() if e.backend and e.backend.unavailable()), None)
-    if absent is None:
-        pytest.skip("every backend is available here")
-    monkeypatch.setenv("TRIDAL_DEVICE", absent.name)
-    settings.reload()
-    problem = report(code=1)["device"]["problem"]
-    assert f"environment TRIDAL_DEVICE: device: {absent.name!r} is not available here" in problem
-    assert "'auto'" in problem
-
-
-def test_text_output_has_every_backend() -> None:
-    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    for entry in registry.registered():
-        assert entry.name in result.output
-    assert "computes its tensors" in result.output
-    if registry.get("npu").unavailable() is not None:
-        assert "tridal[npu]" in result.output, "brackets must not be read as markup"
+    assert note in run("doctor").output

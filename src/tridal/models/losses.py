@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tridal.pytorch.device_context import log
 from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
 
 Tensor = torch.Tensor
-NAMES = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
+DEFAULTS = {"labels": None, "shift_labels": None, "num_items_in_batch": None, "ignore_index": -100}
 """The arguments of a model that the loss depends on."""
 
 
@@ -46,52 +46,30 @@ def causal_lm_loss(
             logits=logits, labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
             ignore_index=ignore_index, shift_labels=shift_labels, **kwargs,
         )  # fmt: skip
-    target = _shifted(labels, shift_labels, ignore_index, logits.device)
     logits = logits.float() if logits.dtype is torch.float64 else logits
-    reduction: Any = "mean" if num_items_in_batch is None else "sum"
-    with _float32_loss(logits):
-        loss = cross_entropy(
-            logits.view(-1, vocab_size), target.view(-1), ignore_index=ignore_index, reduction=reduction
-        )
-    assert isinstance(loss, Tensor)
-    return _divided(loss, num_items_in_batch)
+    compute = functools.partial(cross_entropy, logits.view(-1, vocab_size))
+    return _shifted_loss(compute, logits, labels, shift_labels, num_items_in_batch, ignore_index)
 
 
-def linear_causal_lm_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None, labels: Tensor | None,
-    shift_labels: Tensor | None, num_items_in_batch: Any, ignore_index: int | None,
+def _shifted_loss(
+    compute: Callable[..., Any], tensor: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
+    num_items_in_batch: Any, ignore_index: int,
 ) -> Tensor:  # fmt: skip
-    """Computes the same loss from the input of the head, of shape (..., hidden_size), without the logits."""
-    ignored = -100 if ignore_index is None else ignore_index
-    target = _shifted(labels, shift_labels, ignored, hidden.device)
-    reduction: Any = "mean" if num_items_in_batch is None else "sum"
-    with _float32_loss(hidden):
-        loss = linear_cross_entropy(
-            hidden.flatten(0, -2), weight, target.view(-1), linear_bias=bias, reduction=reduction,
-            ignore_index=ignored, softcap=softcap,
-        )  # fmt: skip
-    return _divided(loss, num_items_in_batch)
-
-
-def _shifted(labels: Tensor | None, shift_labels: Tensor | None, ignore_index: int, device: torch.device) -> Tensor:
+    """Returns the loss of shifted labels in float32. `compute` takes the labels, and `tensor` is its argument."""
     if shift_labels is None:
         assert labels is not None
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    return shift_labels.contiguous().to(device)
-
-
-def _float32_loss(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Returns a context in which a loss of 16-bit tensors is float32. The tensors are not cast."""
+    target = shift_labels.contiguous().to(tensor.device).view(-1)
     kind = tensor.device.type
-    if tensor.dtype.itemsize > 2 or private.autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, tensor.dtype)
-
-
-def _divided(loss: Tensor, number: Any) -> Tensor:
-    if number is None:
+    scope: Any = nullcontext()
+    if tensor.dtype.itemsize <= 2 and not private.autocast_enabled(kind):
+        scope = torch.autocast(kind, tensor.dtype)  # the loss is float32 in it, and 16-bit tensors are not cast
+    with scope:
+        reduction = "mean" if num_items_in_batch is None else "sum"
+        loss: Tensor = compute(target, ignore_index=ignore_index, reduction=reduction)
+    if num_items_in_batch is None:
         return loss
-    return loss / (number.to(loss.device) if isinstance(number, Tensor) else number)
+    return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch)
 
 
 @dataclass(frozen=True)
@@ -105,7 +83,7 @@ class Head(Replacement):
     """The forward of the last linear layer. While a model asks for a loss, it computes the loss instead of logits."""
 
     _tridal_request: dict[str, Any] | None = None
-    """The arguments of the loss in `NAMES`, while the model computes a fused loss."""
+    """The arguments of the loss in `DEFAULTS`, while the model computes a fused loss."""
     _tridal_loss: Tensor | None = None
     """The loss as a tensor of shape (..., 1), which stands for the logits."""
 
@@ -115,7 +93,10 @@ class Head(Replacement):
         if request is None or form is None or torch_computes(input.device):
             return super().forward(input)  # type: ignore[misc, no-any-return]
         # The loss is computed here, because FSDP gathers the weight only for this forward.
-        loss = linear_causal_lm_loss(input, self.weight, self.bias, form.softcap, **request)
+        compute = functools.partial(
+            linear_cross_entropy, input.flatten(0, -2), self.weight, linear_bias=self.bias, softcap=form.softcap
+        )
+        loss = _shifted_loss(compute, input, **request)
         self._tridal_loss = found = loss.expand(*input.shape[:-1], 1)
         return found
 
@@ -156,7 +137,8 @@ class CausalLM(Replacement):
             if not torch.compiler.is_dynamo_compiling():
                 _log_unfused(type(self).__name__, name, isinstance(head, Head))
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        head._tridal_request = {name: kwargs.get(name) for name in NAMES}
+        given = {name: kwargs[name] for name in DEFAULTS if kwargs.get(name) is not None}
+        head._tridal_request = {**DEFAULTS, **given}
         try:
             outputs = super().forward(*args, **kwargs)  # type: ignore[misc]
             fused = head._tridal_loss is not None

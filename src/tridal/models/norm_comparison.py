@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 
 from tridal.devices.settings import use
 from tridal.models.norm_forms import Key, NormForm
-from tridal.models.norm_identity import parameter_names, parameters_of, signature
+from tridal.models.norm_identity import parameters_of, signature
 from tridal.models.replacements import COMPARING
 from tridal.pytorch import private
 from tridal.pytorch.call_records import unrecorded
@@ -86,11 +86,12 @@ def plain_mode(device_type: str) -> Iterator[None]:
 
 def _why_not(module: torch.nn.Module) -> str | None:
     """Returns why a module cannot be compared, or None."""
-    if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in parameters_of(module)):
-        kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in parameters_of(module)}))
+    found = parameters_of(module)
+    if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in found.values()):
+        kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in found.values()}))
         return f"tridal has no norm with parameters of these dtypes: {kinds}"
-    if len(parameter_names(module)) > 2:
-        return f"it has the parameters {', '.join(parameter_names(module))}, and a norm has a weight and a bias"
+    if len(found) > 2:
+        return f"it has the parameters {', '.join(found)}, and a norm has a weight and a bias"
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     if len([p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]) != 1:
         return f"its forward takes ({', '.join(p.name for p in parameters)}), and a norm takes one tensor"
@@ -99,9 +100,9 @@ def _why_not(module: torch.nn.Module) -> str | None:
 
 def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     shape = _shape(module)
-    rows = len(SCALES) * math.ceil(ELEMENTS / (len(SCALES) * math.prod(shape)))
+    make_sample = functools.partial(_Sample, module, device, shape)
     try:
-        sample = _Sample(module, device, shape, rows, (torch.float32, torch.float32, False))
+        sample = make_sample((torch.float32, torch.float32, False))
         expected = sample.forward()
     except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
         return Found(None, f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0])
@@ -119,7 +120,7 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
     for dtypes, autocast in itertools.product(DTYPES, (False, True)):
         key: Key = (dtypes[0], dtypes[1] if form.weight else None, autocast)
         if key not in castings and key not in differences:
-            found = _casting(module, device, shape, rows, key, form)
+            found = _casting(make_sample, key, form)
             if isinstance(found, str):
                 differences[key] = found
             elif found is not None:
@@ -147,9 +148,8 @@ def _other_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> st
 
 def _shape(module: torch.nn.Module) -> tuple[int, ...]:
     """Returns the sizes that the module normalises, for an input of the comparison."""
-    names = parameter_names(module)
-    if names:
-        return tuple(getattr(module, names[0]).shape)
+    for parameter in parameters_of(module).values():
+        return tuple(parameter.shape)
     given = getattr(module, "normalized_shape", None)
     if isinstance(given, (tuple, list)):
         return tuple(given)
@@ -159,7 +159,7 @@ def _shape(module: torch.nn.Module) -> tuple[int, ...]:
 
 def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm]:
     """Yields the norms that a module may compute."""
-    names = parameter_names(module)
+    names = parameters_of(module)
     weight, bias = (*names, None, None)[:2]
     fixed = shape if names or hasattr(module, "normalized_shape") else (0,)
     named = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
@@ -174,9 +174,8 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm
 class _Sample:
     """A copy of a module with random weights, an input of rows of several magnitudes, and a gradient of the output."""
 
-    def __init__(
-        self, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], rows: int, key: Key
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], key: Key) -> None:
+        rows = len(SCALES) * math.ceil(ELEMENTS / (len(SCALES) * math.prod(shape)))
         generator = torch.Generator("cpu").manual_seed(0)
         random = functools.partial(torch.randn, generator=generator, device="cpu")
         x = random((rows, *shape)) + 0.5
@@ -189,8 +188,8 @@ class _Sample:
         dtype = key[1] or torch.float32
         self.parameters = {
             name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, dtype))
-            for name, p in module._parameters.items() if p is not None
-        }  # fmt: skip
+            for name, p in parameters_of(module).items()
+        }
         self.module._parameters = {name: self.parameters.get(name) for name in module._parameters}
         self.module._buffers = {
             name: b if b is None else random(b.shape).to(device, dtype) for name, b in module._buffers.items()
@@ -211,15 +210,13 @@ class _Sample:
         return torch.autograd.grad(y, (self.x, *self.parameters.values()), self.grad.to(y.dtype), allow_unused=True)
 
 
-def _casting(
-    module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], rows: int, key: Key, form: NormForm
-) -> tuple[str, bool] | str | None:
+def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) -> tuple[str, bool] | str | None:
     """Returns the casting with which tridal computes the same as a module, or why there is none.
 
     Returns None if the module itself does not compute these dtypes.
     """
     try:
-        sample = _Sample(module, device, shape, rows, key)
+        sample = make_sample(key)
         expected = sample.forward()
         gradients = sample.gradients(expected)
     except Exception:  # for example, a dtype that the device or the module does not support
@@ -230,18 +227,22 @@ def _casting(
         widenings = (key[1] in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
     for widens, casting in itertools.product(widenings, ("gemma", "llama", "") if form.op == "rms_norm" else ("",)):
         y = form.reference(sample.module, sample.x, casting, widens)
-        difference = _difference(y, expected)
-        if difference is None:
-            given = zip(("x", *sample.parameters), sample.gradients(y), gradients, strict=True)
-            for name, got, wanted in given:
-                pair = (got, wanted) if name == "x" else (t if t is None else t.flatten()[None] for t in (got, wanted))
-                error = _row_error(*pair)
-                if not error <= 8 * _tolerance(min((g.dtype for g in (sample.x, y)), key=lambda d: d.itemsize)):
-                    difference = f"the gradient of {name} differs by {error:.1e} of its largest element"
+        difference = _difference(y, expected) or _gradient_difference(sample, y, gradients)
         if difference is None:
             return casting, widens
         why = why or difference
     return why
+
+
+def _gradient_difference(sample: _Sample, y: Tensor, expected: tuple[Tensor, ...]) -> str | None:
+    """Returns how a gradient of y differs, or None. A parameter is compared as one row."""
+    tolerance = 8 * _tolerance(min(sample.x.dtype, y.dtype, key=lambda dtype: dtype.itemsize))
+    for name, *pair in zip(("x", *sample.parameters), sample.gradients(y), expected, strict=True):
+        got, wanted = pair if name == "x" else (t if t is None else t.flatten()[None] for t in pair)
+        error = _row_error(got, wanted)
+        if not error <= tolerance:
+            return f"the gradient of {name} differs by {error:.1e} of its largest element"
+    return None
 
 
 def _difference(got: Tensor, expected: Tensor) -> str | None:
@@ -277,7 +278,7 @@ def _short(dtype: torch.dtype) -> str:
 
 def describe(found: Found, module: torch.nn.Module) -> str | None:
     """Returns for which inputs a module computes itself, given the dtype of its parameters. None if there are none."""
-    dtypes = {tensor.dtype for tensor in parameters_of(module)}
+    dtypes = {tensor.dtype for tensor in parameters_of(module).values()}
     texts = []
     for (dtype, weight, autocast), why in found.differences.items():
         if autocast or (weight is None and dtype is torch.float64) or (weight is not None and weight not in dtypes):

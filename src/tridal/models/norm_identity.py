@@ -9,26 +9,21 @@ import torch
 Tensor = torch.Tensor
 
 
-def parameter_names(module: torch.nn.Module) -> list[str]:
-    """Returns the names of the parameters, without those that are None."""
-    return [name for name, parameter in module._parameters.items() if parameter is not None]
-
-
-def parameters_of(module: torch.nn.Module) -> list[Tensor]:
-    """Returns the parameters, without those of other modules inside."""
-    return [tensor for tensor in module._parameters.values() if tensor is not None]
+def parameters_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters by name, without those that are None and those of other modules inside."""
+    return {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
     """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
-    tensors = [tensor for tensor in parameters_of(module) if not tensor.is_meta]
-    return tensors[0].device if tensors else torch.device("cpu")
+    devices = (tensor.device for tensor in parameters_of(module).values() if not tensor.is_meta)
+    return next(devices, torch.device("cpu"))
 
 
 def signature(module: torch.nn.Module, device: torch.device) -> Any:
     """Returns a key that is the same for modules that compute the same function."""
     own = {name: _value(v) for name, v in module.__dict__.items() if name not in _OF_MODULES}
-    shapes = [(name, tuple(getattr(module, name).shape)) for name in parameter_names(module)]
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in parameters_of(module).items()]
     return type(module), type(module).forward, repr(sorted(own.items())), tuple(shapes), device.type
 
 

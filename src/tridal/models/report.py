@@ -29,6 +29,7 @@ class Entry:
     """Why the module is left unchanged, or for which inputs it computes itself. None if there is nothing to say."""
 
 
+@dataclass(eq=False, repr=False)
 class Report:
     """What `tridal.kernelize` did with a model. As a context manager, it restores the model at the end of the block."""
 
@@ -37,11 +38,7 @@ class Report:
     entries: tuple[Entry, ...]
     notes: tuple[str, ...]
     """What concerns the whole model, for example that no backend serves its device."""
-
-    def __init__(
-        self, model: str, entries: tuple[Entry, ...], notes: tuple[str, ...], replaced: list[torch.nn.Module]
-    ) -> None:
-        self.model, self.entries, self.notes, self._replaced = model, entries, notes, replaced
+    _replaced: list[torch.nn.Module]
 
     @property
     def replaced(self) -> tuple[Entry, ...]:
