@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from model_tables import Result
 
-from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Bar, draw_bars, make_figure, name_rows
-from tridal.benchmarks.plots import Picture
+from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Bar, Picture, draw_bars, make_figure, name_rows
 
 SHOWN = {
     "unchanged": ("unchanged", "unchanged"),

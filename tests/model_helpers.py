@@ -110,3 +110,11 @@ def ops_of(call: Callable[[], Any]) -> set[str]:
     with tridal.record_calls() as calls:
         call()
     return {record.op for record in calls if record.backend != "torch"} - {"cross_entropy_reduce"}
+
+
+def check_step(model: Any, expected: Any, ops: set[str], dtype: torch.dtype = torch.float32, call: Any = None) -> Any:
+    """Checks a training step: which ops a backend computes, and the outputs and gradients. Returns the outputs."""
+    got: list[Any] = []
+    assert ops_of(lambda: got.append(step(model, call))) == ops
+    assert_same_step(got[0], expected, dtype)
+    return got[0][0]

@@ -30,7 +30,7 @@ PAGES = {"light": ["#ffffff"], "dark": ["#131416", "#0d1117"]}
 """Backgrounds of pages on the site and on GitHub."""
 
 
-def make_pictures(*arguments: Any) -> dict[str, plots.Picture]:
+def make_pictures(*arguments: Any) -> dict[str, plot_style.Picture]:
     with plot_style.style():
         return {picture.name: picture for picture in plots.make_pictures(make_document(*arguments))}
 

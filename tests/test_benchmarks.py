@@ -26,6 +26,7 @@ from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, mak
 from tridal.ops import table
 
 CPU = torch.device("cpu")
+SMALL = Workload("grid", "softmax", "forward", "float32", (2, 3))
 
 
 def test_default_grid_has_the_shapes_of_the_tutorial() -> None:
@@ -36,56 +37,39 @@ def test_default_grid_has_the_shapes_of_the_tutorial() -> None:
     assert len(grid) == 2 * len(widths)
 
 
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-def test_useful_traffic_is_two_tensors_forward_and_three_backward(op: str) -> None:
-    assert benchmark_of(op).passes == {"forward": 2, "backward": 3}
+MILLION = Workload("grid", "softmax", "backward", "float32", (1000, 1000))
+ONE_MS, THREE_MS = Timing(1.0, 1.0, 1.0), Timing(3.0, 3.0, 3.0)
 
 
 def test_rate_and_share_follow_from_useful_traffic() -> None:
-    workload = Workload("grid", "softmax", "backward", "float32", (1000, 1000))
-    one_ms, three_ms = Timing(1.0, 1.0, 1.0), Timing(3.0, 3.0, 3.0)
-    copy = make_row(workload, COPY, 3, one_ms, one_ms)
+    copy = make_row(MILLION, COPY, 3, ONE_MS, ONE_MS)
     assert copy["gbps"] == pytest.approx(8.0)  # 8 MB in a millisecond
     assert copy["share_of_copy"] == pytest.approx(1.0)
-    backward = make_row(workload, "x", 3, one_ms, three_ms)
-    assert backward["gbps"] == pytest.approx(4.0)  # 12 MB in three milliseconds
+    backward = make_row(MILLION, "x", benchmark_of("softmax").passes["backward"], ONE_MS, THREE_MS)
+    assert backward["gbps"] == pytest.approx(4.0)  # 12 MB in three milliseconds: dy and y are read, dx is written
     assert backward["share_of_copy"] == pytest.approx(0.5)
-    assert make_row(workload, "x", 3, one_ms, "no")["share_of_copy"] is None
-
-
-def test_rows_of_a_cpu_have_no_shares() -> None:
-    workload = Workload("grid", "softmax", "forward", "float32", (1000, 1000))
-    one_ms = Timing(1.0, 1.0, 1.0)
-    row = make_row(workload, "x", 2, one_ms, one_ms, accelerated=False)
-    assert (row["gbps"], row["share_of_copy"], row["share_noisy"]) == (pytest.approx(8.0), None, False)
+    assert make_row(MILLION, "x", 3, ONE_MS, "no")["share_of_copy"] is None
+    on_cpu = make_row(MILLION, "x", benchmark_of("log_softmax").passes["forward"], ONE_MS, ONE_MS, accelerated=False)
+    assert [on_cpu[name] for name in ("gbps", "share_of_copy", "share_noisy")] == [pytest.approx(8.0), None, False]
 
 
 def test_share_is_unreliable_if_a_time_is_noisy_or_the_share_is_impossible() -> None:
-    workload = Workload("grid", "softmax", "forward", "float32", (1000, 1000))
-    quiet, noisy, fast = Timing(1.0, 1.0, 1.0), Timing(1.0, 0.9, 1.1), Timing(0.6, 0.6, 0.6)
-
-    def marks(copy: Timing, own: Timing) -> tuple[bool, bool]:
-        row = make_row(workload, "x", 2, copy, own)
-        return row["noisy"], row["share_noisy"]
-
-    assert marks(quiet, quiet) == (False, False)
-    assert marks(quiet, noisy) == (True, True)
-    assert marks(noisy, quiet) == (False, True)
-    assert marks(quiet, fast) == (False, True)  # 1.67 of copy
+    noisy, fast = Timing(1.0, 0.9, 1.1), Timing(0.6, 0.6, 0.6)  # 1.67 of copy
+    pairs = (ONE_MS, ONE_MS), (ONE_MS, noisy), (noisy, ONE_MS), (ONE_MS, fast)
+    rows = [make_row(MILLION, "x", 2, copy, own) for copy, own in pairs]
+    marks = [(row["noisy"], row["share_noisy"]) for row in rows]
+    assert marks == [(False, False), (True, True), (False, True), (False, True)]
 
 
 @pytest.mark.parametrize("shape_class", SHAPE_CLASSES.values(), ids=lambda shape_class: shape_class.name)
-def test_shape_class_makes_one_workload_per_shape(shape_class: ShapeClass) -> None:
-    full = make_workloads([shape_class], "softmax", ["forward"], ["float32"])
+def test_shape_class_makes_one_workload_per_shape_and_fewer_rows_on_a_cpu(shape_class: ShapeClass) -> None:
+    full, shrunk = (
+        make_workloads([shape_class], "softmax", ["forward"], ["float32"], shrink)
+        for shrink in (1, workloads.CPU_SHRINK)
+    )
     assert len(full) == len(shape_class.shapes) + len(shape_class.slices)
     if shape_class.name in ("rows", "wide", "odd"):
         assert min(4 * math.prod(workload.shape) for workload in full) >= 64 << 20, "a tensor of 64 MiB or more"
-
-
-@pytest.mark.parametrize("shape_class", SHAPE_CLASSES.values(), ids=lambda shape_class: shape_class.name)
-def test_shrinking_a_shape_class_removes_rows_and_keeps_columns(shape_class: ShapeClass) -> None:
-    full = make_workloads([shape_class], "softmax", ["forward"], ["float32"])
-    shrunk = make_workloads([shape_class], "softmax", ["forward"], ["float32"], shrink=workloads.CPU_SHRINK)
     assert [workload.cols for workload in shrunk] == [workload.cols for workload in full]
     assert max(math.prod(workload.shape) for workload in shrunk) <= 1 << 21
 
@@ -110,9 +94,8 @@ def test_slice_input_is_an_unaligned_view() -> None:
 
 
 def test_label_names_shape_dim_and_slice() -> None:
-    assert Workload("g", "softmax", "forward", "float32", (4, 8)).label == "4x8"
-    assert Workload("g", "softmax", "forward", "float32", (4, 8, 2), dim=1).label == "4x8x2 dim 1"
-    assert Workload("g", "softmax", "forward", "float32", (4, 8), is_slice=True).label == "4x8 slice"
+    labels = [SMALL.label, replace(SMALL, shape=(4, 8, 2), dim=1).label, replace(SMALL, is_slice=True).label]
+    assert labels == ["2x3", "4x8x2 dim 1", "2x3 slice"]
 
 
 @pytest.mark.parametrize("op", sorted(OP_BENCHMARKS))
@@ -192,8 +175,8 @@ def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_referen
 ) -> None:
     functions = {"wrong": lambda dim: lambda x: UNIT_NORM.compute(x, dim, (1e-6,)) * 1.01}
     add_op(monkeypatch, OpBenchmark(functions))
-    workload = Workload("grid", "unit_norm", "forward", "float32", (2, 3))
-    reference, wrong, absent = measure(workload, PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"])
+    providers = PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"]
+    reference, wrong, absent = measure(replace(SMALL, op="unit_norm"), *providers)
     assert reference["skipped"] is None
     assert wrong["skipped"] == "ArithmeticError: wrong by 0.01 of the largest result"
     assert absent["skipped"] == "NotImplementedError: torch has no function for unit_norm"
@@ -203,24 +186,16 @@ def test_provider_without_its_package_is_skipped_with_the_reason() -> None:
     provider = Provider("torch", package="no_such_package_anywhere")
     assert provider.missing == "no_such_package_anywhere is not installed: pip install torch"
     assert provider.version is None
-    (row,) = measure(Workload("grid", "softmax", "forward", "float32", (2, 3)), provider)
+    (row,) = measure(SMALL, provider)
     assert row["ms"] is row["ms_20"] is row["ms_80"] is row["gbps"] is None
     assert row["skipped"] == "ModuleNotFoundError: no_such_package_anywhere is not installed: pip install torch"
 
 
-@pytest.fixture
-def liger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installs a stub with Liger-Kernel's interface."""
-    package, ops, module = (
-        ModuleType(name) for name in ("liger_kernel", "liger_kernel.ops", "liger_kernel.ops.softmax")
-    )
+def test_unsupported_dim_of_a_provider_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("liger_kernel.ops.softmax")
     module.LigerSoftmaxFunction = type("F", (), {"apply": staticmethod(lambda x: x.softmax(-1))})  # type: ignore[attr-defined]
-    for stub in (package, ops, module):
+    for stub in (ModuleType("liger_kernel"), ModuleType("liger_kernel.ops"), module):
         monkeypatch.setitem(sys.modules, stub.__name__, stub)
-
-
-@pytest.mark.usefixtures("liger")
-def test_unsupported_dim_of_a_provider_raises_with_the_reason() -> None:
     make = benchmark_of("softmax").functions["Liger-Kernel"]
     torch.testing.assert_close(make(-1)(torch.ones(2, 2)), torch.full((2, 2), 0.5))
     with pytest.raises(NotImplementedError, match="supports only the last dimension"):
@@ -251,7 +226,7 @@ def test_kernels_of_flag_gems_are_active_in_every_round(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "flag_gems", package)
     entry = replace(benchmark_of("softmax"), functions={**benchmark_of("softmax").functions, "FlagGems": checked_torch})
     monkeypatch.setattr(measuring, "benchmark_of", lambda op: entry)
-    (row,) = measure(Workload("grid", "softmax", "backward", "float32", (2, 3)), PROVIDERS["FlagGems"])
+    (row,) = measure(replace(SMALL, direction="backward"), PROVIDERS["FlagGems"])
     assert row["skipped"] is None
     assert len(entered) > timing.ROUNDS
     assert active == []
@@ -277,7 +252,7 @@ def test_reason_for_skipping_a_provider_is_one_short_line(
         raise error
 
     add_op(monkeypatch, OpBenchmark({"failing": fail}))
-    (row,) = measure(Workload("grid", "unit_norm", "forward", "float32", (2, 3)), Provider("failing"))
+    (row,) = measure(replace(SMALL, op="unit_norm"), Provider("failing"))
     assert row["skipped"] == expected
     for row in measuring.measure_host_times([Provider("failing")], CPU, "unit_norm"):
         assert (row["us"], row["skipped"]) == (None, expected)
@@ -288,7 +263,6 @@ def test_workload_that_does_not_fit_into_memory_is_skipped(monkeypatch: pytest.M
         raise torch.OutOfMemoryError("tried to allocate 256 GiB")
 
     monkeypatch.setattr(measuring, "make_inputs", refuse)
-    workload = Workload("grid", "softmax", "forward", "float32", (2, 3))
-    rows = measuring.measure(workload, [PROVIDERS["torch"]], CPU)
+    rows = measuring.measure(SMALL, [PROVIDERS["torch"]], CPU)
     assert [row["provider"] for row in rows] == [COPY, "torch"]
     assert {row["skipped"] for row in rows} == {"OutOfMemoryError: tried to allocate 256 GiB"}

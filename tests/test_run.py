@@ -49,8 +49,11 @@ fail()
 """
 
 
-@pytest.mark.parametrize("how", [("program.py",), ("folder",), ("-m", "program"), ("-m", "folder")], ids=" ".join)
+@pytest.mark.parametrize(
+    "how", [("program.py",), ("folder",), ("-m", "program"), ("-m", "folder"), ("syntax_error.py",)], ids=" ".join
+)
 def test_programs_run_as_with_python(how: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "syntax_error.py").write_text("x = (\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__init__.py").write_text("")
     for file in ("program.py", "folder/__main__.py"):
@@ -59,14 +62,7 @@ def test_programs_run_as_with_python(how: tuple[str, ...], tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout) == (1, expected.stdout)
     in_runpy = re.compile(r'  File "[^"]*\brunpy(\.py)?[>"].*\n(    .*\n)?')  # Python's own frames with -m
     assert done.stderr == in_runpy.sub("", expected.stderr)
-    assert "a fault of the program" in done.stderr
-
-
-def test_syntax_error_of_a_script_is_shown_as_with_python(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("x = (\n")
-    expected, done = (run_python(*prefix, "program.py", cwd=tmp_path) for prefix in ((), ("-m", "tridal.run")))
-    assert (done.returncode, done.stderr) == (expected.returncode, expected.stderr)
-    assert "SyntaxError" in done.stderr
+    assert ("SyntaxError" if "syntax_error.py" in how else "a fault of the program") in done.stderr
 
 
 @pytest.mark.skipif(not hasattr(sys.flags, "safe_path"), reason="Python 3.10 has no safe path")
@@ -96,21 +92,17 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return raised.value.code
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_is_printed(
-    option: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", option])
-    run.main()
-    assert capsys.readouterr().out == run.USAGE + "\n"
-
-
-@pytest.mark.parametrize("arguments", [(), ("-m",), ("--fast", "train.py"), ("-c", "pass")])
-def test_wrong_usage_prints_the_usage(
+@pytest.mark.parametrize("arguments", [("-h",), ("--help",), (), ("-m",), ("--fast", "train.py"), ("-c", "pass")])
+def test_help_and_wrong_usage_print_the_usage(
     arguments: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(monkeypatch, *arguments) == 2
-    assert capsys.readouterr().err == run.USAGE + "\n"
+    if arguments in (("-h",), ("--help",)):
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        run.main()
+        assert capsys.readouterr() == (run.USAGE + "\n", "")
+    else:
+        assert main(monkeypatch, *arguments) == 2
+        assert capsys.readouterr() == ("", run.USAGE + "\n")
 
 
 @pytest.mark.parametrize(
@@ -155,10 +147,12 @@ def test_missing_device_is_one_sentence(
     assert capsys.readouterr().err == f"tridal.run: {raised.value}\n"
 
 
-def test_wrong_variable_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variable", "value"), [("TRIDAL_LOG_CALLS", "all"), ("TRIDAL_KERNELIZE", "yes please")])
+def test_wrong_variable_is_one_sentence(variable: str, value: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise AssertionError('the program must not run')")
-    done = run_python("-m", "tridal.run", "train.py", cwd=tmp_path, TRIDAL_LOG_CALLS="all", TRIDAL_OVERRIDE_TORCH="1")
-    assert done.stderr == "tridal.run: environment TRIDAL_LOG_CALLS: expected 1 or 0, found 'all'\n"
+    variables = {variable: value, "TRIDAL_OVERRIDE_TORCH": "1"}
+    done = run_python("-m", "tridal.run", "train.py", cwd=tmp_path, **variables)
+    assert done.stderr == f"tridal.run: environment {variable}: expected 1 or 0, found {value!r}\n"
     assert done.returncode == 1
 
 
@@ -201,9 +195,3 @@ def test_kernelize_variable_replaces_the_modules_of_new_models(tmp_path: Path) -
     norms = "['LlamaRMSNorm', 'LlamaRMSNorm', 'LlamaRMSNorm']"
     assert done.stdout.splitlines() == [f"torch.Size([1, 4, 19]) {norms}"] * 2
     assert "tridal: 12 of rms_norm by interpreter: whole_row" in done.stderr
-
-
-def test_wrong_kernelize_variable_is_one_sentence(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (in_folder / "train.py").write_text("raise AssertionError('the program must not run')")
-    monkeypatch.setenv("TRIDAL_KERNELIZE", "yes please")
-    assert main(monkeypatch, "train.py") == 1

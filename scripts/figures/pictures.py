@@ -19,7 +19,7 @@ IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P
 """A picture in Markdown, or in HTML with its description before its path."""
 
 
-def plot_front(document: Mapping[str, Any]) -> plots.Picture:
+def plot_front(document: Mapping[str, Any]) -> plot_style.Picture:
     """Plots the share of copy of softmax's forward in bfloat16 against the number of columns."""
     rows = select(document["measurements"], dtype="bfloat16", direction="forward")
     rows = sorted((row for row in rows if row["group"] in ("rows", "wide")), key=lambda row: row["cols"])
@@ -37,7 +37,7 @@ def plot_front(document: Mapping[str, Any]) -> plots.Picture:
     lines = {name: [(row["cols"], row) for row in select(rows, provider=name)] for name in names}
     line_plot.plot_lines(axis, [lines], "share_of_copy")
     description = f"{title}: share of copy of rows with {compact(cols[0])} to {compact(cols[-1])} columns; "
-    return plots.Picture("front", figure, description + summarise(rows, names, "share_of_copy") + ".")
+    return plot_style.Picture("front", figure, description + summarise(rows, names, "share_of_copy") + ".")
 
 
 def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:
@@ -45,7 +45,7 @@ def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:
     files: dict[Path, str] = {}
     descriptions: dict[Path, str] = {}
 
-    def add(folder: Path, picture: plots.Picture) -> None:
+    def add(folder: Path, picture: plot_style.Picture) -> None:
         light, dark = plot_style.svg_texts(picture.figure)
         files.update({folder / f"{picture.name}.svg": light, folder / f"{picture.name}-dark.svg": dark})
         descriptions[folder / f"{picture.name}.svg"] = picture.description

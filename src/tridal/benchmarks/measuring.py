@@ -23,6 +23,7 @@ MAX_SHARE = 1.5
 """A call that takes as long as `copy_` has this share if it passes over three tensors. A higher share is an error."""
 HOST_SHAPE = (8, 128)
 _HOST_CALLS, _HOST_ROUNDS = 200, 15
+_RECORDED = "recorded forward"  # the direction of a call that autograd records
 HOST_NOISE = NoiseLimit(0.25)
 _MAX_ROUNDINGS = 16  # a result is wrong if it is off by more than this many roundings of the largest value
 _MIN_UNIT = 2.0**-20  # lower bound of the unit roundoff, for float32 and float64 results
@@ -64,7 +65,8 @@ def _measure(
     for provider in providers:
         function, problem = attempt(_checked_function, provider, entry, workload, inputs, exact)
         if problem is None:
-            samples[provider.name] = partial(_sample, provider, workload, function, inputs, sample)
+            arguments = provider, workload.op, workload.direction, function, inputs
+            samples[provider.name] = partial(_sample, *arguments, sample)
         else:
             skipped[provider.name] = problem
     del exact
@@ -128,15 +130,15 @@ def make_inputs(workload: Workload, entry: OpBenchmark, device: torch.device) ->
 
 
 @contextmanager
-def _calling(provider: Provider, workload: Workload, function: Function, inputs: Inputs) -> Iterator[Call]:
+def _calling(provider: Provider, op: str, direction: str, function: Function, inputs: Inputs) -> Iterator[Call]:
     """Yields a call of the function or of its gradient. The provider's context is active."""
     with (
-        torch.set_grad_enabled(workload.direction == "backward"),
+        torch.set_grad_enabled(direction != "forward"),
         # Run backward in this thread: waking torch's own thread can take longer than the cache flush.
         torch.autograd.set_multithreading_enabled(False),
-        provider.context(workload.op),
+        provider.context(op),
     ):
-        yield _make_call(workload.direction, function, inputs)
+        yield _make_call(direction, function, inputs)
 
 
 def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
@@ -145,15 +147,18 @@ def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
     if direction == "forward":
         return partial(function, *arguments)
     leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in arguments]
+    if direction == _RECORDED:
+        return partial(function, *leaves)
     y = function(*leaves)
     dy = grad.reshape(-1)[: y.numel()].view(y.shape).to(y.dtype)  # an output can be smaller, as a loss per row is
     return partial(torch.autograd.grad, y, [each for each in leaves if each.requires_grad], dy, retain_graph=True)
 
 
 def _sample(
-    provider: Provider, workload: Workload, function: Function, inputs: Inputs, sample: Callable[[Call], list[float]]
-) -> list[float]:
-    with _calling(provider, workload, function, inputs) as call:
+    provider: Provider, op: str, direction: str, function: Function, inputs: Inputs,
+    sample: Callable[[Call], list[float]],
+) -> list[float]:  # fmt: skip
+    with _calling(provider, op, direction, function, inputs) as call:
         return sample(call)
 
 
@@ -188,7 +193,7 @@ def _checked_function(
 ) -> Function:
     """Returns the provider's function. Raises an error if the provider does not support it, or if results are wrong."""
     function = _function(provider, entry, workload.op, workload.dim)
-    with _calling(provider, workload, function, inputs) as call:
+    with _calling(provider, workload.op, workload.direction, function, inputs) as call:
         for result, expected in zip(_as_tuple(call()), exact, strict=True):
             if error := _excessive_error(result, expected, inputs[0][0].dtype):
                 raise ArithmeticError(f"wrong by {error:.2g} of the largest result")
@@ -208,28 +213,20 @@ def measure_host_times(providers: Sequence[Provider], device: torch.device, op: 
     found: dict[tuple[str, bool], Timing | str] = {}
     samples: dict[tuple[str, bool], Sample] = {}
     with timing.current_device(device):
-        arguments, _ = make_inputs(workload, entry, device)
+        inputs = make_inputs(workload, entry, device)
         for provider in providers:
             function, missing = attempt(_function, provider, entry, op, -1)
-            for grad in (False, True):
-                key, sample = (provider.name, grad), partial(_sample_host, provider, op, function, arguments, grad)
-                problem = missing or attempt(sample, 1)[1]  # the first call compiles
+            for key, direction in (((provider.name, False), "forward"), ((provider.name, True), _RECORDED)):
+                sample = partial(_sample, provider, op, direction, function, inputs)
+                # The first call compiles.
+                problem = missing or attempt(sample, partial(timing.sample_host, device, calls=1))[1]
                 if problem is None:
-                    samples[key] = sample
+                    samples[key] = partial(sample, partial(timing.sample_host, device, calls=_HOST_CALLS))
                 found[key] = problem or ""
         found |= timing.compare(samples, HOST_NOISE, _HOST_ROUNDS)
-    return [_host_row(*key, result) for key, result in found.items()]
-
-
-def _sample_host(
-    provider: Provider, op: str, function: Function, arguments: Sequence[Tensor], grad: bool, calls: int = _HOST_CALLS
-) -> list[float]:
-    with torch.set_grad_enabled(grad), provider.context(op):
-        leaves = [each.detach().requires_grad_(grad and each.is_floating_point()) for each in arguments]
-        return timing.sample_host(leaves[0].device, partial(function, *leaves), calls)
-
-
-def _host_row(provider: str, grad: bool, result: Timing | str) -> Row:
-    times, skipped = _split(result)
-    noisy = times is not None and HOST_NOISE.excess(times) > 1
-    return {"provider": provider, "grad": grad, **_columns("us", times), "noisy": noisy, "skipped": skipped}
+    rows = []
+    for (name, grad), result in found.items():
+        times, skipped = _split(result)
+        noisy = times is not None and HOST_NOISE.excess(times) > 1
+        rows.append({"provider": name, "grad": grad, **_columns("us", times), "noisy": noisy, "skipped": skipped})
+    return rows

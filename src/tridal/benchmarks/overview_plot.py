@@ -13,6 +13,7 @@ from tridal.benchmarks.plot_style import (
     QUIET,
     SMALL,
     TEXT,
+    Picture,
     emphasis,
     look_of,
     make_figure,
@@ -32,8 +33,8 @@ _STEP, _GAP, _MIN_ROW = 9, 16, 38  # between providers, between classes, and of 
 _KEYS_PER_LINE = 6
 
 
-def plot_overview(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]:
-    """Returns a figure of the rows of one dtype, with one panel per direction, and its description."""
+def plot_overview(rows: Rows, document: Mapping[str, Any]) -> Picture:
+    """Returns a picture of the rows of one dtype, with one panel per direction."""
     names, groups = providers(rows, skipped=False), [name for name in SHAPE_CLASSES if select(rows, group=name)]
     directions, title = distinct(rows, "direction"), f"{rows[0]['op']} by class of shapes, {rows[0]['dtype']}"
     row_height = max(_MIN_ROW, _STEP * (len(names) - 1) + _GAP)
@@ -68,7 +69,7 @@ def plot_overview(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]
         axes[0].text(left, middle + 8, shapes, color=QUIET, fontsize=SMALL * PIXEL, **place)
     _add_key(figure, names)
     found = (f"{one}: {summarise(select(rows, direction=one), names, 'share_of_copy')}" for one in directions)
-    return figure, f"{title}: share of copy; {'; '.join(found)}."
+    return Picture(f"overview-{rows[0]['dtype']}", figure, f"{title}: share of copy; {'; '.join(found)}.")
 
 
 def _draw_dot(axis: Any, y: float, name: str, rows: Rows) -> None:

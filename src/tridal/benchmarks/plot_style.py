@@ -141,6 +141,14 @@ def make_figure(
     return figure, axes
 
 
+class Picture(NamedTuple):
+    """A figure with the name of its file, and a description for readers who do not see it."""
+
+    name: str
+    figure: Figure
+    description: str
+
+
 class Bar(NamedTuple):
     """A bar at `y` with a text at its end, and a line for the spread of its value."""
 

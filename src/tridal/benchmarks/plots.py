@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tridal.benchmarks.line_plot import SPREAD, plot_lines, scale_axis
 from tridal.benchmarks.overview_plot import plot_overview
-from tridal.benchmarks.plot_style import TIMES, Bar, draw_bars, make_figure, name_rows, save_png, style, title_of
+from tridal.benchmarks.plot_style import (
+    TIMES,
+    Bar,
+    Picture,
+    draw_bars,
+    make_figure,
+    name_rows,
+    save_png,
+    style,
+    title_of,
+)  # fmt: skip
 from tridal.benchmarks.plot_text import UNITS, describe_rates, describe_run, summarise
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.report import has_shares, providers, quantiles
 from tridal.benchmarks.results import Rows, distinct, select
 from tridal.benchmarks.suite_plot import plot_suite
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
 _MAX_TICKS = 7  # of columns
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A figure with the name of its file, and a description for readers who do not see it."""
-
-    name: str
-    figure: Figure
-    description: str
 
 
 def write_plots(document: Mapping[str, Any], folder: Path) -> dict[Path, str]:
@@ -51,11 +47,9 @@ def make_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
     for dtype in distinct(suite, "dtype"):
         chosen = select(suite, dtype=dtype)
         if has_shares(chosen):
-            figure, description = plot_overview(chosen, document)
-            yield Picture(f"overview-{dtype}", figure, description)
+            yield plot_overview(chosen, document)
         for direction in distinct(chosen, "direction"):
-            figure, description = plot_suite(select(chosen, direction=direction), document)
-            yield Picture(f"suite-{dtype}-{direction}", figure, description)
+            yield plot_suite(select(chosen, direction=direction), document)
     if document["host"]:
         yield _plot_host_times(document)
 

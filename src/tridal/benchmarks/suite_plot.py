@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tridal.benchmarks.line_plot import SPREAD, plot_lines, scale_axis
-from tridal.benchmarks.plot_style import LETTER, PIXEL, QUIET, SMALL, TIMES, make_figure
+from tridal.benchmarks.plot_style import LETTER, PIXEL, QUIET, SMALL, TIMES, Picture, make_figure
 from tridal.benchmarks.plot_text import UNITS, describe_rates, describe_run, shape_labels, span_of, summarise
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.report import has_shares, providers
 from tridal.benchmarks.results import Rows, distinct, select
 from tridal.benchmarks.workloads import SHAPE_CLASSES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LEFT, _RIGHT, _WIDTH, _HEIGHT = 44, 112, 544, 116  # space beside a panel, and its sizes, in CSS pixels
 _GAP = 18  # between classes, in CSS pixels
@@ -53,8 +50,8 @@ class _Class:
         return self.start + edge + (self.width - 2 * edge) * (index / last if last else 0.5)
 
 
-def plot_suite(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]:
-    """Returns a figure with the share of `copy_`'s rate at every shape, and its description. Plots a CPU's rates."""
+def plot_suite(rows: Rows, document: Mapping[str, Any]) -> Picture:
+    """Returns a picture with the share of `copy_`'s rate at every shape, or with the rate on a CPU."""
     column, names = "share_of_copy" if has_shares(rows) else "gbps", providers(rows, skipped=False)
     shown = names if column == "share_of_copy" else [*names, COPY]
     title = f"{rows[0]['op']} {rows[0]['direction']}, {rows[0]['dtype']}"
@@ -80,7 +77,8 @@ def plot_suite(rows: Rows, document: Mapping[str, Any]) -> tuple[Figure, str]:
                 note, look = f"columns ({span_of(one.shapes)})", {"color": QUIET, "fontsize": SMALL * PIXEL}
                 axis.annotate(note, (_WIDTH, 1), ha="right", **above, **look)
         plot_lines(axis, parts, column)
-    return figure, f"{title}: {UNITS[column]} by shape; {summarise(rows, names, column)}."
+    name = f"suite-{rows[0]['dtype']}-{rows[0]['direction']}"
+    return Picture(name, figure, f"{title}: {UNITS[column]} by shape; {summarise(rows, names, column)}.")
 
 
 def _share_panels(classes: Sequence[_Class]) -> list[list[_Class]]:
