@@ -154,11 +154,6 @@ def test_skipped_modules_are_left_unchanged_and_reported(device: torch.device, s
     assert len(report.replaced) == 4 - len(skipped)
 
 
-def test_skipped_head_is_not_fused(device: torch.device) -> None:
-    report = tridal.kernelize(build("Llama").to(device), fused_loss=True, skip="lm_head")
-    assert report.entries[0].reason == "the loss is not fused: it has no output layer, or it is skipped"
-
-
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
         tridal.kernelize("gpt2")  # type: ignore[arg-type]

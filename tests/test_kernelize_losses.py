@@ -74,15 +74,27 @@ def test_model_that_scales_its_logits_is_not_fused(device: torch.device, served:
     assert str(entry.reason).startswith("the loss is not fused: the model does not compute its loss from lm_head alone")
 
 
-def test_head_that_is_no_linear_layer_is_not_fused(device: torch.device) -> None:
-    class Head(torch.nn.Linear):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(input)
+class OwnHead(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
 
+
+@pytest.mark.parametrize(
+    ("change", "skip", "reason"),
+    [
+        (lambda head: setattr(head, "__class__", OwnHead), (), "OwnHead, does not have the forward of torch.nn.Linear"),
+        (lambda head: setattr(head, "forward", head.forward), (), "the output layer: another package has replaced its"),
+        (lambda head: None, "lm_head", "it has no output layer, or it is skipped"),
+    ],
+    ids=["no linear layer", "replaced forward", "skipped"],
+)
+def test_head_that_is_not_fused_is_reported(device: torch.device, change: Any, skip: Any, reason: str) -> None:
     model = build("Llama").to(device)
-    model.lm_head.__class__ = Head
-    entry = tridal.kernelize(model, fused_loss=True).replaced[0]
-    assert str(entry.reason).endswith("Head, does not have the forward of torch.nn.Linear")
+    change(model.lm_head)
+    entry = tridal.kernelize(model, fused_loss=True, skip=skip).entries[0]
+    assert entry.replaced_by == "tridal.cross_entropy for the loss"
+    assert str(entry.reason).startswith("the loss is not fused: ")
+    assert reason in str(entry.reason)
 
 
 def test_changed_head_is_reported_and_not_fused(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,13 +116,6 @@ def test_changed_head_is_reported_and_not_fused(device: torch.device, caplog: py
     tridal.models.restore(model)
     tridal.kernelize(model, fused_loss=True)
     assert step(model)[0].logits is None
-
-
-def test_head_whose_forward_is_replaced_is_not_fused(device: torch.device) -> None:
-    model = build("Llama").to(device)
-    model.lm_head.forward = model.lm_head.forward
-    entry = tridal.kernelize(model, fused_loss=True).replaced[0]
-    assert str(entry.reason).startswith("the loss is not fused: the output layer: another package has replaced its for")
 
 
 def test_own_loss_function_of_a_program_is_kept(device: torch.device) -> None:

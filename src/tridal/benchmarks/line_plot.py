@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from statistics import fmean
 from typing import Any
 
 from tridal.benchmarks.plot_style import COPY_LINE, LETTER, PAPER, PIXEL, SMALL, emphasis, look_of, title_of
@@ -119,20 +120,14 @@ def _free_height(x: float, y: float, width: float, lines: Sequence[Any]) -> floa
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Returns values that are at least `gap` apart, keep their order, and differ little from the given values.
 
-    Minimises the sum of the squared changes, by averaging neighbours that are too close. Then moves the values into
-    the range from `low` to `high`.
+    Minimises the sum of the squared changes, by the min-max formula of isotonic regression for the values less their
+    multiples of the gap. Then moves the values into the range from `low` to `high`.
     """
     order = sorted(range(len(values)), key=values.__getitem__)
-    blocks: list[tuple[float, int]] = []  # means and sizes of neighbours, each less its own multiple of the gap
+    less = [values[index] - rank * gap for rank, index in enumerate(order)]
+    result, last = [0.0] * len(values), len(values) - 1
     for rank, index in enumerate(order):
-        mean, size = values[index] - rank * gap, 1
-        while blocks and blocks[-1][0] >= mean:
-            before, count = blocks.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        blocks.append((mean, size))
-    result, rank = [0.0] * len(values), 0
-    for mean, size in blocks:
-        for _ in range(size):
-            result[order[rank]] = max(low, min(high - (len(values) - 1) * gap, mean)) + rank * gap
-            rank += 1
+        ends = range(rank, len(less))
+        fitted = max(min(fmean(less[start : end + 1]) for end in ends) for start in range(rank + 1))
+        result[index] = max(low, min(high - last * gap, fitted)) + rank * gap
     return result

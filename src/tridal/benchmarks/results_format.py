@@ -39,6 +39,8 @@ _FLAG: _Value = ("true or false", lambda value: isinstance(value, bool))
 _COUNT: _Value = ("a positive integer", lambda value: type(value) is int and 0 < value < _MAX_NUMBER)
 _NUMBER: _Value = ("a positive number", lambda value: type(value) in (int, float) and 0 < value < _MAX_NUMBER)
 _AIM: _Value = ("a number of at least 0", lambda value: value == 0 or _NUMBER[1](value))
+_LIST: _Value = ("a list", lambda value: isinstance(value, list))
+_OBJECT: _Value = ("an object", lambda value: isinstance(value, dict))
 _TIMES = ("ms", "ms_20", "ms_80", "gbps")
 _HOST_TIMES = ("us", "us_20", "us_80")
 _DOCUMENT: _Wanted = {
@@ -85,19 +87,13 @@ def find_fault(document: Any) -> str | None:
 
 def _faults(value: Any, wanted: _Wanted, path: str) -> Iterator[str]:
     """Yields the faults of a value at a path such as "measurements[3].ms"."""
-    if isinstance(wanted, tuple):
-        expected, accepts = wanted
-        if not accepts(value):
-            yield f"{path}: expected {expected}, found {describe_value(value)}"
+    expected, accepts = _LIST if isinstance(wanted, list) else _OBJECT if isinstance(wanted, Mapping) else wanted
+    if not accepts(value):
+        yield f"{path}: expected {expected}, found {describe_value(value)}"
     elif isinstance(wanted, list):
-        if not isinstance(value, list):
-            yield f"{path}: expected a list, found {describe_value(value)}"
-        else:
-            for index, item in enumerate(value):
-                yield from _faults(item, wanted[0], f"{path}[{index}]")
-    elif not isinstance(value, dict):
-        yield f"{path}: expected an object, found {describe_value(value)}"
-    else:
+        for index, item in enumerate(value):
+            yield from _faults(item, wanted[0], f"{path}[{index}]")
+    elif isinstance(wanted, Mapping):
         for key in value if _ANY_KEY in wanted else wanted:
             inner = f"{path}.{key}" if path else key
             if key not in value:

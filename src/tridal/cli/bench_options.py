@@ -72,14 +72,17 @@ class BenchOptions:
     ] = None
     as_json: Annotated[bool, Option("--json", help="Print the results as JSON.")] = False
 
+    @property
+    def _suite(self) -> bool:
+        return self.suite or self.classes is not None
+
     def check_combinations(self) -> None:
         """Raises typer.BadParameter for an option that has no effect beside the others."""
-        suite = self.suite or self.classes is not None
         measuring = [name for name in inspect.signature(type(self)).parameters if name not in _OPTIONS_OF_FROM]
         for chosen, advice, names in (
             (self.source is not None, "--from measures nothing; omit one of them", measuring),
-            (suite, "the suite has its own shapes; omit --suite and --classes", ("rows", "cols")),
-            (self.host and not suite, _HOST_ADVICE, ("rows", "cols", "dtype", "direction")),
+            (self._suite, "the suite has its own shapes; omit --suite and --classes", ("rows", "cols")),
+            (self.host and not self._suite, _HOST_ADVICE, ("rows", "cols", "dtype", "direction")),
             (self.output is None, "name the folder with --output", ("overwrite",)),
         ):
             for name in names:
@@ -89,20 +92,18 @@ class BenchOptions:
     def make_workloads(self, entry: OpBenchmark, accelerated: bool) -> list[Workload]:
         """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
-        from tridal.benchmarks.workloads import SHAPE_CLASSES
 
-        suite = self.suite or self.classes is not None
         directions = _check_names("--direction", self.direction, _DIRECTIONS)
         if directions == ["both"]:
             directions = ["forward", "backward"]
         dtypes = _check_names(
-            "--dtype", self.dtype or ("float32,bfloat16,float16" if suite else "float32"), ITEMSIZE, DTYPE_ALIASES
+            "--dtype", self.dtype or ("float32,bfloat16,float16" if self._suite else "float32"), ITEMSIZE, DTYPE_ALIASES
         )
         names: Collection[str] = workloads.SUITES[entry.suite]
         if self.classes:
             names = _check_names("--classes", self.classes, names)
-        if suite:
-            classes = [shape_class for name, shape_class in SHAPE_CLASSES.items() if name in names]
+        if self._suite:
+            classes = [shape_class for name, shape_class in workloads.SHAPE_CLASSES.items() if name in names]
             shrink = 1 if accelerated else workloads.CPU_SHRINK
             return workloads.make_workloads(classes, self.op, directions, dtypes, shrink)
         if self.host:

@@ -25,13 +25,10 @@ def warnings(versions: Mapping[str, str | None]) -> list[str]:
     lines = []
     for package, (oldest, newest) in TESTED.items():
         version = versions[package]
-        if version is None or _minor(oldest) <= _minor(version) <= _minor(newest):
-            continue
-        age = "older" if _minor(version) < _minor(oldest) else "newer"
-        lines.append(
-            f"{package} {version} is {age} than the versions that tridal is tested with ({oldest} to {newest}). "
-            "Run `tridal check --all` to test it on this device"
-        )
+        if version is not None and not _minor(oldest) <= _minor(version) <= _minor(newest):
+            age = "older" if _minor(version) < _minor(oldest) else "newer"
+            found = f"{package} {version} is {age} than the versions that tridal is tested with ({oldest} to {newest})"
+            lines.append(f"{found}. Run `tridal check --all` to test it on this device")
     return lines
 
 
@@ -41,10 +38,8 @@ def notes(versions: Mapping[str, str | None]) -> list[str]:
     tested = [tuple(map(_minor, pair)) for pair in PAIRS]
     if torch is None or triton is None or warnings(versions) or (_minor(torch), _minor(triton)) in tested:
         return []
-    return [
-        f"torch {torch} and triton {triton} are not tested together. Tested: {as_text()}. "
-        "Run `tridal check --all` to test them on this device"
-    ]
+    found = f"torch {torch} and triton {triton} are not tested together. Tested: {as_text()}"
+    return [f"{found}. Run `tridal check --all` to test them on this device"]
 
 
 def _minor(version: str) -> tuple[int, ...]:
