@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from model_tables import Result
 
-from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Bar, Picture, draw_bars, make_figure, name_rows
+from tridal.benchmarks.plot_style import PIXEL, QUIET, SMALL, Bar, Picture, draw_bars, make_figure
 
 SHOWN = {
     "unchanged": ("unchanged", "unchanged"),
@@ -63,8 +63,8 @@ def _plot_work(work: str, results: Sequence[Result], bases: Mapping[str, float],
             bars.append(Bar(y, SHOWN[row.provider][0], value, text))
             texts.setdefault(y, []).append(text if key == "tokens_per_second" else f"{text} GiB")
         axis.set_title(PANELS[key])
-        name_rows(axis, {y: SHOWN[row.provider] for y, row in enumerate(rows) if not isinstance(row, str)})
-        draw_bars(axis, bars, max(bar.value for bar in bars))
+        names = {y: SHOWN[row.provider] for y, row in enumerate(rows) if not isinstance(row, str)}
+        draw_bars(axis, bars, max(bar.value for bar in bars), names)
         if axis is not axes[0]:
             axis.set_yticklabels([])
             continue

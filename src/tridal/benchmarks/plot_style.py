@@ -160,10 +160,16 @@ class Bar(NamedTuple):
     is_hollow: bool = False
 
 
-def draw_bars(axis: Any, bars: Sequence[Bar], limit: float) -> None:
-    """Draws horizontal bars with their values, from the top down. The panel's width is the value `limit`."""
+def draw_bars(axis: Any, bars: Sequence[Bar], limit: float, names: Mapping[int, tuple[str, str]]) -> None:
+    """Draws horizontal bars with their values, from the top down. The panel's width is the value `limit`.
+
+    `names` are the texts to the left of the panel at each y, in the style of a provider: (provider, text).
+    """
     from matplotlib.colors import to_rgba
 
+    axis.set_yticks(list(names), [text for _, text in names.values()])
+    for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
+        tick.set(**emphasis(provider))
     axis.set(xlim=(0, limit), ylim=(max(bar.y for bar in bars) + 0.5, -0.5))
     axis.xaxis.set_visible(False)
     axis.grid(visible=False)
@@ -176,13 +182,6 @@ def draw_bars(axis: Any, bars: Sequence[Bar], limit: float) -> None:
         end = bar.value if bar.spread[1] != bar.spread[1] else max(bar.spread[1], bar.value)
         place = {"xytext": (5 * PIXEL, 0), "textcoords": "offset points", "va": "center_baseline"}
         axis.annotate(bar.text, (end, bar.y), annotation_clip=False, **place, **emphasis(bar.provider))
-
-
-def name_rows(axis: Any, names: Mapping[float, tuple[str, str]]) -> None:
-    """Writes a text to the left of a panel at each y, in the style of a provider: (provider, text)."""
-    axis.set_yticks(list(names), [text for _, text in names.values()])
-    for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
-        tick.set(**emphasis(provider))
 
 
 def save_png(figure: Figure, folder: Path, name: str) -> Path:

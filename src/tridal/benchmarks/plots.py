@@ -8,17 +8,7 @@ from typing import Any
 
 from tridal.benchmarks.line_plot import SPREAD, plot_lines, scale_axis
 from tridal.benchmarks.overview_plot import plot_overview
-from tridal.benchmarks.plot_style import (
-    TIMES,
-    Bar,
-    Picture,
-    draw_bars,
-    make_figure,
-    name_rows,
-    save_png,
-    style,
-    title_of,
-)  # fmt: skip
+from tridal.benchmarks.plot_style import TIMES, Bar, Picture, draw_bars, make_figure, save_png, style, title_of
 from tridal.benchmarks.plot_text import UNITS, describe_rates, describe_run, summarise
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.report import has_shares, providers, quantiles
@@ -94,8 +84,8 @@ def _plot_host_times(document: Mapping[str, Any]) -> Picture:
             name, text = row["provider"], f"{row['us']:.1f}"
             bars.append(Bar(names.index(name), name, row["us"], text, quantiles(row, "us"), row["noisy"]))
         axis.set_title(heading)
-        name_rows(axis, {y: (name, title_of(name) if axis is axes[0] else "") for y, name in enumerate(names)})
-        draw_bars(axis, bars, max(row["us_80"] for row in rows))
+        titles = {y: (name, title_of(name) if axis is axes[0] else "") for y, name in enumerate(names)}
+        draw_bars(axis, bars, max(row["us_80"] for row in rows), titles)
         bars.sort()
         parts.append(f"{heading} " + ", ".join(f"{title_of(bar.provider)} {bar.text}" for bar in bars))
     return Picture("host", figure, f"{title} in microseconds: {'; '.join(parts)}.")

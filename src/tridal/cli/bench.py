@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -14,7 +15,7 @@ from typer import Exit
 
 from tridal.cli.bench_options import BenchOptions
 from tridal.cli.op_option import choose_device, wrong_usage
-from tridal.cli.output import console, count, escape, print_json, progress_bar, table
+from tridal.cli.output import console, count, escape, print_json, table, track
 from tridal.devices import settings
 
 if TYPE_CHECKING:
@@ -76,22 +77,18 @@ def _measure(tasks: Sequence[_Task], document: dict[str, Any], folder: Path) -> 
     from tridal.benchmarks import results
 
     done, warned = 0, False
-    with progress_bar() as progress:
-        bar = progress.add_task("", total=len(tasks))
-        try:
-            for kind, title, measure in tasks:
-                progress.update(bar, description=title)
-                document[kind] += measure()
-                done += 1
-                progress.advance(bar)
-                try:
-                    results.save_partial(document, folder)
-                except results.ResultsError as error:
-                    if not warned:
-                        progress.console.print(str(error), markup=False)
-                    warned = True
-        except KeyboardInterrupt:
-            document["interrupted"] = True
+    try:
+        for kind, _, measure in track(tasks, lambda task: task[1]):
+            document[kind] += measure()
+            done += 1
+            try:
+                results.save_partial(document, folder)
+            except results.ResultsError as error:
+                if not warned:
+                    print(error, file=sys.stderr)
+                warned = True
+    except KeyboardInterrupt:
+        document["interrupted"] = True
     if document["interrupted"]:
         message = f"interrupted after {done} of {count(len(tasks), 'measurement')}"
         console(stderr=True).print(f"{message}: the results so far are kept" if done else message)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tridal.cli.op_option import DEVICES, OPS, check_op, choose_device
-from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, table, tracking
+from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, table, track
 from tridal.cli.plan import plan_as_dict, plan_table
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
@@ -112,8 +112,7 @@ def _run_unit_test(implementation: Implementation, out: Console) -> dict[str, An
     from tridal.testing.cases import DIRECTIONS, TUTORIAL_SHAPE
 
     cases = [testing.Case("softmax", direction, TUTORIAL_SHAPE) for direction in DIRECTIONS]
-    with tracking("unit test") as track:
-        results = [testing.check(case, implementation) for case in track(cases, lambda case: case.name)]
+    results = [testing.check(case, implementation) for case in track(cases, lambda case: case.name, "unit test")]
     rows, cols = TUTORIAL_SHAPE
     out.print(f"\n[bold]Unit test[/]: softmax of {rows} x {cols}")
     difference = None
@@ -180,13 +179,12 @@ def _run_suite(backend: Backend, ops: Sequence[str] | None, max_compiled: int, o
         out.print("The conformance suite was not run, because a declaration is wrong", soft_wrap=True)
         return report
     out.print(f"\n{PASS} {count(len(declarations), 'check')} of declarations", soft_wrap=True)
-    with tracking("searching for changes of plans") as track:
-        search = testing.search_plans(
-            backend, ops, max_compiled, lambda kinds: track(kinds, lambda kind: kind.case(64, 64).name)
-        )
+    title = "searching for changes of plans"
+    search = testing.search_plans(
+        backend, ops, max_compiled, lambda kinds: track(kinds, lambda kind: kind.case(64, 64).name, title)
+    )
     cases = tuple(dict.fromkeys((*testing.cases(backend, ops), *search.cases)))
-    with tracking("conformance") as track:
-        suite = [testing.run_case(case, backend) for case in track(cases, lambda case: case.name)]
+    suite = [testing.run_case(case, backend) for case in track(cases, lambda case: case.name, "conformance")]
     _show_suite(suite, out)
     _show_search(search, out)
     report["suite"] = [asdict(result) for result in suite]

@@ -14,11 +14,11 @@ from typing import Any, NoReturn, TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 __all__ = [
-    "FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "progress_bar", "size", "table", "tracking",
+    "FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "size", "table", "track",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -95,56 +95,30 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
     return result
 
 
-class _Progress(Progress):
-    """A progress bar on a terminal, which disappears at the end. Elsewhere, a line every `SECONDS_PER_LINE` seconds."""
+def track(items: Sequence[_T], name: Callable[[_T], str], title: str = "") -> Iterator[_T]:
+    """Yields the items, and shows on stderr how many are done and the name of the current one.
 
-    def __init__(self, title: str) -> None:
+    A terminal gets a progress bar, which disappears at the end. Everything else gets a line every `SECONDS_PER_LINE`
+    seconds. The loop must not print to stdout, because rich redirects that to stderr meanwhile.
+    """
+    out = console(stderr=True)
+    if out.is_terminal:
         heading = [TextColumn(title)] if title else []
         columns = (*heading, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        super().__init__(*columns, console=console(stderr=True), transient=True)
-        self._title = title
-        self._last_line = time.monotonic()
-
-    def update(self, task_id: TaskID, **fields: Any) -> None:
-        """Changes a task, as the base class does. Prints a line if the output is no terminal and it is time for one."""
-        super().update(task_id, **fields)
-        now = time.monotonic()
-        if self.console.is_terminal or now < self._last_line + SECONDS_PER_LINE:
-            return
-        self._last_line = now
-        task = self.tasks[task_id]
-        parts = (self._title, f"{task.completed:,.0f} of {task.total or 0:,.0f}", task.description)
-        self.console.print(": ".join(filter(None, parts)), markup=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        """Ends the display. If the output is no terminal, the base class prints an empty line."""
-        self.live.stop()
-
-
-def progress_bar(title: str = "") -> Progress:
-    """Returns a progress bar on stderr. It shows the description of its task, and disappears at the end.
-
-    If stderr is no terminal, it prints a line now and then instead, when a task is updated.
-    """
-    return _Progress(title)
-
-
-@contextmanager
-def tracking(title: str) -> Iterator[Callable[[Sequence[_T], Callable[[_T], str]], Iterator[_T]]]:
-    """Yields track(items, name), which yields the items and shows how many are done and the name of the current one.
-
-    The block must not print, because rich redirects stdout to stderr meanwhile.
-    """
-    with progress_bar(title) as progress:
-
-        def track(items: Sequence[_T], name: Callable[[_T], str]) -> Iterator[_T]:
+        with Progress(*columns, console=out, transient=True) as progress:
             task = progress.add_task("", total=len(items))
             for item in items:
                 progress.update(task, description=name(item))
                 yield item
                 progress.advance(task)
-
-        yield track
+        return
+    last_line = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() >= last_line + SECONDS_PER_LINE:
+            last_line = time.monotonic()
+            parts = (title, f"{done:,} of {len(items):,}", name(item))
+            out.print(": ".join(filter(None, parts)), markup=False, soft_wrap=True)
+        yield item
 
 
 def grid(*rows: tuple[str, str]) -> Table:
