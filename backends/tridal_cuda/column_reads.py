@@ -44,7 +44,7 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
     """Returns the configuration for rows of up to `COLUMN_READS_NARROW_COLS` columns or with wide tiles."""
     cols, row_bytes = problem.tile_cols, problem.tile_cols * problem.bytes_read
     if cols <= tuning.COLUMN_READS_NARROW_COLS and problem.itemsize == 2 and not _loads_little(problem):
-        rows = min(2 * tuning.NARROW_TILE_ELEMENTS // cols, next_power_of_2(problem.inner))
+        rows = next_power_of_2(problem.inner, 2 * tuning.NARROW_TILE_ELEMENTS // cols)
         warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
         return KernelConfig("whole_row", rows, cols, warps, persistent=False)
     if row_bytes < tuning.MIN_COLUMN_READS_RELOAD or not problem.has_large_l1:

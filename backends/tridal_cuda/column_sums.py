@@ -30,7 +30,7 @@ def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = problem.tile_cols
     if cols <= tuning.SUMS_WHOLE_ROW_COLS:
         rows = 1 if problem.peel else max(1, min(tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols))
-        rows = min(next_power_of_2(problem.inner), rows)
+        rows = next_power_of_2(problem.inner, rows)
         per_thread = tuning.FEW_ELEMENTS_PER_THREAD if problem.peel else tuning.SUMS_ELEMENTS_PER_THREAD
         warps = warps_for(rows * cols, per_thread)
         yield KernelConfig("whole_row", rows, cols, warps, tuning.SUMS_STAGES)

@@ -112,7 +112,7 @@ def _fit_blocks(problem: GpuProblem) -> Fit | None:
 def _smallest_tile(problem: GpuProblem) -> tuple[int, int] | None:
     """Returns the rows and columns of the smallest tile to try; None if even this tile is too large for one program."""
     if problem.layout == "inner":
-        rows = min(next_power_of_2(problem.inner), tuning.INNER_ROWS)
+        rows = next_power_of_2(problem.inner, tuning.INNER_ROWS)
         cols = max(tuning.MAX_BLOCK_COLS // rows, next_power_of_2(cdiv(problem.cols, tuning.INNER_BLOCKS_PER_ROW)))
         rows = limit_rows(rows, cols, tuning.MAX_INNER_ELEMENTS)
     else:
@@ -130,7 +130,7 @@ def _smallest_inner_tile_with_reload(problem: GpuProblem) -> tuple[int, int] | N
     """
     tensors = 2 if problem.reads_several else 1
     rows_per_line = tuning.CACHE_LINE // problem.itemsize // tensors
-    rows = min(next_power_of_2(problem.inner), rows_per_line)
+    rows = next_power_of_2(problem.inner, rows_per_line)
     cols = tuning.RELOAD_TILE_ELEMENTS // tensors // rows
     while cdiv(problem.cols, cols) * rows > tuning.MAX_EXCHANGED_VALUES and rows * cols < problem.half_of_registers:
         rows, cols = max(rows // 2, min(rows, rows_per_line // 2)), 2 * cols

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, next_power_of_2
+from tridal.devices.types import (
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Probe,
+    Problem,
+    next_power_of_2,
+    with_row_range,
+)
 from tridal_cuda import tuning
 from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
@@ -16,6 +24,7 @@ from tridal_cuda.whole_row import fit_whole_row
 _FITS = (fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_cooperative)
 
 
+@with_row_range
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Returns a plan with the first configuration that is suitable.
 
@@ -47,8 +56,8 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
     tiles = problem.tiles_of(config)
     groups = min(tiles, fitted.resident // per_row)
     if problem.column_writes:
-        enough = cdiv(problem.device.cores, per_row)
-        groups = min(groups, max(enough, tiles // tuning.SUMS_MIN_TILES))
+        enough, most = cdiv(problem.device.cores, per_row), tiles // tuning.SUMS_MIN_TILES
+        groups = min(groups, enough) if most <= enough else min(most, fitted.resident // per_row)
     if problem.equal_heads(config):
         groups = max(1, groups // problem.vector) * problem.vector
     if problem.column_writes:
@@ -67,7 +76,7 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
 def _fit_column_loop(problem: GpuProblem) -> Fit:
     """Returns a `Fit` for `column_loop`: tiles with a quarter of `max_elements`, and as many stages as fit."""
     inner = problem.layout == "inner"
-    rows = min(next_power_of_2(problem.inner), tuning.INNER_ROWS // 2) if inner else 1
+    rows = next_power_of_2(problem.inner, tuning.INNER_ROWS // 2) if inner else 1
     elements = problem.max_elements // 4
     warps = warps_for(elements, tuning.FEW_ELEMENTS_PER_THREAD // (2 if inner else 1))
     config = KernelConfig("column_loop", rows, elements // rows, warps)

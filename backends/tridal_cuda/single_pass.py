@@ -30,7 +30,7 @@ def _fit_few_inner_rows(problem: GpuProblem) -> Fit | None:
     few = problem.tiles(tuning.INNER_ROWS) < tuning.MIN_WAVES * problem.device.cores
     if problem.writes or problem.passes > 1 or not few or problem.cols <= tuning.INNER_ROWS:
         return None
-    rows = min(next_power_of_2(problem.inner), tuning.SECTOR // problem.itemsize)
+    rows = next_power_of_2(problem.inner, tuning.SECTOR // problem.itemsize)
     cols = min(next_power_of_2(problem.cols), tuning.NARROW_TILE_ELEMENTS)
     schedule: Schedule = "whole_row" if cols >= problem.cols else "column_loop"
     warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
@@ -49,7 +49,7 @@ def _fit_numbers(problem: GpuProblem) -> Fit | None:
     """Returns a `Fit` for a kernel that writes only numbers per row; None for a medium width and for few rows."""
     rows = tuning.NUMBERS_TILE_BYTES // (problem.tile_cols * problem.bytes_read)
     if rows > 1 and not problem.peel and problem.rows >= tuning.MIN_WAVES * problem.device.cores * rows:
-        rows = min(next_power_of_2(problem.inner), rows)
+        rows = next_power_of_2(problem.inner, rows)
         return problem.fit(KernelConfig("whole_row", rows, problem.tile_cols, 1)).with_few_spills()
     # With fewer rows, a program for each of them leaves multiprocessors idle, and `cooperative` is better.
     rows_per_core = problem.rows / problem.device.cores

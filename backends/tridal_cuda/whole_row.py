@@ -58,7 +58,7 @@ def _row_tile(problem: GpuProblem) -> KernelConfig | None:
     if peel and rows >= tuning.MIN_PEELED_ROWS // 2:
         # The head and the tail of a narrow row need as many registers as those of a wide row.
         rows = max(tuning.MIN_PEELED_ROWS, rows if one_16_bit else rows // 2)
-    rows = min(next_power_of_2(problem.inner), rows)
+    rows = next_power_of_2(problem.inner, rows)
     reload = _uses_reload(problem)
     if rows * cols > (problem.half_of_registers if reload else problem.max_elements):
         return None
@@ -99,7 +99,7 @@ def _inner_tile(problem: GpuProblem) -> KernelConfig | None:
     if cols >= tuning.MIN_RELOAD_INNER_COLS and problem.reloads_inner_rows:
         return _inner_tile_with_reload(problem)
     max_tile = min(problem.max_elements, tuning.MAX_INNER_ELEMENTS)
-    rows = min(next_power_of_2(problem.inner), max(tuning.INNER_ROWS, tuning.NARROW_TILE_ELEMENTS // cols))
+    rows = next_power_of_2(problem.inner, max(tuning.INNER_ROWS, tuning.NARROW_TILE_ELEMENTS // cols))
     if problem.aligned or several:
         rows = limit_rows(rows, cols, max_tile)
     elif problem.itemsize > 2:  # unaligned 16-bit elements need many registers for their addresses
@@ -119,7 +119,7 @@ def _inner_tile_with_reload(problem: GpuProblem) -> KernelConfig | None:
     """
     cols, max_tile = problem.tile_cols, problem.half_of_registers
     rows_per_line = tuning.CACHE_LINE // problem.itemsize
-    rows = min(next_power_of_2(problem.inner), rows_per_line)
+    rows = next_power_of_2(problem.inner, rows_per_line)
     two_fit = 2 * problem.cols * tuning.CACHE_LINE * 2 <= (problem.device.shared_memory or 0)
     few_tiles = problem.tiles(rows_per_line) < tuning.MIN_WAVES * problem.device.cores
     max_full_lines = max_tile // 2 if two_fit or few_tiles else max_tile

@@ -19,6 +19,7 @@ from tridal.devices.types import (
     Probe,
     Problem,
     next_power_of_2,
+    with_row_range,
 )
 
 _MAX_TILE_ELEMENTS = 1 << 20  # Triton's limit for a tensor in a kernel
@@ -64,17 +65,23 @@ class Interpreter(BackendBase):
         return None
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
-        cols = min(next_power_of_2(problem.cols), _MAX_TILE_ELEMENTS)
-        rows = min(next_power_of_2(problem.inner), _MAX_TILE_ELEMENTS // cols)
-        config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
-        tiles, most_programs = problem.tiles(rows), options["num_programs"]
-        programs = min(tiles, most_programs)
-        reason = (
-            f"the interpreter's time depends on the number of operations: tiles of {rows} x {cols}, "
-            f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
-        )
-        return LaunchPlan(config, programs, reason)
+        """Returns the launch plan of a problem. Does not use `probe`, because nothing is compiled."""
+        return _plan(problem, options["num_programs"])
+
+
+@with_row_range
+def _plan(problem: Problem, most_programs: int) -> LaunchPlan:
+    """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
+    cols = next_power_of_2(problem.cols, _MAX_TILE_ELEMENTS)
+    rows = next_power_of_2(problem.inner, _MAX_TILE_ELEMENTS // cols)
+    config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
+    tiles = problem.tiles(rows)
+    programs = min(tiles, most_programs)
+    reason = (
+        f"the interpreter's time depends on the number of operations: tiles of {rows} x {cols}, "
+        f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
+    )
+    return LaunchPlan(config, programs, reason)
 
 
 def _triton_version() -> str | None:

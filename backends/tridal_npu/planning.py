@@ -14,6 +14,7 @@ from tridal.devices.types import (
     Problem,
     Schedule,
     next_power_of_2,
+    with_row_range,
 )
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 from tridal_npu.resources import limit
@@ -23,6 +24,7 @@ _MIN_TRANSFER = 256  # bytes of neighbouring rows; smaller transfers are ineffic
 _MAX_INNER_ROWS = 1024  # in the "inner" layout; the statistics of more rows would take too much of the unified buffer
 
 
+@with_row_range
 def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) -> LaunchPlan:
     """Plans `num_programs` programs, but at most one per tile. "cores" means one program per vector core."""
     unified_buffer = device.shared_memory or SMALLEST_UNIFIED_BUFFER
@@ -47,29 +49,30 @@ def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) ->
 
 
 def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> KernelConfig:
-    """Returns a `whole_row` configuration if a row fits in a tile, else a `column_loop` configuration.
-
-    The number of rows per tile is limited, so that each of the `programs` gets a tile.
-    """
+    """Returns a `whole_row` configuration if a row fits in a tile, else a `column_loop` configuration."""
 
     def max_tile(schedule: Schedule, rows: int) -> int:
         """Returns the number of elements of the largest double-buffered tile."""
         return limit(problem, schedule, rows, unified_buffer).max_double_buffered
 
+    def tile_rows(most: int) -> int:
+        """Returns the number of rows per tile, at most `most`. It is limited, so that each program gets a tile."""
+        return min(next_power_of_2(problem.inner, most), max(1, problem.rows // programs))
+
     narrowest = min(ITEMSIZE[dtype] for dtype in problem.element_dtypes)
     elements_per_block = _BLOCK // narrowest
-    cols, rows = next_power_of_2(problem.cols), next_power_of_2(problem.inner)
-    rows = min(rows, max(1, problem.rows // programs))
+    cols = next_power_of_2(problem.cols)
     if problem.layout == "inner":
-        rows, whole_row_tile = min(rows, _MAX_INNER_ROWS), max_tile("whole_row", elements_per_block)
+        whole_row_tile = max_tile("whole_row", elements_per_block)
         if cols * elements_per_block <= whole_row_tile:
-            return _config("whole_row", max(elements_per_block, min(rows, whole_row_tile // cols)), cols)
-        rows = max(elements_per_block, min(rows, _MIN_TRANSFER // problem.itemsize))
+            rows = tile_rows(min(_MAX_INNER_ROWS, whole_row_tile // cols))
+            return _config("whole_row", max(elements_per_block, rows), cols)
+        rows = max(elements_per_block, tile_rows(_MIN_TRANSFER // problem.itemsize))
         return _config("column_loop", rows, max_tile("column_loop", rows) // rows)
     cols = max(cols, elements_per_block)
     if cols > limit(problem, "whole_row", 1, unified_buffer).max_elements:
         return _config("column_loop", 1, max_tile("column_loop", 1))
-    return _config("whole_row", max(1, min(rows, max_tile("whole_row", 2) // cols)), cols)
+    return _config("whole_row", tile_rows(max(1, max_tile("whole_row", 2) // cols)), cols)
 
 
 def _config(schedule: Schedule, rows: int, cols: int) -> KernelConfig:

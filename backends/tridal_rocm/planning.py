@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources, next_power_of_2
+from tridal.devices.types import (
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Probe,
+    Problem,
+    Resources,
+    next_power_of_2,
+    with_row_range,
+)
 from tridal.errors import PlanError
 from tridal_rocm.resources import MAX_THREADS, occupancy
 
@@ -45,6 +54,7 @@ class _Fit:
     """The calculation of `occupancy`, as text."""
 
 
+@with_row_range
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Returns a plan with the first configuration that fits and does not spill: of `whole_row`, then of `column_loop`.
 
@@ -116,7 +126,7 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Iterator[KernelCo
     cols = next_power_of_2(problem.cols // problem.vector * problem.vector if peel else problem.cols)
     weight = _registers_per_element(problem)
     rows = max(1, _NARROW_ELEMENTS * warp_size // cols)
-    rows = min(next_power_of_2(problem.inner), rows)
+    rows = next_power_of_2(problem.inner, rows)
     min_rows = rows
     if problem.layout == "inner":
         min_rows, most = _inner_rows(problem, device)
@@ -150,8 +160,7 @@ def _inner_rows(problem: Problem, device: DeviceProperties) -> tuple[int, int]:
     """
     line = _CACHE_LINE // problem.itemsize
     few = problem.tiles(line) < device.cores
-    inner = next_power_of_2(problem.inner)
-    return min(inner, line // 2), min(inner, line // 2 if few else line)
+    return next_power_of_2(problem.inner, line // 2), next_power_of_2(problem.inner, line // 2 if few else line)
 
 
 def _registers_per_element(problem: Problem) -> int:

@@ -15,11 +15,12 @@ from tridal.devices.types import (
     Schedule,
     new_name,
     next_power_of_2,
+    with_row_range,
 )
 
 __all__ = [
     "ITEMSIZE", "Backend", "BackendBase", "DeviceProperties", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
-    "KernelConfig", "Resources", "Schedule", "next_power_of_2",
+    "KernelConfig", "Resources", "Schedule", "next_power_of_2", "with_row_range",
 ]  # fmt: skip
 
 

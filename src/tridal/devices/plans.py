@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from tridal.devices.renamed import Renamed, new_name
+
+if TYPE_CHECKING:
+    from tridal.devices.problem import Problem
 
 Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
@@ -85,6 +88,23 @@ class LaunchPlan(Renamed):
     """Programs that can be resident on one core; None if the backend does not know it."""
     resources: Resources | None = None
     """The compiler's report for `config`, for users; None if the backend did not compile it."""
+    row_range: tuple[int, int] | None = None
+    """The first and the last number of rows for which the backend gives this configuration. None means only the rows of
+    the problem. Only problems with `outer == 1` and another layout than "inner" have a range."""
+    tiles_per_group: int | None = None
+    """How `programs` follows from the rows in `row_range`: there is a group of `programs_per_row` programs for so many
+    tiles. With equal heads, the groups are rounded down to a multiple of `Problem.vector`. None means that `programs`
+    is the same for all these rows, or that there is a group for each tile if not persistent."""
+
+    def programs_for(self, problem: Problem, rows: int) -> int:
+        """Returns the number of programs for another number of rows in `row_range`, for a problem with `outer == 1`."""
+        config, tiles_per_group = self.config, self.tiles_per_group or (None if self.config.persistent else 1)
+        if tiles_per_group is None:
+            return self.programs
+        groups = replace(problem, inner=rows).tiles_of(config) // tiles_per_group
+        if problem.equal_heads(config):
+            groups = max(1, groups // problem.vector) * problem.vector
+        return groups * config.programs_per_row
 
     @property
     def schedule(self) -> Schedule:

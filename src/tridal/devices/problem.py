@@ -29,8 +29,17 @@ ALIGNMENT = 16
 """Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
 
 
-def next_power_of_2(value: int) -> int:
-    """Returns the smallest power of two that is not less than `value`, for the sizes of a tile."""
+MAX_RANGE_ROWS = 2**31 - 1
+"""The last number of rows of a range. With more rows, an argument of the kernel has 64 bits."""
+
+
+def next_power_of_2(value: int, most: int | None = None) -> int:
+    """Returns the smallest power of two that is not less than `value`, but at most `most`, for the sizes of a tile.
+
+    Compares with `most` first, so that a `row_range` contains all rows that give `most`.
+    """
+    if most is not None and value > next_power_of_2(most) // 2:
+        return most
     return 1 << (value - 1).bit_length()
 
 
@@ -137,9 +146,8 @@ class Problem(Renamed):
 
     def tiles_of(self, config: KernelConfig) -> int:
         """Number of tiles of a configuration. With equal heads, every `vector`-th row belongs to the same block."""
-        if self.equal_heads(config):
-            return self.vector * -(-self.rows // (self.vector * config.rows))
-        return self.tiles(config.rows)
+        blocks = self.vector if self.equal_heads(config) else 1
+        return self.tiles(blocks * config.rows) * blocks
 
     def equal_heads(self, config: KernelConfig) -> bool:
         """Whether all peeled rows of a program have equal heads, because it keeps numbers per column between tiles.

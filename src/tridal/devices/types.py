@@ -9,6 +9,7 @@ from tridal.devices.problem import (
     ALIGNMENT,
     DTYPE_ALIASES,
     ITEMSIZE,
+    MAX_RANGE_ROWS,
     DeviceProperties,
     Layout,
     Problem,
@@ -16,9 +17,10 @@ from tridal.devices.problem import (
     next_power_of_2,
 )
 from tridal.devices.renamed import RENAMED, new_name
+from tridal.devices.row_range import RowCount, with_row_range
 
 __all__ = [
-    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "PROTOCOLS", "RENAMED", "SCHEDULES", "Backend",
-    "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
-    "Resources", "Schedule", "find_architecture", "new_name", "next_power_of_2",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "MAX_RANGE_ROWS", "PROTOCOLS", "RENAMED", "SCHEDULES",
+    "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
+    "Resources", "RowCount", "Schedule", "find_architecture", "new_name", "next_power_of_2", "with_row_range",
 ]  # fmt: skip

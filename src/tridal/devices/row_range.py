@@ -1,0 +1,194 @@
+"""Finds the range of row counts for which a plan holds, by recording what a planning function reads of the rows."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Concatenate, ParamSpec
+
+from tridal.devices.plans import LaunchPlan
+from tridal.devices.problem import MAX_RANGE_ROWS, Problem
+
+_P = ParamSpec("_P")
+
+
+def with_row_range(
+    plan: Callable[Concatenate[Problem, _P], LaunchPlan],
+) -> Callable[Concatenate[Problem, _P], LaunchPlan]:
+    """Decorates a planning function plan(problem, ...), so that its plans have a `row_range` and `tiles_per_group`.
+
+    The function must not read the number of rows in another way than by `problem`. `problem.inner` is a `RowCount`.
+    Problems with several blocks, and those with the layout "inner", are planned as they are, and get no range.
+    """
+
+    @functools.wraps(plan)
+    def planned_for_range(problem: Problem, /, *args: _P.args, **kwargs: _P.kwargs) -> LaunchPlan:
+        if problem.outer > 1 or problem.layout == "inner" or problem.inner > MAX_RANGE_ROWS:
+            return plan(problem, *args, **kwargs)
+        rows = _Range(problem.inner)
+        counted: Any = RowCount(rows)
+        problem = replace(problem, inner=counted)
+        planned = plan(problem, *args, **kwargs)
+        sizes = {field.name: _read(getattr(planned.config, field.name)) for field in fields(planned.config)}
+        planned = replace(planned, config=replace(planned.config, **sizes), occupancy=_read(planned.occupancy))
+        programs: Any = planned.programs
+        if isinstance(programs, RowCount):
+            divisors = [number for step, number in programs._steps if step is operator.floordiv]
+            for tiles in (1, *divisors):
+                rule = replace(planned, tiles_per_group=tiles)
+                if programs._steps == getattr(rule.programs_for(problem, counted), "_steps", None):
+                    planned, programs = rule, programs.at(rows.own)
+                    break
+        programs = _read(programs)  # narrows the range if no rule gives the programs
+        return replace(planned, programs=programs, row_range=(rows.first, rows.last))
+
+    return planned_for_range
+
+
+class _Range:
+    """The rows around `own` that give the same answer to everything that was asked."""
+
+    def __init__(self, own: int) -> None:
+        self.own, self.first, self.last = own, 1, MAX_RANGE_ROWS
+
+    def ask(self, question: Callable[[int], Any]) -> Any:
+        """Returns question(own). Narrows the range to the rows with this answer, which have to be neighbours."""
+        answer = question(self.own)
+        self.first, self.last = (self._limit(end, question, answer) for end in (self.first, self.last))
+        return answer
+
+    def _limit(self, end: int, question: Callable[[int], Any], answer: Any) -> int:
+        """Returns the last of the rows from `own` to `end` that have this answer."""
+        if question(end) == answer:
+            return end
+        same, other = self.own, end
+        while abs(other - same) > 1:
+            middle = (same + other) // 2
+            same, other = (middle, other) if question(middle) == answer else (same, middle)
+        return same
+
+
+class RowCount:
+    """Stands for the number of rows, or a monotone function of it, while a plan is made.
+
+    Sums, products and quotients with numbers are functions of the rows too. Each comparison narrows the range to the
+    rows for which it has the same result. Everything else reads the value, and narrows the range to the rows with this
+    value. Formatting does not narrow it, because a reason is text for users.
+    """
+
+    __slots__ = ("_range", "_steps")
+
+    def __init__(self, rows: _Range, steps: tuple[tuple[Callable[[Any, Any], Any], Any], ...] = ()) -> None:
+        self._range, self._steps = rows, steps
+
+    def at(self, rows: int) -> Any:
+        """Returns the value for a number of rows. Does not narrow the range."""
+        value: Any = rows
+        for step, number in self._steps:
+            value = step(value, number)
+        return value
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """Returns question(value), and narrows the range to the rows with this answer, which have to be neighbours."""
+        return self._range.ask(lambda rows: question(self.at(rows)))
+
+    def _then(self, step: Callable[[Any, Any], Any], number: Any) -> RowCount:
+        number = _read(number)
+        unchanged = type(number) is int and (step, number) in ((operator.mul, 1), (operator.floordiv, 1))
+        return self if unchanged else RowCount(self._range, (*self._steps, (step, number)))
+
+    def __add__(self, other: Any) -> RowCount:
+        return self._then(operator.add, other)
+
+    def __sub__(self, other: Any) -> RowCount:
+        return self._then(operator.sub, other)
+
+    def __rsub__(self, other: Any) -> RowCount:
+        return (-self)._then(operator.add, other)
+
+    def __mul__(self, other: Any) -> RowCount:
+        return self._then(operator.mul, other)
+
+    def __floordiv__(self, other: Any) -> RowCount:
+        return self._then(operator.floordiv, other)
+
+    def __truediv__(self, other: Any) -> RowCount:
+        return self._then(operator.truediv, other)
+
+    def __neg__(self) -> RowCount:
+        return self._then(operator.mul, -1)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __eq__(self, other: object) -> bool:
+        number: Any = _read(other)
+        if not isinstance(number, (int, float)):
+            return NotImplemented
+        return bool(self._ask(lambda value: (value > number) - (value < number)) == 0)
+
+    def __lt__(self, other: Any) -> bool:
+        number = _read(other)
+        return bool(self._ask(lambda value: value < number))
+
+    def __le__(self, other: Any) -> bool:
+        number = _read(other)
+        return bool(self._ask(lambda value: value <= number))
+
+    def __gt__(self, other: Any) -> bool:
+        return not self <= other
+
+    def __ge__(self, other: Any) -> bool:
+        return not self < other
+
+    def bit_length(self) -> Any:
+        """Returns the bits of the value. Narrows the range to the rows whose values have as many bits."""
+        return abs(int(self)).bit_length() if self < 0 else self._ask(int.bit_length)
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __hash__(self) -> int:
+        return hash(_read(self))
+
+    def __index__(self) -> int:
+        return operator.index(_read(self))
+
+    def __int__(self) -> int:
+        return int(_read(self))
+
+    def __float__(self) -> float:
+        return float(_read(self))
+
+    def __str__(self) -> str:
+        return str(self.at(self._range.own))
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.at(self._range.own), spec)
+
+    def __deepcopy__(self, memo: Any) -> RowCount:
+        return self  # `dataclasses.asdict` copies fields, and all copies narrow one range
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    def method(*values: Any) -> Any:
+        value, *others = map(_read, values)
+        return getattr(value, name)(*others)
+
+    return method
+
+
+# Operators that are not monotone for all numbers, and some that are rarely used.
+for _name in (
+    *("mod", "rmod", "rfloordiv", "rtruediv", "divmod", "pow", "rpow", "lshift", "rlshift", "rshift", "rrshift"),
+    *("and", "rand", "or", "ror", "xor", "rxor", "abs", "round", "trunc", "floor", "ceil"),
+):
+    setattr(RowCount, f"__{_name}__", _reading(f"__{_name}__"))
+
+
+def _read(number: Any) -> Any:
+    """Returns the value of a `RowCount`, and narrows the range to the rows with this value. Returns others as is."""
+    return number._ask(lambda value: value) if isinstance(number, RowCount) else number
