@@ -70,14 +70,14 @@ def _hints_are_true() -> Iterator[None]:
     """Each interpreted launch checks the alignment that a compiler would assume. The interpreter would not notice."""
     bind = launch._bind_interpreted
 
-    def checked(call: Any, plan: Any, device: Any) -> Callable[..., None]:
-        run, hinted = bind(call, plan, device), call.specialize(plan.config).divisible
+    def checked(call: Any, plan: Any, *arguments: Any) -> Callable[..., None]:
+        run, hinted = bind(call, plan, *arguments), call.specialize(plan.config).divisible
 
-        def launch_checked(stream: int, *tensors: torch.Tensor) -> None:
+        def launch_checked(stream: int, rows: int, *tensors: torch.Tensor) -> None:
             given = zip(call.kernel.pointers, tensors, strict=False)
             wrong = [name for name, tensor in given if name in hinted and tensor.data_ptr() % ALIGNMENT]
             assert not wrong, f"{call.kernel.name}: a compiler assumes that {', '.join(wrong)} are aligned"
-            run(stream, *tensors)
+            run(stream, rows, *tensors)
 
         return launch_checked
 

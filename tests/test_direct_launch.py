@@ -51,13 +51,35 @@ def test_a_direct_launch_passes_the_arguments_that_the_launcher_would_pass(flat:
     assert launcher.launched == [], "preparing a direct launch launches nothing"
     out, source = torch.zeros(4), torch.zeros(4)
     for stream in (5, 6):
-        launch(stream, out, source)
+        launch(stream, 4, out, source)
         arguments = (out.data_ptr(), source.data_ptr(), 99)
         if flat:
             assert launcher.launched[-1] == (7, 1, 1, stream, 1234, False, 4, 1, 0, None, None, None, *arguments)
         else:
             assert launcher.launched[-1] == (7, 1, 1, stream, 1234, (4, 1, 0), None, None, None, b"iPP", arguments)
     assert launcher.calls == 1
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_numbers_that_depend_on_the_rows_are_computed_for_each_launch(flat: bool) -> None:
+    launcher = make_launcher(flat)
+    launch = direct_launch(COMPILED, launcher, lambda rows: 3 * rows, 2, [99, lambda rows: rows + 1, 5])
+    assert launch is not None
+    out, source = torch.zeros(4), torch.zeros(4)
+    for rows in (10, 20):
+        launch(6, rows, out, source)
+        passed = launcher.launched[-1]
+        assert passed[:5] == (3 * rows, 1, 1, 6, 1234)
+        arguments = passed[-5:] if flat else passed[-1]
+        assert arguments == (out.data_ptr(), source.data_ptr(), 99, rows + 1, 5)
+
+
+def test_a_launcher_that_changes_the_number_of_programs_gets_no_direct_launch() -> None:
+    class Changes(make_launcher(True)):  # type: ignore[misc]
+        def __call__(self, x: int, *arguments: Any) -> None:
+            super().__call__(x + 1, *arguments)
+
+    assert direct_launch(COMPILED, Changes, 7, 2, [99]) is None
 
 
 def test_a_kernel_with_scratch_memory_gets_no_direct_launch() -> None:

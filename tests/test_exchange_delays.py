@@ -21,6 +21,7 @@ from tridal.devices.types import Backend, DeviceProperties, KernelConfig, Launch
 from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
+from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.specialization import KernelCall
 
 pytest.importorskip("triton")
@@ -87,8 +88,8 @@ def bind(
     call: KernelCall, plan: LaunchPlan, device: DeviceProperties, tensors: list[torch.Tensor]
 ) -> Callable[[], None]:
     """Returns a function that launches the kernel on the current stream."""
-    launcher = launch._bind_compiled(call, plan, device)
-    return lambda: launcher(torch.cuda.current_stream().cuda_stream, *tensors)
+    launcher = launch._bind_compiled(call, plan, device, RowNumbers(call, plan))
+    return lambda: launcher(torch.cuda.current_stream().cuda_stream, call.problem.rows, *tensors)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -101,7 +101,7 @@ def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(
     place = re.escape(f"{line_of(kernel, tmp_path, 'no_such')}: 'return a.no_such': AttributeError: ")
     message = f"^kernel {kernel.name!r}: Triton's interpreter cannot run inner, called by square, {place}"
     with pytest.raises(PluginError, match=message):
-        prepared.launch(0, torch.empty(2, 5), torch.ones(2, 5))
+        prepared.launch(0, 2, torch.empty(2, 5), torch.ones(2, 5))
 
 
 def test_error_of_a_plan_has_the_reason_of_the_compiler_instead_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

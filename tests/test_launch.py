@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,11 @@ from tridal.errors import PlanError
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import NO_SCALE_MASK
 
+CALL, PLAN = kernel_call(), LaunchPlan(WHOLE_ROW, 1, "")
 HERE = DeviceProperties("here", "here", 1)
 
 
@@ -51,6 +54,7 @@ class RecordingLauncher:
     [WHOLE_ROW, KernelConfig("cooperative", 1, 256, programs_per_row=4), KernelConfig("column_loop", 1, 256)],
     ids=lambda config: config.schedule,
 )
+@pytest.mark.parametrize(("rows", "row_range"), [(64, None), (64, (1, 100)), (37, (1, 100))])
 def test_each_kernel_argument_gets_its_own_value(
     monkeypatch: pytest.MonkeyPatch,
     config: KernelConfig,
@@ -58,13 +62,20 @@ def test_each_kernel_argument_gets_its_own_value(
     parameters: tuple[float | None, ...],
     scale_mask: ScaleMask,
     launcher: Any,
+    rows: int,
+    row_range: tuple[int, int] | None,
 ) -> None:
     """Tensors, run-time numbers and constants, with and without a mask and a workspace."""
     triton = pytest.importorskip("triton")
     passed: list[Any] = []
+    launched: list[Any] = []
     source = SimpleNamespace(fn=None, signature={})
     loaded = SimpleNamespace(
-        run=lambda *a: passed.extend(a[9:]), function=0, packed_metadata=None, src=source, metadata=None
+        run=lambda *a: launched.extend(a) or passed.extend(a[9:]),
+        function=0,
+        packed_metadata=None,
+        src=source,
+        metadata=None,
     )
     monkeypatch.setattr(launch, "_load", lambda *_: loaded)
     here = SimpleNamespace(
@@ -79,9 +90,16 @@ def test_each_kernel_argument_gets_its_own_value(
     pointers += ["mask_ptr"] * (scale_mask.mask is not None) + ["workspace"] * (config.programs_per_row > 1)
     tensors = [SimpleNamespace(data_ptr=lambda name=name: name) for name in pointers]
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
-    launch._bind_compiled(call, LaunchPlan(config, programs=4, reason=""), device)(0, *tensors)
+    # The plan of another number of rows serves the call, too.
+    plan = LaunchPlan(config, programs=64 // config.rows * config.programs_per_row, reason="", row_range=row_range)
+    plan = replace(plan, tiles_per_group=row_range and 1)
+    launch._bind_compiled(call, plan, device, RowNumbers(call, plan))(0, rows, *tensors)
+    if scale_mask.mask is None:
+        call = call.with_rows(rows)
     specialization = call.specialize(config)
     names = compiler.entry(specialization.entry).arg_names
+    programs = launched[0] if launched else RecordingLauncher.launched[0]
+    assert programs == -(-call.problem.rows // config.rows) * config.programs_per_row
     if launcher is RecordingLauncher:
         names = [name for name in names if name in dict(specialization.types)]
         passed = list(RecordingLauncher.launched[9:])
@@ -104,7 +122,7 @@ def test_a_device_that_needs_another_driver_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(
         PlanError, match="here needs Triton's driver 'cuda', but 'hip' is active, and a process has one"
     ):
-        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
+        launch._bind_compiled(CALL, PLAN, device, RowNumbers(CALL, PLAN))
 
 
 def test_a_target_with_another_warp_size_than_the_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +133,7 @@ def test_a_target_with_another_warp_size_than_the_driver_is_refused(monkeypatch:
     with pytest.raises(
         PlanError, match="here has the warp size 32 in its target, but Triton's driver reports the warp size 64"
     ):
-        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
+        launch._bind_compiled(CALL, PLAN, device, RowNumbers(CALL, PLAN))
 
 
 def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +147,7 @@ def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(triton.runtime, "driver", NoDriver())
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
     with pytest.raises(PlanError, match=r"here needs Triton's driver 'cuda', but Triton has none: 0 active drivers"):
-        launch._bind_compiled(kernel_call(), LaunchPlan(WHOLE_ROW, 1, ""), device)
+        launch._bind_compiled(CALL, PLAN, device, RowNumbers(CALL, PLAN))
 
 
 def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

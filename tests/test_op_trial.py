@@ -169,7 +169,8 @@ def launched() -> set[RowKernel]:
 
     def prepare(call: Any, *arguments: Any) -> launch.PreparedLaunch:
         found.add(call.kernel)
-        return launch.PreparedLaunch(launch.plan(call, *arguments), lambda *tensors: None, 0)
+        plan = launch.plan(call, *arguments)
+        return launch.PreparedLaunch(plan, lambda *_: None, lambda rows: 0, lambda rows: plan.groups, (1, 1))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "prepare", prepare)

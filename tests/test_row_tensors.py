@@ -99,12 +99,14 @@ def test_written_tensors_agree_with_float64(
         call = KernelCall(kernel, layout, dtypes(kernel), tuple(addresses), (EPS,) * len(kernel.parameters))
         overridden: Any = Overridden(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
         options = {name: option.default for name, option in backend.options.items()}
-        plan, run, slots = launch.prepare(call, overridden, backend.properties(0), options)
+        prepared = launch.prepare(call, overridden, backend.properties(0), options)
+        plan, rows = prepared.plan, call.problem.rows
+        slots = prepared.workspace_slots(rows)
         written += [torch.full((plan.groups, shape[dim]), torch.nan, device=device) for _ in kernel.column_writes]
         arguments = (*written, *tensors.values())
         workspace = [torch.zeros(slots, dtype=torch.int64, device=device)] if slots else []
         with backend.guard(0):
-            run(backend.stream(0), *arguments, *workspace)
+            prepared.launch(backend.stream(0), rows, *arguments, *workspace)
         for index in range(-len(kernel.column_writes), 0):
             written[index] = written[index].double().sum(0)
         for index, (found, wanted) in enumerate(zip(written, expected(kernel, tensors, dim), strict=True)):

@@ -22,9 +22,10 @@ def _no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
 def launched_with(length: int, stream: int = 0) -> torch.Tensor:
     """Returns the workspace that a launch on a stream gets as its last tensor."""
     launches: list[Any] = []
-    workspace.with_workspace(lambda *arguments: launches.append(arguments), length, CPU)(stream, "out", "input")
-    ((given_stream, out, source, tensor),) = launches
-    assert (given_stream, out, source) == (stream, "out", "input")
+    slots, rows = (lambda rows: rows + 3), length - 3
+    workspace.with_workspace(lambda *arguments: launches.append(arguments), slots, CPU)(stream, rows, "out", "input")
+    ((given_stream, given_rows, out, source, tensor),) = launches
+    assert (given_stream, given_rows, out, source) == (stream, rows, "out", "input")
     assert tensor.dtype == torch.int64
     assert len(tensor) >= length
     assert not tensor.any()

@@ -77,7 +77,7 @@ def find_faults(case: Case, *, trusted: bool = True) -> list[str]:
 
     prepared = launch.prepare(call, backend, properties(), OPTIONS)
     tensors = [buffer.tensor for buffer in buffers]
-    prepared.launch(device.current_stream().npu_stream, out.tensor, *tensors)
+    prepared.launch(device.current_stream().npu_stream, call.problem.rows, out.tensor, *tensors)
 
     found = [] if all(buffer.unchanged() for buffer in buffers) else ["wrote to its input"]
     if not out.unchanged(except_for=out.tensor):

@@ -152,10 +152,11 @@ def test_tiles_are_initialised_with_nan():
 
 def prepared_launch():
     """Returns f(stream), which launches a kernel that is loaded on the current device."""
-    prepared = launch.prepare(CASE.call(), backend, properties(), OPTIONS)
+    call = CASE.call()
+    prepared = launch.prepare(call, backend, properties(), OPTIONS)
     shape, strides, _ = CASE.shape_strides_dim
     tensors = torch.empty(shape), torch.randn(4000).as_strided(shape, strides)
-    return lambda stream: prepared.launch(stream, *tensors)
+    return lambda stream: prepared.launch(stream, call.problem.rows, *tensors)
 
 
 def test_the_driver_rejects_a_stream_of_another_device():

@@ -47,7 +47,9 @@ def test_results_agree_with_float64_and_memory_around_them_is_unchanged(
     shapes = [shape] * len(kernel.writes) + [tuple(row)] * len(kernel.row_writes)
     shapes += [(prepared.plan.groups, shape[dim])] * len(kernel.column_writes)
     written = [Buffer(s, torch.empty(s, device="meta").stride(), torch.float32, 4096, 77.0) for s in shapes]
-    prepared.launch(device.current_stream().npu_stream, *(b.tensor for b in written), *tensors.values())
+    prepared.launch(
+        device.current_stream().npu_stream, call.problem.rows, *(b.tensor for b in written), *tensors.values()
+    )
     results = [buffer.tensor.double() for buffer in written]
     for index in range(-len(kernel.column_writes), 0):
         results[index] = results[index].sum(0)

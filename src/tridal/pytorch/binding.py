@@ -53,6 +53,21 @@ def bind(
 
 
 def bind_kernel(
+    context: DeviceContext, kernel: RowKernel, source: torch.Tensor, dim: int, *arguments: Any, **options: Any
+) -> tuple[Callable[..., None], LaunchPlan] | None:
+    """Binds as `bind_rows` does, for the rows of `source`. Returns launch(stream, *tensors[, mask]) and the plan."""
+    bound = bind_rows(context, kernel, source, dim, *arguments, **options)
+    if bound is None:
+        return None
+    launch_on, rows = bound.launch, source.numel() // source.shape[dim]
+
+    def launch_rows(stream: int, *tensors: torch.Tensor) -> None:
+        launch_on(stream, rows, *tensors)
+
+    return launch_rows, bound.plan
+
+
+def bind_rows(
     context: DeviceContext,
     kernel: RowKernel,
     source: torch.Tensor,
@@ -63,8 +78,10 @@ def bind_kernel(
     scale_mask: ScaleMask = NO_SCALE_MASK,
     in_order: bool = False,
     out_strides: Sequence[int] | None = None,
-) -> tuple[Callable[..., None], LaunchPlan] | None:
-    """Returns launch(stream, *tensors[, mask]) of a kernel, and its plan. `source` is the first tensor that it reads.
+) -> launch.PreparedLaunch | None:
+    """Returns a kernel's launch(stream, rows, *tensors[, mask]), its plan, and the range of rows that they serve.
+
+    `source` is the first tensor that the kernel reads. The launch enters the device guard and provides the workspace.
 
     `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. All tensors except `source` are
     contiguous, or, if they have a number per element, have `out_strides`. `in_order` keeps the order of the rows.
@@ -86,14 +103,15 @@ def bind_kernel(
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
     with context.backend.entered(index):
-        plan, launch_on, workspace_slots = launch.prepare(kernel_call, backend, properties, options)
-    log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, plan)
-    if workspace_slots:
-        launch_on = with_workspace(launch_on, workspace_slots, context.device)
+        prepared = launch.prepare(kernel_call, backend, properties, options)
+    log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, prepared.plan)
+    launch_on = prepared.launch
+    if prepared.workspace_slots(kernel_call.problem.rows):
+        launch_on = with_workspace(launch_on, prepared.workspace_slots, context.device)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
         launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
-        return launch_on, plan
+        return prepared._replace(launch=launch_on)
 
     guard = backend.guard  # looked up once, because every call uses it
 
@@ -101,7 +119,7 @@ def bind_kernel(
         with guard(index):
             launch_on(*arguments)
 
-    return guarded, plan
+    return prepared._replace(launch=guarded)
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

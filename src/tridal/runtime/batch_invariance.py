@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, cast
 
-from tridal.devices.types import ALIGNMENT, Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
+from tridal.devices.types import (
+    ALIGNMENT,
+    Backend,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Probe,
+    Problem,
+    with_row_range,
+)
 from tridal.runtime.specialization import KernelCall, Specialization
 
 _ROWS = 4096
@@ -34,12 +43,17 @@ class Invariant:
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the backend's plan for `_ROWS` rows, with a number of programs that fits the rows of the problem."""
         fixed = replace(problem, outer=1, inner=_ROWS, aligned=True)
-        planned = self._backend.plan(fixed, device, probe, options)
-        one_tile_each = problem.tiles_of(planned.config) * planned.config.programs_per_row
-        programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
-        rows = problem.outer * problem.inner
-        reason = f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); programs for {rows} rows: {programs}"
-        return replace(planned, programs=programs, reason=reason)
+        return _plan_for_rows(problem, self._backend.plan(fixed, device, probe, options))
+
+
+@with_row_range
+def _plan_for_rows(problem: Problem, planned: LaunchPlan) -> LaunchPlan:
+    """Returns a plan for `_ROWS` rows with a number of programs that fits the rows of the problem."""
+    one_tile_each = problem.tiles_of(planned.config) * planned.config.programs_per_row
+    programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
+    rows = problem.rows
+    reason = f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); programs for {rows} rows: {programs}"
+    return replace(planned, programs=programs, reason=reason, row_range=None, tiles_per_group=None)
 
 
 @functools.cache

@@ -11,38 +11,57 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from tridal.runtime.row_numbers import Count
+
+
+class _Grid(int):
+    """A number of programs that is recognised by its identity."""
+
 
 def direct_launch(
-    compiled: Any, launcher: Callable[[Any, Any], Any], programs: int, pointers: int, values: Sequence[int]
+    compiled: Any,
+    launcher: Callable[[Any, Any], Any],
+    programs: int | Count,
+    pointers: int,
+    values: Sequence[int | Count],
 ) -> Callable[..., None] | None:
-    """Returns a function launch(stream, *tensors) for a kernel with `pointers` tensor arguments, then `values`.
+    """Returns a function launch(stream, rows, *tensors) for a kernel with `pointers` tensor arguments, then `values`.
 
-    `launcher` is the driver's launcher class. Returns None for an unknown launcher or a kernel with scratch memory.
+    `programs` and `values` are numbers, or functions of `rows`. `launcher` is the driver's launcher class. Returns None
+    for an unknown launcher or a kernel with scratch memory.
     """
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     run = launcher(SimpleNamespace(fn=compiled.src.fn, constants={}, signature=signature), compiled.metadata)
     scratch = [getattr(run, f"{kind}_scratch_size", 0) for kind in ("global", "profile")]
     if not hasattr(run, "launch") or any(scratch):
         return None
-    stream, addresses = object(), [object() for _ in range(pointers)]
+    stream, grid, addresses = object(), _Grid(1), [object() for _ in range(pointers)]
+    numbers = [0 if callable(value) else value for value in values]
     recorded: list[tuple[Any, ...]] = []
     enter, run.launch = run.launch, lambda *arguments: recorded.append(arguments)
     try:
-        run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *values)
+        run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *numbers)
         (passed,) = recorded
     except Exception:  # a launcher that reads its arguments, or launches more than once
         return None
-    expected = (*addresses, *values)
+    expected = (*addresses, *numbers)
     flat = passed[-len(expected) :] == expected
     first = passed[: -len(expected)] if flat else passed[:-1]
-    if stream not in first or not (flat or passed[-1] == expected):  # since Triton 3.7, the arguments are one tuple
+    places = sum(value is stream for value in first), sum(value is grid for value in first)
+    if places != (1, 1) or not (flat or passed[-1] == expected):  # since Triton 3.7, the arguments are one tuple
         return None
     # The lambda names each argument, because unpacking a tuple takes 0.3 us more per launch.
     before = {f"before_{index}": value for index, value in enumerate(first)}
     after = {f"after_{index}": value for index, value in enumerate(values)}
     tensors = [f"tensor_{index}" for index in range(pointers)]
-    names = ["stream" if value is stream else name for name, value in before.items()]
-    last = [*(f"{tensor}.data_ptr()" for tensor in tensors), *after]
+    known = {id(stream): "stream", id(grid): _source("programs", programs)}
+    names = [known.get(id(value), name) for name, value in before.items()]
+    last = [*(f"{tensor}.data_ptr()" for tensor in tensors), *(_source(name, value) for name, value in after.items())]
     names += last if flat else [f"({', '.join(last)},)"]
-    source = f"lambda stream, {', '.join(tensors)}: enter({', '.join(names)})"
-    return eval(source, {"enter": enter, **before, **after})  # type: ignore[no-any-return]
+    source = f"lambda stream, rows, {', '.join(tensors)}: enter({', '.join(names)})"
+    return eval(source, {"enter": enter, "programs": programs, **before, **after})  # type: ignore[no-any-return]
+
+
+def _source(name: str, value: int | Count) -> str:
+    """Returns the source of an argument: its name, or a call of it with the rows."""
+    return f"{name}(rows)" if callable(value) else name

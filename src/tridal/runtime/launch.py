@@ -16,18 +16,25 @@ from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreted, interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_plan, check_probed, label
+from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import KernelCall, Specialization
 from tridal.runtime.target_check import Target, check_target
 
 
 class PreparedLaunch(NamedTuple):
-    """A call that is planned, compiled and bound. Its stream and its tensors are given when it is launched."""
+    """A call that is planned, compiled and bound. It is launched with a stream, a number of rows and tensors."""
 
     plan: LaunchPlan
     launch: Callable[..., None]
-    """launch(stream, out, *inputs[, mask][, workspace]) launches on the current device; `stream` is a raw handle."""
-    workspace_slots: int
-    """Length of the int64 tensor `workspace`; 0 if not needed. It holds zeros. No concurrent launch may use it."""
+    """launch(stream, rows, out, *inputs[, mask][, workspace]) launches on the current device. `stream` is a raw handle.
+    `rows` is a number of rows in `row_range`."""
+    workspace_slots: Count
+    """workspace_slots(rows) is the length of the int64 tensor `workspace`; 0 for all rows if not needed. It is a tensor
+    of zeros. No concurrent launch may use it."""
+    groups: Count
+    """groups(rows) is the number of groups of programs: the rows of a tensor of partial sums."""
+    row_range: tuple[int, int]
+    """The first and the last number of rows that it serves: tensors that differ in the number of rows only."""
 
 
 def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> PreparedLaunch:
@@ -39,11 +46,12 @@ def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, option
     launch_plan = plan(call, backend, device, options)
     check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
+    numbers = RowNumbers(call, launch_plan)
     try:
-        bound = bind(call, launch_plan, device)
+        bound = bind(call, launch_plan, device, numbers)
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
-    return PreparedLaunch(launch_plan, bound, call.workspace_slots(launch_plan))
+    return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, numbers.row_range)
 
 
 def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
@@ -67,7 +75,9 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
     return launch_plan
 
 
-def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
+def _bind_compiled(
+    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: RowNumbers
+) -> Callable[..., None]:
     assert device.target is not None
     specialization = call.specialize(launch_plan.config)
     with LOCK:
@@ -76,12 +86,13 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
         loaded = _load(specialization, device.target, driver.get_current_device())
         names = compiler.entry(specialization.entry).arg_names
         constants = compiler.constants_of(specialization, triton)
-    scalars, types = call.scalars(launch_plan.config), dict(specialization.types)
+    scalars, types = call.scalars(launch_plan.config) | numbers.scalars, dict(specialization.types)
     pointers = [name for name in names if types.get(name, "").startswith("*")]
     values = [scalars[name] for name in names if name in types and name not in pointers]
-    programs, since_3_3 = launch_plan.programs, compiler.triton_version(triton) >= (3, 3)
+    programs, since_3_3 = numbers.programs, compiler.triton_version(triton) >= (3, 3)
     if since_3_3:
-        direct = direct_launch(loaded, driver.launcher_cls, programs, len(pointers), values)
+        grid = programs if numbers.varies else launch_plan.programs
+        direct = direct_launch(loaded, driver.launcher_cls, grid, len(pointers), values)
         if direct is not None:
             return direct
     run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
@@ -90,9 +101,10 @@ def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProp
     known = scalars | constants if since_3_3 else {name: scalars.get(name) for name in types}
     slots = [name for name in names if name in known or name in pointers]
 
-    def launch(stream: int, *tensors: Any) -> None:
+    def launch(stream: int, rows: int, *tensors: Any) -> None:
         arguments = known | dict(zip(pointers, tensors, strict=True))
-        run(programs, 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in slots])
+        arguments |= {name: count(rows) for name, count in numbers.scalars.items()}
+        run(programs(rows), 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in slots])
 
     return launch
 
@@ -127,7 +139,9 @@ def _load(specialization: Specialization, target: Target, index: int) -> Any:
     return loaded
 
 
-def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties) -> Callable[..., None]:
+def _bind_interpreted(
+    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: RowNumbers
+) -> Callable[..., None]:
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()
@@ -136,13 +150,13 @@ def _bind_interpreted(call: KernelCall, launch_plan: LaunchPlan, device: DeviceP
     types = dict(specialization.types)
     names = [name for name in kernel.arg_names if types.get(name, "").startswith("*")]
     values = {n: v for n, v in call.scalars(launch_plan.config).items() if n in kernel.arg_names} | constants
-    run = kernel[(launch_plan.programs,)]
 
-    def launch(stream: int, *tensors: Any) -> None:
+    def launch(stream: int, rows: int, *tensors: Any) -> None:
         import numpy
 
+        given = dict(zip(names, tensors, strict=True)) | {name: count(rows) for name, count in numbers.scalars.items()}
         named = compiler.naming_functions(call.kernel, "Triton's interpreter cannot run")
         with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
-            run(**dict(zip(names, tensors, strict=True)), **values)
+            kernel[(numbers.programs(rows),)](**values | given)
 
     return launch

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.devices.types import (
+    MAX_RANGE_ROWS,
+    Backend,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Probe,
+    Problem,
+    Resources,
+)
 from tridal.errors import PlanError
 
 MAX_TILE = 1 << 20
@@ -59,8 +68,10 @@ def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: 
     yield from _config_faults(backend, problem, config)
     yield from _wrong_fields(plan)
     yield from _wrong_programs(problem, config, plan.programs)
+    yield from _wrong_range(problem, plan)
     if config.programs_per_row > 1 and problem.statistics:
-        yield from _not_resident(backend, device, plan, probe)
+        programs = plan.programs if plan.row_range is None else plan.programs_for(problem, plan.row_range[1])
+        yield from _not_resident(backend, device, plan, max(plan.programs, programs), probe)
 
 
 def _config_faults(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
@@ -92,7 +103,7 @@ def _wrong_config(config: KernelConfig) -> _Faults:
 
 def _wrong_fields(plan: LaunchPlan) -> _Faults:
     """Checks the type and the range of the fields of a plan, except its configuration."""
-    if type(plan.programs) is not int or not 1 <= plan.programs <= _MAX_PROGRAMS:
+    if type(plan.programs) is not int:
         yield "programs", plan.programs, f"an integer from 1 to {_MAX_PROGRAMS}"
     if plan.occupancy is not None and (type(plan.occupancy) is not int or plan.occupancy < 1):
         yield "occupancy", plan.occupancy, "a positive integer or None"
@@ -169,6 +180,8 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
 def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Faults:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
     per_row, tiles = config.programs_per_row, problem.tiles_of(config)
+    if not 1 <= programs <= _MAX_PROGRAMS:
+        yield "programs", programs, f"an integer from 1 to {_MAX_PROGRAMS}"
     if programs % per_row:
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
     if problem.equal_heads(config) and programs % (problem.vector * per_row):
@@ -181,8 +194,35 @@ def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _F
         yield "programs", programs, f"at most {tiles * per_row}: {per_row} for each of {tiles} tiles"
 
 
-def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> _Faults:
-    """Checks that programs that wait for each other fit on the device together. Otherwise they never end."""
+def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
+    """Checks that the range contains the rows, and that the programs are right for them and at both of its ends.
+
+    The programs never decrease with the rows, so they are right in between.
+    """
+    tiles, found, rows = plan.tiles_per_group, plan.row_range, problem.inner
+    if tiles is not None and (type(tiles) is not int or tiles < 1 or found is None):
+        yield "tiles_per_group", tiles, "None" if found is None else "a positive integer or None"
+    if found is None:
+        return
+    if problem.outer > 1 or problem.layout == "inner":
+        yield "row_range", found, 'None, because only problems with outer = 1 and no layout "inner" have a range'
+    whole = type(found) is tuple and len(found) == 2 and all(type(end) is int for end in found)
+    if not whole or not 1 <= found[0] <= rows <= found[1] <= MAX_RANGE_ROWS:
+        yield "row_range", found, f"the first and the last number of rows, from 1 to {MAX_RANGE_ROWS}, around {rows}"
+    if (programs := plan.programs_for(problem, rows)) != plan.programs:
+        yield "tiles_per_group", tiles, f"the rule that gives programs = {plan.programs}, not {programs}"
+    for end in found:
+        programs = plan.programs_for(problem, end)
+        for _, _, allowed in _wrong_programs(replace(problem, inner=end), plan.config, programs):
+            yield (
+                "row_range",
+                found,
+                f"rows for which programs are right: {programs} for {end} rows, expected {allowed}",
+            )
+
+
+def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, programs: int, probe: Probe) -> _Faults:
+    """Checks that `programs` that wait for each other fit on the device together. Otherwise they never end."""
     limits: dict[str, int | None] = {"occupancy of the plan": plan.occupancy, "max_programs": device.max_programs}
     threads = plan.config.num_warps * (device.warp_size or 0)
     if device.max_threads and threads:
@@ -198,6 +238,6 @@ def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, 
     if plan.occupancy is None and unknown:
         yield "occupancy", None, f"an integer, because {device.name} does not report {', '.join(unknown)}"
     per_core, name = min((value, name) for name, value in limits.items() if value is not None)
-    if plan.programs > per_core * device.cores:
+    if programs > per_core * device.cores:
         most = f"at most {per_core * device.cores}, which are resident at the same time on {device.cores} cores"
-        yield "programs", plan.programs, f"{most} with {per_core} each (limited by {name})"
+        yield "programs", programs, f"{most} with {per_core} each (limited by {name})"

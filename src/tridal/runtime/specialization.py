@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tridal.devices.types import ALIGNMENT, ITEMSIZE, KernelConfig, LaunchPlan, Problem
@@ -95,6 +95,21 @@ class KernelCall:
             aligned=not any(length % ALIGNMENT for length in lengths),
             scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
+
+    def with_rows(self, rows: int) -> KernelCall:
+        """Returns this call with another number of rows, for a layout with `outer == 1`."""
+        call = replace(self, layout=replace(self.layout, inner=rows))
+        call.__dict__["problem"] = replace(self.problem, inner=rows)  # only the rows differ; saves 20 us
+        return call
+
+    def row_range(self, plan: LaunchPlan) -> tuple[int, int]:
+        """Returns the first and the last number of rows that this call serves, with its specialization and layout."""
+        rows, specialization = self.problem.rows, self.specialize(plan.config)
+        # One row has no stride. The position of a row in a mask, and that of its diagonal, depend on the shape.
+        if plan.row_range is None or rows == 1 or self.scale_mask.causal or self.scale_mask.mask is not None:
+            return rows, rows
+        same = all(self.with_rows(end).specialize(plan.config) == specialization for end in plan.row_range)
+        return plan.row_range if same else (rows, rows)
 
     def launched_layout(self, config: KernelConfig) -> RowLayout:
         """Returns the layout that the kernel gets: interleaved blocks if each program has rows with equal heads."""

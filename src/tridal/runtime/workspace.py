@@ -19,21 +19,24 @@ _replaced: list[torch.Tensor] = []
 """Workspaces that were too short. Launches of other threads may still use them."""
 
 
-def with_workspace(launch: Callable[..., None], length: int, device: torch.device) -> Callable[..., None]:
-    """Wraps launch(stream, *tensors, workspace) in a function launch(stream, *tensors) that provides the workspace.
+def with_workspace(
+    launch: Callable[..., None], slots: Callable[[int], int], device: torch.device
+) -> Callable[..., None]:
+    """Wraps launch(stream, rows, *tensors, workspace) in launch(stream, rows, *tensors), which provides the workspace.
 
-    The workspace is an int64 tensor of zeros on `device`, with at least `length` elements.
+    The workspace is an int64 tensor of zeros on `device`, with at least `slots(rows)` elements.
     """
     module = torch.get_device_module(device.type)
     capturing = getattr(module, "is_current_stream_capturing", bool)
 
-    def launch_with_workspace(stream: int, *tensors: torch.Tensor) -> None:
+    def launch_with_workspace(stream: int, rows: int, *tensors: torch.Tensor) -> None:
+        length = slots(rows)
         if capturing():
             workspace = torch.zeros(length, dtype=torch.int64, device=device)
         else:
             found = _by_stream.get((device, stream))
             workspace = _allocated(stream, length, device) if found is None or len(found) < length else found
-        launch(stream, *tensors, workspace)
+        launch(stream, rows, *tensors, workspace)
 
     return launch_with_workspace
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import tridal
 from tridal.devices import registry, settings
-from tridal.devices.types import Backend
+from tridal.devices.types import Backend, LaunchPlan, Problem
 from tridal.ops import table
 from tridal.pytorch.functions import FUNCTIONS, row_function
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
@@ -40,12 +40,20 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
 
 
 class Overridden:
-    """A wrapper of a backend with another name and overridden plans. It forwards all other attributes."""
+    """A wrapper of a backend with another name and overridden plans. It forwards all other attributes.
+
+    An overridden plan has no `row_range`, because the override depends on the problem.
+    """
 
     def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
         self.name = f"{backend.name}{suffix}"
-        self.plan = lambda problem, *arguments: override(backend.plan(problem, *arguments), problem)
         self._backend = backend
+
+        def plan(problem: Problem, *arguments: Any) -> LaunchPlan:
+            made = replace(backend.plan(problem, *arguments), row_range=None, tiles_per_group=None)
+            return override(made, problem)
+
+        self.plan = plan
 
     def __getattr__(self, member: str) -> Any:
         return getattr(self._backend, member)

@@ -1,0 +1,52 @@
+"""The numbers of a launch that follow from the number of rows: programs, scalar arguments, length of the workspace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from tridal.devices.types import LaunchPlan
+from tridal.runtime.specialization import KernelCall
+
+Count: TypeAlias = Callable[[int], int]
+"""count(rows) returns a number for a number of rows."""
+_remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
+
+
+class RowNumbers:
+    """The range of row counts that a planned call serves, and its numbers for each of them.
+
+    If the range is one row count, the numbers are those of the plan and of the call for any argument.
+    """
+
+    def __init__(self, call: KernelCall, plan: LaunchPlan) -> None:
+        problem, layout = call.problem, call.launched_layout(plan.config)
+        self.row_range = first, last = call.row_range(plan)
+        """The first and the last number of rows."""
+        self.varies = first < last
+        """Whether the range is more than one row count."""
+        self.scalars: dict[str, Count] = {}
+        """The scalar arguments of the kernel that differ within the range, by name."""
+
+        def programs(rows: int) -> int:
+            return plan.programs_for(problem, rows) if self.varies else plan.programs
+
+        def workspace_slots(rows: int) -> int:
+            same = call.with_rows(rows) if self.varies else call
+            return same.workspace_slots(replace(plan, programs=self.programs(rows)))
+
+        def groups(rows: int) -> int:
+            return self.programs(rows) // plan.config.programs_per_row
+
+        def inner(rows: int) -> int:
+            return -(-rows // layout.outer)
+
+        self.programs: Count = _remember(programs)
+        self.groups: Count = groups
+        self.workspace_slots: Count = _remember(workspace_slots)
+        if self.varies:
+            self.scalars["inner"] = inner
+            if layout is not call.layout:
+                self.scalars["long_blocks"] = lambda rows: rows - (inner(rows) - 1) * layout.outer
