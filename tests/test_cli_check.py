@@ -15,7 +15,7 @@ from tridal.cli import check, output
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError
-from tridal.pytorch.functions import FUNCTIONS
+from tridal.pytorch.path.function import FUNCTIONS
 from tridal.testing.cases import Case
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -35,7 +35,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def replace(*cases: Case, search: testing.PlanSearch | None = None) -> None:
         monkeypatch.setattr(testing, "cases", lambda backend, ops: cases)
-        monkeypatch.setattr(testing, "search_plans", lambda *_: search or testing.PlanSearch((), 1, (), ()))
+        monkeypatch.setattr(testing, "search_plans", lambda *_: search or testing.PlanSearch((), 1, (), (), ()))
 
     return replace
 
@@ -133,20 +133,24 @@ def test_all_option_runs_the_conformance_suite(backend: Backend, suite: Any, mon
     output = check_text(backend, "--all")
     assert "Conformance suite" in output
     assert "searched 10 plans for changes, and found 2 cases on both sides of them" in output
-    assert "all 11 checks passed" in output
+    assert f"all {len(report['declarations']) + 7} checks passed" in output
     monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, False, 1, 0, "[off]", 0))
     output = check_text(backend, "--all", code=1)
     assert "FAILED softmax forward 3x5 dim=-1 float32: [off]" in output
 
 
 def test_schedule_that_is_not_tested_is_a_failure(backend: Backend, suite: Any) -> None:
-    search = testing.PlanSearch((), 10, ("peel",), ("softmax backward 64x64 dim=-1 float16",))
+    search = testing.PlanSearch((), 10, ("peel",), ("softmax backward 64x64 dim=-1 float16",), ("wrong",))
     suite(Case("softmax", "forward", (3, 5)), search=search)
     output = check_text(backend, "--all", code=1)
     assert "FAILED the backend lists 'peel', but no plan uses it" in output
+    assert "FAILED a wrong range of rows: wrong" in output
     assert "1 kind of calls, from softmax backward 64x64 dim=-1 float16" in output
     report = check_json(backend, "--all", code=1)
-    assert report["plan_search"] == {"cases": 0, "plans": 10, "not_reached": ["peel"], "skipped": [*search.skipped]}
+    skipped, wrong = [*search.skipped], [*search.wrong_ranges]
+    assert report["plan_search"] == {
+        "cases": 0, "plans": 10, "not_reached": ["peel"], "skipped": skipped, "wrong_ranges": wrong
+    }  # fmt: skip
 
 
 def test_options_choose_the_ops_of_the_suite_and_limit_the_search(
@@ -160,7 +164,7 @@ def test_options_choose_the_ops_of_the_suite_and_limit_the_search(
 
     def search_plans(backend: Backend, ops: Any, max_compiled: int, track: Any) -> testing.PlanSearch:
         requested.append((ops, max_compiled))
-        return testing.PlanSearch(cases(backend, ops), 1, (), ())
+        return testing.PlanSearch(cases(backend, ops), 1, (), (), ())
 
     monkeypatch.setattr(testing, "cases", cases)
     monkeypatch.setattr(testing, "search_plans", search_plans)
@@ -185,8 +189,8 @@ def test_wrong_or_ignored_limit_is_a_usage_error(arguments: list[str], message: 
 
 def test_op_without_a_search_is_described_in_plain_words(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testing, "cases", lambda backend, ops: (Case("softmax", "forward", (3, 5)),))
-    output = check_text(backend, "--op", "rms_norm")
-    assert "plans were not searched for changes, because only plans of ops of one tensor are" in output
+    output = check_text(backend, "--op", "cross_entropy")
+    assert "plans were not searched for changes, because only plans of ops of rows are" in output
     assert "0 cases" not in output
 
 

@@ -12,7 +12,7 @@ import pytest
 from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices import registry
-from tridal.devices.types import KernelConfig, LaunchPlan, Problem, Resources
+from tridal.devices.types import KernelConfig, LaunchPlan, Problem, Resources, next_power_of_2
 from tridal.errors import PlanError
 from tridal.ops import table
 from tridal.runtime import launch
@@ -129,7 +129,37 @@ def test_search_of_a_correct_backend_is_bounded_and_reaches_every_schedule() -> 
     assert 100 < len(search.cases) < 400
     assert len(set(search.cases)) == len(search.cases)
     assert search.plans < 30_000
-    assert search.not_reached == search.skipped == ()
+    assert search.not_reached == search.skipped == search.wrong_ranges == ()
+
+
+@pytest.mark.parametrize("where", ["config", "programs", "error"])
+def test_a_plan_that_does_not_hold_in_its_range_is_reported(where: str) -> None:
+    """The plans for 500 rows and more are other ones, but the ranges do not say so."""
+
+    def planned(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
+        config = KernelConfig("whole_row", 1, next_power_of_2(problem.cols))
+        many = problem.inner >= 500
+        if many and where == "error":
+            raise PlanError("no plan today")
+        config = replace(config, num_warps=8 if many and where == "config" else 4)
+        has_range = problem.layout != "inner" and problem.outer == 1
+        return LaunchPlan(
+            config, 3 if many and where == "programs" else 4, "", row_range=(1, 9999) if has_range else None
+        )
+
+    backend: Any = Wrapped(planned, schedules=frozenset({"whole_row"}), dtypes=frozenset({"float32"}))
+    search = search_plans(backend, ["softmax"])
+    found = {
+        "config": "rows has 4 programs with KernelConfig(schedule='whole_row', rows=1, cols=",
+        "programs": "rows has 3 programs with KernelConfig(schedule='whole_row', rows=1, cols=",
+        "error": "rows raises PlanError: no plan today",
+    }
+    assert search.wrong_ranges
+    assert all(
+        fault.startswith("softmax") and "row_range = (1, 9999), but the plan for" in fault
+        for fault in search.wrong_ranges
+    )
+    assert any(found[where] in fault for fault in search.wrong_ranges)
 
 
 def test_a_schedule_that_no_plan_uses_and_that_cannot_be_forced_is_reported() -> None:

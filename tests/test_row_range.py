@@ -25,6 +25,7 @@ from tridal.devices.types import (
     next_power_of_2,
     with_row_range,
 )
+from tridal.runtime.batch_invariance import invariant
 
 ARCHITECTURES = {
     "sm_80": "cuda", "sm_90": "cuda", "gfx942": "rocm", "gfx1100": "rocm", "ascend910b": "npu", "ascend950": "npu",
@@ -87,7 +88,7 @@ def test_a_question_narrows_the_range_to_the_rows_with_the_same_answer(
     assert read(question, rows) == (answer, row_range)
 
 
-numbers = st.one_of(st.integers(-40, 40), st.sampled_from([0.5, 3.0, -1.25, 1e9]))
+numbers = st.one_of(st.integers(-40, -1), st.integers(1, 40), st.sampled_from([0.5, 3.0, -1.25, 1e9]))
 arithmetic = st.tuples(
     st.sampled_from([operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv]), numbers
 )
@@ -148,9 +149,10 @@ def modelled(problem: Problem) -> Probe:
     return probe
 
 
-def planner(arch: str, problem: Problem) -> Callable[[Problem], LaunchPlan]:
+def planner(arch: str, problem: Problem, batch_invariant: bool = False) -> Callable[[Problem], LaunchPlan]:
     """Returns plan(problem) for problems with the traits of `problem` and any number of rows."""
     backend: Backend = registry.get(ARCHITECTURES[arch])
+    backend = invariant(backend) if batch_invariant else backend
     device: DeviceProperties = backend.architectures()[arch]
     options = {name: option.default for name, option in backend.options.items()}
     return lambda problem: backend.plan(problem, device, modelled(problem), options)
@@ -183,13 +185,13 @@ def supported(arch: str, problem: Problem) -> bool:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(ARCHITECTURES)), problems(), st.data())
+@given(st.sampled_from(sorted(ARCHITECTURES)), problems(), st.booleans(), st.data())
 def test_all_rows_in_a_range_have_the_configuration_and_the_programs_of_the_plan(
-    arch: str, problem: Problem, data: st.DataObject
+    arch: str, problem: Problem, batch_invariant: bool, data: st.DataObject
 ) -> None:
     if not supported(arch, problem):
         return
-    make_plan = planner(arch, problem)
+    make_plan = planner(arch, problem, batch_invariant)
     plan = make_plan(problem)
     assert plan.row_range is not None
     first, last = plan.row_range

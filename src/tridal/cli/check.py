@@ -66,7 +66,8 @@ def check(
     if whole_suite or ops:
         report |= _run_suite(backend, ops or None, _MAX_COMPILED if max_compiled is None else max_compiled, out)
         results += report["declarations"] + report.get("suite", [])
-        results += [{"passed": False} for _ in report.get("plan_search", {}).get("not_reached", ())]
+        search = report.get("plan_search", {})
+        results += [{"passed": False} for name in ("not_reached", "wrong_ranges") for _ in search.get(name, ())]
     failed = sum(not result["passed"] for result in results)
     report["passed"] = failed == 0
     if as_json:
@@ -228,7 +229,7 @@ def _show_search(search: PlanSearch, out: Console) -> None:
         found = f"found {count(len(search.cases), 'case')} on both sides of them"
         out.print(f"searched {count(search.plans, 'plan')} for changes, and {found}", soft_wrap=True)
     elif not search.skipped:
-        out.print("plans were not searched for changes, because only plans of ops of one tensor are", soft_wrap=True)
+        out.print("plans were not searched for changes, because only plans of ops of rows are", soft_wrap=True)
     if search.skipped:
         kinds = count(len(search.skipped), "kind")
         out.print(
@@ -242,3 +243,5 @@ def _show_search(search: PlanSearch, out: Console) -> None:
             "remove it, or add what it needs",
             soft_wrap=True,
         )
+    for fault in search.wrong_ranges:
+        out.print(f"{FAIL} a wrong range of rows: {escape(fault)}", soft_wrap=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tridal.devices import registry, settings
 from tridal.devices.types import (
@@ -32,6 +32,7 @@ from tridal.testing.call_kinds import CallKind, call_kinds
 from tridal.testing.cases import Case
 from tridal.testing.implementation import Overridden
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
+from tridal.testing.row_ranges import range_fault
 
 _LONGEST = 1 << 21
 """Elements of the largest tensor with few rows. Its rows are wider than Triton's widest tile."""
@@ -59,6 +60,8 @@ class PlanSearch:
     """The schedules and features that the backend lists, and that neither these plans nor overridden plans use."""
     skipped: tuple[str, ...]
     """The searches that were not made, because the plans of those before compiled `max_compiled` kernels."""
+    wrong_ranges: tuple[str, ...] = ()
+    """A description of each plan that does not hold for a number of rows in its `row_range`."""
 
 
 class _Change(NamedTuple):
@@ -99,7 +102,8 @@ def search_plans(
     not_reached = (backend.schedules | backend.features) - planner.used if planner.plans else frozenset()
     if not_reached:
         not_reached -= _used_by_overrides(backend, not_reached)
-    return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped))
+    wrong_ranges = tuple(filter(None, planner.ranges.values()))
+    return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped), wrong_ranges)
 
 
 def _used_by_overrides(backend: Backend, wanted: Set[str]) -> set[str]:
@@ -130,6 +134,8 @@ class _Planner:
         self.used: set[str] = set()
         """The schedules and features that the plans use."""
         self.compiled: set[Specialization] = set()
+        self.ranges: dict[Any, str | None] = {}
+        """The fault of each range, or None, by what plans with this range have in common."""
         self._backend = backend
         self._options = registry.options(backend, settings.current())
         self._device = backend.properties(0)
@@ -147,6 +153,11 @@ class _Planner:
 
         return self._backend.plan(problem, device, count, options)
 
+    def _plan_for(self, call: KernelCall, problem: Problem) -> LaunchPlan:
+        """Returns the plan for a call with the rows of another problem."""
+        self.plans, self._call, planner = self.plans + 1, call.with_rows(problem.inner), cast(Backend, self)
+        return launch.plan(self._call, planner, self._device, self._options)
+
     def signature(self, call: KernelCall, exact: bool) -> Any:
         """Returns the signature of a call's plan, see `_signature`. An exception counts as a plan."""
         self.plans, self._call = self.plans + 1, call
@@ -156,6 +167,11 @@ class _Planner:
         except Exception as error:  # the call fails in the same way when it is launched, if it is on a side of a change
             return type(error).__name__
         config = plan.config
+        sizes = replace(config, cols=0), plan.row_range  # one width is enough for each tile that differs otherwise
+        key = call.kernel, call.dtypes, call.problem.layout, call.scale_mask, *sizes
+        if plan.row_range is not None and key not in self.ranges:
+            fault = range_fault(plan, call.problem, partial(self._plan_for, call))
+            self.ranges[key] = fault and f"{call.kernel.name} of {call.problem.cols} columns: {fault}"
         features = {
             "peel": config.peel,
             "reload": config.reload,
