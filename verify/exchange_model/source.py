@@ -138,7 +138,7 @@ def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, 
             argument.annotation = None
     names: dict[str, Any] = {"BLOCK": block}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    problem = SimpleNamespace(tiles_of=lambda config: tiles)
+    problem = SimpleNamespace(tiles_of=lambda config, rows: tiles)
     kernel = SimpleNamespace(statistics=("first", "second"))
     call = SimpleNamespace(problem=problem, kernel=kernel)
     plan = SimpleNamespace(config=config, programs=programs)

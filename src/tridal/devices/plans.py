@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from tridal.devices.renamed import Renamed, new_name
@@ -101,7 +101,7 @@ class LaunchPlan(Renamed):
         config, tiles_per_group = self.config, self.tiles_per_group or (None if self.config.persistent else 1)
         if tiles_per_group is None:
             return self.programs
-        groups = replace(problem, inner=rows).tiles_of(config) // tiles_per_group
+        groups = problem.tiles_of(config, rows) // tiles_per_group
         if problem.equal_heads(config):
             groups = max(1, groups // problem.vector) * problem.vector
         return groups * config.programs_per_row

@@ -138,16 +138,19 @@ class Problem(Renamed):
         """Number of rows."""
         return self.outer * self.inner
 
-    def tiles(self, rows: int) -> int:
-        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
+    def tiles(self, rows: int, inner: int | None = None) -> int:
+        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks.
+
+        `inner` replaces the number of rows per block.
+        """
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
-        return self.outer * -(-self.inner // rows)
+        return self.outer * -(-(self.inner if inner is None else inner) // rows)
 
-    def tiles_of(self, config: KernelConfig) -> int:
+    def tiles_of(self, config: KernelConfig, inner: int | None = None) -> int:
         """Number of tiles of a configuration. With equal heads, every `vector`-th row belongs to the same block."""
         blocks = self.vector if self.equal_heads(config) else 1
-        return self.tiles(blocks * config.rows) * blocks
+        return self.tiles(blocks * config.rows, inner) * blocks
 
     def equal_heads(self, config: KernelConfig) -> bool:
         """Whether all peeled rows of a program have equal heads, because it keeps numbers per column between tiles.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias
 
 from tridal.devices.types import LaunchPlan
@@ -34,8 +33,7 @@ class RowNumbers:
             return plan.programs_for(problem, rows) if self.varies else plan.programs
 
         def workspace_slots(rows: int) -> int:
-            same = call.with_rows(rows) if self.varies else call
-            return same.workspace_slots(replace(plan, programs=self.programs(rows)))
+            return call.workspace_slots(plan, rows if self.varies else None)
 
         def groups(rows: int) -> int:
             return self.programs(rows) // plan.config.programs_per_row
@@ -47,6 +45,6 @@ class RowNumbers:
         self.groups: Count = groups
         self.workspace_slots: Count = _remember(workspace_slots)
         if self.varies:
-            self.scalars["inner"] = inner
+            self.scalars["inner"] = int if layout.outer == 1 else inner  # `int` is the fastest identity
             if layout is not call.layout:
                 self.scalars["long_blocks"] = lambda rows: rows - (inner(rows) - 1) * layout.outer

@@ -232,13 +232,18 @@ class KernelCall:
         misalignment = self._misalignments()["in_ptr"] if config.peel else None
         return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
 
-    def workspace_slots(self, plan: LaunchPlan) -> int:
-        """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it."""
+    def workspace_slots(self, plan: LaunchPlan, rows: int | None = None) -> int:
+        """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it.
+
+        `rows` is another number of rows in the range of the plan.
+        """
         config = plan.config
         if not exchanges(config, self.kernel):
             return 0
-        counter = 2 + 3 * (plan.programs // config.programs_per_row) if config.persistent else 0
-        return self.problem.tiles_of(config) * slots_per_tile(config) + counter
+        programs = plan.programs if rows is None else plan.programs_for(self.problem, rows)
+        counter = 2 + 3 * (programs // config.programs_per_row) if config.persistent else 0
+        tiles = self.problem.tiles_of(config, rows)
+        return tiles * slots_per_tile(config) + counter
 
 
 def _entry(config: KernelConfig) -> str:
