@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from tridal.devices.kernel_config import KernelConfig
 from tridal.devices.renamed import Renamed
 from tridal.errors import PlanError
-
-if TYPE_CHECKING:
-    from tridal.devices.plans import KernelConfig
 
 Layout: TypeAlias = Literal["row", "inner", "strided"]
 

@@ -4,7 +4,8 @@ A tensor gives a `Problem`. A backend's `DeviceProperties` and its `plan` give a
 """
 
 from tridal.devices.backend import PROTOCOLS, Backend, BackendBase, Option, Probe
-from tridal.devices.plans import FEATURES, SCHEDULES, KernelConfig, LaunchPlan, Resources, Schedule
+from tridal.devices.kernel_config import FEATURES, SCHEDULES, KernelConfig, Schedule
+from tridal.devices.plans import LaunchPlan, Resources
 from tridal.devices.problem import (
     ALIGNMENT,
     DTYPE_ALIASES,
