@@ -97,7 +97,7 @@ reversed_arithmetic = st.tuples(
 )
 questions = st.sampled_from(
     [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, lambda a, b: int(a).bit_length(),
-     lambda a, b: min(a, b), lambda a, b: bool(a), lambda a, b: abs(a), lambda a, b: a.bit_length() if b == 1 else 0]
+     lambda a, b: min(a, b), lambda a, b: bool(a), lambda a, b: abs(a), lambda a, b: a.bit_length()]
 )  # fmt: skip
 
 
@@ -119,13 +119,15 @@ def test_all_rows_in_a_range_give_the_same_answers(
         return [answer if isinstance(answer, (bool, int, float)) else "the value" for answer in found]
 
     try:
-        found, row_range = read(answers, rows)
-    except (ZeroDivisionError, AttributeError, OverflowError):
+        plain = answers(rows)
+    except AttributeError:  # a float has no `bit_length`
+        with pytest.raises(AttributeError):
+            read(answers, rows)
         return
+    found, row_range = read(answers, rows)
     assert row_range is not None
     first, last = row_range
     assert first <= rows <= last
-    plain = answers(rows)
     assert len(found) == len(plain)
     for other in {rows, first, last, data.draw(st.integers(first, last))}:
         expected = answers(other)

@@ -144,7 +144,7 @@ class RowCount:
 
     def bit_length(self) -> Any:
         """Returns the bits of the value. Narrows the range to the rows whose values have as many bits."""
-        return abs(int(self)).bit_length() if self < 0 else self._ask(int.bit_length)
+        return abs(_read(self)).bit_length() if self < 0 else self._ask(lambda value: value.bit_length())
 
     def __bool__(self) -> bool:
         return self != 0
