@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tridal
 from feature_derivatives import Derivative, Function
 from tridal.devices.settings import current, restored
-from tridal.ops.row_op import RowOp
-from tridal.pytorch import functions
+from tridal.ops.op import Op
+from tridal.ops.row_maths import reference_of
+from tridal.pytorch.path.function import FUNCTIONS, row_function
 
 SHAPE = (3, 4, 6)
 
@@ -231,12 +232,12 @@ def like(value: Any, x: torch.Tensor) -> Any:
     return distribute_tensor(moved, x.device_mesh, [Replicate()]) if isinstance(x, DTensor) else moved
 
 
-def ours(op: RowOp, keywords: dict[str, Any]) -> Function:
-    function = functions.FUNCTIONS.get(op.name) or functions.row_function(op)
+def ours(op: Op, keywords: dict[str, Any]) -> Function:
+    function = FUNCTIONS.get(op.name) or row_function(op)
     return lambda x: function(x, **keywords)
 
 
-def by_torch(op: RowOp, keywords: dict[str, Any], wide: bool = False) -> Function:
+def by_torch(op: Op, keywords: dict[str, Any], wide: bool = False) -> Function:
     """The op by torch's functions. With `wide`, in float64 after the cast to `dtype`."""
     dim, scale, mask = keywords.get("dim", -1), keywords.get("scale", 1.0), keywords.get("mask")
     modified = bool(keywords.keys() - {"dim", "dtype"})
@@ -255,7 +256,7 @@ def by_torch(op: RowOp, keywords: dict[str, Any], wide: bool = False) -> Functio
             x = x.masked_fill(~like(torch.ones(SHAPE[-2:], dtype=torch.bool).tril(), x), -torch.inf)
         empty = (x == -torch.inf).all(dim, keepdim=True) if "masked_rows" in keywords else None
         x = x if empty is None else x.masked_fill(empty, 0.0)
-        y = op.compute(x, dim, tuple(op.parameters.values()))
+        y = reference_of(op, x, dim, tuple(op.parameters.values()))
         y = y if empty is None else y.masked_fill(empty, 0.0)
         return y if wide else y.to(dtype)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tridal.ops import RowKernel, RowOp, RowReduce, Statistic
+from tridal.ops import Op, RowKernel, RowReduce, Statistic, number, per_element
 
 FUNCTIONS = {
     "square": "def square(x):\n    return x * x",
@@ -33,23 +33,25 @@ def make_kernel(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "", *
     return make_op(folder, monkeypatch, head, **functions).forward
 
 
-def make_op(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "", **functions: str) -> RowOp:
+def make_op(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "", **functions: str) -> Op:
     """Returns the op, with other functions or further ones. Their module begins with `head`."""
     module = f"op_of_a_test_{next(_numbers)}"
     sources = [f"@triton.jit\n{source}" for source in {**FUNCTIONS, **functions}.values()]
     (folder / f"{module}.py").write_text("\n\n\n".join(["import triton\nimport triton.language as tl", head, *sources]))
     monkeypatch.syspath_prepend(folder)
     common: dict[str, Any] = {"module": module, "row_value": "norm", "parameters": ("eps",), "neutral_padding": True}
-    return RowOp(
+    return Op(
         name=module,
-        forward=RowKernel(module, reads=("x",), statistics=(_SQUARES,), writes=("divide",), **common),
-        backward=RowKernel(
-            f"{module}_backward", reads=("dy", "x"), statistics=(_SQUARES, _DOT), writes=("gradient",), **common
+        arguments=(per_element("input"), number("eps", 1e-3)),
+        kernels=(
+            RowKernel(module, reads=("x",), statistics=(_SQUARES,), writes=("divide",), **common),
+            RowKernel(
+                f"{module}_backward", reads=("dy", "x"), statistics=(_SQUARES, _DOT), writes=("gradient",), **common
+            ),
         ),
         reference=reference,
         gradient=gradient,
-        saves="input",
-        parameters={"eps": 1e-3},
+        saves=("input",),
     )
 
 

@@ -50,9 +50,9 @@ def check_item(item: str) -> None:
     setattr(owner, name, value)
     assert {item, *ABSENT} == {*private.MISSING}, private.MISSING
     import tridal
-    from tridal.pytorch import functions
+    from tridal.pytorch.path import calls
 
-    assert functions.needs_dispatcher is private.needs_dispatcher, "tridal uses the module that was loaded here"
+    assert calls.private is private, "tridal uses the module that was loaded here"
     with tridal.use(device="interpreter"):
         for check in CHECKS:
             check(tridal)

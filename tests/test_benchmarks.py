@@ -23,7 +23,7 @@ from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, make_workloads
-from tridal.ops import table
+from tridal.ops import row_maths, table
 
 CPU = torch.device("cpu")
 SMALL = Workload("grid", "softmax", "forward", "float32", (2, 3))
@@ -173,7 +173,7 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(
 def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    functions = {"wrong": lambda dim: lambda x: UNIT_NORM.compute(x, dim, (1e-6,)) * 1.01}
+    functions = {"wrong": lambda dim: lambda x: row_maths.reference_of(UNIT_NORM, x, dim, (1e-6,)) * 1.01}
     add_op(monkeypatch, OpBenchmark(functions))
     providers = PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"]
     reference, wrong, absent = measure(replace(SMALL, op="unit_norm"), *providers)

@@ -8,8 +8,8 @@ import pytest
 
 from conformance_helpers import INTERPRETER
 from tridal.errors import PlanError
-from tridal.ops import table
-from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values
+from tridal.ops import number, table
+from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values, ordinary
 from tridal.testing.plan_overrides import overrides
 from tridal.testing.suite import cases
 
@@ -39,16 +39,16 @@ def of_row_ops(backend: Any = INTERPRETER, ops: list[str] | None = None) -> list
 
 
 def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_override() -> None:
-    for op in (op for op in table.FUSED_OPS if op.kernels):
+    for op in (op for op in [op for op in table.BUNDLED_OPS if not op.one_tensor] if op.kernels):
         found = cases(INTERPRETER, [op.name])
-        assert {case.direction for case in found} == set(DIRECTIONS)
+        assert {case.direction for case in found} >= set(DIRECTIONS)
         assert {case.plan for case in found} == {"planned", *overrides(INTERPRETER)}
 
 
 def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
     found = of_row_ops()
-    assert {case.op for case in found} == set(table.row_ops())
-    for op in table.row_ops():
+    assert {case.op for case in found} == {name for name, op in table.ops().items() if op.of_rows}
+    for op in {case.op for case in found}:
         assert {case.direction for case in found if case.op == op} == set(get_args(Direction))
     assert {case.layout for case in found} == set(get_args(Layout))
     assert {case.values for case in found} == set(get_args(Values))
@@ -68,7 +68,7 @@ def test_streams_and_second_devices_that_a_backend_does_not_have_are_left_out() 
 
 def test_only_ops_with_a_scale_and_a_mask_have_modified_cases() -> None:
     modified = {case.op for case in cases(INTERPRETER) if case.modified}
-    assert modified == {name for name, op in table.row_ops().items() if op.scale_mask}
+    assert modified == {name for name, op in table.one_tensor_ops().items() if op.scale_mask}
 
 
 def test_ops_argument_restricts_the_cases() -> None:
@@ -81,3 +81,22 @@ def test_ops_argument_restricts_the_cases() -> None:
 def test_unknown_op_suggests_a_similar_name() -> None:
     with pytest.raises(PlanError, match="unknown op 'sofmax'; did you mean 'softmax'"):
         cases(INTERPRETER, ["sofmax"])
+
+
+def test_ops_of_several_tensors_have_cases_of_tensors_dtypes_and_numbers() -> None:
+    found = of_row_ops(ops=["rms_norm"])
+    assert {case.absent for case in found} >= {(), ("residual",), ("weight",), ("residual", "weight")}
+    assert {dict(case.dtypes).get("weight", case.dtype) for case in found if case.dtype == "bfloat16"} >= {
+        "bfloat16", "float32",
+    }  # fmt: skip
+    given = {pair for case in found for pair in case.numbers}
+    assert given >= {("eps", 1e-12), ("eps", 1e-2), ("weight_offset", -1.0), ("casting", "llama")}
+    assert any(name == "eps" and 1e-12 < value < 1e-2 for name, value in given)
+    assert {case.dims for case in found} == {1, 2, 3}
+
+
+def test_a_number_that_a_case_does_not_give_is_the_default_or_the_upper_end() -> None:
+    assert ordinary(number("eps", 1e-6, range=(0.0, 1.0))) == 1e-6
+    assert ordinary(number("eps", range=(1e-12, 1e-2))) == 1e-2
+    assert ordinary(number("offset", type="float", neutral=0.0, range=(-1.0, 1.0))) == 0.0
+    assert ordinary(number("casting", type="str", range=("", "llama"))) == ""

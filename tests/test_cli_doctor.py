@@ -61,19 +61,18 @@ BROKEN_OPS = """
     from tridal.ops.softmax import SOFTMAX
 
     def renamed(name, **changes):
-        kernels = {
-            "forward": dataclasses.replace(SOFTMAX.forward, name=name),
-            "backward": dataclasses.replace(SOFTMAX.backward, name=name + "_backward"),
-        }
-        return dataclasses.replace(SOFTMAX, name=name, **{**kernels, **changes})
+        kernels = tuple(
+            dataclasses.replace(kernel, name=kernel.name.replace("softmax", name)) for kernel in SOFTMAX.kernels
+        )
+        return dataclasses.replace(SOFTMAX, name=name, **{"kernels": kernels, **changes})
 
     fine = renamed("fine")
     no_reference = renamed("no_reference", reference=None)
     statistics = SOFTMAX.forward.statistics
     third = dataclasses.replace(statistics[0], name="third")
-    greedy = renamed(
-        "greedy", forward=dataclasses.replace(SOFTMAX.forward, name="greedy", statistics=(*statistics, third))
-    )
+    forward, backward = renamed("greedy").kernels
+    forward = dataclasses.replace(forward, statistics=(*statistics, third))
+    greedy = renamed("greedy", kernels=(forward, backward))
     taken = renamed("softmax")
 """
 
@@ -94,7 +93,7 @@ def test_broken_op_is_reported_and_does_not_affect_other_ops(tmp_path: Path) -> 
     """
     ops = json.loads(run_python(code, tmp_path, TRIDAL_DEVICE="cpu"))["ops"]
     usable = {op["name"]: op["origin"] for op in ops if op["usable"]}
-    built_in = (*table.ROW_OPS, *table.FUSED_OPS)
+    built_in = table.BUNDLED_OPS
     assert usable == {op.name: "tridal" for op in built_in} | {"fine": "vendor-ops 1.0"}
     reasons = {op["name"]: op["reason"] for op in ops if not op["usable"]}
     assert "it has no reference" in reasons["no_reference"]

@@ -47,9 +47,40 @@ def test_a_correct_declaration_passes_and_is_compiled_for_architectures_without_
 
 
 def test_built_in_ops_pass() -> None:
-    results = testing.check_declarations([op.name for op in (*table.ROW_OPS, *table.FUSED_OPS)])
+    results = testing.check_declarations([op.name for op in table.BUNDLED_OPS])
     assert [result.name for result in results if not result.passed] == []
-    assert len(results) == 2 * len(table.ROW_OPS)
+    names = [result.name for result in results]
+    assert "layer_norm declaration maths in torch.float64 without residual, weight, bias" in names
+    assert {name.split()[0] for name in names} == {op.name for op in table.BUNDLED_OPS if op.of_rows}
+
+
+def test_a_wrong_gradient_of_one_of_several_tensors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = table.op_named("layer_norm")
+
+    def gradient(*arguments: Any, **numbers: Any) -> Any:
+        dx, dw, db = op.gradient(*arguments, **numbers)
+        return dx, 2 * dw, db
+
+    wrong = replace(op, name="wrong", gradient=gradient)
+    entries = [entry for entry in table.registered() if entry.name != "layer_norm"]
+    monkeypatch.setattr(table, "_entries", (*entries, table.RegisteredOp("wrong", "a test", wrong)))
+    messages = [r.message for r in testing.check_declarations(["wrong"]) if not r.passed and "float64" in r.name]
+    assert len(messages) == 1
+    assert "the gradient of weight differs from autograd's gradient of the reference by 1 of" in str(messages[0])
+
+
+def test_number_per_row_of_the_wrong_shape_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = table.op_named("rms_norm")
+
+    def reference(*arguments: Any, **numbers: Any) -> Any:
+        y, total, inverse_rms = op.reference(*arguments, **numbers)
+        return y, total, inverse_rms.squeeze(-1)
+
+    wrong = replace(op, name="wrong", reference=reference)
+    monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp("wrong", "a test", wrong)))
+    message = testing.check_declarations(["wrong"])[0].message
+    assert message is not None
+    assert message.endswith("expected torch.float32 of shape (3, 1)"), message
 
 
 def test_unknown_op_suggests_a_similar_name() -> None:
@@ -77,11 +108,11 @@ SHAPE = r"of shape \(3, 7\)"
         ({"gradient": lambda dy, x, reduce, eps: dy.double().sum()}, "the gradient returned torch.float64 of shape"),
         ({"gradient": lambda dy, x, reduce: dy}, "raised TypeError: .*unexpected keyword argument 'eps'"),
         (
-            {"saves": "output"},
-            "with saves='output', the gradient differs from autograd's gradient of the reference by .* of its largest "
-            "element: declare saves='input'$",
+            {"saves": ("output",)},
+            r"with saves=\('output',\), the gradient differs from autograd's gradient of the reference by .* of its "
+            "largest element: declare saves=\\('input',\\)$",
         ),
-        ({"gradient": lambda dy, x, reduce, eps: 2 * dy}, r"with saves='input', .* of its largest element$"),
+        ({"gradient": lambda dy, x, reduce, eps: 2 * dy}, r"with saves=\('input',\), .* of its largest element$"),
     ],
     ids=[
         "bool", "int", "shape", "none", "constant", "gradient dtype", "gradient shape", "argument", "saves", "gradient",
@@ -100,8 +131,8 @@ def test_saves_output_is_suggested_if_the_gradient_needs_the_output(check: Check
     changes = {"reference": reference, "gradient": lambda dy, y, reduce, eps: dy * y}
     found = check(changes)["maths in torch.float64"]
     assert found is not None
-    assert found.endswith(": declare saves='output'")
-    assert check({**changes, "saves": "output"})["maths in torch.float64"] is None
+    assert found.endswith(": declare saves=('output',)")
+    assert check({**changes, "saves": ("output",)})["maths in torch.float64"] is None
 
 
 @pytest.mark.skipif(TRITON < (3, 3), reason="Triton 3.2 aborts the process")

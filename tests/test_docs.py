@@ -55,6 +55,7 @@ def anchors(page: Path) -> set[str]:
 ADD_AN_OP = ROOT / "docs" / "add-an-op.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # tests/test_tutorial.py runs its programs
 ROW_OP_PACKAGE = ROOT / "tests" / "row_op_package"
+TENSOR_OP_PACKAGE = ROOT / "tests" / "tensor_op_package"
 PAGES_WITH_PYTHON = [page for page in PAGES if any(code_blocks(page, "python")) and page not in (ADD_AN_OP, TUTORIAL)]
 
 READER_DEFINITIONS = """
@@ -197,6 +198,9 @@ def test_add_an_op_shows_the_tested_package() -> None:
     shown = list(code_blocks(ADD_AN_OP, "python", "toml"))
     for file in ("tridal_l2norm/kernels.py", "tridal_l2norm/__init__.py", "pyproject.toml", "test_l2_norm.py"):
         assert (ROW_OP_PACKAGE / file).read_text() in shown, f"the page does not contain {file} verbatim"
+    for file in ("skip_norm_kernels.py", "skip_norm.py", "logsumexp_kernels.py", "logsumexp.py"):
+        source = (TENSOR_OP_PACKAGE / "tridal_skipnorm" / file).read_text()
+        assert source in shown, f"the page does not contain {file} verbatim"
 
 
 def test_add_an_op_runs_its_python_block_of_calls() -> None:

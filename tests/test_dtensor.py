@@ -28,6 +28,7 @@ from torch.testing import assert_close
 
 import loss_dtensor_checks
 import norm_dtensor_checks
+import third_party_dtensor_checks
 import tridal
 from exchanged_bytes import ExchangedBytes
 from ranks import backends, failures_of
@@ -36,7 +37,7 @@ from tridal.devices.types import Backend
 
 NAMES = ("softmax", "log_softmax")
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {
-    **{check.__name__: check for check in norm_dtensor_checks.CHECKS},
+    **{check.__name__: check for check in (*norm_dtensor_checks.CHECKS, *third_party_dtensor_checks.CHECKS)},
     **loss_dtensor_checks.CHECKS,
 }
 

@@ -19,8 +19,9 @@ from third_party_op import UNIT_NORM
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
-from tridal.ops import table
-from tridal.pytorch import device_context, prepared, private
+from tridal.pytorch import device_context, private
+from tridal.pytorch.path import function, support
+from tridal.pytorch.path.rules import DEFINED
 from tridal.testing.implementation import overridden
 
 NAMES = ["softmax", "log_softmax"]
@@ -179,7 +180,7 @@ def narrow(backend: Any) -> Iterator[Any]:
 
 
 def test_torch_computes_dtypes_that_a_backend_lacks(narrow: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    prepared._log_fallback.cache_clear()
+    support._log_fallback.cache_clear()
     with tridal.use(device="narrow"), caplog.at_level(logging.WARNING, "tridal"):
         x = torch.randn(3, 5, device=tridal.device()).half()
         for _ in range(3):
@@ -204,6 +205,14 @@ def test_unregistered_backend_is_not_used_again(backend: Any, name: str) -> None
         registry.unregister("narrow")
         with pytest.raises(TridalError, match="narrow"):
             getattr(tridal, name)(x)
+
+
+def test_torch_computes_without_a_reason_that_nothing_records(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason takes as long as a small call."""
+    x = torch.randn(3, 5)
+    with tridal.use(device="auto"), monkeypatch.context() as patch:
+        patch.setattr(function, "why_torch", None)
+        assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
 
 
 def test_stream_raises_where_torch_computes(name: str) -> None:
@@ -237,11 +246,9 @@ def test_only_the_output_is_allocated(device: torch.device, name: str, monkeypat
 
     for x in (torch.randn(8, 16), torch.randn(8, 16).t(), torch.randn(4, 3, 8).permute(2, 1, 0)[:, :, ::2]):
         x = x.to(device)
-        call = prepared.forward(device_context.device_context(x.device), x, table.row_ops()[name], -1, None)
-        assert call is not None
         Allocations.elements = 0
         with Allocations():
-            call.run(x)
+            DEFINED[name].compute(*DEFINED[name].op.signature.complete((x, -1, x.dtype)))
         assert Allocations.elements == x.numel()
 
 

@@ -21,7 +21,7 @@ def test_forward_and_backward_equal_torch(device: torch.device, name: str, dim: 
     ours, theirs = getattr(tridal.nn, name)(dim), getattr(torch.nn, name)(dim)
     x = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
     assert_close(ours(x), theirs(x))
-    assert type(ours(x).grad_fn).__name__ == "PreparedNodeBackward", "a kernel computed it"
+    assert type(ours(x).grad_fn).__name__ == "CallNodeBackward", "a kernel computed it"
     assert_close(torch.autograd.grad(ours(x).sin().sum(), x), torch.autograd.grad(theirs(x).sin().sum(), x))
 
 

@@ -70,7 +70,10 @@ def test_vmap_and_per_sample_gradients(
     batch = torch.randn(4, 5, 6, dtype=torch.float64, device=device)
     weights = torch.randn(5, 6, dtype=torch.float64, device=device)
     for given, dims in (((batch, residual, weight), (1, None, None)), ((x, residual, weights), (None, None, 0))):
-        assert_close(vmap(norm, dims)(*given), vmap(expected, dims)(*given))
+        with tridal.record_calls() as calls:
+            assert_close(vmap(norm, dims)(*given), vmap(expected, dims)(*given))
+        assert all((call.backend == "torch") == (given[2] is weights) for call in calls)
+        assert len(calls) == 1 or given[2] is weights, "the batch joins the rows"
 
     def loss(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         return lambda weight, x: function(x, x * 2, weight)[0].square().sum()
@@ -121,6 +124,15 @@ def test_devices_without_a_backend_compile_torchs_function(device: torch.device,
         assert_close(compiled(x)[0], getattr(functional, name)(2 * x, (6,)))
     assert "tridal" not in graphs[0].code
     assert name in graphs[0].code
+
+
+def test_devices_without_a_backend_compile_the_reference_if_torch_has_no_function(device: torch.device) -> None:
+    torch._dynamo.reset()
+    x, weight = torch.randn(3, 6), torch.randn(6)
+    with tridal.use(device="auto"):
+        compiled = torch.compile(tridal.rms_norm, fullgraph=True, backend="aot_eager")
+        for options in ({"casting": "llama"}, {"casting": "gemma", "weight_offset": 1.0, "residual": x}):
+            assert_close(compiled(x, (6,), weight, **options), tridal.rms_norm(x, (6,), weight, **options))
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])

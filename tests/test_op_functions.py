@@ -157,6 +157,19 @@ def test_an_unmasked_sum_over_rows_uses_no_statistic(make_kernel: Callable[..., 
     python_adapters(replace(kernel, neutral_padding=True, column_writes=("element",)))
 
 
+def test_a_function_may_have_the_name_of_an_argument_of_schedules(make_kernel: Callable[..., RowKernel]) -> None:
+    source = SOURCE + "\n    @triton.jit\n    def index(a, column):\n        return a, column\n"
+    functions = python_adapters(make_kernel(source, writes=("index",)))
+    assert call(functions, "finish") == ("x", "column")
+
+
+def test_terms_get_the_column(make_kernel: Callable[..., RowKernel]) -> None:
+    source = SOURCE + "\n    @triton.jit\n    def placed(a, column):\n        return a, column\n"
+    statistics = (Statistic("total", "sum", "placed"), Statistic("deviation", "sum", "placed"))
+    functions = python_adapters(make_kernel(source, statistics=statistics, writes=("element",)))
+    assert call(functions, "first_term") == call(functions, "second_term") == ("x", "column")
+
+
 def test_a_kernel_with_one_statistic_has_no_second_term(make_kernel: Callable[..., RowKernel]) -> None:
     kernel = make_kernel(statistics=(Statistic("total", "max", term="element"),), writes=("element",))
     constants = python_adapters(kernel)
@@ -197,7 +210,7 @@ def test_a_function_with_unknown_names_raises_and_lists_what_it_can_name(
     kernel = make_kernel(statistics=(Statistic("total", "sum", term="wrong"),))
     expected = (
         rf"{kernel.module}\.wrong names rank, tile; as first_term of kernel 'norm' it can name "
-        "AXIS, EXP2_BIAS, a, b, eps$"
+        "AXIS, EXP2_BIAS, a, b, column, eps$"
     )
     with pytest.raises(PluginError, match=expected):
         python_adapters(kernel)

@@ -117,7 +117,9 @@ def test_cases_launch_the_plans_that_were_searched(monkeypatch: pytest.MonkeyPat
     launched: list[Problem] = []
     prepare = launch.prepare
     monkeypatch.setattr(launch, "prepare", lambda call, *a: launched.append(call.problem) or prepare(call, *a))
-    for kind in call_kinds(INTERPRETER, ["softmax", "log_softmax"]):
+    for kind in call_kinds(INTERPRETER, ["softmax", "rms_norm", "layer_norm"]):
+        if kind.dtype not in ("float32", "bfloat16"):
+            continue
         launched.clear()
         registry.invalidate()
         assert testing.run_case(kind.case(9, 24), INTERPRETER).passed
@@ -128,7 +130,7 @@ def test_search_of_a_correct_backend_is_bounded_and_reaches_every_schedule() -> 
     search = search_plans(INTERPRETER)
     assert 100 < len(search.cases) < 400
     assert len(set(search.cases)) == len(search.cases)
-    assert search.plans < 30_000
+    assert search.plans < 60_000
     assert search.not_reached == search.skipped == search.wrong_ranges == ()
 
 
@@ -171,7 +173,7 @@ def test_a_schedule_that_no_plan_uses_and_that_cannot_be_forced_is_reported() ->
 
 
 def test_a_feature_that_no_selected_op_can_use_is_reached_by_another_op() -> None:
-    assert not any(op.scale_mask for op in table.row_ops().values() if op.name == "log_softmax")
+    assert not any(op.scale_mask for op in table.one_tensor_ops().values() if op.name == "log_softmax")
     assert search_plans(INTERPRETER, ["log_softmax"]).not_reached == ()
 
 

@@ -1,10 +1,11 @@
-"""Prepared calls: which calls share one, how long they are kept, and how they use devices and allocators."""
+"""Prepared calls: which calls reuse one, how long they are kept, and how they use devices and allocators."""
 
 from __future__ import annotations
 
+import contextvars
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,25 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.devices import registry
-from tridal.pytorch import prepared, private
+from tridal.pytorch import private
+from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.device_context import device_context
+from tridal.pytorch.path import calls
 from tridal.runtime import launch
+
+FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": (tridal.softmax, lambda x: torch.softmax(x, -1)),
+    "layer_norm": (
+        lambda x: tridal.layer_norm(x, x.shape[-1:]),
+        lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+    ),
+}
+"""An op of one tensor and one of several, with torch's function."""
+
+
+@pytest.fixture(params=FUNCTIONS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -28,12 +45,75 @@ def prepared_calls(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> l
     return calls
 
 
-def test_equal_calls_are_prepared_once(device: torch.device, prepared_calls: list[Any]) -> None:
+def test_equal_calls_are_prepared_once(device: torch.device, name: str, prepared_calls: list[Any]) -> None:
     x = torch.randn(3, 5, device=device, requires_grad=True)
+    for _ in range(4):
+        FUNCTIONS[name][0](x).sum().backward()
+    assert [call.kernel.name for call in prepared_calls] == [name, f"{name}_backward"]
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_third_equal_call_and_its_gradient_run_the_prepared_ones(
+    device: torch.device, name: str, grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, expected = FUNCTIONS[name]
+    x, dy = torch.randn(2, 6, 16, device=device)
+    x.requires_grad_(grad)
+    for _ in range(2):
+        y = function(x)
+    if grad:
+        torch.autograd.grad(function(x), x, dy)
+    with monkeypatch.context() as patch:
+        patch.setattr("tridal.pytorch.path.function.call", None)
+        patch.setattr("tridal.pytorch.norms.call", None)
+        patch.setattr(calls, "gradients", None)
+        y = function(x)
+        dx = torch.autograd.grad(y, x, dy)[0] if grad else None
+    assert_close(y, expected(x))
+    assert y.requires_grad == grad
+    if grad:
+        assert_close(dx, torch.autograd.grad(expected(x), x, dy)[0])
+    registry.invalidate()
+    assert not calls._latest, "another backend may serve the tensors after a change of the registry"
+    assert not calls._calls
+
+
+def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
+    x = torch.randn(6, 16, device=device)
     for _ in range(3):
-        tridal.softmax(x).sum().backward()
-        tridal.softmax(torch.randn(3, 5, device=device))
-    assert [call.kernel.name for call in prepared_calls] == ["softmax", "softmax_backward"]
+        tridal.softmax(x, 1)
+    for dim in (True, 1.0, None):
+        with pytest.raises(TypeError, match=f"dim must be an int, got {dim}"):
+            tridal.softmax(x, dim)
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+def test_repeated_calls_record_gradients_only_when_they_are_required(device: torch.device, name: str) -> None:
+    x, function = torch.randn(6, 16, device=device), FUNCTIONS[name][0]
+    for required in (False, False, False, True, True, True, False, False, False, True):
+        assert function(x.requires_grad_(required)).requires_grad == required
+        with torch.no_grad():
+            assert not function(x).requires_grad
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None:
+    x, (function, expected) = torch.randn(6, 16, device=device).bfloat16(), FUNCTIONS[name]
+    for autocast in (nullcontext(), torch.autocast(device.type), nullcontext()):
+        with autocast:
+            assert [function(x).dtype for _ in range(4)] == [expected(x).dtype] * 4
+
+
+@pytest.mark.usefixtures("nothing_prepared")
+def test_repeated_calls_work_without_torchs_private_check(
+    device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "_TensorGuards", None)
+    x, (function, expected) = torch.randn(6, 16, device=device), FUNCTIONS[name]
+    for _ in range(4):
+        assert_close(function(x), expected(x))
+    assert not calls._latest
 
 
 @pytest.mark.parametrize(
@@ -44,7 +124,7 @@ def test_equal_calls_are_prepared_once(device: torch.device, prepared_calls: lis
         lambda x: tridal.softmax(x, -1, torch.float64),
         lambda x: tridal.softmax(x.half()),
         lambda x: tridal.softmax(x.t().contiguous().t()),
-        lambda x: tridal.softmax(x[:-1]),
+        lambda x: tridal.softmax(x[:, :-1].contiguous()),
         lambda x: tridal.softmax(torch.cat([x.flatten(), x.flatten()])[1:].as_strided((4, 6), (6, 1))),
     ],
     ids=["op", "dim", "cast", "dtype", "strides", "shape", "alignment"],
@@ -53,14 +133,17 @@ def test_a_call_that_differs_in_one_trait_is_prepared_again(
     device: torch.device, prepared_calls: list[Any], other: Any
 ) -> None:
     x = torch.randn(4, 6, device=device)
-    tridal.softmax(x)
+    for _ in range(3):
+        tridal.softmax(x)
+        tridal.softmax(x.clone().requires_grad_())
     assert len(prepared_calls) == 1
-    other(x)
+    for _ in range(3):
+        other(x)
     assert len(prepared_calls) == 2
 
 
 def test_a_call_with_other_settings_is_prepared_again(backend: Any, prepared_calls: list[Any]) -> None:
-    for _ in range(2):
+    for _ in range(4):
         for fallback in ("torch", "error"):
             with tridal.use(device=backend.name, fallback=fallback):
                 tridal.softmax(torch.randn(3, 5, device=tridal.device()))
@@ -68,31 +151,31 @@ def test_a_call_with_other_settings_is_prepared_again(backend: Any, prepared_cal
 
 
 def test_the_number_of_kept_calls_is_limited(device: torch.device, prepared_calls: list[Any]) -> None:
-    device_context(torch.empty(1, device=device).device).forwards.capacity = 4
-    for rows in range(1, 11):
-        x = torch.randn(rows, 5, device=device)
+    device_context(torch.empty(1, device=device).device).runs.capacity = 4
+    for cols in range(1, 11):
+        x = torch.randn(5, cols, device=device)
         assert_close(tridal.softmax(x), torch.softmax(x, -1))
     assert len(prepared_calls) == 10
-    assert len(device_context(x.device).forwards) <= 4
+    assert len(device_context(x.device).runs) <= 4
 
 
-def test_threads_prepare_and_run_calls_at_the_same_time(
-    device: torch.device, prepared_calls: list[Any], backend: Any
-) -> None:
+@pytest.mark.usefixtures("nothing_prepared")
+def test_threads_prepare_and_repeat_calls_at_the_same_time(device: torch.device, name: str) -> None:
     failures: list[BaseException] = []
+    function, expected = FUNCTIONS[name]
 
-    def work(seed: int) -> None:
+    def work() -> None:
         try:
-            with tridal.use(device=backend.name):
-                for rows in range(1, 9):
-                    x = torch.randn(rows, 5, device=device, requires_grad=True)
-                    y = tridal.softmax(x)
-                    assert_close(y, torch.softmax(x, -1))
+            for cols in (5, 16, 33, 16, 5):
+                x = torch.randn(3, cols, device=device, requires_grad=True)
+                for _ in range(3):
+                    y = function(x)
+                    assert_close(y, expected(x))
                     y.sin().sum().backward()
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=contextvars.copy_context().run, args=(work,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -125,9 +208,10 @@ def test_a_launch_makes_its_device_current_if_there_are_several(backend: Any) ->
     try:
         with tridal.use(device="several"):
             x = torch.randn(3, 5, device=tridal.device(), requires_grad=True)
-            before = several.guarded
-            tridal.softmax(x).sum().backward()
-            assert several.guarded >= before + 2
+            for _ in range(4):
+                before = several.guarded
+                tridal.softmax(x).sum().backward()
+                assert several.guarded >= before + 2
     finally:
         registry.unregister("several")
 
@@ -148,4 +232,4 @@ def test_results_are_allocated_without_torchs_private_allocator(
 
 
 def test_dtype_name_has_no_prefix() -> None:
-    assert [prepared.dtype_name(dtype) for dtype in (torch.float16, torch.int64)] == ["float16", "int64"]
+    assert [dtype_name(dtype) for dtype in (torch.float16, torch.int64)] == ["float16", "int64"]

@@ -24,20 +24,19 @@ from tridal.ops.softmax import SOFTMAX
 OP = replace(
     SOFTMAX,
     name="{name}",
-    forward=replace(SOFTMAX.forward, name="{name}"),
-    backward=replace(SOFTMAX.backward, name="{name}_backward"),
+    kernels=(replace(SOFTMAX.forward, name="{name}"), replace(SOFTMAX.backward, name="{name}_backward")),
     aten=None,
 )
 """
 THREE_STATISTICS = """
 third = replace(SOFTMAX.forward.statistics[0], name="third")
-OP = replace(OP, forward=replace(OP.forward, statistics=(*SOFTMAX.forward.statistics, third)))
+OP = replace(OP, kernels=(replace(OP.forward, statistics=(*SOFTMAX.forward.statistics, third)), OP.backward))
 """
 FAULTS = {
     "import fails": ("raise OSError('no library')", "it could not be loaded: OSError: no library"),
     "no reference": (GOOD + "OP = replace(OP, reference=None)", "it has no reference"),
     "three statistics": (GOOD + THREE_STATISTICS, "has 3 statistics: at most 2 are supported"),
-    "not an op": ("OP = object()", "expected a tridal.ops.RowOp, found object"),
+    "not an op": ("OP = object()", "expected a tridal.ops.Op, found object"),
     "another name": (
         GOOD.replace("{name}", "other"),
         "its entry point is called 'another_name', but its name is 'other'",
@@ -84,7 +83,7 @@ def test_op_with_a_fault_is_recorded(entries: list[tuple[str, str, str | None]],
 
 
 def test_ops_without_a_fault_work(entries: list[tuple[str, str, str | None]]) -> None:
-    built_in = [op.name for op in (*table.ROW_OPS, *table.FUSED_OPS)]
+    built_in = [op.name for op in table.BUNDLED_OPS]
     assert [name for name, _, problem in entries if problem is None] == [*built_in, "same", "works"]
     assert entries[0][:2] == ("softmax", "tridal")
 
@@ -104,9 +103,8 @@ def test_of_two_distributions_with_one_name_the_first_keeps_it(entries: list[tup
 
 @pytest.mark.parametrize(("name", "owner"), [("rms_norm", "rms_norm"), ("cross_entropy_lse", "cross_entropy")])
 def test_the_names_of_ops_of_several_tensors_and_of_their_kernels_are_taken(name: str, owner: str) -> None:
-    kernels = (replace(k, name=k.name.replace("softmax", name)) for k in (SOFTMAX.forward, SOFTMAX.backward))
-    forward, backward = kernels
-    op = replace(SOFTMAX, name=name, forward=forward, backward=backward)
+    kernels = tuple(replace(kernel, name=kernel.name.replace("softmax", name)) for kernel in SOFTMAX.kernels)
+    op = replace(SOFTMAX, name=name, kernels=kernels)
     known = {entry.name: entry for entry in table.registered()}
     assert table._fault(op, name, known) == f"its name is taken: tridal has an op {owner!r}"
     with pytest.raises(PluginError, match="tridal has an op"):
@@ -126,16 +124,16 @@ def test_unknown_op_suggests_similar_names() -> None:
 
 def test_kernels_are_those_of_all_ops() -> None:
     found = table.kernels()
-    assert list(found) == [kernel.name for op in (*table.ROW_OPS, *table.FUSED_OPS) for kernel in op.kernels]
+    assert list(found) == [kernel.name for op in table.BUNDLED_OPS for kernel in op.kernels]
     assert all(kernel.name == name for name, kernel in found.items())
     assert {"softmax_backward", "rms_norm", "cross_entropy_lse"} <= set(found)
 
 
 def test_check_rejects_a_taken_name_and_a_fault() -> None:
-    other = replace(LOG_SOFTMAX, name="softmax", forward=SOFTMAX.forward, backward=SOFTMAX.backward)
+    other = replace(LOG_SOFTMAX, name="softmax", kernels=SOFTMAX.kernels)
     with pytest.raises(PluginError, match="tridal has an op"):
         table.check(other)
-    with pytest.raises(PluginError, match="saves: expected 'output' or 'input'"):
+    with pytest.raises(PluginError, match="saves: expected a tuple of names"):
         table.check(replace(SOFTMAX, saves="nothing"))  # type: ignore[arg-type]
     table.check(SOFTMAX)
 

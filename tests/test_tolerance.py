@@ -9,9 +9,11 @@ import torch
 
 from conformance_helpers import Function, failures, rounded, small_cases
 from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
-from tridal.ops import table
+from tridal.ops import row_maths, table
 from tridal.testing import Case
-from tridal.testing.tolerance import Arithmetic, DerivedBounds, bounds_of, second_gradient
+from tridal.testing.checking import difference
+from tridal.testing.exact import Call, gradients_of
+from tridal.testing.tolerance import Arithmetic
 
 
 def sums_in(dtype: torch.dtype) -> Function:
@@ -108,7 +110,7 @@ def test_correct_results_of_an_op_are_inside_its_derived_bounds() -> None:
     assert failures(unit_norm(), [case for case in cases if case.direction != "double"]) == []
 
     def differentiable(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return UNIT_NORM.compute(x.to(dtype or x.dtype), dim, (1e-6,))
+        return row_maths.compute(UNIT_NORM, x, dim, dtype or x.dtype, 1e-6)[0]
 
     assert failures(differentiable, [case for case in cases if case.direction == "double"]) == []
 
@@ -128,27 +130,36 @@ def test_zeros_in_16_bits_are_outside_the_derived_bounds(direction: Any) -> None
     assert len(failures(unit_norm("zeros"), cases)) == 2
 
 
+@pytest.mark.usefixtures("unit_norm_in_table")
 def test_rows_of_one_element_are_inside_the_derived_bounds() -> None:
     """dX of such a row cancels, so its rounding error is larger than dX."""
-    x, dy = torch.randn(2, 5000, 1, generator=torch.Generator().manual_seed(0)).double()
-    exact = UNIT_NORM.compute_gradient(dy, x, -1, (1e-6,))
-    result = UNIT_NORM.compute_gradient(dy.float(), x.float(), -1, (1e-6,)).double()
-    bound = DerivedBounds(UNIT_NORM).backward(
-        x, dy, exact, -1, Arithmetic.of(("float32",), "float32", 1, interpreted=False, last_dim=True)
-    )
-    assert (result - exact).abs().max() > 10 * exact.abs().min()
-    assert ((result - exact).abs() <= bound).all()
+    assert failures(unit_norm(), [Case("unit_norm", "backward", (5000, 1))]) == []
 
 
 def test_second_gradient_of_a_linear_op_is_zero() -> None:
     x = torch.randn(3, 5, requires_grad=True)
-    assert torch.equal(second_gradient(x, x - x.mean(-1, keepdim=True), torch.ones(3, 5)), torch.zeros(3, 5))
+    (found,) = gradients_of([x - x.mean(-1, keepdim=True)], [x], [torch.ones(3, 5)], twice=True)
+    assert torch.equal(found, torch.zeros(3, 5))
 
 
-def test_an_op_with_bounds_keeps_them_and_another_op_gets_derived_bounds() -> None:
-    softmax = table.row_op_named("softmax")
-    assert bounds_of(softmax) is softmax.bounds
-    assert bounds_of(UNIT_NORM) == DerivedBounds(UNIT_NORM)
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_a_gradient_that_is_wrong_in_the_same_way_as_the_ops_own_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact gradients are those of autograd, not those of the op's own gradient."""
+    right = UNIT_NORM.gradient
+    monkeypatch.setitem(vars(UNIT_NORM), "gradient", lambda *arguments, **numbers: 1.01 * right(*arguments, **numbers))
+    assert failures(unit_norm(), [Case("unit_norm", "backward", (33, 257))])
+
+
+def test_a_saved_result_in_16_bits_does_not_change_the_comparison_with_autograd() -> None:
+    """The gradient of softmax is exact for the stored output, also if autograd's is for the exact one."""
+    softmax, x = table.op_named("softmax"), torch.randn(5, 257, generator=torch.Generator().manual_seed(0))
+    dy = torch.randn(5, 257, generator=torch.Generator().manual_seed(1)).double()
+    y = torch.softmax(x, -1).bfloat16().double()
+    call = Call(softmax, (x, -1, torch.float32, None, 1.0, False, False), {"output": y})
+    stored, ideal = (call.declared_gradients([dy], stored=stored)["input"] for stored in (True, False))
+    assert difference(ideal, call.gradients([dy])["input"], torch.full((5, 257), 1e-12))[2] is None
+    assert (stored - ideal).abs().max() > 1e-5
+    torch.testing.assert_close(stored, y * (dy - (y * dy).sum(-1, keepdim=True)), rtol=1e-12, atol=0)
 
 
 def test_bounds_of_16_bit_results_in_the_interpreter_allow_truncation() -> None:

@@ -132,3 +132,13 @@ def test_vmap_raises_for_a_dim_out_of_range(device: torch.device) -> None:
         vmap(lambda z: tridal.softmax(z, 2))(torch.randn(2, 3, 4, device=device))
     with pytest.raises(IndexError, match="dim 1 is out of range"):
         vmap(lambda z: tridal.softmax(z, 1))(torch.randn(2, device=device))
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm"])
+def test_vmap_launches_one_kernel_for_all_samples(device: torch.device, name: str) -> None:
+    x = torch.randn(3, 4, 5, device=device)
+    function = tridal.softmax if name == "softmax" else lambda z: tridal.rms_norm(z, (5,))
+    with tridal.record_calls() as calls:
+        found = vmap(function)(x)
+    assert [(call.op, call.reason) for call in calls] == [(name, None)]
+    assert_close(found, function(x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tridal.ops import RowKernel, RowOp, RowReduce, Statistic, table
+from tridal.ops import Op, RowKernel, RowReduce, Statistic, number, per_element, table
 
 
 def reference(x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
@@ -20,16 +20,23 @@ def gradient(dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float) -
 
 
 _SQUARES, _DOT = Statistic("squares", "sum", "square"), Statistic("dot", "sum", "product")
-UNIT_NORM = RowOp(
+UNIT_NORM = Op(
     name="unit_norm",
-    forward=RowKernel("unit_norm", "no_module", ("x",), (_SQUARES,), ("unit_norm",), parameters=("eps",)),
-    backward=RowKernel(
-        "unit_norm_backward", "no_module", ("dy", "x"), (_SQUARES, _DOT), ("unit_norm_gradient",), parameters=("eps",)
+    arguments=(per_element("input"), number("eps", 1e-6)),
+    kernels=(
+        RowKernel("unit_norm", "no_module", ("x",), (_SQUARES,), ("unit_norm",), parameters=("eps",)),
+        RowKernel(
+            "unit_norm_backward",
+            "no_module",
+            ("dy", "x"),
+            (_SQUARES, _DOT),
+            ("unit_norm_gradient",),
+            parameters=("eps",),
+        ),
     ),
     reference=reference,
     gradient=gradient,
-    saves="input",
-    parameters={"eps": 1e-6},
+    saves=("input",),
 )
 """An op without a function in torch and without bounds of its own."""
 

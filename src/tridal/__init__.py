@@ -21,10 +21,11 @@ else:
     from tridal.pytorch.call_records import record_calls
     from tridal.pytorch.cross_entropy import cross_entropy
     from tridal.pytorch.devices import backends, device
-    from tridal.pytorch.functions import log_softmax, row_function, softmax
     from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
     from tridal.pytorch.norms import layer_norm, rms_norm
     from tridal.pytorch.override import override_torch, start_from_environment
+    from tridal.pytorch.path.function import row_function
+    from tridal.pytorch.softmax import log_softmax, softmax
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
     _argv = _sys.argv or [""]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from offboard import device, driver
-from tridal.ops.row_op import RowOp
+from tridal.ops import row_maths
+from tridal.ops.op import Op
 from tridal.ops.scale_mask import ScoreModification, modify_scores
+from tridal.ops.signature import Rows
 from tridal.runtime import launch
-from tridal.testing.tolerance import TINY, UNIT, Arithmetic, bounds_of
+from tridal.testing.exact import EXACT, Call, Named, Trial
+from tridal.testing.tolerance import TINY, UNIT, Arithmetic, DerivedBounds
 from tridal_npu import backend
 
 from .matrix import OPTIONS, SCALE, Case, properties
@@ -70,7 +73,7 @@ def find_faults(case: Case, *, trusted: bool = True) -> list[str]:
     if case.backward:
         saved = Buffer(shape, contiguous, case.read_dtype, guard + (not case.aligned), math.nan)
         x = torch.randn(shape, dtype=torch.float64) * 3
-        saved.tensor.copy_(_forward(case.op, x, dim) if case.op.saves == "output" else x)
+        saved.tensor.copy_(_forward(case.op, x, dim) if case.op.saves == ("output",) else x)
         buffers.append(saved)
     for buffer in buffers:
         buffer.save()
@@ -112,21 +115,29 @@ def _first_indices(shape: torch.Size, count: int) -> torch.Tensor:
 
 def find_wrong_element(case: Case, out: torch.Tensor, read: Sequence[torch.Tensor], dim: int) -> str | None:
     """Describes the element with the largest ratio of its error to the op's bound, if that is above 1."""
-    op, bounds = case.op, bounds_of(case.op)
+    op, values = case.op, tuple(case.op.parameters.values())
     written = str(out.dtype).removeprefix("torch.")
     # The code on the CPU adds elements one after the other, so rounding errors grow like a random walk.
     arithmetic = Arithmetic(UNIT[written], TINY[written], UNIT["float32"], case.cols, 16 * math.sqrt(case.cols))
     x, *others = (tensor.double() for tensor in read)
     if case.backward:
         (saved,) = others
-        exact = op.compute_gradient(x, saved, dim, case.parameters)
-        bound = bounds.backward(saved, x, exact, dim, arithmetic)
+        exact = row_maths.compute_gradient(op, x, saved, dim, torch.float64, *op.gradient_values(values))[0]
+        assert exact is not None
+        if op.bounds is None:
+            call = Call(op, (saved, dim, torch.float64, *values), {"output": _forward(op, saved, dim)})
+            bound = derived(exact, dim, arithmetic, lambda trial: call.declared_gradients([x], trial))
+        else:
+            bound = op.bounds.backward(saved, x, exact, dim, arithmetic)
     else:
         scaled = x * SCALE if case.modified else None
         if case.modified:
             x, _ = modify_scores(x, dim, ScoreModification(SCALE, None, True, False))
         exact = _forward(op, x, dim)
-        bound = bounds.forward(x, exact, dim, arithmetic, scaled)
+        if op.bounds is None:
+            bound = derived(exact, dim, arithmetic, Call(op, (x, dim, torch.float64, *values)).results)
+        else:
+            bound = op.bounds.forward(x, exact, dim, arithmetic, scaled)
     result = out.double()
     if not torch.equal(result.isnan(), exact.isnan()):
         return f"NaN in {int(result.isnan().sum())} elements, expected in {int(exact.isnan().sum())}"
@@ -143,8 +154,15 @@ def find_wrong_element(case: Case, out: torch.Tensor, read: Sequence[torch.Tenso
     return None
 
 
-def _forward(op: RowOp, x: torch.Tensor, dim: int) -> torch.Tensor:
+def derived(exact: torch.Tensor, dim: int, arithmetic: Arithmetic, compute: Callable[[Trial], Named]) -> torch.Tensor:
+    """The bounds of an op of one tensor without bounds of its own, whose one result or gradient is `compute`'s."""
+    (name,) = compute(EXACT)
+    bounds = DerivedBounds(Rows(dim % exact.dim(), 1), {name: exact}, {name: "element"}, compute)
+    return bounds.bounds({name: arithmetic})[name]
+
+
+def _forward(op: Op, x: torch.Tensor, dim: int) -> torch.Tensor:
     """The op by torch's own function, which is independent of tridal, if there is one."""
     if op.torch_function is not None:
         return op.torch_function(x, dim, None)
-    return op.compute(x, dim, tuple(op.parameters.values()))
+    return row_maths.reference_of(op, x, dim, tuple(op.parameters.values()))

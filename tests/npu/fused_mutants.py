@@ -6,10 +6,9 @@ import ast
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tridal.testing.cases import FusedCase
+from tridal.testing.cases import Case, FusedCase
 from tridal.testing.linear_loss_cases import LinearLossCase
 from tridal.testing.loss_cases import LossCase
-from tridal.testing.norm_check import NormCase
 
 from .ast_edits import find_function, replace_expression
 
@@ -23,7 +22,7 @@ class FusedMutant(NamedTuple):
     """What the fault breaks."""
     old: str
     new: str
-    case: FusedCase
+    case: Case | FusedCase
     """The case that finds it."""
 
     def __str__(self) -> str:
@@ -36,8 +35,8 @@ class FusedMutant(NamedTuple):
         return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _cases(kind: Callable[..., FusedCase], op: str, shape: tuple[int, ...]) -> Callable[..., FusedCase]:
-    def make(direction: str, **options: Any) -> FusedCase:
+def _cases(kind: Callable[..., Any], op: str, shape: tuple[int, ...]) -> Callable[..., Any]:
+    def make(direction: str, **options: Any) -> Any:
         return kind(op, direction, shape, **options)
 
     return make
@@ -47,8 +46,8 @@ FORWARD, BACKWARD = "forward", "backward"
 _EXPANDED_PROJECTION = "tl.expand_dims(dot / count, AXIS)"
 _READ_ADDED = "tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)"
 
-rms = _cases(NormCase, "rms_norm", (9, 57))
-layer = _cases(NormCase, "layer_norm", (9, 57))
+rms = _cases(Case, "rms_norm", (9, 57))
+layer = _cases(Case, "layer_norm", (9, 57))
 loss = _cases(LossCase, "cross_entropy", (9, 57))
 linear = _cases(LinearLossCase, "linear_cross_entropy", (9, 57))
 
@@ -56,17 +55,17 @@ MUTANTS = [
     FusedMutant(module, function, fault, old, new, case)
     for module, function, fault, old, new, case in (
         ("rms_norm", "square", "the residual is not in the sum of squares", "total * total", "x * x",
-         rms(FORWARD, residual="float32")),
+         rms(FORWARD)),
         ("rms_norm", "square", "elements are not squared", "total * total", "tl.abs(total)", rms(FORWARD)),
         ("rms_norm", "inverse_rms", "eps is dropped", "squares / count + eps", "squares / count",
-         rms(FORWARD, values="constant")),
+         rms(FORWARD, values="small")),
         ("rms_norm", "inverse_rms", "the sum is not divided", "squares / count + eps", "squares + eps", rms(FORWARD)),
         ("rms_norm", "rms_norm", "the weight's offset is dropped", "weight + weight_offset", "weight",
-         rms(FORWARD, weight_offset=1.0)),
+         rms(FORWARD, numbers=(("weight_offset", 1.0),))),
         ("rms_norm", "rms_norm", "the weight is dropped",
          "y * (weight if weight_offset is None else weight + weight_offset)", "y", rms(FORWARD)),
         ("rms_norm", "weighted", "the gradient drops the weight's offset", "weight + weight_offset", "weight",
-         rms(BACKWARD, weight_offset=1.0)),
+         rms(BACKWARD, numbers=(("weight_offset", 1.0),))),
         ("rms_norm", "weighted_product", "dot is not normalised", "x * tl.expand_dims(inverse_rms, AXIS)", "x",
          rms(BACKWARD)),
         ("rms_norm", "rms_norm_gradient", "the projection is dropped",
@@ -74,11 +73,11 @@ MUTANTS = [
         ("rms_norm", "weight_gradient", "the weight's gradient is not normalised",
          "x * tl.expand_dims(inverse_rms, AXIS)", "x", rms(BACKWARD)),
         ("outputs", "plus", "the gradient of the sum is dropped", f"y + {_READ_ADDED}", "y",
-         rms(BACKWARD, residual="float32")),
+         rms(BACKWARD)),
         ("outputs", "plus", "the gradient of the sum is subtracted", f"y + {_READ_ADDED}", f"y - {_READ_ADDED}",
-         layer(BACKWARD, residual="float32")),
+         layer(BACKWARD)),
         ("outputs", "plus", "a block of columns adds the first block", "column", "column * 0",
-         NormCase("rms_norm", BACKWARD, (3, 40_000), residual="float32")),
+         Case("rms_norm", BACKWARD, (3, 40_000))),
         ("layer_norm", "deviation", "the mean is not subtracted", "tl.expand_dims(total / count, AXIS)", "0.0",
          layer(FORWARD)),
         ("layer_norm", "square_deviation", "elements beyond the end of a row count",
@@ -86,10 +85,10 @@ MUTANTS = [
          "deviation(x, residual, total, count, SUM_DTYPE, AXIS)", layer(FORWARD)),
         ("layer_norm", "mean", "the saved mean is the sum", "total / count", "total", layer(BACKWARD)),
         ("layer_norm", "inverse_deviation", "eps is dropped", "squares / count + eps", "squares / count",
-         layer(FORWARD, values="constant")),
+         layer(FORWARD, values="small")),
         ("layer_norm", "rebase_squares", "parts are not moved to the mean of the row",
          "squares + part_count * shift * shift", "squares",
-         NormCase("layer_norm", FORWARD, (3, 40_000))),
+         Case("layer_norm", FORWARD, (3, 40_000), values="dominant")),
         ("layer_norm", "layer_norm", "the bias is dropped", "y + bias", "y", layer(FORWARD)),
         ("layer_norm", "layer_norm", "the weight is dropped", "y * weight", "y", layer(FORWARD)),
         ("layer_norm", "layer_norm_gradient", "the mean of the gradient is not subtracted",

@@ -10,14 +10,14 @@ import torch
 
 from tridal.devices.types import DeviceProperties, LaunchPlan
 from tridal.ops import table
-from tridal.ops.row_op import RowOp
+from tridal.ops.op import Op
 from tridal.runtime import launch
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall, Specialization
 from tridal_npu import backend
 
-OPS = {kernel.name: op for op in table.row_ops().values() for kernel in op.kernels}
+OPS = {kernel.name: op for op in table.one_tensor_ops().values() for kernel in op.kernels}
 """The ops of one tensor, by the names of their kernels. Third-party ops are included."""
 KERNELS = tuple(OPS)
 DTYPES = (
@@ -63,7 +63,7 @@ class Case:
         return f"{self.kernel} {dtypes} {self.layout} {self.rows}x{self.cols} {self.form}{suffix}"
 
     @property
-    def op(self) -> RowOp:
+    def op(self) -> Op:
         return OPS[self.kernel]
 
     @property
@@ -100,8 +100,8 @@ class Case:
     @property
     def parameters(self) -> tuple[float | None, ...]:
         """Values of the kernel's parameters: the op's defaults."""
-        values = tuple(self.op.parameters.values())
-        return self.op.backward_parameters(values) if self.backward else values
+        signature = self.op.gradient_signature if self.backward else self.op.signature
+        return signature.parameters({"scale": 1.0, **self.op.parameters})
 
     def call(self) -> KernelCall:
         """The call that tridal makes for these tensors."""
@@ -138,7 +138,7 @@ def properties() -> DeviceProperties:
 
 def dtypes_for(kernel: str) -> tuple[tuple[str, str], ...]:
     """The pairs of dtypes of a kernel. Third-party kernels have two, because the schedules convert dtypes."""
-    built_in = OPS[kernel] in table.ROW_OPS
+    built_in = OPS[kernel] in [op for op in table.BUNDLED_OPS if op.one_tensor]
     return DTYPES if built_in else (DTYPES[0], DTYPES[-1])
 
 

@@ -16,10 +16,7 @@ import tridal
 from offboard import device, driver
 from tridal.devices import registry, settings
 from tridal.errors import DTypeError, NoBackendError, SettingsError, StreamError
-from tridal.ops.scale_mask import ScoreModification
-from tridal.ops.softmax import SOFTMAX
-from tridal.pytorch import prepared
-from tridal.pytorch.device_context import device_context
+from tridal.pytorch.path.rules import DEFINED
 from tridal_npu import backend
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -188,9 +185,7 @@ def test_a_masked_softmax_launches_the_kernel_without_a_mask():
     y = tridal.softmax(scores, mask=mask)
     assert close(y, exact(scores.cpu().masked_fill(~mask.cpu(), -torch.inf)))
     assert [launch.kernel for launch in driver.launches] == ["whole_row"]
-    modification = ScoreModification(scale=1.0, mask=mask, causal=False, zero_masked_rows=False)
-    context = device_context(scores.device)
-    assert prepared.forward(context, scores, SOFTMAX, -1, scores.dtype, (), modification) is None
+    assert DEFINED["softmax"].prepare(scores, -1, scores.dtype, mask, 1.0, False, False) is None
 
 
 class ScaleMaskBackend:

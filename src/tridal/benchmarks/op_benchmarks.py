@@ -1,7 +1,7 @@
 """The table of what `tridal bench` measures for an op: its implementations, arguments, useful traffic and aims.
 
 An op of one tensor without an entry is measured too, because everything is derived from its declaration. An entry
-replaces or adds what cannot be derived. A third party declares its entry as `RowOp.benchmark`.
+replaces or adds what cannot be derived. A third party declares its entry as `Op.benchmark`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import tridal
 from tridal.benchmarks.op_benchmark import Function, MakeFunction, OpBenchmark
 from tridal.benchmarks.providers import OURS
 from tridal.errors import PlanError
-from tridal.ops import table
-from tridal.ops.fused_op import FusedOp
-from tridal.ops.row_op import RowOp
+from tridal.ops import row_maths, table
+from tridal.ops.op import Op
 from tridal.testing.implementation import public_function
 
 _EPS = 1e-6
@@ -40,7 +39,7 @@ def benchmark_of(name: str) -> OpBenchmark:
     if name in table.ops() and name not in measured:
         raise PlanError(f"tridal bench does not measure {name!r}; it measures {', '.join(measured)}")
     op = table.op_named(name, measured)
-    if not isinstance(op, RowOp):
+    if not op.one_tensor:
         return OP_BENCHMARKS[name]
     entry: OpBenchmark = op.benchmark or OP_BENCHMARKS.get(name, OpBenchmark())
     kernels = {"forward": op.forward, "backward": op.backward}
@@ -48,18 +47,19 @@ def benchmark_of(name: str) -> OpBenchmark:
     return replace(entry, functions={**_derived(op), **entry.functions}, passes={**passes, **entry.passes})
 
 
-def measured_ops() -> dict[str, RowOp | FusedOp]:
+def measured_ops() -> dict[str, Op]:
     """Returns the ops that `tridal bench` measures, by name."""
-    return {name: op for name, op in table.ops().items() if isinstance(op, RowOp) or name in OP_BENCHMARKS}
+    return {name: op for name, op in table.ops().items() if op.one_tensor or name in OP_BENCHMARKS}
 
 
-def _derived(op: RowOp) -> dict[str, MakeFunction]:
+def _derived(op: Op) -> dict[str, MakeFunction]:
     """Returns the implementations that follow from an op's declaration."""
 
     def reference(dim: int) -> Function:
         """Computes the op's reference in at least float32."""
         values = tuple(op.parameters.values())
-        return lambda x: op.compute(x.to(torch.promote_types(x.dtype, torch.float32)), dim, values).to(x.dtype)
+        wide = torch.promote_types
+        return lambda x: row_maths.reference_of(op, x.to(wide(x.dtype, torch.float32)), dim, values).to(x.dtype)
 
     def of_torch(dim: int) -> Function:
         return partial(op.torch_function, dim=dim)  # type: ignore[arg-type, misc]

@@ -42,6 +42,8 @@ def with_row_range(
                     planned, programs = rule, programs.at(rows.own)
                     break
         programs = _read(programs)  # narrows the range if no rule gives the programs
+        own = replace(problem, inner=rows.own)
+        rows.ask(lambda number: planned.programs_for(own, number) <= MAX_RANGE_ROWS)  # the limit of a grid, too
         return replace(planned, programs=programs, row_range=(rows.first, rows.last))
 
     return planned_for_range

@@ -89,7 +89,9 @@ def column_loop(
                 per_column2 = load_columns(
                     per_column2_ptr, column, cols, INT64_OFFSETS, AXIS, ROWS, COLS, PEEL, ACC_DTYPE
                 )  # fmt: skip
+                tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
                 if LANES > 1:
+                    tile_column = split_lanes(tile_column, LANES, VECTOR)
                     x, in_bounds = split_lanes(x, LANES, VECTOR), split_lanes(in_bounds, LANES, VECTOR)
                     if in2_ptr is not None:
                         x2 = split_lanes(x2, LANES, VECTOR)
@@ -97,7 +99,9 @@ def column_loop(
                         per_column = split_lanes(per_column, LANES, VECTOR)
                     if per_column2_ptr is not None:
                         per_column2 = split_lanes(per_column2, LANES, VECTOR)
-                term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
+                term = first_term(
+                    x, x2, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, AXIS, EXP2_BIAS
+                )  # fmt: skip
                 term = masked(term, in_bounds, FIRST, NEUTRAL_PADDING)
                 merged = merge(first, reduce_lanes(term, FIRST, AXIS, ROWS, LANES, VECTOR, EXP2_BIAS), FIRST)
                 if SECOND is not None:
@@ -113,7 +117,7 @@ def column_loop(
                     if rebase is not None:  # None: the device's exp is fast enough for one number per row
                         second = rebase(second, first, merged, before, count, param0, param1, None)
                     term = second_term(
-                        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, merged, count,
+                        x, x2, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, merged, count,
                         in_bounds, AXIS, EXP2_BIAS, False, True,
                     )  # fmt: skip
                     term = masked(term, in_bounds, SECOND, NEUTRAL_PADDING)

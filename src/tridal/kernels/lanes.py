@@ -68,12 +68,12 @@ def edge_statistics(
     per_column = load_columns(per_column_ptr, column, cols, False, 0, ROWS, 1, True, ACC_DTYPE)
     per_column2 = load_columns(per_column2_ptr, column, cols, False, 0, ROWS, 1, True, ACC_DTYPE)
     count = tl.sum(in_bounds.to(ACC_DTYPE), 0)
-    term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, 0, EXP2_BIAS)
+    term = first_term(x, x2, per_row, per_row2, per_column, per_column2, column, param0, param1, 0, EXP2_BIAS)
     first = reduce(masked(term, in_bounds, FIRST, NEUTRAL_PADDING), FIRST, 0, 1, 1, EXP2_BIAS)
     second = tl.zeros_like(first)
     if SECOND is not None:
         term = second_term(
-            x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, tl.maximum(count, 1.0),
+            x, x2, per_row, per_row2, per_column, per_column2, column, param0, param1, first, tl.maximum(count, 1.0),
             in_bounds, 0, EXP2_BIAS, False, True,
         )  # fmt: skip
         second = reduce(masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, 0, 1, 1, EXP2_BIAS)

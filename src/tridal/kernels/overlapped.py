@@ -82,8 +82,9 @@ def overlapped(
                 next_index, next_picked = new_index, tl.zeros([ROWS], ACC_DTYPE) + new_picked
                 next_picked_column = tl.zeros([ROWS], ACC_DTYPE) + new_picked_column
             first = first_statistic(
-                x, x2 if in2_ptr is not None else None, in_bounds, per_row, per_row2, per_column, per_column2, param0,
-                param1, first_term, FIRST, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS,
+                x, x2 if in2_ptr is not None else None, in_bounds, per_row, per_row2, per_column, per_column2,
+                column + index_along(COLS, AXIS, INT64_OFFSETS), param0, param1, first_term, FIRST, NEUTRAL_PADDING,
+                AXIS, ROWS, COLS, EXP2_BIAS,
             )  # fmt: skip
             second = tl.zeros_like(first)
             if SECOND is not None:
@@ -92,7 +93,8 @@ def overlapped(
                     count = part_count(rank, cols, cols, COLS)
                 second = second_statistic(
                     x, x2 if in2_ptr is not None else None, in_bounds, per_row, per_row2, per_column, per_column2,
-                    param0, param1, first, count, second_term, SECOND, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS,
+                    column + index_along(COLS, AXIS, INT64_OFFSETS), param0, param1, first, count, second_term,
+                    SECOND, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS,
                     False, True,
                 )  # fmt: skip
             publish(workspace, next_tile, rank, first, second, ROWS, COLS, SLOTS)

@@ -40,24 +40,24 @@ def masked(x, in_bounds, HOW: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
 
 @triton.jit
 def first_statistic(
-    x, x2, in_bounds, per_row, per_row2, per_column, per_column2, param0, param1, first_term: tl.constexpr,
-    FIRST: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    EXP2_BIAS: tl.constexpr,
+    x, x2, in_bounds, per_row, per_row2, per_column, per_column2, tile_column, param0, param1,
+    first_term: tl.constexpr, FIRST: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Returns the first statistic of a tile's elements: the reduction of the op's first term."""
-    term = first_term(x, x2, per_row, per_row2, per_column, per_column2, param0, param1, AXIS, EXP2_BIAS)
+    term = first_term(x, x2, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, AXIS, EXP2_BIAS)
     return reduce(masked(term, in_bounds, FIRST, NEUTRAL_PADDING), FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
 
 
 @triton.jit
 def second_statistic(
-    x, x2, in_bounds, per_row, per_row2, per_column, per_column2, param0, param1, first, count,
+    x, x2, in_bounds, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, first, count,
     second_term: tl.constexpr, SECOND: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, AXIS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
     """Returns the second statistic of a tile's elements. The term may depend on the first one, of `count` elements."""
     term = second_term(
-        x, x2, per_row, per_row2, per_column, per_column2, param0, param1, first, count, in_bounds, AXIS, EXP2_BIAS,
-        UNNORMALISED, GUARD,
+        x, x2, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, first, count, in_bounds, AXIS,
+        EXP2_BIAS, UNNORMALISED, GUARD,
     )  # fmt: skip
     return reduce(masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, AXIS, ROWS, COLS, EXP2_BIAS)

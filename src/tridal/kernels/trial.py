@@ -27,11 +27,12 @@ def trial(
     count = row if PARTS else number
     FLAG: tl.constexpr = AXIS == 1 and not PARTS
     if first_term is not None:
-        term = first_term(x, x, row, row, per_column, per_column, number, number, AXIS, EXP2_BIAS)
+        term = first_term(x, x, row, row, per_column, per_column, column, number, number, AXIS, EXP2_BIAS)
         REPORT("first_term", term, x)
     if second_term is not None:
         term = second_term(
-            x, x, row, row, per_column, per_column, number, number, row, count, x > 0, AXIS, EXP2_BIAS, FLAG, PARTS
+            x, x, row, row, per_column, per_column, column, number, number, row, count, x > 0, AXIS, EXP2_BIAS, FLAG,
+            PARTS,
         )  # fmt: skip
         REPORT("second_term", term, x)
     if rebase is not None:
@@ -40,6 +41,9 @@ def trial(
         parts = tl.zeros([COLS, ROWS], ACC_DTYPE)
         counts = tl.zeros([COLS, 1], ACC_DTYPE)
         REPORT("rebase", rebase(parts, parts, row, counts, number, number, number, EXP2_BIAS), parts)
+        empty = parts + (float("-inf") if FIRST == "max" else 0.0)
+        REPORT("empty", rebase(parts, empty, row, counts, number, number, number, EXP2_BIAS), parts)
+        REPORT("empty", rebase(parts, empty, empty, counts, number, number, number, EXP2_BIAS), parts)
     value = None
     if row_value is not None:
         value = row_value(

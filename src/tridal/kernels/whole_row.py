@@ -133,8 +133,9 @@ def whole_row(
                     first, second = 0.0, 0.0
                     if FIRST is not None:
                         first = first_statistic(
-                            x, x2, in_bounds, per_row, per_row2, per_column, per_column2, param0, param1, first_term,
-                            FIRST, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS,
+                            x, x2, in_bounds, per_row, per_row2, per_column, per_column2,
+                            column + index_along(COLS, AXIS, INT64_OFFSETS), param0, param1, first_term, FIRST,
+                            NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS,
                         )  # fmt: skip
                         second = tl.zeros_like(first)
                     if PEEL:
@@ -156,18 +157,20 @@ def whole_row(
                         if FIRST is not None:
                             edge_first = first_statistic(
                                 x_edge, x2_edge, edge_in_bounds, per_row, per_row2, per_column_edge, per_column2_edge,
-                                param0, param1, first_term, FIRST, NEUTRAL_PADDING, 0, 1, 1, EXP2_BIAS,
+                                edge_column, param0, param1, first_term, FIRST, NEUTRAL_PADDING, 0, 1, 1, EXP2_BIAS,
                             )  # fmt: skip
                             first = merge(first, edge_first, FIRST)
                 if PASS == SECOND_PASS:
                     second = second_statistic(
-                        x, x2, in_bounds, per_row, per_row2, per_column, per_column2, param0, param1, first, count,
-                        second_term, SECOND, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS, UNNORMALISED, GUARD,
+                        x, x2, in_bounds, per_row, per_row2, per_column, per_column2,
+                        column + index_along(COLS, AXIS, INT64_OFFSETS), param0, param1, first, count, second_term,
+                        SECOND, NEUTRAL_PADDING, AXIS, ROWS, COLS, EXP2_BIAS, UNNORMALISED, GUARD,
                     )  # fmt: skip
                     if PEEL:
                         edge_second = second_statistic(
                             x_edge, x2_edge, edge_in_bounds, per_row, per_row2, per_column_edge, per_column2_edge,
-                            param0, param1, first, count, second_term, SECOND, NEUTRAL_PADDING, 0, 1, 1, EXP2_BIAS,
+                            edge_column, param0, param1, first, count, second_term, SECOND, NEUTRAL_PADDING, 0, 1, 1,
+                            EXP2_BIAS,
                             UNNORMALISED, GUARD,
                         )  # fmt: skip
                         second = merge(second, edge_second, SECOND)

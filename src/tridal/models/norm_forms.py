@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tridal.models.replacements import torch_computes
+from tridal.ops import row_maths
 from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_reduce import accumulator
@@ -87,10 +88,10 @@ class NormForm:
         with private.without_autocast(x.device.type):
             x, weight, bias, eps = self._tensors(module, x, _parameter(module, self.weight), widens)
             if self.op == LAYER_NORM.name:
-                result = LAYER_NORM.reference(x, None, weight, bias, len(self.shape), eps)[0]
+                result = row_maths.compute(LAYER_NORM, x, None, weight, bias, len(self.shape), eps)[0]
             else:
                 arguments = len(self.shape), eps, self.weight_offset, casting
-                result = RMS_NORM.reference(x, None, weight, *arguments)[0]
+                result = row_maths.compute(RMS_NORM, x, None, weight, *arguments)[0]
         assert result is not None
         return result
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
-from tridal.ops.fused_op import FusedOp
+from tridal.ops.arguments import DTYPE, Argument, Result, number, whole
+from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce, accumulator
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
@@ -256,18 +257,27 @@ def gradient(
 
 
 _KERNELS = (FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD)
-_NUMBERS = "int reduction, int ignore_index, float label_smoothing, float z_loss, float? softcap"
-CROSS_ENTROPY = FusedOp(
+NUMBERS = (
+    number("reduction", type="int"), number("ignore_index", type="int"), number("label_smoothing"), number("z_loss"),
+    Argument("softcap", "float", optional=True),
+)  # fmt: skip
+CROSS_ENTROPY = Op(
     name="cross_entropy",
+    arguments=(
+        whole("input", differentiable=True), whole("target", differentiable=True), whole("weight", optional=True),
+        *NUMBERS, DTYPE,
+    ),
+    results=(
+        Result("loss", "whole", gradient="grad"), Result("lse", "whole", gradient="lse_grad"),
+        Result("denominator", "whole", optional=True),
+    ),
     kernels=tuple(
         bound(kernel, None, (("IGNORE_INDEX", -100), ("CLASSES", 1)))
         for kernel in _KERNELS
     ),
-    schema=f"(Tensor input, Tensor target, Tensor? weight, {_NUMBERS}, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
-    backward_schema=f"(Tensor? grad, Tensor? lse_grad, Tensor input, Tensor target, Tensor? weight, Tensor lse, "
-    f"Tensor? denominator, {_NUMBERS}, bool[] output_mask) -> (Tensor, Tensor)",
     reference=reference,
     gradient=gradient,
-    gradient_index=(0, 1, -1, -1, -1, -1, -1, -1, -1),
-    differentiable_results=2,
+    saves=("input", "target", "weight", "lse", "denominator"),
+    gradient_numbers=NUMBERS,
+    of_rows=False,
 )  # fmt: skip

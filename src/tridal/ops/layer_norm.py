@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from tridal.ops.fused_op import FusedOp
-from tridal.ops.norms import Tensor, column_sum, gradient_of_sum, widened
-from tridal.ops.row_reduce import RowReduce, accumulator
+from tridal.ops.arguments import Result, number, per_column, per_element
+from tridal.ops.norms import Tensor, add_residual, total_dtype, unsupported
+from tridal.ops.op import Op
+from tridal.ops.row_reduce import RowReduce
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 MODULE = "tridal.kernels.layer_norm"
 
 
 def reference(
-    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, dims: int, eps: float,
-    rows: RowReduce | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the normalised sum, the sum if there is a residual, and mean and 1 / sqrt(variance + eps) of each row."""
-    total = input if residual is None else input + residual
-    dtype = accumulator(input, residual, weight, bias)
-    x, scale, shift = (widened(tensor, dtype, dims) for tensor in (total, weight, bias))
-    rows = rows or RowReduce(x, -1)
-    mean = rows.mean(x)
-    centred = x - mean
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, rows: RowReduce, eps: float
+) -> tuple[Tensor, ...]:
+    """Returns the normalised sum, the sum, and mean and 1 / sqrt(variance + eps) of each row."""
+    total, _ = add_residual(input, residual, rows)
+    mean = rows.mean(total)
+    centred = total - mean
     inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
     y = centred * inverse_deviation
-    y = y if scale is None else y * scale
-    y = (y if shift is None else y + shift).to(total.dtype).reshape(total.shape)
-    return y, None if residual is None else total, mean.squeeze(-1), inverse_deviation.squeeze(-1)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias, total, mean, inverse_deviation
 
 
 def gradient(
-    dy: Tensor | None, dsum: Tensor | None, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None,
-    dims: int, eps: float, output_mask: Sequence[bool], rows: RowReduce | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the gradients of the sum x, and of weight and bias in the dtype of statistics."""
-    shape, dsum = x.shape[x.dim() - dims :], gradient_of_sum(dsum, x)
-    if dy is None:
-        zeros = x.new_zeros(shape, dtype=accumulator(x, weight))
-        return None if dsum is None else dsum.clone(), zeros, zeros.clone()
-    dtype = accumulator(dy, x, weight)
-    dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
-    rows = rows or RowReduce(wide, -1)
-    if torch.is_grad_enabled():
-        centred = wide - rows.mean(wide)
-        inverse_deviation = torch.rsqrt(rows.mean(centred * centred) + eps)
-    else:
-        centred, inverse_deviation = wide - mean.to(dtype).unsqueeze(-1), inverse_deviation.to(dtype).unsqueeze(-1)
-    n, dx = centred * inverse_deviation, None
-    dweight = column_sum(dn * n).reshape(shape) if output_mask[1] else None
-    dbias = column_sum(dn).reshape(shape) if output_mask[2] else None
-    if output_mask[0]:
-        dn = dn if scale is None else dn * scale
-        dx = ((dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse_deviation).reshape(x.shape)
-        dx = (dx if dsum is None else dx + dsum).to(x.dtype)
-    return dx, dweight, dbias
+    dy: Tensor, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor | None, rows: RowReduce, eps: float
+) -> tuple[Tensor, ...]:
+    """Returns the gradient of the sum x, and the terms of the gradients of weight and bias."""
+    if torch.is_grad_enabled():  # saved statistics are constants for autograd
+        mean = rows.mean(x)
+        inverse_deviation = torch.rsqrt(rows.mean((x - mean) * (x - mean)) + eps)
+    n, dn = (x - mean) * inverse_deviation, dy if weight is None else dy * weight
+    return (dn - rows.mean(dn) - n * rows.mean(dn * n)) * inverse_deviation, dy * n, dy
 
 
-LAYER_NORM = FusedOp(
+def _constants(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"SUM_DTYPE": str(total_dtype(named)).removeprefix("torch.")}
+
+
+LAYER_NORM = Op(
     name="layer_norm",
     kernels=(
         RowKernel(
@@ -93,12 +78,19 @@ LAYER_NORM = FusedOp(
             live_tiles=4,
         ),
     ),
-    schema="(Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, int dims, float eps) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
-    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
-    "int dims, float eps, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
+    arguments=(
+        per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
+        per_column("bias", optional=True), number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
+    ),
+    results=(
+        Result("output", "element", total_dtype, gradient="dy"),
+        Result("residual_sum", "element", total_dtype, needs="residual", gradient="dsum"),
+        Result("mean", "row", returned=False), Result("inverse_deviation", "row", returned=False),
+    ),
     reference=reference,
     gradient=gradient,
-    gradient_index=(0, 0, 1, 2, -1, -1),
-    differentiable_results=2,
-)
+    saves=(("x", "residual_sum", "input"), "mean", "inverse_deviation", "weight"),
+    gradients=(("input", "residual"), ("weight",), ("bias",)),
+    constants=_constants,
+    unsupported=unsupported,
+)  # fmt: skip

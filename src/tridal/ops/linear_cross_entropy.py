@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from tridal.ops import cross_entropy as maths
-from tridal.ops.fused_op import FusedOp
+from tridal.ops.arguments import DTYPE, Argument, Result, number, whole
+from tridal.ops.op import Op
 from tridal.ops.row_reduce import accumulator
 
 Tensor = torch.Tensor
@@ -58,19 +59,29 @@ def gradient(
 
 
 _NUMBERS = (
-    "int reduction, int ignore_index, float label_smoothing, float z_loss, float? softcap{}, ScalarType matmul_dtype, "
-    "ScalarType accum_dtype, int chunk_size, bool[] needs"
-)
-LINEAR_CROSS_ENTROPY = FusedOp(
+    Argument("matmul_dtype", "ScalarType"), Argument("accum_dtype", "ScalarType"), number("chunk_size", type="int"),
+    Argument("needs", "bool[]"),
+)  # fmt: skip
+LINEAR_CROSS_ENTROPY = Op(
     name="linear_cross_entropy",
+    arguments=(
+        whole("input", differentiable=True), whole("linear_weight", differentiable=True), whole("target"),
+        whole("linear_bias", optional=True, differentiable=True), whole("weight", optional=True), *maths.NUMBERS, DTYPE,
+        *_NUMBERS,
+    ),
+    results=(
+        Result("loss", "whole", gradient="grad"), Result("input_grad", "whole", optional=True),
+        Result("weight_grad", "whole", optional=True), Result("bias_grad", "whole", optional=True),
+        Result("denominator", "whole", optional=True),
+    ),
     kernels=(),
-    schema="(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, "
-    f"{_NUMBERS.format(', ScalarType dtype')}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    backward_schema="(Tensor? grad, Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "
-    "Tensor? weight, Tensor? input_grad, Tensor? weight_grad, Tensor? bias_grad, Tensor? denominator, "
-    f"{_NUMBERS.format('')}, bool[] output_mask) -> (Tensor, Tensor, Tensor)",
     reference=reference,
     gradient=gradient,
-    gradient_index=(0, 1, -1, 2, *[-1] * 11),
-)
+    saves=(
+        "input", "linear_weight", "target", "linear_bias", "weight", "input_grad", "weight_grad", "bias_grad",
+        "denominator",
+    ),
+    gradient_numbers=(*maths.NUMBERS, *_NUMBERS),
+    of_rows=False,
+)  # fmt: skip
 """It has no kernels of its own: it runs torch's matmul and the kernels of cross-entropy."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tridal.ops.row_op import RowOp
+from tridal.ops.arguments import SCALE_MASK, per_element
+from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce
 from tridal.ops.softmax import MODULE
 from tridal.ops.softmax_bounds import SoftmaxBounds
@@ -23,32 +24,36 @@ def gradient(dy: torch.Tensor, y: torch.Tensor, reduce: RowReduce, scale: float)
     return dx if scale == 1 else dx * scale
 
 
-LOG_SOFTMAX = RowOp(
+LOG_SOFTMAX = Op(
     name="log_softmax",
-    forward=RowKernel(
-        name="log_softmax",
-        module=MODULE,
-        reads=("x",),
-        statistics=(
-            Statistic("row_max", "max", term="x"),
-            Statistic("row_sum", "accurate_sum", term="exact_exp_term", rebase="rebase"),
+    arguments=(per_element("input"),),
+    kernels=(
+        RowKernel(
+            name="log_softmax",
+            module=MODULE,
+            reads=("x",),
+            statistics=(
+                Statistic("row_max", "max", term="x"),
+                Statistic("row_sum", "accurate_sum", term="exact_exp_term", rebase="rebase"),
+            ),
+            writes=("log_softmax",),
+            padding=float("-inf"),
+            neutral_padding=True,
+            live_tiles=2,
         ),
-        writes=("log_softmax",),
-        padding=float("-inf"),
-        neutral_padding=True,
-        live_tiles=2,
-    ),
-    backward=RowKernel(
-        name="log_softmax_backward",
-        module=MODULE,
-        reads=("dy", "y"),
-        statistics=(Statistic("row_sum", "sum", term="dy"),),
-        writes=("log_softmax_gradient",),
-        parameters=("scale",),
-        neutral_padding=True,
+        RowKernel(
+            name="log_softmax_backward",
+            module=MODULE,
+            reads=("dy", "y"),
+            statistics=(Statistic("row_sum", "sum", term="dy"),),
+            writes=("log_softmax_gradient",),
+            parameters=("scale",),
+            neutral_padding=True,
+        ),
     ),
     reference=reference,
     gradient=gradient,
+    gradient_numbers=SCALE_MASK[1:2],
     torch_function=torch.log_softmax,
     aten="_log_softmax",
     autocast=True,

@@ -1,29 +1,36 @@
-"""Functions of RMSNorm and LayerNorm: the sum with a residual, and views of tensors with one dim of columns."""
+"""Functions of RMSNorm and LayerNorm: the sum with a residual, and when kernels compute it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tridal.ops.arguments import sum_dtype
+from tridal.ops.row_reduce import RowReduce
+
 Tensor = torch.Tensor
 
 
-def sum_dtype(input: Tensor, residual: Tensor | None) -> torch.dtype:
-    """Returns the dtype of input + residual."""
+def total_dtype(named: Mapping[str, Any]) -> torch.dtype:
+    """Returns the dtype of input + residual, from the arguments of a call by name."""
+    input, residual = named["input"], named["residual"]
     return input.dtype if residual is None else torch.promote_types(input.dtype, residual.dtype)
 
 
-def widened(x: Tensor | None, dtype: torch.dtype, dims: int) -> Any:
-    """Returns the tensor in `dtype`, with its last `dims` dims as one. Returns None for None."""
-    return None if x is None else x.flatten(-dims).to(dtype)
+def add_residual(input: Tensor, residual: Tensor | None, rows: RowReduce) -> tuple[Tensor, torch.dtype]:
+    """Returns input + residual, rounded to the promoted dtype, and this dtype. Both are in the dtype of sums."""
+    dtype = rows.dtypes["input"]
+    if residual is None:
+        return input, dtype
+    dtype = torch.promote_types(dtype, rows.dtypes["residual"])
+    return rows.rounded(input + residual, dtype, "residual_sum"), dtype
 
 
-def column_sum(term: Tensor) -> Tensor:
-    """Returns the sum of a term over all rows."""
-    return term.flatten(0, -2).sum(0) if term.dim() > 1 else term
-
-
-def gradient_of_sum(dsum: Tensor | None, x: Tensor) -> Tensor | None:
-    """Returns the gradient of the sum x, or None. A call without a residual has an empty tensor instead of a sum."""
-    return dsum if dsum is not None and dsum.shape == x.shape else None
+def unsupported(named: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> str | None:
+    """Returns why no kernel computes a norm or its gradient: float64 is mixed with narrower dtypes."""
+    x = total_dtype(named) if "input" in named else named["x"].dtype
+    narrow = x is not torch.float64 or dtypes[0] is not torch.float64
+    mixed = narrow and sum_dtype(named) is torch.float64
+    return "kernels of norms compute float64 tensors with float64 tensors only" if mixed else None

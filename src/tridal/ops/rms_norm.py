@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from tridal.ops.fused_op import FusedOp
-from tridal.ops.norms import Tensor, column_sum, gradient_of_sum, widened
-from tridal.ops.row_reduce import RowReduce, accumulator
+from tridal.ops.arguments import Result, number, per_column, per_element
+from tridal.ops.norms import Tensor, add_residual, total_dtype, unsupported
+from tridal.ops.op import Op
+from tridal.ops.row_reduce import RowReduce
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 MODULE = "tridal.kernels.rms_norm"
@@ -40,54 +42,44 @@ def _torch_promotes() -> bool:
 _TORCH_PROMOTES = _torch_promotes()
 
 
+def _dtype(named: Mapping[str, Any]) -> torch.dtype:
+    return result_dtype(total_dtype(named), named["weight"], named["casting"])
+
+
+def _constants(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"SUM_DTYPE": str(total_dtype(named)).removeprefix("torch."), "CASTING": named["casting"]}
+
+
 def reference(
-    input: Tensor, residual: Tensor | None, weight: Tensor | None, dims: int, eps: float, weight_offset: float,
-    casting: str, rows: RowReduce | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the normalised sum, the sum if there is a residual, and 1 / sqrt(mean of squares + eps) of each row."""
-    total = input if residual is None else input + residual
-    dtype = accumulator(input, residual, weight)
-    x, scale = widened(total, dtype, dims), widened(weight, dtype, dims)
-    rows = rows or RowReduce(x, -1)
-    inverse_rms = torch.rsqrt(rows.mean(x * x) + eps)
-    y = x * inverse_rms
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, rows: RowReduce, eps: float, weight_offset: float,
+    casting: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the normalised sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
+    total, dtype = add_residual(input, residual, rows)
+    inverse_rms = torch.rsqrt(rows.mean(total * total) + eps)
+    y = total * inverse_rms
     if casting == "llama":
-        y = y.to(total.dtype).to(dtype)
-    if scale is not None:
-        y = y * (scale + weight_offset)
-    y = y.to(result_dtype(total.dtype, weight, casting)).reshape(total.shape)
-    return y, None if residual is None else total, inverse_rms.squeeze(-1)
+        y = rows.rounded(y, dtype)
+    if weight is not None:
+        y = y * (weight + weight_offset)
+    return y, total, inverse_rms
 
 
 def gradient(
-    dy: Tensor | None, dsum: Tensor | None, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, dims: int,
-    eps: float, weight_offset: float, output_mask: Sequence[bool], rows: RowReduce | None = None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the gradients of the sum x, and of the weight in the dtype of statistics.
+    dy: Tensor, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, rows: RowReduce, eps: float,
+    weight_offset: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the gradient of the sum x, and the term of the weight's gradient.
 
     The gradient does not depend on `casting`: it passes through the rounding.
     """
-    dsum = gradient_of_sum(dsum, x)
-    if dy is None:
-        dweight = None if weight is None else torch.zeros_like(weight, dtype=accumulator(x, weight))
-        return None if dsum is None else dsum.clone(), dweight
-    dtype = accumulator(dy, x, weight)
-    dn, wide, scale = widened(dy, dtype, dims), widened(x, dtype, dims), widened(weight, dtype, dims)
-    rows = rows or RowReduce(wide, -1)
-    inverse_rms = (
-        torch.rsqrt(rows.mean(wide * wide) + eps) if torch.is_grad_enabled() else inverse_rms.to(dtype).unsqueeze(-1)
-    )
-    n, dx, dweight = wide * inverse_rms, None, None
-    if output_mask[1] and weight is not None:
-        dweight = column_sum(dn * n).reshape(weight.shape)
-    if output_mask[0]:
-        dn = dn if scale is None else dn * (scale + weight_offset)
-        dx = ((dn - n * rows.mean(dn * n)) * inverse_rms).reshape(x.shape)
-        dx = (dx if dsum is None else dx + dsum).to(x.dtype)
-    return dx, dweight
+    if torch.is_grad_enabled():  # the saved statistic is a constant for autograd
+        inverse_rms = torch.rsqrt(rows.mean(x * x) + eps)
+    n, dn = x * inverse_rms, dy if weight is None else dy * (weight + weight_offset)
+    return (dn - n * rows.mean(dn * n)) * inverse_rms, dy * n
 
 
-RMS_NORM = FusedOp(
+RMS_NORM = Op(
     name="rms_norm",
     kernels=(
         RowKernel(
@@ -119,12 +111,21 @@ RMS_NORM = FusedOp(
             live_tiles=4,
         ),
     ),
-    schema="(Tensor input, Tensor? residual, Tensor? weight, int dims, float eps, float weight_offset, str casting) -> "
-    "(Tensor, Tensor, Tensor)",
-    backward_schema="(Tensor? dy, Tensor? dsum, Tensor x, Tensor inverse_rms, Tensor? weight, int dims, float eps, "
-    "float weight_offset, bool[] output_mask) -> (Tensor, Tensor)",
+    arguments=(
+        per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
+        number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
+        number("weight_offset", type="float", neutral=0.0, range=(-1.0, 1.0)),
+        number("casting", type="str", range=("", "llama", "gemma")),
+    ),
+    results=(
+        Result("output", "element", _dtype, gradient="dy"),
+        Result("residual_sum", "element", total_dtype, needs="residual", gradient="dsum"),
+        Result("inverse_rms", "row", returned=False),
+    ),
     reference=reference,
     gradient=gradient,
-    gradient_index=(0, 0, 1, -1, -1, -1, -1),
-    differentiable_results=2,
-)
+    saves=(("x", "residual_sum", "input"), "inverse_rms", "weight"),
+    gradients=(("input", "residual"), ("weight",)),
+    constants=_constants,
+    unsupported=unsupported,
+)  # fmt: skip

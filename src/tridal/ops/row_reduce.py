@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -12,6 +13,8 @@ class RowReduce:
 
     count: int
     """Number of elements of a row."""
+    dtypes: Mapping[str, torch.dtype]
+    """The dtypes of the tensors of a call, by name. A reference gets them in the dtype of sums."""
 
     def __init__(self, x: torch.Tensor, dim: int) -> None:
         self.count = x.shape[dim]
@@ -26,6 +29,20 @@ class RowReduce:
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the mean of each row. The dim is kept with size 1."""
         return self(x, "sum") / self.count
+
+    def columns(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the column of each element, in int64. It can be broadcast to x."""
+        shape = [1] * x.dim()
+        shape[self._dim] = self.count
+        return torch.arange(self.count, device=x.device).view(shape)
+
+    def rounded(self, x: torch.Tensor, dtype: torch.dtype, result: str | None = None) -> torch.Tensor:
+        """Returns x rounded to a dtype, in x's own dtype. `result` is the name of the op's result with these numbers.
+
+        References round with it what kernels store or cast in between. The conformance suite computes everything after
+        it from the numbers that the kernel has stored.
+        """
+        return x.to(dtype).to(x.dtype)
 
 
 def accumulator(*given: torch.Tensor | torch.dtype | None) -> torch.dtype:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tridal.ops.row_op import RowOp
+from tridal.ops.arguments import per_element
+from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce
 from tridal.ops.softmax_bounds import SoftmaxBounds
 from tridal.runtime.row_kernel import RowKernel, Statistic
@@ -24,31 +25,34 @@ def gradient(dy: torch.Tensor, y: torch.Tensor, reduce: RowReduce, scale: float)
     return dx if scale == 1 else dx * scale
 
 
-SOFTMAX = RowOp(
+SOFTMAX = Op(
     name="softmax",
-    forward=RowKernel(
-        name="softmax",
-        module=MODULE,
-        reads=("x",),
-        statistics=(
-            Statistic("row_max", "max", term="x"),
-            Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
+    arguments=(per_element("input"),),
+    kernels=(
+        RowKernel(
+            name="softmax",
+            module=MODULE,
+            reads=("x",),
+            statistics=(
+                Statistic("row_max", "max", term="x"),
+                Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
+            ),
+            row_value="row_scale",
+            writes=("softmax",),
+            padding=float("-inf"),
+            neutral_padding=True,
+            scale_mask=True,
+            live_tiles=1,
         ),
-        row_value="row_scale",
-        writes=("softmax",),
-        padding=float("-inf"),
-        neutral_padding=True,
-        scale_mask=True,
-        live_tiles=1,
-    ),
-    backward=RowKernel(
-        name="softmax_backward",
-        module=MODULE,
-        reads=("dy", "y"),
-        statistics=(Statistic("row_dot", "sum", term="product"),),
-        writes=("softmax_gradient",),
-        parameters=("scale",),
-        neutral_padding=True,
+        RowKernel(
+            name="softmax_backward",
+            module=MODULE,
+            reads=("dy", "y"),
+            statistics=(Statistic("row_dot", "sum", term="product"),),
+            writes=("softmax_gradient",),
+            parameters=("scale",),
+            neutral_padding=True,
+        ),
     ),
     reference=reference,
     gradient=gradient,

@@ -1,6 +1,6 @@
 """The table of ops: the built-in ones, and those of third parties from entry points of the group `tridal.ops`.
 
-An entry point has the name of its `RowOp`. A fault of one op is recorded with it and does not affect other ops.
+An entry point has the name of its `Op`. A fault of one op is recorded with it and does not affect other ops.
 Entry points are loaded on first use, not on import.
 """
 
@@ -15,20 +15,16 @@ from tridal.devices.entry_points import BUNDLED, entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.errors import PlanError, PluginError, nearest
 from tridal.ops.cross_entropy import CROSS_ENTROPY
-from tridal.ops.fused_op import FusedOp
 from tridal.ops.layer_norm import LAYER_NORM
 from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.ops.op import Op
 from tridal.ops.rms_norm import RMS_NORM
-from tridal.ops.row_op import RowOp
 from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
-ROW_OPS = (SOFTMAX, LOG_SOFTMAX)
-"""The built-in ops of one tensor."""
-FUSED_OPS = (RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY)
-"""The built-in ops of several tensors."""
+BUNDLED_OPS = (SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY)
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
@@ -41,12 +37,12 @@ class RegisteredOp:
 
     name: str
     origin: str
-    op: RowOp | FusedOp | None
-    """None if it cannot be used. The ops of third parties are `RowOp`s."""
+    op: Op | None
+    """None if it cannot be used."""
     fault: str | None = None
 
 
-_BUILT_IN = tuple(RegisteredOp(op.name, BUNDLED, op) for op in (*ROW_OPS, *FUSED_OPS))
+_BUILT_IN = tuple(RegisteredOp(op.name, BUNDLED, op) for op in BUNDLED_OPS)
 
 
 def registered() -> tuple[RegisteredOp, ...]:
@@ -63,14 +59,14 @@ def clear() -> None:
     _entries = None
 
 
-def ops() -> dict[str, RowOp | FusedOp]:
+def ops() -> dict[str, Op]:
     """Returns the ops that can be used, by name."""
     return {entry.name: entry.op for entry in registered() if entry.op is not None}
 
 
-def row_ops() -> dict[str, RowOp]:
+def one_tensor_ops() -> dict[str, Op]:
     """Returns the ops of one tensor that can be used, by name."""
-    return {name: op for name, op in ops().items() if isinstance(op, RowOp)}
+    return {name: op for name, op in ops().items() if op.one_tensor}
 
 
 def kernels() -> dict[str, RowKernel]:
@@ -78,19 +74,14 @@ def kernels() -> dict[str, RowKernel]:
     return {kernel.name: kernel for op in ops().values() for kernel in op.kernels}
 
 
-def op_named(name: str, known: Mapping[str, RowOp | FusedOp] | None = None) -> RowOp | FusedOp:
+def op_named(name: str, known: Mapping[str, Op] | None = None) -> Op:
     """Returns the op with this name, of all ops or of `known`. Raises PlanError if it is unknown or cannot be used."""
     return _find(name, ops() if known is None else known)
 
 
-def selected(names: Sequence[str] | None) -> list[RowOp | FusedOp]:
+def selected(names: Sequence[str] | None) -> list[Op]:
     """Returns the ops with these names, or all ops. Raises PlanError as `op_named` does."""
     return list(ops().values()) if names is None else [op_named(name) for name in names]
-
-
-def row_op_named(name: str) -> RowOp:
-    """Returns the op of one tensor with this name. Raises PlanError if there is none, or if it cannot be used."""
-    return _find(name, row_ops())
 
 
 def kernel_named(name: str) -> RowKernel:
@@ -114,7 +105,7 @@ def _find(name: str, known: Mapping[str, _T]) -> _T:
     raise PlanError(f"unknown op {name!r}{nearest(name, known)}; known are {', '.join(known)}")
 
 
-def check(op: RowOp) -> None:
+def check(op: Op) -> None:
     """Checks an op object. Loads no entry points, because an op's module may call this function.
 
     Raises:
@@ -142,15 +133,15 @@ def _discover() -> tuple[RegisteredOp, ...]:
 
 def _fault(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:
     """Returns a description of a fault in a loaded op, or None if there is none."""
-    if not isinstance(op, RowOp):
-        return f"expected a tridal.ops.RowOp, found {type(op).__name__}"
+    if not isinstance(op, Op):
+        return f"expected a tridal.ops.Op, found {type(op).__name__}"
     if op.name != name:
         return f"its entry point is called {name!r}, but its name is {op.name!r}"
     if (fault := op.fault()) is not None:
         return fault
     others = [entry.op for entry in known.values() if entry.op is not None]
     taken = {name: other.name for other in others for name in (other.name, *(kernel.name for kernel in other.kernels))}
-    for kernel in (op.forward.name, op.backward.name):
+    for kernel in (op.name, f"{op.name}_backward"):
         if kernel in taken:
             return f"its name is taken: {known[taken[kernel]].origin} has an op {taken[kernel]!r}"
     return None

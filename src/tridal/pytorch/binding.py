@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tridal.devices import registry
-from tridal.devices.types import Backend, LaunchPlan
+from tridal.devices.types import Backend
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
-from tridal.pytorch.op_call import OpCall
 from tridal.pytorch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.row_kernel import RowKernel
@@ -24,50 +23,7 @@ from tridal.runtime.workspace import with_workspace
 registry.on_change(batch_invariance.invariant.cache_clear)
 
 
-def bind(
-    context: DeviceContext, call: OpCall, source: torch.Tensor, dtype: torch.dtype, saved: torch.Tensor | None = None
-) -> tuple[Callable[..., None], LaunchPlan] | None:
-    """Returns launch(stream, out, source[, saved or mask]) and its plan.
-
-    Returns None if no kernel can read `source` or apply the mask.
-
-    `launch` accepts all tensors with the shapes, strides, dtypes and alignment of the given ones. `out` is aligned, has
-    the dtype `dtype`, and may be `source`. `out` and `saved` are contiguous and have the shape of `source`. No dim of
-    `source` has size zero. `call.dim` is not negative.
-    """
-    dim, modification, mask = call.dim, call.modification, call.mask
-    assert context.backend is not None
-    scale_mask = NO_SCALE_MASK
-    if modification is not None:
-        in_memory = mask is None or (mask.device == context.device and not mask.is_neg() and mask.data_ptr())
-        found = scale_mask_of(source, dim, modification)
-        if found is None or not in_memory or "scale_mask" not in context.backend.features:
-            return None
-        scale_mask = found
-    # A mask and causal masking depend on the row index, so the layout must keep the order of the rows.
-    in_order = mask is not None or scale_mask.causal
-    read = [source] if saved is None else [source, saved]
-    dtypes = [dtype, *(tensor.dtype for tensor in read)]
-    addresses = [0, *(tensor.data_ptr() & ADDRESS_BITS for tensor in read)]
-    return bind_kernel(context, call.kernel, source, dim, dtypes, addresses, call.parameters, scale_mask, in_order)
-
-
 def bind_kernel(
-    context: DeviceContext, kernel: RowKernel, source: torch.Tensor, dim: int, *arguments: Any, **options: Any
-) -> tuple[Callable[..., None], LaunchPlan] | None:
-    """Binds as `bind_rows` does, for the rows of `source`. Returns launch(stream, *tensors[, mask]) and the plan."""
-    bound = bind_rows(context, kernel, source, dim, *arguments, **options)
-    if bound is None:
-        return None
-    launch_on, rows = bound.launch, source.numel() // source.shape[dim]
-
-    def launch_rows(stream: int, *tensors: torch.Tensor) -> None:
-        launch_on(stream, rows, *tensors)
-
-    return launch_rows, bound.plan
-
-
-def bind_rows(
     context: DeviceContext,
     kernel: RowKernel,
     source: torch.Tensor,

@@ -13,14 +13,20 @@ from torch.overrides import handle_torch_function, has_torch_function
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import CROSS_ENTROPY, MEAN, NONE, REDUCTIONS, classes_dim
 from tridal.ops.row_reduce import accumulator
-from tridal.pytorch import fused_ops, private
+from tridal.pytorch import private
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed
-from tridal.pytorch.fused_calls import FusedCall, call, find_call
-from tridal.pytorch.fused_ops import FusedNode, FusedRun, Results, Rules, by_kernels
 from tridal.pytorch.loss_checks import check_numbers, check_targets, check_tensors
-from tridal.pytorch.loss_kernels import new_gradient, prepare_gradient, prepare_losses, rows_last
+from tridal.pytorch.loss_inplace import check_inplace
+from tridal.pytorch.loss_kernels import new_gradient, prepare_gradient, prepare_losses
 from tridal.pytorch.loss_reduction import prepare_reduction
+from tridal.pytorch.path.calls import PreparedCall, call, find_call
+from tridal.pytorch.path.function import FUNCTIONS
+from tridal.pytorch.path.launch_source import Prepared
+from tridal.pytorch.path.nodes import OpNode, is_direct, records_gradient
+from tridal.pytorch.path.registered import define
+from tridal.pytorch.path.rules import Results, Rules, by_kernels
+from tridal.pytorch.path.streams import call_on_stream
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
@@ -38,6 +44,7 @@ def cross_entropy(
     softcap: float | None = None,
     return_lse: bool = False,
     inplace_backward: bool = False,
+    stream: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The cross-entropy of logits and targets, as torch.nn.functional.cross_entropy defines it.
 
@@ -57,13 +64,14 @@ def cross_entropy(
         inplace_backward: the backward writes the gradient into the memory of the input, which must be contiguous and no
             leaf. After the backward, the input holds its own gradient. Autograd raises an error if another operation
             needs the logits that it has saved. Compiled functions, transforms and second derivatives do not write.
+        stream: see `tridal.softmax`. The backward uses it, too.
 
     Returns:
         The loss in the input's dtype; in torch's promoted dtype for probabilities; in float32 under autocast. Sums
         are float32 (float64 for float64). With `return_lse`, (loss, lse), lse in the dtype of the sums.
 
     Raises:
-        TypeError, ValueError, RuntimeError, DTypeError, LayoutError: an argument is wrong.
+        TypeError, ValueError, RuntimeError, DTypeError, LayoutError, StreamError: an argument is wrong.
         IndexError: a target is out of range, on the CPU. On other devices the loss and the row's gradient are NaN.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
     """
@@ -71,14 +79,19 @@ def cross_entropy(
         "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss,
         "softcap": softcap, "return_lse": return_lse, "inplace_backward": inplace_backward,
     }  # fmt: skip
-    request = None
+    pending = None
     if not _compiling() and not inplace_backward:
         tensors = (input, target, weight)
-        request = find_call(cross_entropy, tensors, tuple(options.values()), (), 2 if return_lse else 1)
-        if type(request) is FusedCall:
-            return request(tensors)  # type: ignore[no-any-return]
+        pending = find_call(cross_entropy, tensors, (*options.values(), stream), (), 2 if return_lse else 1)
+        if type(pending) is PreparedCall:
+            return pending(tensors)  # type: ignore[no-any-return]
     if not _compiling() and has_torch_function((input, target, weight)):
-        return handle_torch_function(cross_entropy, (input, target, weight), input, target, weight, **options)
+        return handle_torch_function(
+            cross_entropy, (input, target, weight), input, target, weight, **options, stream=stream
+        )
+    if stream is not None and isinstance(input, Tensor):
+        call_again = functools.partial(cross_entropy, input, target, weight, **options)
+        return call_on_stream(stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
     check_tensors(input, target=target, weight=weight)
     autocast = private.autocast_enabled(input.device.type)
@@ -89,8 +102,8 @@ def cross_entropy(
     dtype = result_dtype(input.dtype, target, weight, autocast)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
     if inplace_backward and not _compiling() and not private.transforms_active():
-        _check_inplace(input)
-    if fused_ops.records_gradient(weight):
+        check_inplace(input)
+    if records_gradient(weight):
         loss, lse, _ = maths.reference(input, target, weight, number, *numbers)
     elif is_distributed(input, target, weight):
         from tridal.pytorch.loss_dtensor import reduced
@@ -98,9 +111,9 @@ def cross_entropy(
         loss, lse = reduced(input, target, weight, number, *numbers)
     elif inplace_backward and _writes_gradient(input, target, weight):
         rules = INPLACE_RULES
-        loss, lse, _ = FusedNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
+        loss, lse, _ = OpNode.apply(nullcontext, rules, rules.compute, input, target, weight, number, *numbers)
     else:
-        results = call(RULES, (input, target, weight, number, *numbers), request)
+        results = call(RULES, (input, target, weight, number, *numbers), pending)
         loss, lse = results[0], results[1] if return_lse else None
     assert loss is not None
     if not return_lse:
@@ -119,52 +132,16 @@ def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, auto
     return dtype
 
 
-def _check_inplace(input: Tensor) -> None:
-    """Raises RuntimeError if the backward must not write into the logits."""
-    if not fused_ops.records_gradient(input):
-        return
-    if input.is_leaf or _is_view_of_leaf(input):
-        raise RuntimeError(
-            "inplace_backward=True would write the gradient into a leaf that requires grad, whose values are needed "
-            "again: pass logits that an operation has computed, or inplace_backward=False"
-        )
-    if rows_last(input) is None:
-        raise RuntimeError(
-            f"inplace_backward=True needs contiguous logits, got strides {input.stride()}: use input.contiguous(), or "
-            "inplace_backward=False"
-        )
-
-
-def _is_view_of_leaf(tensor: Tensor) -> bool:
-    """Returns whether a leaf that requires grad has the memory of the tensor."""
-    nodes: list[Any] = [tensor.grad_fn]
-    seen: set[Any] = set()
-    memory = tensor.untyped_storage().data_ptr()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        following = [following for following, _ in node.next_functions if following is not None]
-        leaves = [leaf for leaf in (getattr(each, "variable", None) for each in following) if leaf is not None]
-        if any(leaf.untyped_storage().data_ptr() == memory for leaf in leaves):
-            return True
-        # The node of a view has one input. A node in Python, such as that of a module's hooks, may return more views.
-        if len(following) == 1 or isinstance(node, torch.autograd.function.BackwardCFunction):
-            nodes += following
-    return False
-
-
 def _writes_gradient(*tensors: Tensor | None) -> bool:
     """Returns whether the call is one of plain tensors that records a gradient of the first tensor."""
-    direct = not _compiling() and fused_ops.is_direct(*(tensor for tensor in tensors if tensor is not None))
-    return direct and fused_ops.records_gradient(tensors[0])
+    direct = not _compiling() and is_direct(*(tensor for tensor in tensors if tensor is not None))
+    return direct and records_gradient(tensors[0])
 
 
 def _prepare(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float,
     z_loss: float, softcap: float | None, dtype: torch.dtype, *, results: int | None = None,
-) -> FusedRun | None:  # fmt: skip
+) -> Prepared | None:  # fmt: skip
     """Returns run(input, target, weight) with the results of the op; None if no kernel computes them.
 
     If only the first `results` results are needed, the others may be None.
@@ -192,7 +169,7 @@ def _prepare(
         loss, denominator = reduce(rows, target, weight)
         return loss, lse, denominator
 
-    return run
+    return Prepared(run)
 
 
 def _save(arguments: tuple[Any, ...], results: Results) -> tuple[Results, tuple[Any, ...]]:
@@ -206,7 +183,7 @@ def _prepare_gradient(
     grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
     denominator: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float,
     softcap: float | None, output_mask: list[bool], *, inplace: bool = False,
-) -> FusedRun | None:  # fmt: skip
+) -> Prepared | None:  # fmt: skip
     """Returns run(grad, lse_grad, input, target, weight, lse, denominator); None if no kernel computes the gradient.
 
     With `inplace`, it writes the gradient of the logits into them.
@@ -237,7 +214,7 @@ def _prepare_gradient(
             torch.autograd.graph.increment_version(input)
         return found, None
 
-    return run
+    return Prepared(run)
 
 
 def _gradient_by_torch(*arguments: Any, inplace: bool = False) -> Results:
@@ -273,13 +250,22 @@ def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     )
 
 
-_backward_tensors = CROSS_ENTROPY.backward_tensor_count
+_backward_tensors = len(CROSS_ENTROPY.gradient_signature.tensors)
 RULES = Rules(
-    CROSS_ENTROPY, by_kernels(_prepare, maths.reference, CROSS_ENTROPY.tensor_count), _fake, _save,
-    by_kernels(_prepare_gradient, _gradient_by_torch, _backward_tensors), _fake_gradient, _prepare, _prepare_gradient,
-)  # fmt: skip
+    op=CROSS_ENTROPY,
+    compute=by_kernels(_prepare, maths.reference, len(CROSS_ENTROPY.signature.tensors)),
+    fake=_fake,
+    save=_save,
+    backward=by_kernels(_prepare_gradient, _gradient_by_torch, _backward_tensors),
+    fake_backward=_fake_gradient,
+    by_torch=maths.reference,
+    backward_by_torch=maths.gradient,
+    prepare=_prepare,
+    prepare_backward=_prepare_gradient,
+)
 _prepare_inplace = functools.partial(_prepare_gradient, inplace=True)
 _inplace_by_torch = functools.partial(_gradient_by_torch, inplace=True)
 _inplace_backward = by_kernels(_prepare_inplace, _inplace_by_torch, _backward_tensors)
 INPLACE_RULES = replace(RULES, backward=_inplace_backward, prepare_backward=None)
-fused_ops.define(RULES)
+define(RULES)
+FUNCTIONS["cross_entropy"] = cross_entropy

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -14,10 +12,6 @@ from tridal.devices.checked import CheckedBackend
 from tridal.devices.settings import Settings, current
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.devices import TORCH_TYPES
-from tridal.pytorch.op_call import OpCall
-
-RowRun: TypeAlias = Callable[..., torch.Tensor]
-"""A prepared run(input[, mask]) of an op, or run(dY, saved) of its gradient, for one shape, layout and dtype."""
 
 log = logging.getLogger("tridal")
 
@@ -29,9 +23,7 @@ registry.on_change(_contexts.clear)
 class DeviceContext:
     """The backend of a device under given settings, or None, and the calls prepared for the device's tensors."""
 
-    __slots__ = (
-        "backend", "backwards", "device", "forwards", "has_autocast", "index", "runs", "settings", "torch_computes",
-    )  # fmt: skip
+    __slots__ = ("backend", "device", "has_autocast", "index", "runs", "settings", "torch_computes")
 
     def __init__(self, device: torch.device, settings: Settings) -> None:
         self.device = device
@@ -40,18 +32,7 @@ class DeviceContext:
         self.backend: CheckedBackend | None = registry.serving(device.type, settings, TORCH_TYPES)
         self.torch_computes = self.backend is None and settings.fallback == "torch"
         self.has_autocast = has_autocast(device.type)
-        self.forwards: BoundedCache[tuple[Any, ...], PreparedCall | None] = BoundedCache(_CAPACITY)
-        self.backwards: BoundedCache[tuple[Any, ...], RowRun | None] = BoundedCache(_CAPACITY)
         self.runs: BoundedCache[tuple[Any, ...], Any] = BoundedCache(_CAPACITY)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedCall:
-    """The function that computes an op's forward, its device context, and the arguments of the op's gradient."""
-
-    run: RowRun
-    context: DeviceContext
-    gradient: OpCall
 
 
 def is_served(device_type: str) -> bool:

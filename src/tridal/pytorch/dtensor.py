@@ -1,27 +1,31 @@
-"""DTensor rules of the ops.
+"""DTensor rules of the ops of rows. They follow from the roles of the tensors.
 
-If the normalised dim is not sharded, each rank computes its complete rows. If the dim is sharded, each rank computes
-the op's reference on its shard. The ranks then exchange only row statistics: one number per row and reduction, in the
-accumulator's dtype. The first call after the import of torch's DTensor module imports this module.
+If no dim of a row is sharded, each rank computes its complete rows, and sums over rows are `Partial`. If one is, each
+rank computes the op's reference on its shard. The ranks then exchange only row statistics: one number per row and
+reduction, in the accumulator's dtype. The first call after the import of torch's DTensor module imports this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from tridal.ops.row_op import RowOp
-from tridal.ops.row_reduce import RowReduce, accumulator
+from tridal.errors import DTypeError, LayoutError
+from tridal.ops import row_maths
+from tridal.ops.op import Op
+from tridal.ops.row_maths import modification_of
+from tridal.ops.row_reduce import RowReduce
+from tridal.ops.signature import Rows, Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.op_call import GradientCall, OpCall
+from tridal.pytorch.path.checks import check_arguments
+from tridal.pytorch.path.registered import ON_DEFINE, on_dispatch
+from tridal.pytorch.path.rules import DEFINED, Results, Rules, overload
 from tridal.pytorch.private import mesh_all_reduce
-from tridal.pytorch.reference import compute_call
-from tridal.pytorch.registered_ops import ON_REGISTER, REGISTERED, on_dispatch
-from tridal.pytorch.validation import check_call
 from tridal.runtime.row_layout import contiguous_strides
 
 _all_reduce = mesh_all_reduce()
@@ -45,37 +49,99 @@ class ShardedReduce(RowReduce):
             reduced = _all_reduce(reduced, how, self._mesh, axis)
         return reduced
 
-
-def _register(op: RowOp) -> None:
-    """Registers the DTensor rules of an op and of its gradient."""
-    on_dispatch(op.name, DTensor, _rule(op, OpCall, 1))
-    on_dispatch(op.backward.name, DTensor, _rule(op, GradientCall, 2))
+    def columns(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises LayoutError, because a rank does not know the columns of its shard."""
+        raise LayoutError("the op needs the columns of elements, so its rows cannot be sharded: redistribute the input")
 
 
-def _rule(op: RowOp, kind: type[OpCall], count: int) -> Any:
-    """Returns the rule of a registered op with `count` tensors. The result gets the placements of the last tensor."""
+def _register(rules: Rules) -> None:
+    """Registers the DTensor rules of an op of rows and of its gradient."""
+    op = rules.op
+    if op.of_rows:
+        on_dispatch(op.name, DTensor, _rule(op, op.signature, row_maths.compute))
+    if op.of_rows and op.gradient is not None:
+        rule = _rule(op, op.gradient_signature, row_maths.compute_gradient)
+        on_dispatch(f"{op.name}_backward", DTensor, rule)
 
-    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> torch.Tensor:
-        call, last = kind.of(op, *args[count:]), args[count - 1]
-        check_call(call, *args[:count])
-        if call.modification is not None:
-            return compute_call(call, args[0], dispatch=True)
-        # The op is not linear, so a partial placement is reduced before the op.
-        placements = [Replicate() if placement.is_partial() else placement for placement in last.placements]
-        tensors = [redistributed(tensor, last.device_mesh, placements).to_local() for tensor in args[:count]]
-        dim = call.dim % max(last.dim(), 1)
-        axes = [axis for axis, placement in enumerate(placements) if getattr(placement, "dim", None) == dim]
-        if axes:
+
+class _Placements(NamedTuple):
+    """How the tensors of a call are placed, by role. Each list has an entry for each mesh dim."""
+
+    element: list[Placement]
+    row: list[Placement]
+    column: list[Placement]
+    column_sum: list[Placement]
+    """The placements of sums over rows with a number per column."""
+    axes: list[int]
+    """The mesh dims over which a dim of a row is sharded."""
+
+    @classmethod
+    def of(cls, main: DTensor, rows: Rows) -> _Placements:
+        """Returns the placements that follow from those of the tensor with a number per element."""
+        found = cls([], [], [], [], [])
+        for axis, placement in enumerate(main.placements):
+            element = row = column = column_sum = _WHOLE
+            if type(placement) is Shard:  # an op is not linear, so a partial placement is reduced before it
+                element = placement
+                if rows.of_row(placement.dim):
+                    column = column_sum = Shard(placement.dim - rows.first)
+                    found.axes.append(axis)
+                else:
+                    row = Shard(placement.dim - rows.dims * (placement.dim >= rows.first))
+                    column_sum = Partial()
+            for placements, new in zip(found[:4], (element, row, column, column_sum), strict=True):
+                placements.append(new)
+        return found
+
+
+_WHOLE: Placement = Replicate()
+
+
+def _rule(op: Op, signature: Signature, maths: Callable[..., Results]) -> Any:
+    """Returns the rule of a registered op of rows."""
+
+    def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        args = signature.complete(args)
+        check_arguments(op, signature, args)
+        named, main, rows = signature.named(args), args[signature.main], signature.rows(args)
+        if signature is op.signature and modification_of(op, named) is not None:
+            return maths(op, *args, unmodified=overload(op.name))[0]
+        for index in signature.tensors:
+            if args[index] is not None and not isinstance(args[index], DTensor):
+                raise DTypeError(f"{signature.name} got both DTensors and other tensors: distribute all of them")
+        placements, mesh, shape = _Placements.of(main, rows), main.device_mesh, main.shape
+        by_role = {"element": placements.element, "row": placements.row, "index": placements.row}
+        by_role["column"] = placements.column
+        local: list[Any] = list(args)
+        for index in signature.tensors:
+            argument, tensor = signature.arguments[index], args[index]
+            if argument.optional and argument.role == "element" and tensor is not None and tensor.shape != shape:
+                local[index] = None  # the gradient of a sum that the call does not have
+            elif tensor is not None:
+                local[index] = redistributed(tensor, mesh, by_role[str(argument.role)]).to_local()
+        if "dim" in named:
+            local[signature.names.index("dim")] = rows.first
+        found: Any
+        if placements.axes:
             if RECORDERS:
-                record_torch(call.kernel.name, tensors[0], "the rows are sharded over ranks")
-            tensors = tensors if kind is GradientCall else [tensors[0].to(call.dtype)]
-            wide, rows = accumulator(*tensors), ShardedReduce(last.shape[dim], dim, last.device_mesh, axes)
-            function = op.gradient if kind is GradientCall else op.reference
-            values = op.keywords(call.kernel, call.parameters)
-            result = function(*(x.to(wide) for x in tensors), rows, **values).to(call.dtype)
+                record_torch(signature.name, local[signature.main], "the rows are sharded over ranks")
+            flat = -1 if rows.dims > 1 else rows.first
+            reduce = ShardedReduce(math.prod(rows.per_column(shape)), flat, mesh, placements.axes)
+            found = maths(op, *local, reduce=reduce)
         else:
-            result = call._replace(dim=dim).dispatch(*tensors)
-        return from_shards(result, last.device_mesh, placements, last.shape)
+            found = overload(signature.name)(*local)
+        found = (found,) if isinstance(found, torch.Tensor) else found
+        shapes = {"element": shape, "row": rows.per_row(shape), "column": rows.per_column(shape)}
+        by_role["column"] = placements.column_sum
+
+        def wrapped(result: Any, index: int) -> torch.Tensor:
+            if result is None or signature.is_absent(index, named):
+                return from_shards(local[signature.main].new_empty(0), mesh, [_WHOLE] * mesh.ndim, (0,))
+            role = str(signature.results[index].role)
+            return from_shards(result.contiguous(), mesh, by_role[role], shapes[role])
+
+        results = tuple(wrapped(result, index) for index, result in enumerate(found))
+        return results[0] if len(results) == 1 else results
 
     return compute
 
@@ -99,6 +165,6 @@ def from_shards(
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
-ON_REGISTER.append(_register)
-for _op in REGISTERED.values():
-    _register(_op)
+ON_DEFINE.append(_register)
+for _rules in DEFINED.values():
+    _register(_rules)

@@ -14,7 +14,7 @@ def has_rules() -> bool:
     """
     global _imported
     if not _imported and sys.modules.get("torch.distributed.tensor") is not None:
-        from tridal.pytorch import dtensor, loss_dtensor, norm_dtensor  # noqa: F401
+        from tridal.pytorch import dtensor, loss_dtensor  # noqa: F401
 
         _imported = True
     return _imported

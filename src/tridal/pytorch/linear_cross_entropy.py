@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,15 +12,19 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.ops import cross_entropy as maths
 from tridal.ops.cross_entropy import MEAN, NONE, REDUCTIONS
-from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, reference
+from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, gradient, reference
 from tridal.ops.row_reduce import accumulator
-from tridal.pytorch import fused_ops, private
+from tridal.pytorch import private
 from tridal.pytorch.cross_entropy import result_dtype
 from tridal.pytorch.distributed import is_distributed
-from tridal.pytorch.fused_calls import call
-from tridal.pytorch.fused_ops import Rules
 from tridal.pytorch.linear_checks import check_linear
 from tridal.pytorch.linear_chunks import chunked
+from tridal.pytorch.path.calls import call
+from tridal.pytorch.path.function import FUNCTIONS
+from tridal.pytorch.path.nodes import records_gradient
+from tridal.pytorch.path.registered import define
+from tridal.pytorch.path.rules import Rules
+from tridal.pytorch.path.streams import call_on_stream
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
@@ -39,6 +44,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     chunk_size: int | None = None,
     accum_dtype: torch.dtype | None = None,
+    stream: Any = None,
 ) -> Tensor:
     """cross_entropy(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
 
@@ -56,22 +62,29 @@ def linear_cross_entropy(
             "none", the backward computes the logits again.
         accum_dtype: the dtype in which gradients of the weight and the bias are summed over chunks; float32 by default
             (float64 for float64). 16 bits save memory: the sum takes half of the bytes, and default chunks are smaller.
+        stream: see `tridal.softmax`. Matmuls and the backward use it, too.
 
     Returns:
         The loss in the dtype of the logits; in torch's promoted dtype for probabilities; in float32 under autocast.
         With reduction "none", one for each target index, or for each row of probabilities.
 
     Raises:
-        TypeError, ValueError, RuntimeError, DTypeError, LayoutError, IndexError: an argument is wrong, see
+        TypeError, ValueError, RuntimeError, DTypeError, LayoutError, IndexError, StreamError: an argument is wrong, see
             `tridal.cross_entropy`.
     """
     given = (input, linear_weight, target, linear_bias, weight)
+    options: dict[str, Any] = {
+        "linear_bias": linear_bias, "weight": weight, "reduction": reduction, "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "chunk_size": chunk_size,
+        "accum_dtype": accum_dtype,
+    }  # fmt: skip
     if not _compiling() and has_torch_function(given):
         return handle_torch_function(
-            linear_cross_entropy, given, input, linear_weight, target, linear_bias=linear_bias, weight=weight,
-            reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss,
-            softcap=softcap, chunk_size=chunk_size, accum_dtype=accum_dtype,
-        )  # fmt: skip
+            linear_cross_entropy, given, input, linear_weight, target, **options, stream=stream
+        )
+    if stream is not None and isinstance(input, Tensor):
+        call_again = functools.partial(linear_cross_entropy, input, linear_weight, target, **options)
+        return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
     autocast = isinstance(input, Tensor) and private.autocast_enabled(input.device.type)
     ignored = -100 if ignore_index is None else ignore_index
     x, flat_target = check_linear(
@@ -85,7 +98,7 @@ def linear_cross_entropy(
         matmul_dtype = torch.get_autocast_dtype(input.device.type)
     dtype = result_dtype(matmul_dtype, target, weight, autocast)
     wide = torch.promote_types(matmul_dtype, torch.float32)
-    needs = [fused_ops.records_gradient(tensor) for tensor in (input, linear_weight, linear_bias)]
+    needs = [records_gradient(tensor) for tensor in (input, linear_weight, linear_bias)]
     arguments = (
         x, linear_weight, flat_target, linear_bias, weight, REDUCTIONS[reduction], ignored, float(label_smoothing),
         float(z_loss), None if softcap is None else float(softcap), dtype, matmul_dtype, accum_dtype or wide,
@@ -96,7 +109,7 @@ def linear_cross_entropy(
         from tridal.pytorch.loss_dtensor import linear_cross_entropy as distributed
 
         loss: Tensor | None = distributed(*arguments[:-1])
-    elif fused_ops.records_gradient(target, weight) or (not _compiling() and private.tracing_state() is not None):
+    elif records_gradient(target, weight) or (not _compiling() and private.tracing_state() is not None):
         loss = reference(*arguments)[0]  # torch.jit.trace does not support lists of bools
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
@@ -222,6 +235,16 @@ def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     return tuple(t.new_empty(t.shape) if wanted else None for t, wanted in given)
 
 
-RULES = Rules(LINEAR_CROSS_ENTROPY, _compute, _fake, _save, _gradient, _fake_gradient)
+RULES = Rules(
+    op=LINEAR_CROSS_ENTROPY,
+    compute=_compute,
+    fake=_fake,
+    save=_save,
+    backward=_gradient,
+    fake_backward=_fake_gradient,
+    by_torch=reference,
+    backward_by_torch=gradient,
+)
 EAGER_RULES = replace(RULES, backward=_eager_gradient)
-fused_ops.define(RULES)
+define(RULES)
+FUNCTIONS["linear_cross_entropy"] = linear_cross_entropy

@@ -18,11 +18,10 @@ from tridal.ops.cross_entropy import NONE, classes_dim
 from tridal.ops.linear_cross_entropy import logits_of
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.dtensor import ShardedReduce, from_shards, redistributed
-from tridal.pytorch.fused_calls import call
-from tridal.pytorch.fused_ops import DEFINED
 from tridal.pytorch.linear_chunks import chunk_rows
-from tridal.pytorch.op_call import overload
-from tridal.pytorch.registered_ops import on_dispatch
+from tridal.pytorch.path.calls import call
+from tridal.pytorch.path.registered import on_dispatch
+from tridal.pytorch.path.rules import DEFINED, overload
 
 Tensor = torch.Tensor
 

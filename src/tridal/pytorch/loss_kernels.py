@@ -21,8 +21,9 @@ from tridal.ops.cross_entropy import (
 )
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.kernel_run import prepare_kernel
 from tridal.pytorch.loss_checks import check_range
+from tridal.pytorch.path.launch_source import Launch
+from tridal.pytorch.path.launches import prepare_kernel
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -100,19 +101,18 @@ def prepare_losses(
     viewed = x is not input
     if target.is_floating_point():
         kernel, _ = _bound(LSE, input, None, *numbers)
-        log_sums = prepare_kernel(context, kernel, dim, [x], (wide,))
+        log_sums = prepare_kernel(context, Launch(kernel, dim, (wide,)), [x])
         kernel, parameters = _bound(PROBABILITIES, input, weight, *numbers)
         placed = _like_rows(target, x, dim) if viewed else target
-        rows = prepare_kernel(context, kernel, dim, [x, placed, row, *weights], (dtype,), parameters)
+        rows = prepare_kernel(context, Launch(kernel, dim, (dtype,), parameters), [x, placed, row, *weights])
         if log_sums is None or rows is None:
             return None
 
         def of_probabilities(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
             x = _rows(input)[0] if viewed else input
             placed = _like_rows(target, x, dim) if viewed else target
-            (lse,) = log_sums(None, (x,))
-            given = (x, placed, lse) if weight is None else (x, placed, lse, weight)
-            return rows(None, given)[0], lse
+            (lse,) = log_sums.run(x)
+            return rows.run(x, placed, lse, *(() if weight is None else (weight,)))[0], lse
 
         return of_probabilities
     checked = context.backend is not None and context.backend.interpreted
@@ -122,11 +122,11 @@ def prepare_losses(
     only_loss = not needs_lse and not label_smoothing
     kernel = kernel.writing("loss") if only_loss else kernel
     outputs = len(kernel.row_writes)
-    forward = prepare_kernel(context, kernel, dim, [x, index, *weights], dtypes[:outputs], parameters)
+    forward = prepare_kernel(context, Launch(kernel, dim, dtypes[:outputs], parameters), [x, index, *weights])
     kernel, parameters = _bound(SMOOTH, input, weight, *numbers)
     smooth = None
     if label_smoothing:
-        smooth = prepare_kernel(context, kernel, dim, [x, row, row, index, *weights], (dtype,), parameters)
+        smooth = prepare_kernel(context, Launch(kernel, dim, (dtype,), parameters), [x, row, row, index, *weights])
     if forward is None or (label_smoothing and smooth is None):
         return None
 
@@ -135,12 +135,12 @@ def prepare_losses(
             check_range(target, input.shape[classes_dim(input)], ignore_index)
         x = _rows(input)[0] if viewed else input
         index = _index(target, input) if one_row else target
-        found = forward(None, (x, index) if weight is None else (x, index, weight))
+        found = forward.run(x, index) if weight is None else forward.run(x, index, weight)
         if only_loss:
             return found[0], None
         loss, lse = found
         if smooth is not None:
-            (loss,) = smooth(None, (x, loss, lse, index) if weight is None else (x, loss, lse, index, weight))
+            (loss,) = smooth.run(x, loss, lse, index, *(() if weight is None else (weight,)))
         return loss, lse
 
     return of_indices
@@ -195,7 +195,7 @@ def prepare_gradient(
         return given
 
     given = inputs(x, target, weight, lse, row_grad, lse_grad)
-    launch = prepare_kernel(context, kernel, dim, given, (input.dtype,), parameters, x if inplace else None)
+    launch = prepare_kernel(context, Launch(kernel, dim, (input.dtype,), parameters), given, x if inplace else None)
     if launch is None:
         return None
 
@@ -204,7 +204,8 @@ def prepare_gradient(
     ) -> Tensor:
         input = input.detach() if inplace else input
         x = _rows(input)[0] if viewed else input
-        (found,) = launch(x if inplace else None, inputs(x, target, weight, lse, row_grad, lse_grad))
+        given = inputs(x, target, weight, lse, row_grad, lse_grad)
+        found: Tensor = (launch.run(x, *given) if inplace else launch.run(*given))[0]
         if not viewed:
             return found
         return found.view(input.shape) if one_row else found.movedim(dim, 1)
@@ -232,7 +233,7 @@ def prepare_losses_with_gradient(
     weights = [] if weight is None else [weight]
     row = torch.empty(target.shape, dtype=wide, device="meta")
     inputs = [x, row_grad, row, target, *weights]
-    launch = prepare_kernel(context, kernel, dim, inputs, (input.dtype, wide), parameters, x)
+    launch = prepare_kernel(context, Launch(kernel, dim, (input.dtype, wide), parameters), inputs, x)
     if launch is None:
         return None
 
@@ -243,7 +244,7 @@ def prepare_losses_with_gradient(
         logit = input.gather(1, target.clamp(0, classes - 1).unsqueeze(1)).squeeze(1).to(wide)
         logit.masked_fill_((target < 0) | (target >= classes), torch.nan)  # the kernel ignores it for ignored targets
         given = (x, row_grad, logit, target) if weight is None else (x, row_grad, logit, target, weight)
-        dx, losses = launch(x, given)
+        dx, losses = launch.run(x, *given)
         return losses, dx.movedim(dim, 1) if viewed else dx
 
     return run

@@ -8,7 +8,8 @@ import torch
 
 from tridal.ops.cross_entropy import MEAN, NONE, REDUCE, REDUCE_ALL, reduce_rows
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.kernel_run import prepare_kernel
+from tridal.pytorch.path.launch_source import Launch
+from tridal.pytorch.path.launches import prepare_kernel
 
 Tensor = torch.Tensor
 Reduce = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -35,16 +36,17 @@ def prepare_reduction(
     row = rows.view(-1)
     if reduction != MEAN or target.is_floating_point():
         kernel = REDUCE_ALL.writing("mean_of_losses" if reduction == MEAN else "loss_sum")
-        launch = prepare_kernel(context, kernel, 0, [row], (dtype,))
+        launch = prepare_kernel(context, Launch(kernel, 0, (dtype,)), [row])
         if launch is None:
             return by_torch
-        return lambda rows, target, weight: (launch(None, (rows.view(-1),))[0], None)
+        return lambda rows, target, weight: (launch.run(rows.view(-1))[0], None)
     if rows.dtype is torch.float32 and max(classes, abs(ignore_index)) > _EXACT:
         return by_torch
     kernel = REDUCE.bind(IGNORE_INDEX=ignore_index, **({"weight": None} if weight is None else {}))
     columns = [target.reshape(-1)] if weight is None else [target.reshape(-1), row.to(weight.dtype)]
     kernel = kernel if needs_denominator else kernel.writing("weighted_mean")
-    mean = prepare_kernel(context, kernel, 0, [row, *columns], (dtype, rows.dtype)[: len(kernel.row_writes)])
+    dtypes = (dtype, rows.dtype)[: len(kernel.row_writes)]
+    mean = prepare_kernel(context, Launch(kernel, 0, dtypes), [row, *columns])
     if mean is None:
         return by_torch
     flat = rows.dim() == 1 and target.dim() == 1
@@ -55,7 +57,7 @@ def prepare_reduction(
         given = [rows, target]
         if weight is not None:
             given.append(weight.take(target.clamp(0, classes - 1)))
-        loss, *total = mean(None, given)
+        loss, *total = mean.run(*given)
         return loss, total[0] if total else None
 
     return weighted_mean

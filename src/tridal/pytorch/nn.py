@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from tridal.pytorch.functions import log_softmax, softmax
+from tridal.pytorch.softmax import log_softmax, softmax
 
 
 def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) -> int:

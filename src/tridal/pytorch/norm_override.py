@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError
+from tridal.ops.layer_norm import LAYER_NORM
+from tridal.ops.rms_norm import RMS_NORM
 from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes
-from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
+from tridal.pytorch.path.function import register
 from tridal.pytorch.private import skip_frames
 
 Tensor = torch.Tensor
@@ -24,7 +26,7 @@ def _native_layer_norm(
     if input.dtype not in DTYPES:
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
     check_parameter_dtypes(input.dtype, weight=weight, bias=bias)
-    y, _, mean, inverse_deviation = LAYER_NORM_RULES.compute(input, None, weight, bias, len(normalized_shape), eps)
+    y, _, mean, inverse_deviation = register(LAYER_NORM).compute(input, None, weight, bias, len(normalized_shape), eps)
     mixed = any(parameter is not None and parameter.dtype is not input.dtype for parameter in (weight, bias))
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
     assert y is not None
@@ -39,7 +41,7 @@ def _native_layer_norm_backward(
     dims = len(normalized_shape)
     rows = (number.view(input.shape[: input.dim() - dims]) for number in (mean, rstd))
     with torch.no_grad():  # torch differentiates this op itself
-        found = LAYER_NORM_RULES.backward(grad, None, input, *rows, weight, dims, 0.0, output_mask)
+        found = register(LAYER_NORM).backward(grad, None, input, *rows, weight, dims, 0.0, output_mask)
     return _with_dtypes(found, (input, weight, bias))
 
 
@@ -53,7 +55,7 @@ def _fused_rms_norm(
     check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
-    y, _, inverse_rms = RMS_NORM_RULES.compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
+    y, _, inverse_rms = register(RMS_NORM).compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
     assert y is not None
     return y, _statistic(inverse_rms, input, None)
 
@@ -68,7 +70,7 @@ def _fused_rms_norm_backward(
     dims = len(normalized_shape)
     inverse_rms = rstd.view(input.shape[: input.dim() - dims])
     with torch.no_grad():  # torch differentiates this op itself
-        found = RMS_NORM_RULES.backward(grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask)
+        found = register(RMS_NORM).backward(grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask)
     return _with_dtypes(found, (input, weight))
 
 

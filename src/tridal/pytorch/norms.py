@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,18 +10,20 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import DTypeError
+from tridal.ops import row_maths
 from tridal.ops.layer_norm import LAYER_NORM
-from tridal.ops.norms import sum_dtype
+from tridal.ops.norms import total_dtype
 from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.distributed import is_distributed
-from tridal.pytorch.fused_calls import FusedCall, call, find_call
 from tridal.pytorch.norm_checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling, traced_sizes
-from tridal.pytorch.norm_kernels import LAYER_NORM_RULES, RMS_NORM_RULES
-from tridal.pytorch.prepared import why_torch
+from tridal.pytorch.path.calls import PreparedCall, call, find_call
+from tridal.pytorch.path.function import FUNCTIONS, register
+from tridal.pytorch.path.streams import call_on_stream
+from tridal.pytorch.path.support import why_torch
 
 Tensor = torch.Tensor
 Casting = Literal["llama", "gemma"] | None
@@ -29,7 +32,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
-    residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None,
+    residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
 ) -> Any:  # fmt: skip
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, as torch.nn.functional.rms_norm defines it.
 
@@ -43,27 +46,32 @@ def rms_norm(
         casting: None computes in float32 and rounds once, to torch's dtype. "gemma" is the same, but the result always
             has the dtype of the input (plus residual). "llama" rounds the normalised input to this dtype, then
             multiplies with the weight in the promoted dtype, which is the result's.
+        stream: see `tridal.softmax`.
 
     Returns:
         The normalised tensor, contiguous; with a `residual`, a tuple of it and the sum. Statistics are float32 (float64
         for float64).
 
     Raises:
-        TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError: an argument is wrong. These are
-            also torch's types of errors.
+        TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
+            wrong. These are also torch's types of errors.
         NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
     """
-    request = None
+    pending = None
     if not _compiling():
-        tensors, options = (input, residual, weight), (eps, weight_offset, casting)
-        request = find_call(rms_norm, tensors, options, normalized_shape, 1 if residual is None else 2)
-        if type(request) is FusedCall:
-            return request(tensors)
+        tensors, numbers = (input, residual, weight), (eps, weight_offset, casting, stream)
+        pending = find_call(rms_norm, tensors, numbers, normalized_shape, 1 if residual is None else 2)
+        if type(pending) is PreparedCall:
+            return pending(tensors)
     if not _compiling() and has_torch_function((input, weight, residual)):
         return handle_torch_function(
             rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,
-            weight_offset=weight_offset, casting=casting,
+            weight_offset=weight_offset, casting=casting, stream=stream,
         )  # fmt: skip
+    if stream is not None and isinstance(input, Tensor):
+        options: dict[str, Any] = {"residual": residual, "weight_offset": weight_offset, "casting": casting}
+        call_again = functools.partial(rms_norm, input, normalized_shape, weight, eps, **options)
+        return call_on_stream(stream, (input, weight, residual), call_again)
     normalized_shape = traced_sizes(normalized_shape)
     check_scaling(weight_offset, casting)
     if _torch_only(input, weight, residual):
@@ -79,21 +87,21 @@ def rms_norm(
         if casting is None and offset == 0:
             y: Any = torch.nn.functional.rms_norm(total, normalized_shape, weight, eps)
         else:
-            y = RMS_NORM.reference(total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
+            y = row_maths.compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    results = call(RMS_NORM_RULES, arguments, request)
+    results = call(_RMS_NORM, arguments, pending)
     return results[0] if residual is None else results[:2]
 
 
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5, *, residual: Tensor | None = None,
+    eps: float = 1e-5, *, residual: Tensor | None = None, stream: Any = None,
 ) -> Any:  # fmt: skip
     """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, as torch.nn.functional.layer_norm.
 
     Args:
-        input, normalized_shape, residual: see `rms_norm`.
+        input, normalized_shape, residual, stream: see `rms_norm`.
         weight, bias: tensors of this shape, in the dtype of the input (plus residual), or both float32 with a 16-bit
             input.
         eps: is added to the variance.
@@ -105,30 +113,35 @@ def layer_norm(
     Raises:
         TypeError, DTypeError, ShapeError, TensorDeviceError, LayoutError, NoBackendError: see `rms_norm`.
     """
-    tensors, request = (input, residual, weight, bias), None
+    tensors, pending = (input, residual, weight, bias), None
     if not _compiling():
-        request = find_call(layer_norm, tensors, (eps,), normalized_shape, 1 if residual is None else 2)
-        if type(request) is FusedCall:
-            return request(tensors)
+        pending = find_call(layer_norm, tensors, (eps, stream), normalized_shape, 1 if residual is None else 2)
+        if type(pending) is PreparedCall:
+            return pending(tensors)
     if not _compiling() and has_torch_function(tensors):
-        return handle_torch_function(layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual)
+        return handle_torch_function(
+            layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual, stream=stream
+        )
+    if stream is not None and isinstance(input, Tensor):
+        call_again = functools.partial(layer_norm, input, normalized_shape, weight, bias, eps, residual=residual)
+        return call_on_stream(stream, tensors, call_again)
     normalized_shape = traced_sizes(normalized_shape)
     if _torch_only(*tensors):
         _check_plain("layer_norm", residual is None, *tensors)
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     check_norm(input, normalized_shape, eps, weight=weight, bias=bias, residual=residual)
     input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
-    check_parameter_dtypes(sum_dtype(input, residual), weight=weight, bias=bias)
+    check_parameter_dtypes(total_dtype({"input": input, "residual": residual}), weight=weight, bias=bias)
     if _torch_computes(LAYER_NORM.name, *tensors):
         total = input if residual is None else input + residual
         mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
         if mixed and total.device.type != "cpu":  # torch's kernels of other devices refuse mixed dtypes
-            y = LAYER_NORM.reference(total, None, weight, bias, len(normalized_shape), eps)[0]
+            y = row_maths.compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
         else:
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
-    results = call(LAYER_NORM_RULES, arguments, request)
+    results = call(_LAYER_NORM, arguments, pending)
     return results[0] if residual is None else results[:2]
 
 
@@ -180,3 +193,7 @@ def _dynamo() -> Any:
     from tridal.pytorch import dynamo
 
     return dynamo
+
+
+_RMS_NORM, _LAYER_NORM = register(RMS_NORM), register(LAYER_NORM)
+FUNCTIONS |= {"rms_norm": rms_norm, "layer_norm": layer_norm}

@@ -16,12 +16,11 @@ import torch
 
 from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
-from tridal.ops import table
-from tridal.ops.row_op import RowOp
-from tridal.pytorch import norm_override, prepared
+from tridal.pytorch import norm_override
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import device_context, is_served, log
-from tridal.pytorch.op_call import GradientCall
+from tridal.pytorch.path.rules import DEFINED, Rules
+from tridal.pytorch.path.support import why_torch
 from tridal.pytorch.private import has_kernel, skip_frames
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
@@ -97,10 +96,10 @@ def _replace(device_type: str) -> Any:
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        for op in table.ROW_OPS:
-            if op.aten is not None:
-                torch.library.impl(f"aten::{op.aten}", device_type, _forward(op), lib=library)
-                torch.library.impl(f"aten::{op.aten}_backward_data", device_type, _backward(op), lib=library)
+        for rules in DEFINED.values():
+            if (aten := rules.op.aten) is not None:
+                torch.library.impl(f"aten::{aten}", device_type, _forward(rules), lib=library)
+                torch.library.impl(f"aten::{aten}_backward_data", device_type, _backward(rules), lib=library)
         for name, kernel in norm_override.KERNELS.items():
             if hasattr(torch.ops.aten, name) and not _lasting(name, device_type):
                 torch.library.impl(f"aten::{name}", device_type, kernel, lib=library)
@@ -120,38 +119,41 @@ def _lasting(name: str, device_type: str) -> Any:
     return library
 
 
-def _forward(op: RowOp) -> Callable[..., torch.Tensor]:
+def _forward(rules: Rules) -> Callable[..., torch.Tensor]:
+    op, prepare = rules.op, rules.prepare
     torch_out = getattr(torch.ops.aten, str(op.aten)).out  # the override does not replace `.out`
+    assert prepare is not None
 
     @skip_frames
     def compute(input: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
         dtype = torch.float32 if half_to_float else input.dtype
-        context = device_context(input.device)
-        call = prepared.forward(context, input, op, dim, dtype)
-        if call is not None:
-            return call.run(input)
+        arguments = op.signature.complete((input, dim, dtype))
+        found = prepare(*arguments)
+        if found is not None:
+            return found.run(*op.signature.tensors_of(arguments))[0]  # type: ignore[no-any-return]
         if RECORDERS:
-            record_torch(op.name, input, prepared.why_torch(context, dtype, input))
+            record_torch(op.name, input, why_torch(device_context(input.device), dtype, input))
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
         return torch_out(input, dim, half_to_float, out=out)  # type: ignore[no-any-return]
 
     return compute
 
 
-def _backward(op: RowOp) -> Callable[..., torch.Tensor]:
+def _backward(rules: Rules) -> Callable[..., torch.Tensor]:
+    op, prepare = rules.op, rules.prepare_backward
     torch_out = getattr(torch.ops.aten, f"{op.aten}_backward_data").out
-    call_of = functools.cache(functools.partial(GradientCall, op, parameters=op.backward_parameters(())))
     out_name = "grad_input" if op.aten == "_softmax" else "out"  # ATen's two ops use different names
+    assert prepare is not None
 
     @skip_frames
     def compute(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
-        context = device_context(grad.device)
         if grad.shape == output.shape:
-            run = prepared.backward(context, call_of(dim, input_dtype), grad, output)
-            if run is not None:
-                return run(grad, output)
+            found = prepare(*op.gradient_signature.complete((grad, output, dim, input_dtype)))
+            if found is not None:
+                return found.run(grad, output)[0]  # type: ignore[no-any-return]
         if RECORDERS:
-            record_torch(op.backward.name, grad, prepared.why_torch(context, input_dtype, grad, output))
+            reason = why_torch(device_context(grad.device), input_dtype, grad, output)
+            record_torch(op.gradient_signature.name, grad, reason)
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)
         return torch_out(grad, output, dim, input_dtype, **{out_name: out})  # type: ignore[no-any-return]
 

@@ -118,14 +118,17 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
     return make if as_requested and made.device == device else None
 
 
-def tensor_guards(*inputs: torch.Tensor) -> Callable[..., bool] | None:
+def tensor_guards(
+    *inputs: torch.Tensor, sizes: list[list[int | None]] | None = None, strides: list[list[int | None]] | None = None
+) -> Callable[..., bool] | None:
     """Returns check(*tensors), which compares shape, strides, dtype, device, requires_grad and dispatch keys to these.
 
+    `sizes` and `strides` have a list for each tensor, with None for each one that is not compared.
     Returns None if `TensorGuards` is missing, or if a tensor is given twice. `check` is false for equal tensors. It
     crashes on nested and non-strided tensors, and in transforms.
     """
     try:
-        guards = _TensorGuards(*inputs, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        guards = _TensorGuards(*inputs, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         check: Callable[..., bool] = guards.check
         return check if check(*inputs) and not check(*inputs[1:], None) else None
     except Exception:

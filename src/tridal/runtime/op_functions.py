@@ -13,7 +13,7 @@ a number per element, one of `reads`; for an output with a number per row, one o
 - `picked`, in `row_value` and `row_writes`: the element of the first tensor in the column that `row_index` gives;
 - `picked_<name>`, in `row_value` and `row_writes`: the number of the first tensor of `column_reads` for that column;
 - the kernel's constants, see `RowKernel.bind`;
-- `column`, in `writes` and `column_writes`: the column of each element;
+- `column`, in terms, `writes` and `column_writes`: the column of each element;
 - `in_bounds`, in the second term: whether each element is one of the tensor, and not beyond the end of a row or beyond
   the last row. Kernels with `neutral_padding` need it if a term of padding is not zero;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
@@ -53,9 +53,10 @@ _FINISH = (
 _ROW_WRITE = (*_NUMBERS, "first", "second", "row_value", "count")
 
 CALLS: Mapping[str, tuple[str, ...]] = {
-    "first_term": (*_TENSORS, "param0", "param1", "AXIS", "EXP2_BIAS"),
+    "first_term": (*_TENSORS, "column", "param0", "param1", "AXIS", "EXP2_BIAS"),
     "second_term": (
-        *_TENSORS, "param0", "param1", "first", "count", "in_bounds", "AXIS", "EXP2_BIAS", "UNNORMALISED", "GUARD",
+        *_TENSORS, "column", "param0", "param1", "first", "count", "in_bounds", "AXIS", "EXP2_BIAS", "UNNORMALISED",
+        "GUARD",
     ),
     "rebase": ("second", "part_first", "first", "part_count", "count", "param0", "param1", "EXP2_BIAS"),
     "row_value": (
@@ -176,8 +177,8 @@ def _adapter(kernel: RowKernel, role: str, name: str, function: Any, wrap: Calla
         )
     passed = ", ".join(known[argument] for argument in declared)
     parameters = ", ".join(f"{argument}: tl.constexpr" if argument.isupper() else argument for argument in given)
-    adapter = f"{name}_as_{role}"
-    source = f"def {adapter}({parameters}):\n    return {passed if function is None else f'{name}({passed})'}\n"
+    adapter, called = f"{name}_as_{role}", f"{name}_of_op" if name in given else name
+    source = f"def {adapter}({parameters}):\n    return {passed if function is None else f'{called}({passed})'}\n"
     # Triton reads the source of a function with inspect, which looks up the file name in the line cache.
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     file = f"<tridal {kernel.module}.{name} {digest}>"
@@ -187,7 +188,7 @@ def _adapter(kernel: RowKernel, role: str, name: str, function: Any, wrap: Calla
 
     scope: dict[str, Any] = {"__name__": f"{kernel.module}.{role}", "triton": triton, "tl": tl}
     if function is not None:
-        scope[name] = wrap(function)
+        scope[called] = wrap(function)
     exec(compile(source, file, "exec"), scope)
     adapted = scope[adapter]
     assert isinstance(adapted, FunctionType)

@@ -111,8 +111,16 @@ class _Report:
             if self._interpret:
                 return
             raise _Finished
-        shape, wanted = _shape(result), _sizes(expected.shape)
+        shape, wanted, empty = _shape(result), _sizes(expected.shape), role == "empty"
+        role = "rebase" if empty else role
         subject = f"kernel {self._kernel.name!r}: {function_names(self._kernel)[role]} of {self._kernel.module}"
+        if empty:
+            if self._interpret and _has_nan(result):
+                raise PluginError(
+                    f"{subject} returned NaN for an empty part of a row: expected a number. The maximum of a part "
+                    "without elements, or of a row of -inf, is -inf, and sums and part_count are 0"
+                )
+            return
         if shape is None:
             found = "None" if result is None else f"a {type(result).__name__}"
             raise PluginError(f"{subject} returned {found}: expected a tensor of the shape {wanted}")
@@ -120,6 +128,12 @@ class _Report:
             raise PluginError(f"{subject} returned the shape {shape}: expected {wanted}{_HINT}")
         if role in _STATISTICS and str(getattr(result, "dtype", "fp32")) != "fp32":
             raise PluginError(f"{subject} returned {result.dtype}: expected the dtype of its arguments, fp32")
+
+
+def _has_nan(result: Any) -> bool:
+    """Returns whether a tensor of Triton's interpreter holds NaN."""
+    data = getattr(getattr(result, "handle", None), "data", None)
+    return data is not None and bool((data != data).any())
 
 
 def _plain(value: Any) -> Any:

@@ -171,8 +171,6 @@ class RowKernel:
             return f"kernel {self.name!r} adds {self.added!r} to nothing: it writes no tensor with a number per element"
         if any(statistic.rebase is not None for statistic in statistics[:1]):
             return f"kernel {self.name!r}: rebase is for the second statistic only"
-        if statistics and statistics[-1].rebase is not None and statistics[-1].reduce == "max":
-            return f"kernel {self.name!r}: a statistic with rebase has to be a sum"
         names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
         names += [name for name in (self.row_value, self.row_index, self.added) if name is not None]
         names += [name for name, _ in self.constants]

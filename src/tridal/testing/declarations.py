@@ -1,37 +1,41 @@
-"""Checks the declarations of ops of one tensor, in seconds: the maths in torch's ops, and the Triton functions."""
+"""Checks the declarations of ops of rows, in seconds: the maths in torch's ops, and the Triton functions."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
 
 from tridal.errors import TridalError
-from tridal.ops import planning, table
-from tridal.ops.row_op import RowOp
+from tridal.ops import planning, row_maths, table
+from tridal.ops.op import Op
 from tridal.runtime import compiler
 from tridal.runtime.op_trial import check_functions, is_own
 from tridal.runtime.row_kernel import RowKernel
-from tridal.testing.cases import TUTORIAL_SHAPE
-from tridal.testing.checking import Result
+from tridal.testing.cases import TUTORIAL_SHAPE, Case, optional_tensors
+from tridal.testing.checking import Result, make_call
+from tridal.testing.exact import Call, Named
+from tridal.testing.inputs import make_tensors, make_values
 
 _TOLERANCE = 1e-6
 """Two equal formulas in float64 differ by far less, and two different ones by more."""
 
 
 def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
-    """Checks the declaration of each op of one tensor. No device is needed.
+    """Checks the declaration of each op of rows. No device is needed.
 
-    - The reference and the gradient keep shape and dtype.
-    - The gradient is that of autograd, given the tensor that the op saves.
+    - The reference and the gradient return tensors of the right shapes and dtypes, with and without optional tensors.
+    - The gradient of each tensor is that of autograd, given the tensors that the op saves.
     - The functions of third parties return tensors of the right shapes, and Triton compiles their kernels. This is
       checked for an architecture of each backend, if the installed Triton compiles for it.
 
     Args:
-        ops: names of ops; None stands for all ops. Ops of several tensors are left out.
+        ops: names of ops; None stands for all ops. Ops that are not of rows are left out.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
@@ -39,7 +43,7 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
     return tuple(
         _result(f"{op.name} declaration {what}", check)
         for op in table.selected(ops)
-        if isinstance(op, RowOp)
+        if op.of_rows
         for what, check in _checks(op)
     )
 
@@ -55,9 +59,11 @@ def _result(name: str, check: Callable[[], str | None]) -> Result:
     return Result(name, message is None, 0.0, 0.0, message, time.perf_counter() - start)
 
 
-def _checks(op: RowOp) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    for dtype in (torch.float32, torch.float64):
-        yield f"maths in {dtype}", functools.partial(_maths_fault, op, dtype)
+def _checks(op: Op) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    optional = optional_tensors(op)
+    for dtype, absent in product((torch.float32, torch.float64), ((), optional) if optional else ((),)):
+        without = f" without {', '.join(absent)}" if absent else ""
+        yield f"maths in {dtype}{without}", functools.partial(_maths_fault, op, dtype, absent)
     for kernel in op.kernels:
         if is_own(kernel):
             continue
@@ -68,38 +74,62 @@ def _checks(op: RowOp) -> Iterator[tuple[str, Callable[[], str | None]]]:
                 yield what, functools.partial(_compile, kernel, arch, name, dim)
 
 
-def _maths_fault(op: RowOp, dtype: torch.dtype) -> str | None:
+def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | None:
     """Returns a description of a fault of the reference or the gradient, or None."""
-    x, dy = torch.randn((2, 3, 7), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
-    values = tuple(map(float, op.parameters.values()))
-    y = op.compute(x.requires_grad_(), -1, values)
-    if (fault := _fault("reference", y, x)) is not None:
-        return fault
-    if not y.requires_grad:
-        return "the reference has no gradient: autograd has to differentiate it"
-    (exact,) = torch.autograd.grad(y, x, dy)
-    saved = {"output": y.detach(), "input": x.detach()}
-    found = {name: op.compute_gradient(dy, t, -1, op.backward_parameters(values)) for name, t in saved.items()}
-    if (fault := _fault("gradient", found[op.saves], x)) is not None:
-        return fault
-    error = {name: float((dx - exact).abs().max() / exact.abs().max()) for name, dx in found.items()}
-    if dtype is not torch.float64 or error[op.saves] <= _TOLERANCE:
+    case = Case(op.name, "backward", (3, 7), dtype=str(dtype).removeprefix("torch."), absent=absent)
+    tensors = make_tensors(case, op, torch.device("cpu"))
+    call, dtypes = make_call(case, op, {name: tensor for name, tensor in tensors.items() if tensor is not None}, None)
+    leaves = call.differentiable(call.arguments)
+    arguments = tuple(leaves.get(n, a) for n, a in zip(op.signature.names, call.arguments, strict=True))
+    x, found = arguments[0], row_maths.raw_results(op, *arguments)
+    for result, tensor in zip(op.results, found, strict=False):
+        expected = dtype if dtypes[result.name].is_floating_point else dtypes[result.name]
+        if (fault := _fault("reference", tensor, x, result.role == "row", expected)) is not None:
+            return fault
+    if len(found) != len(op.results):
+        return f"the reference returned {len(found)} tensors: expected {len(op.results)}, one for each result"
+    if not leaves or not op.differentiable_results:
         return None
-    right = next((f": declare saves={name!r}" for name in found if error[name] <= _TOLERANCE), "")
-    return (
-        f"with saves={op.saves!r}, the gradient differs from autograd's gradient of the reference by "
-        f"{error[op.saves]:.3g} of its largest element{right}"
-    )
+    if not found[0].requires_grad:
+        return "the reference has no gradient: autograd has to differentiate it"
+    if op.gradient is None:
+        return None
+    call.found = {name: tensor for name, tensor in call.results().items() if dtypes[name].is_floating_point}
+    grads = [make_values("normal", tuple(call.found[n].shape), -1, seed=i + 1) for i, n in enumerate(call.given)]
+    for tensor in row_maths.raw_gradients(op, *call.gradient_arguments([grad.to(dtype) for grad in grads], dtype)):
+        if (fault := _fault("gradient", tensor, x, False, dtype)) is not None:
+            return fault
+    if dtype is not torch.float64:
+        return None
+    exact = call.gradients(grads)
+    for name, error in _errors(call, exact, grads).items():
+        if not error <= _TOLERANCE:
+            of = f" of {name}" if len(exact) > 1 else ""
+            other = replace(op, saves=("input",) if op.saves == ("output",) else ("output",))
+            right = op.one_tensor and _errors(replace(call, op=other), exact, grads)[name] <= _TOLERANCE
+            return (
+                f"with saves={op.saves!r}, the gradient{of} differs from autograd's gradient of the reference by "
+                f"{error:.3g} of its largest element{f': declare saves={other.saves!r}' if right else ''}"
+            )
+    return None
 
 
-def _fault(function: str, found: object, x: torch.Tensor) -> str | None:
+def _errors(call: Call, exact: Named, grads: list[torch.Tensor]) -> dict[str, float]:
+    """Returns the error of each gradient of the op's own gradient, divided by the largest element."""
+    found = call.declared_gradients(grads, stored=False)
+    return {n: float((found[n] - tensor).abs().max() / tensor.abs().max()) for n, tensor in exact.items()}
+
+
+def _fault(function: str, found: object, x: torch.Tensor, per_row: bool, dtype: torch.dtype) -> str | None:
     """Returns why a result has the wrong shape or dtype, or None."""
     if not isinstance(found, torch.Tensor):
         return f"the {function} returned a {type(found).__name__}: expected a tensor"
-    if found.shape != x.shape or found.dtype is not x.dtype:
+    shape = (*x.shape[:-1], 1) if per_row else tuple(x.shape)
+    if tuple(found.shape) != shape or found.dtype is not dtype:
+        same = dtype is x.dtype and shape == tuple(x.shape)
         return (
             f"the {function} returned {found.dtype} of shape {tuple(found.shape)} for {x.dtype} of shape "
-            f"{tuple(x.shape)}: expected the same dtype and shape"
+            f"{tuple(x.shape)}: expected {'the same dtype and shape' if same else f'{dtype} of shape {shape}'}"
         )
     return None
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-import tridal
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend, LaunchPlan, Problem
 from tridal.ops import table
-from tridal.pytorch.functions import FUNCTIONS, row_function
+from tridal.pytorch.path.function import FUNCTIONS, row_function
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
 
 
@@ -34,9 +33,7 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
     Raises:
         PlanError: the op is unknown or cannot be used. The message suggests similar names.
     """
-    if op in (fused.name for fused in table.FUSED_OPS):
-        return getattr(tridal, op)  # type: ignore[no-any-return]
-    return FUNCTIONS.get(op) or row_function(table.row_op_named(op))
+    return FUNCTIONS.get(op) or row_function(table.op_named(op))
 
 
 class Overridden:

@@ -6,7 +6,36 @@ import functools
 
 import torch
 
-from tridal.testing.cases import Layout, Mask, Values
+from tridal.ops.op import Op
+from tridal.testing.cases import Case, Layout, Mask, Values
+
+Tensor = torch.Tensor
+
+
+def make_tensors(case: Case, op: Op, device: torch.device) -> dict[str, Tensor | None]:
+    """Returns the tensors of a case by name, by their role; None for absent ones. The first one has `case.values`.
+
+    The others have ordinary values, except that all numbers per element are small or constant together.
+    """
+    first = len(case.shape) - case.dims if case.dims > 1 else case.dim % max(len(case.shape), 1)
+    columns = case.shape[first : first + case.dims]
+    per_row = case.shape[:first] + case.shape[first + case.dims :]
+    tensors: dict[str, Tensor | None] = {}
+    for index, argument in enumerate(a for a in op.arguments if a.type == "Tensor"):
+        if argument.name in case.absent:
+            tensors[argument.name] = None
+            continue
+        shape = {"element": case.shape, "column": columns}.get(str(argument.role), per_row)
+        dtype = dict(case.dtypes).get(argument.name, case.dtype)
+        if argument.role == "index":
+            generator = torch.Generator().manual_seed(index)
+            tensors[argument.name] = torch.randint(max(1, *columns), shape, generator=generator).to(device)
+            continue
+        alike = index == 0 or (argument.role == "element" and case.values in ("small", "constant"))
+        values = make_values(case.values if alike else "normal", shape, case.dim, seed=index and index + 3)
+        layout = case.layout if argument.role == "element" else "contiguous"
+        tensors[argument.name] = with_layout(values, layout, dtype, device)
+    return tensors
 
 
 def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -> torch.Tensor:
@@ -21,7 +50,9 @@ def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -
     chosen = torch.rand(shape, generator=generator) < 0.1
     other_dim = (dim + 1) % x.dim()
     row = x.select(other_dim, 0)  # a row along `dim`; for a 1-d tensor, the first element
-    if kind == "shifted":
+    if kind == "small":
+        x /= 1000
+    elif kind == "shifted":
         x += 10_000
     elif kind == "constant":
         x.fill_(-1.5)

@@ -20,7 +20,7 @@ import torch
 
 from tridal.devices.types import Backend
 from tridal.ops import cross_entropy as maths
-from tridal.ops.fused_op import FusedOp
+from tridal.ops.op import Op
 from tridal.testing.cases import DIRECTIONS, FusedCase
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
@@ -49,7 +49,7 @@ class LinearLossCase(FusedCase):
         return _compare(self, implementation)
 
 
-def cases(op: FusedOp, backend: Backend) -> Iterator[LinearLossCase]:
+def cases(op: Op, backend: Backend) -> Iterator[LinearLossCase]:
     """Yields the cases of linear_cross_entropy whose dtypes the backend computes."""
     for direction in DIRECTIONS:
         make = partial(LinearLossCase, op.name, direction)

@@ -24,7 +24,7 @@ import torch
 
 from tridal.devices.types import Backend
 from tridal.ops import cross_entropy as maths
-from tridal.ops.fused_op import FusedOp
+from tridal.ops.op import Op
 from tridal.testing.cases import DIRECTIONS, FusedCase, Values
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
@@ -59,7 +59,7 @@ _PLAN_SHAPES = ((37, 53), (300, 781), (3, 33, 300))
 _VALUES: tuple[Values, ...] = ("constant", "dominant", "some -inf", "row of -inf", "some +inf", "some nan")
 
 
-def cases(op: FusedOp, backend: Backend) -> Iterator[FusedCase]:
+def cases(op: Op, backend: Backend) -> Iterator[FusedCase]:
     """Yields the cases of cross_entropy whose dtypes the backend computes."""
     for direction in DIRECTIONS:
         make = partial(LossCase, op.name, direction)

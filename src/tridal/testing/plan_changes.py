@@ -81,8 +81,8 @@ def search_plans(
     """Searches for changes of the plans of a backend that is available here, for each op, dtype and layout.
 
     `ops` are names; None stands for all ops. A search of one kind of call is started only if fewer than `max_compiled`
-    kernels were compiled before, because a plan may compile some. A change that several dtypes share is tested with one
-    of them. `track` yields the kinds of calls that it gets, and can show the progress.
+    kernels were compiled before, because a plan may compile some. A change that several dtypes or
+    ops share is tested with one of them. `track` yields the kinds of calls that it gets, and can show the progress.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
@@ -94,7 +94,9 @@ def search_plans(
             skipped.append(kind.case(64, 64).name)
             continue
         for change in _changes(kind, planner, backend.interpreted):
-            found.setdefault((kind.op, kind.direction, kind.layout, kind.scaled, change), []).append(kind)
+            found.setdefault(
+                (kind.op.one_tensor, kind.direction, kind.layout, kind.scaled, kind.bare, change), []
+            ).append(kind)
     cases: dict[Case, None] = {}
     for (*_, change), kinds in found.items():
         kind = kinds[zlib.crc32(repr(change).encode()) % len(kinds)]

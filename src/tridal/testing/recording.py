@@ -124,10 +124,10 @@ class FakeTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Supports `torch.empty_like` only."""
-        if func is not torch.ops.aten.empty_like.default:
+        """Supports `new_empty` only."""
+        if func is not torch.ops.aten.new_empty.default:
             raise NotImplementedError(f"{func} of a tensor without memory")
-        return cls(args[0].shape, (kwargs or {}).get("dtype") or args[0].dtype, args[0].device)
+        return cls(args[1], (kwargs or {}).get("dtype") or args[0].dtype, args[0].device)
 
 
 class RecordedBackend:

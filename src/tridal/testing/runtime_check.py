@@ -12,9 +12,9 @@ from tridal.devices import settings
 from tridal.devices.checked import CheckedBackend
 from tridal.devices.types import Backend, DeviceProperties
 from tridal.ops import table
-from tridal.pytorch import prepared
 from tridal.pytorch.bounded_cache import BoundedCache
-from tridal.pytorch.device_context import DeviceContext, PreparedCall
+from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.path.row_calls import prepare_call
 from tridal.runtime.compiler import can_compile
 from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, recording
 
@@ -132,7 +132,7 @@ def _launch_faults(
         device.error, raised = error, None
         device.launches.clear()
         try:
-            y = call.run(x)
+            y = call(x)
         except _LaunchError as caught:
             raised = caught
         device.error = None
@@ -146,8 +146,8 @@ def _launch_faults(
             yield from _argument_faults(device, recorded, index, (y, x))
 
 
-def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, PreparedCall]:
-    """Returns a tensor without memory on a device, and the prepared call of the first op for it."""
+def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, Callable[[torch.Tensor], Any]]:
+    """Returns a tensor without memory on a device, and a prepared call of the first op of one tensor for it."""
     try:
         torch_device = torch.device(recorded.device_type, index)
     except RuntimeError:  # torch does not know the device type until the vendor's package is imported
@@ -155,13 +155,14 @@ def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, Prepare
     context = DeviceContext.__new__(DeviceContext)
     context.device, context.index, context.settings = torch_device, index, settings.current()
     context.backend = CheckedBackend(recorded, "tridal.testing")
-    context.torch_computes, context.has_autocast, context.forwards = False, False, BoundedCache(1)
+    context.torch_computes, context.has_autocast, context.runs = False, False, BoundedCache(4)
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
-    op = next(iter(table.row_ops().values()))
+    op = next(op for op in table.ops().values() if op.one_tensor)
     x = FakeTensor(_SHAPE, getattr(torch, dtype), torch_device)
-    call = prepared.forward(context, x, op, -1, None, tuple(op.parameters.values()))
-    assert call is not None
-    return x, call
+    arguments = op.signature.complete((x, -1, x.dtype, *op.parameters.values()))
+    found = prepare_call(context, op, op.signature, arguments)
+    assert found is not None
+    return x, lambda x: found.run(*op.signature.tensors_of((x, *arguments[1:])))[0]
 
 
 def _argument_faults(

@@ -7,17 +7,15 @@ from typing import Any
 
 from tridal.devices.types import Backend
 from tridal.ops import table
-from tridal.ops.row_op import RowOp
-from tridal.testing import linear_loss_cases, loss_cases, norm_cases
-from tridal.testing.cases import Case, FusedCase, row_cases
+from tridal.testing import linear_loss_cases, loss_cases
+from tridal.testing.cases import Case, FusedCase
+from tridal.testing.row_cases import row_cases
 
 FUSED_CASES: dict[str, Callable[[Any, Backend], Iterable[FusedCase]]] = {
-    "rms_norm": norm_cases.cases,
-    "layer_norm": norm_cases.cases,
     "cross_entropy": loss_cases.cases,
     "linear_cross_entropy": linear_loss_cases.cases,
 }
-"""cases(op, backend) of each op of several tensors."""
+"""cases(op, backend) of each op that is not of rows."""
 
 
 def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | FusedCase, ...]:
@@ -31,5 +29,5 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | Fu
     """
     found: dict[Case | FusedCase, None] = {}
     for op in table.selected(ops):
-        found |= dict.fromkeys(row_cases(op, backend) if isinstance(op, RowOp) else FUSED_CASES[op.name](op, backend))
+        found |= dict.fromkeys(row_cases(op, backend) if op.of_rows else FUSED_CASES[op.name](op, backend))
     return tuple(found)

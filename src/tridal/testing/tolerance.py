@@ -14,23 +14,21 @@ to first order:
 `Arithmetic.noise` is the sum of these. Each of its terms is about twice as large as necessary. The sum is a thousand
 times smaller than the error of a sum in bfloat16. `tests/test_tolerance.py` shows which faults the bounds find.
 
-An op can define its own bounds (`RowOp.bounds`). `DerivedBounds` are the bounds of all other ops. They measure how
-sensitive a row is to rounding errors: they slightly change the inputs and the statistics of the op's reference, in
-float64 and in float32. The largest change of the row's results determines the bound.
+An op of one tensor can define its own bounds (`Op.bounds`). `DerivedBounds` are the bounds of all other ops. They
+measure how sensitive the results are to rounding errors: they slightly change the tensors and the statistics of the
+op's reference, in float64 and in float32. The largest change of a row's results determines the bound.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
-from tridal.ops.row_op import RowOp
-from tridal.ops.row_reduce import RowReduce
+from tridal.ops.signature import Rows
+from tridal.testing.exact import EXACT, Trial
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of each dtype, for rounding to nearest."""
@@ -40,8 +38,8 @@ TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float
 
 Tensor = torch.Tensor
 
-_CHANGES = ((2.0**-20, torch.float64), (2.0**-23, torch.float32))  # (step, dtype) of a trial, see _bound
-_TRIALS = 6
+_CHANGES = ((2.0**-20, torch.float64), (2.0**-23, torch.float32))  # (step, dtype) of a trial, see DerivedBounds
+_TRIALS, _MANY_ELEMENTS = 6, 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,80 +79,55 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class DerivedBounds:
-    """Error bounds for any op. They measure how small changes of inputs and statistics affect the op's reference."""
+    """Error bounds for any op. They measure how small changes of tensors and statistics affect the op's results.
 
-    op: RowOp
-
-    def forward(self, x: Tensor, y: Tensor, dim: int, arithmetic: Arithmetic, scaled: Tensor | None = None) -> Tensor:
-        """Returns the bound of each element's error in Y = op(X). `scaled` is not used."""
-        return _bound(self._compute, (x,), y, dim, arithmetic)
-
-    def backward(
-        self, saved: Tensor, dy: Tensor, dx: Tensor, dim: int, arithmetic: Arithmetic, scale: float = 1.0
-    ) -> Tensor:
-        """Returns the bound of each element's error in dX, for the saved tensor and dY."""
-        values = self.op.backward_parameters(tuple(self.op.parameters.values()), scale)
-        gradient = functools.partial(self.op.gradient, **self.op.keywords(self.op.backward, values))
-        return _bound(lambda reduce, dy, saved: gradient(dy, saved, reduce), (dy, saved), dx, dim, arithmetic)
-
-    def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
-        """Returns the bound of each element's error in the gradient of sum(dX^2), whose exact value is `exact`."""
-
-        def compute(reduce: RowReduce, x: Tensor, dy: Tensor) -> Tensor:
-            x = x.detach().requires_grad_()
-            return second_gradient(x, self._compute(reduce, x), dy)
-
-        return _bound(compute, (x, dy), exact, dim, arithmetic)
-
-    def _compute(self, reduce: RowReduce, x: Tensor) -> Tensor:
-        return self.op.reference(x, reduce, **self.op.parameters)
-
-
-def bounds_of(op: RowOp) -> Any:
-    """Returns the bounds of an op: its own bounds if it has any, else `DerivedBounds`."""
-    return DerivedBounds(op) if op.bounds is None else op.bounds
-
-
-def second_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
-    """Returns the gradient of sum(dX^2), where dX is the gradient of sum(Y dY). The result of a linear op is zero."""
-    (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
-    if not dx.requires_grad:
-        return torch.zeros_like(x)
-    (ddx,) = torch.autograd.grad(dx.square().sum(), x, materialize_grads=True)
-    return ddx
-
-
-def _bound(
-    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], exact: Tensor, dim: int, arithmetic: Arithmetic
-) -> Tensor:
-    """Returns the bound of each element's error in function(reduce, *inputs), whose exact value is `exact`.
-
-    Each trial changes the inputs and the results of `reduce` by random relative amounts up to a step. Half of the
-    trials run in float32. The bound uses the largest change of a row's results, divided by the step. Changes of the
-    inputs alone would not show errors of intermediate results that cancel in exact arithmetic.
+    Each trial changes the tensors and the results of reductions by random relative amounts up to a step. Half of the
+    trials run in float32. A bound uses the largest change of a row's results, divided by the step. Changes of the
+    tensors alone would not show errors of intermediate results that cancel in exact arithmetic.
     """
-    generator, largest = torch.Generator().manual_seed(0), torch.zeros_like(exact)
-    for step, dtype in _CHANGES * _TRIALS:
-        change = functools.partial(_change, step=step, generator=generator)
-        changed = [change(x).to(dtype) for x in inputs]
-        result = function(_ChangedReduce(exact, dim, change), *changed).double()
-        largest = torch.maximum(largest, ((result - exact).abs() / step).nan_to_num(posinf=0.0))
-    noise = arithmetic.noise(torch.zeros(()))
-    sensitivity = 2 * RowReduce(largest, dim)(largest, "max")
-    return arithmetic.unit * exact.abs() + noise * (exact.abs() + sensitivity) + arithmetic.tiny
 
+    rows: Rows
+    exact: Mapping[str, Tensor]
+    """The exact value of each result or gradient."""
+    roles: Mapping[str, str | None]
+    """Whether each holds a number per element, row or column."""
+    compute: Callable[[Trial], Mapping[str, Tensor]]
+    """Computes all of them in a trial."""
 
-class _ChangedReduce(RowReduce):
-    """A `RowReduce` that applies `change` to its results."""
+    def bounds(self, arithmetic: Mapping[str, Arithmetic], rounds: bool = False) -> dict[str, Tensor]:
+        """Returns the bound of the error of each element. `rounds`: whether the op rounds intermediate results."""
+        generator = torch.Generator().manual_seed(0)
+        largest = {name: torch.zeros_like(tensor) for name, tensor in self.exact.items()}
+        rounded = {name: torch.zeros_like(tensor) for name, tensor in self.exact.items()}
+        origin = self.compute(EXACT)  # not `exact`: a wrong gradient of the op would be taken for a sensitive one
+        most = max((tensor.numel() for tensor in self.exact.values()), default=0)
 
-    def __init__(self, x: Tensor, dim: int, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(x, dim)
-        self._change = change
+        def changed(x: Tensor, step: float) -> Tensor:
+            """Returns the tensor with each element changed by a random relative amount between -step and step."""
+            return x * (1 + step * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
 
-    def __call__(self, x: Tensor, how: Literal["max", "sum"]) -> Tensor:
-        return self._change(super().__call__(x, how))
+        def run(trial: Trial, step: float, found: dict[str, Tensor]) -> None:
+            for name, tensor in self.compute(trial).items():
+                difference = ((tensor.double() - origin[name].double()).abs() / step).nan_to_num(posinf=0.0)
+                found[name] = torch.maximum(found[name], difference)
 
+        for step, dtype in _CHANGES * (_TRIALS if most <= _MANY_ELEMENTS else 2):
+            run(Trial(dtype, lambda x, step=step: changed(x, step)), step, largest)  # type: ignore[misc]
+        for _ in range(_TRIALS * rounds):
+            trial = replace(EXACT, rounding=lambda x, dtype: changed(x, 2 * UNIT[str(dtype).removeprefix("torch.")]))
+            run(trial, 1.0, rounded)
+        return {
+            name: a.unit * exact.abs() + a.noise(torch.zeros(())) * (exact.abs() + 2 * self._of_row(name, largest))
+            + self._of_row(name, rounded) + a.tiny
+            for name, exact in self.exact.items() for a in [arithmetic[name]]
+        }  # fmt: skip
 
-def _change(x: Tensor, step: float, generator: torch.Generator) -> Tensor:
-    """Returns the tensor with each element changed by a random relative amount between -step and step."""
-    return x * (1 + step * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
+    def _of_row(self, name: str, changes: Mapping[str, Tensor]) -> Tensor:
+        """Returns the largest change of a row, or of all sums over rows."""
+        tensor = changes[name]
+        if tensor.numel() == 0 or self.roles[name] == "row":
+            return tensor
+        if self.roles[name] == "column":
+            return tensor.amax().expand_as(tensor)
+        dims = tuple(range(self.rows.first, self.rows.first + self.rows.dims)) if tensor.dim() else ()
+        return tensor.amax(dims, keepdim=True).expand_as(tensor)

@@ -1,0 +1,123 @@
+"""The arguments and the results of an op: tensors with a role, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from tridal.ops.row_reduce import accumulator
+
+Role: TypeAlias = Literal["element", "row", "column", "index", "mask", "whole"]
+"""What a tensor holds: a number per element, per row, per column, a column index per row, a mask that is broadcast to
+the elements, or something else ("whole")."""
+
+_TYPES: Mapping[type, str] = {bool: "bool", int: "int", float: "float", str: "str"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a registered op."""
+
+    name: str
+    type: str = "Tensor"
+    """The type in torch's schema, without "?"."""
+    role: Role | None = None
+    """What a tensor holds; None for other types."""
+    optional: bool = False
+    """Whether the argument may be None."""
+    differentiable: bool = False
+    """Whether the op's gradient kernel computes a gradient of the tensor."""
+    default: Any = None
+    """The value of a number that is not given. None means that it has to be given."""
+    neutral: float | None = None
+    """The value of a number without which a kernel is compiled, because it changes nothing."""
+    range: tuple[Any, ...] | None = None
+    """The smallest and the largest value that tests draw for a number, or all values of a string."""
+
+    @property
+    def schema(self) -> str:
+        """The argument in torch's schema."""
+        default = "" if self.default is None else f"={self.default!r}"
+        return f"{self.type}{'?' * self.optional} {self.name}{'=None' if self.role == 'mask' else default}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result of a registered op."""
+
+    name: str
+    role: Role
+    dtype: torch.dtype | Callable[[Mapping[str, Any]], torch.dtype] | None = None
+    """The dtype, or dtype(arguments by name). By default, numbers per element have the argument `dtype`, or else the
+    promoted dtype of the inputs with a number per element, and all others have the dtype of sums."""
+    needs: str | None = None
+    """The argument without which there is no such result."""
+    gradient: str | None = None
+    """The name of its gradient among the arguments of the op's gradient; None if it has none."""
+    optional: bool = False
+    """Whether an op that is not of rows may leave it out."""
+    returned: bool = True
+    """Whether the op's function returns it. The others come last."""
+
+
+def per_element(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
+    """Returns an argument for a tensor with a number per element."""
+    return Argument(name, role="element", optional=optional, differentiable=differentiable)
+
+
+def per_row(name: str, *, optional: bool = False) -> Argument:
+    """Returns an argument for a tensor with a number per row. It has no gradient."""
+    return Argument(name, role="row", optional=optional)
+
+
+def per_column(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
+    """Returns an argument for a tensor with a number per column."""
+    return Argument(name, role="column", optional=optional, differentiable=differentiable)
+
+
+def index_per_row(name: str) -> Argument:
+    """Returns an argument for an int64 tensor with a column index per row."""
+    return Argument(name, role="index")
+
+
+def whole(name: str, *, optional: bool = False, differentiable: bool = False) -> Argument:
+    """Returns an argument for a tensor of an op that is not of rows."""
+    return Argument(name, role="whole", optional=optional, differentiable=differentiable)
+
+
+def number(
+    name: str, default: float | str | None = None, *, type: str | None = None, neutral: float | None = None,
+    range: tuple[Any, ...] | None = None,
+) -> Argument:  # fmt: skip
+    """Returns an argument that is no tensor. Its type in torch's schema follows from the default."""
+    if type is None:
+        type = "float" if default is None else _TYPES[default.__class__]
+    return Argument(name, type, default=default, neutral=neutral, range=range)
+
+
+DIM = Argument("dim", "int")
+DTYPE = Argument("dtype", "ScalarType")
+SCALE_MASK = (
+    Argument("mask", role="mask", optional=True), number("scale", 1.0, neutral=1.0), number("causal", False),
+    number("zero_masked_rows", False),
+)  # fmt: skip
+"""The arguments of an op whose kernel can scale and mask its first tensor."""
+
+
+def element_dtype(named: Mapping[str, Any], roles: Mapping[str, Role | None]) -> torch.dtype:
+    """Returns the default dtype of results with a number per element."""
+    if "dtype" in named:
+        return named["dtype"]  # type: ignore[no-any-return]
+    tensors = [named[name] for name, role in roles.items() if role == "element" and named[name] is not None]
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype  # type: ignore[no-any-return]
+
+
+def sum_dtype(named: Mapping[str, Any]) -> torch.dtype:
+    """Returns the dtype of sums and statistics of a call."""
+    return accumulator(*(value for value in named.values() if isinstance(value, torch.Tensor)))

@@ -1,0 +1,231 @@
+"""The declaration of an op: its arguments and results, its kernels, and its maths in torch's ops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tridal.ops.arguments import DIM, DTYPE, SCALE_MASK, Argument, Result
+from tridal.ops.op_faults import faults
+from tridal.ops.signature import Signature
+from tridal.runtime.row_kernel import RowKernel
+
+OUTPUT = (Result("output", "element", gradient="grad"),)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An op that computes rows of tensors. Compared and hashed by identity.
+
+    The registered op in `torch.ops.tridal`, its gradient, its DTensor and vmap rules, the conformance cases, the
+    benchmarks, the choices of the commands and the plans of all backends are derived from it.
+
+    Attributes:
+        name: lower-case letters, digits and underscores; no keyword of Python.
+        arguments: the arguments of the registered op, tensors first. The first tensor has a number per element. If
+            there is no argument `dims`, `dim` and `dtype` are added after the tensors. `dims` is the number of last
+            dims that a row has. The names of numbers are those of the kernels' parameters.
+        kernels: the kernel of the op, and that of its gradient, if there is one. Their tensors are those of the
+            arguments, by role and in order. The outputs of the gradient's kernel are `gradients`.
+        reference: the op in torch's ops: `reference(*tensors, reduce, **numbers)`. It is the op's definition. Tensors
+            have the dtype of sums and can be broadcast to each other; an absent one is None. Returns a result, or a
+            tuple of all; a number per row keeps its dim. Autograd can differentiate it. In float64, it is the reference
+            of the conformance suite. It also computes what no kernel supports, derivatives of higher order and of
+            forward mode, and rows that are sharded over ranks. For sharded rows, `reduce` spans the ranks.
+        gradient: the gradient in torch's ops: `gradient(*gradients of results, *saved tensors, reduce, **numbers)`.
+            Returns the gradients in order. That of a tensor with a number per column is the term of each element,
+            without the sum over rows.
+        results: the results. By default, one tensor with a number per element.
+        saves: names of the arguments and results that the gradient needs. A tuple is the name of the saved tensor,
+            followed by the names of arguments and results, of which the first that a call has is saved.
+        gradients: for each output of the gradient, the names of the arguments that have it. By default, one for each
+            differentiable argument.
+        gradient_results: the results of the gradient. By default, they have the roles of the tensors in `gradients`.
+        gradient_numbers: numbers of the gradient. By default, the op's numbers of the type float.
+        constants: constants(arguments by name), the compile-time constants of the forward kernel that follow from a
+            call.
+        unsupported: unsupported(arguments by name, dtypes of results), the reason why no kernel computes a call, or
+            None.
+        of_rows: whether the above holds. If not, `reference` and `gradient` have the arguments and results of the
+            registered ops, and `tridal.pytorch.path` gets functions that run the kernels.
+        torch_function: torch's own function, if there is one: `f(input, dim, dtype=dtype)`. It computes calls without a
+            kernel, and benchmarks compare with it.
+        aten: name of the ATen op that `tridal.override_torch` replaces, for example "_softmax". Only tridal's own ops
+            replace one.
+        autocast: whether autocast computes the op in float32, as torch does for softmax. If not, the op computes in the
+            input's dtype under autocast.
+        bounds: the error bounds of an op of one tensor in the conformance suite: an object with the methods of
+            `tridal.ops.softmax_bounds.SoftmaxBounds`. The default is `tridal.testing.tolerance.DerivedBounds`, which
+            measures how sensitive the reference is to rounding errors.
+        benchmark: what `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`; None derives it.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    kernels: tuple[RowKernel, ...]
+    reference: Callable[..., Any]
+    gradient: Callable[..., Any] | None = None
+    results: tuple[Result, ...] = OUTPUT
+    saves: tuple[str | tuple[str, ...], ...] = ("output",)
+    gradients: tuple[tuple[str, ...], ...] = ()
+    gradient_results: tuple[Result, ...] = ()
+    gradient_numbers: tuple[Argument, ...] | None = None
+    constants: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    unsupported: Callable[[Mapping[str, Any], Sequence[torch.dtype]], str | None] | None = None
+    of_rows: bool = True
+    torch_function: Callable[..., torch.Tensor] | None = None
+    aten: str | None = None
+    autocast: bool = False
+    bounds: Any = None
+    benchmark: Any = None
+
+    def __repr__(self) -> str:
+        return f"Op({self.name!r})"
+
+    @property
+    def forward(self) -> RowKernel:
+        """The kernel with the op's name."""
+        return self.kernels[0]
+
+    @property
+    def backward(self) -> RowKernel:
+        """The kernel of the gradient."""
+        return self.kernels[1]
+
+    @functools.cached_property
+    def scale_mask(self) -> bool:
+        """Whether the op takes `scale`, `mask`, `causal` and `masked_rows`."""
+        return self.of_rows and self.forward.scale_mask
+
+    @property
+    def one_tensor(self) -> bool:
+        """Whether the op reads one tensor and returns one, both with a number per element."""
+        tensors = [argument for argument in self.arguments if argument.type == "Tensor"]
+        return self.of_rows and len(tensors) == len(self.results) == 1 and self.results[0].role == "element"
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, float]:
+        """The numbers of the type float with their defaults, except `scale`."""
+        return {a.name: a.default for a in self.arguments if a.type == "float" and not a.optional}
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """The signature of the op."""
+        tensors = tuple(argument for argument in self.arguments if argument.type == "Tensor")
+        numbers = self.arguments[len(tensors) :]
+        added = (DIM, DTYPE) if self.of_rows and all(n.name != "dims" for n in numbers) else ()
+        arguments = (*tensors, *added, *numbers, *(SCALE_MASK if self.scale_mask else ()))
+        return Signature(self.name, arguments, self.results, self.forward if self.of_rows else None, 0)
+
+    @functools.cached_property
+    def gradient_signature(self) -> Signature:
+        """The signature of the gradient: gradients of results, saved tensors, numbers and `output_mask`."""
+        given = [result for result in self.results if result.gradient is not None]
+        added = None if self.gradient is None or not self.of_rows else self.backward.added
+        optional = not self.of_rows or (len(given) == 2 and given[1].gradient == added)
+        grads = [Argument(r.gradient or "", role=r.role, optional=optional) for r in given]
+        saved = [self._saved_argument(name, sources[-1]) for name, sources in self.saved.items()]
+        rows = [a for a in self.signature.arguments if a.name in ("dim", "dims", "dtype")] if self.of_rows else []
+        numbers = self.gradient_numbers
+        if numbers is None:
+            numbers = tuple(a for a in self.arguments if a.type == "float") + SCALE_MASK[1:2] * self.scale_mask
+        mask = [Argument("output_mask", "bool[]")] * (len(self.gradient_groups) > 1)
+        arguments = (*grads, *saved, *rows, *numbers, *mask)
+        main = max((i for i, a in enumerate(arguments) if a.role == "element" and not a.optional), default=0)
+        roles = [(names[0], self._argument(names[0]).role) for names in self.gradient_groups]
+        derived = [Result(name, "element" if role == "element" else "column", None) for name, role in roles]
+        if not any(argument.name == "dtype" for argument in arguments):
+            of_main = functools.partial(_dtype_of, arguments[main].name)
+            derived = [replace(r, dtype=of_main) if r.role == "element" else r for r in derived]
+        kernel = self.backward if self.of_rows and len(self.kernels) > 1 else None
+        return Signature(f"{self.name}_backward", arguments, self.gradient_results or tuple(derived), kernel, main)
+
+    @functools.cached_property
+    def saved(self) -> dict[str, list[str]]:
+        """For each saved tensor, the names of the arguments and results of which the first one is saved."""
+        saves = () if self.gradient is None else self.saves
+        pairs = [(saved, saved) if isinstance(saved, str) else saved for saved in saves]
+        return {name: sources for name, *sources in pairs}
+
+    @functools.cached_property
+    def returned(self) -> int:
+        """How many results the op's function returns. These are the first ones."""
+        return sum(result.returned for result in self.results)
+
+    @functools.cached_property
+    def gradient_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the arguments that have each gradient."""
+        return self.gradients or tuple((a.name,) for a in self.signature.arguments if a.differentiable)
+
+    @functools.cached_property
+    def gradient_index(self) -> tuple[int, ...]:
+        """For each argument of the op: the index of its gradient in the results of the gradient, or -1."""
+        found = {name: index for index, names in enumerate(self.gradient_groups) for name in names}
+        return tuple(found.get(argument.name, -1) for argument in self.signature.arguments)
+
+    @functools.cached_property
+    def tensor_gradient_index(self) -> tuple[int, ...]:
+        """The same for each tensor among the arguments."""
+        return tuple(self.gradient_index[index] for index in self.signature.tensors)
+
+    @functools.cached_property
+    def differentiable_results(self) -> int:
+        """How many results have gradients. These are the first ones."""
+        return sum(result.gradient is not None for result in self.results)
+
+    @functools.cached_property
+    def fills_gradients(self) -> bool:
+        """Whether zeros replace a gradient that autograd does not have, because the gradient's kernel needs all.
+
+        If not, all results after the first depend only on the arguments that have the first gradient.
+        """
+        return self.differentiable_results > 1 and not self.gradient_signature.arguments[0].optional
+
+    def save(
+        self, arguments: tuple[Any, ...], results: Sequence[torch.Tensor | None]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the tensors and the numbers that the gradient gets between its gradients and `output_mask`.
+
+        Inputs with a number per element are saved in the dtype `dtype`, to which the op casts them.
+        """
+        named = self.signature.named(arguments)
+        known = dict(named)
+        for index, (result, tensor) in enumerate(zip(self.results, results, strict=False)):
+            known[result.name] = None if self.signature.is_absent(index, named) else tensor
+        tensors = []
+        for sources in self.saved.values():
+            source = next((name for name in sources if known[name] is not None), sources[-1])
+            tensor = known[source]
+            cast = source in named and "dtype" in named and tensor is not None and tensor.is_floating_point()
+            tensors.append(tensor.to(named["dtype"]) if cast and self._argument(source).role == "element" else tensor)
+        known["dtype"] = arguments[0].dtype
+        numbers = [a for a in self.gradient_signature.arguments if a.type not in ("Tensor", "bool[]")]
+        return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
+
+    def gradient_values(self, values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
+        """Returns the values of the gradient's numbers, from those of `parameters` in order."""
+        known = dict(zip(self.parameters, values, strict=True)) | {"scale": scale}
+        numbers = [a for a in self.gradient_signature.arguments if a.type == "float"]
+        return tuple(known.get(argument.name, argument.default) for argument in numbers)
+
+    def fault(self) -> str | None:
+        """Returns a description of a fault in the declaration, or None if there is none."""
+        return next(faults(self), None)
+
+    def _argument(self, name: str) -> Argument:
+        return next(argument for argument in self.signature.arguments if argument.name == name)
+
+    def _saved_argument(self, name: str, source: str) -> Argument:
+        """Returns the argument of the gradient for a saved tensor."""
+        known: dict[str, Argument | Result] = {result.name: result for result in self.results}
+        known |= {argument.name: argument for argument in self.arguments}
+        found = known[source]
+        return Argument(name, role=found.role, optional=found.optional)
+
+
+def _dtype_of(name: str, named: Mapping[str, Any]) -> torch.dtype:
+    return named[name].dtype  # type: ignore[no-any-return]

@@ -1,0 +1,163 @@
+"""Faults of the declaration of an op: what does not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tridal.ops.arguments import Argument, Result
+from tridal.ops.names import name_fault, parameter_fault
+from tridal.ops.signature import Signature
+from tridal.runtime.row_kernel import RowKernel
+
+
+def faults(op: Any) -> Iterator[str]:
+    """Yields descriptions of the faults of an `Op`."""
+    for kernel in op.kernels:
+        if not isinstance(kernel, RowKernel):
+            yield f"expected a RowKernel, found {kernel!r}"
+            return
+        if (fault := kernel.fault()) is not None:
+            yield fault
+    if (fault := name_fault(op.name)) is not None:
+        yield fault
+    for name, value in (("arguments", op.arguments), ("results", op.results)):
+        wanted = Argument if name == "arguments" else Result
+        if not isinstance(value, tuple) or not value or not all(isinstance(item, wanted) for item in value):
+            yield f"{name}: expected a tuple of {wanted.__name__}s, found {value!r}"
+            return
+    if not callable(op.reference):
+        yield f"it has no reference: expected a function made of torch's ops, found {op.reference!r}"
+        return
+    if op.of_rows:
+        yield from _row_faults(op)
+
+
+def _row_faults(op: Any) -> Iterator[str]:
+    numbers = [argument for argument in op.arguments if argument.type != "Tensor"]
+    if op.arguments[0].role != "element" or op.arguments[0].optional:
+        yield "arguments: expected a tensor with a number per element as the first argument"
+    if any(a.type != "Tensor" and b.type == "Tensor" for a, b in zip(op.arguments, op.arguments[1:], strict=False)):
+        yield "arguments: expected the tensors before the numbers"
+    for argument in op.arguments:
+        allowed = argument.name == "input" and argument.type == "Tensor"
+        if not allowed and (fault := parameter_fault(argument.name)) is not None:
+            yield fault
+    names = [item.name for item in op.arguments]
+    if len({*names}) < len(names):
+        yield f"arguments: expected a name for each, found {', '.join(names)}"
+    for argument in numbers:
+        yield from _number_faults(op, argument)
+    names = [op.name, f"{op.name}_backward"][: len(op.kernels)]
+    if not op.kernels or len(op.kernels) > 2 or [kernel.name for kernel in op.kernels] != names:
+        found = " and ".join(repr(kernel.name) for kernel in op.kernels)
+        yield f"its kernels are called {found or 'nothing'}: expected {op.name!r}, and {f'{op.name}_backward'!r} if any"
+        return
+    yield from _result_faults(op)
+    if op.gradient is None and len(op.kernels) == 2:
+        yield f"kernel {names[1]!r} needs the same maths in torch's ops: declare the function `gradient`"
+        return
+    if op.gradient is not None:
+        yield from _gradient_faults(op)
+    yield from _kernel_faults(op.signature)
+    if op.gradient is not None:
+        yield from _kernel_faults(op.gradient_signature)
+
+
+def _number_faults(op: Any, number: Argument) -> Iterator[str]:
+    """Yields the faults of an argument that is no tensor."""
+    name, default = number.name, number.default
+    takes_dim = all(argument.name != "dims" for argument in op.arguments)
+    if takes_dim and number.type == "float" and type(default) not in (int, float):
+        yield f"parameters: expected a number as the default of {name!r}, found {default!r}"
+    elif number.range is not None:
+        yield from _range_faults(number)
+    used = {parameter for kernel in op.kernels for parameter in kernel.parameters}
+    if op.constants is None and name != "dims" and name not in used:
+        how = (
+            "add it to a kernel's parameters"
+            if number.type == "float"
+            else "kernels get it by the function `constants`"
+        )
+        yield f"parameters: no kernel uses {name!r}: {how}"
+
+
+def _range_faults(number: Argument) -> Iterator[str]:
+    """Yields the faults of a range, which has the smallest and the largest number, or all values of a string."""
+    name, default, known = number.name, number.default, number.range
+    is_text = number.type == "str"
+    if not isinstance(known, tuple) or (not is_text and (len(known) != 2 or not known[0] <= known[1])):
+        yield f"parameters: expected (smallest, largest) as the range of {name!r}, found {known!r}"
+    elif default is not None and not (default in known if is_text else known[0] <= default <= known[1]):
+        yield f"parameters: the default of {name!r} is {default!r}, outside of its range {known!r}"
+
+
+def _result_faults(op: Any) -> Iterator[str]:
+    """Yields faults in the order of the results: a function returns, and autograd differentiates, the first ones."""
+    for what, flags in (
+        ("with a gradient", [result.gradient is None for result in op.results]),
+        ("that are returned", [not result.returned for result in op.results]),
+        ("that every call has", [result.needs is not None for result in op.results if result.returned]),
+    ):
+        if flags != sorted(flags):
+            yield f"results: expected those {what} first, found {', '.join(result.name for result in op.results)}"
+    optional = {argument.name for argument in op.arguments if argument.optional}
+    for result in op.results:
+        if result.needs is not None and result.needs not in optional:
+            yield f"results: {result.name!r} needs {result.needs!r}: expected the name of an optional tensor"
+    if len({result.needs for result in op.results if result.needs is not None and result.returned}) > 1:
+        yield "results: expected one optional tensor that returned results need, found several"
+    added = op.kernels[1].added if len(op.kernels) == 2 else None
+    if wrong := [r for r in op.results if r.needs is not None and r.gradient not in (None, added)]:
+        name = wrong[0].name
+        yield f"results: the gradient of {name!r} may be absent: expected it in `added` of the gradient's kernel"
+
+
+def _gradient_faults(op: Any) -> Iterator[str]:
+    """Yields faults of what the gradient reads and returns."""
+    if not callable(op.gradient):
+        yield f"gradient: expected a function made of torch's ops, found {op.gradient!r}"
+        return
+    if len(op.kernels) == 1:
+        kernel = f"{op.name}_backward"
+        yield f"gradient: expected a kernel {kernel!r}, or no gradient: autograd differentiates `reference`"
+    if all(result.gradient is None for result in op.results):
+        yield "results: no result has a gradient: name it with gradient=..., as the kernel of the gradient does"
+    if not isinstance(op.saves, tuple):
+        hint = f": write ({op.saves!r},)" if isinstance(op.saves, str) else ""
+        yield f"saves: expected a tuple of names, found {op.saves!r}{hint}"
+        return
+    for saved in op.saves:
+        if not isinstance(saved, str) and (not isinstance(saved, tuple) or len(saved) < 2):
+            yield f"saves: expected names, or (name, other names, ...), found {saved!r}"
+            return
+    known = {*(argument.name for argument in op.arguments), *(result.name for result in op.results)}
+    if unknown := {name for sources in op.saved.values() for name in sources} - known:
+        found = ", ".join(map(repr, sorted(unknown)))
+        yield f"saves: expected names of arguments and results, found {found} (known: {', '.join(sorted(known))})"
+        return
+    tensors = {argument.name for argument in op.arguments if argument.type == "Tensor"}
+    grouped = [name for names in op.gradients for name in names]
+    if wrong := [name for name in grouped if name not in tensors or grouped.count(name) > 1]:
+        yield f"gradients: expected the name of each tensor once, found {wrong[0]!r}"
+
+
+def _kernel_faults(signature: Signature) -> Iterator[str]:
+    """Yields where the tensors and parameters of a kernel differ from the arguments and results of its signature."""
+    kernel = signature.kernel
+    assert kernel is not None
+    added, index = (() if name is None else (name,) for name in (kernel.added, kernel.row_index))
+    reads = {"element": (*kernel.reads, *added), "row": kernel.row_reads, "index": index, "column": kernel.column_reads}
+    writes = {"element": kernel.writes, "row": kernel.row_writes, "column": kernel.column_writes}
+    for what, given, items in (("reads", reads, signature.arguments), ("writes", writes, signature.results)):
+        for role, names in given.items():
+            wanted = [item.name for item in items if item.role == role]
+            if len(wanted) != len(names):
+                kind = "an index per row" if role == "index" else f"a number per {role}"
+                yield (
+                    f"kernel {kernel.name!r} {what} {', '.join(names) or 'nothing'} with {kind}: expected "
+                    f"{len(wanted)} tensor(s){f': {chr(44).join(wanted)}' if wanted else ''}"
+                )
+    known = {argument.name for argument in signature.arguments}
+    if unknown := [name for name in kernel.parameters if name not in known]:
+        yield f"kernel {kernel.name!r} has unknown parameters: {', '.join(unknown)}"

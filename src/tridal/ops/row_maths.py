@@ -1,0 +1,157 @@
+"""An op of rows in torch's ops: its reference and its gradient, with the arguments of the registered ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tridal.ops.op import Op
+from tridal.ops.row_reduce import RowReduce, accumulator
+from tridal.ops.scale_mask import ScoreModification, modify_scores
+from tridal.ops.signature import Rows, Signature
+
+Tensor = torch.Tensor
+Results = tuple[Tensor | None, ...]
+_ROW_ARGUMENTS = {"dim", "dims", "dtype", "scale", "mask", "causal", "zero_masked_rows", "output_mask"}
+
+
+def modification_of(op: Op, named: dict[str, Any]) -> ScoreModification | None:
+    """Returns how the scores of a call are modified, or None if they are not."""
+    if not op.scale_mask:
+        return None
+    found = ScoreModification(named["scale"], named["mask"], named["causal"], named["zero_masked_rows"])
+    return (
+        None if found.mask is None and found.scale == 1 and not found.causal and not found.zero_masked_rows else found
+    )
+
+
+def compute(
+    op: Op, *arguments: Any, reduce: RowReduce | None = None, unmodified: Callable[..., Tensor] | None = None
+) -> Results:
+    """Returns the results of an op. Autograd can differentiate them.
+
+    Args:
+        arguments: those of the registered op.
+        reduce: reduces rows that are sharded over ranks. The tensors are shards then.
+        unmodified: unmodified(scores, dim, dtype, *parameters) computes the op of modified scores.
+    """
+    named = op.signature.named(arguments)
+    modification = modification_of(op, named)
+    if modification is not None:
+        return (_compute_scores(op, arguments, named, modification, unmodified),)
+    if reduce is None and op.torch_function is not None:
+        return (op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),)
+    found = _call(op.reference, op.signature, arguments, named, reduce)
+    rows, main = op.signature.rows(arguments), arguments[0]
+    dtypes = op.signature.dtypes(named)
+    results: list[Tensor | None] = []  # torch.compile does not trace a call of `list[...]`
+    for index, (tensor, dtype) in enumerate(zip(found, dtypes, strict=True)):
+        if op.signature.is_absent(index, named) or tensor is None:
+            results.append(None)
+            continue
+        of_elements = op.results[index].role == "element"
+        shape = main.shape if of_elements else rows.per_row(main.shape)
+        results.append(tensor.reshape(shape).to(dtype))
+    return tuple(results)
+
+
+def reference_of(op: Op, x: Tensor, dim: int, values: tuple[float, ...]) -> Any:
+    """Returns what the reference of an op of one tensor computes in x's dtype. torch's function is not used."""
+    x = x if x.dim() else x.reshape(1)
+    return op.reference(x, RowReduce(x, dim), **dict(zip(op.parameters, values, strict=True)))
+
+
+def raw_results(op: Op, *arguments: Any) -> tuple[Any, ...]:
+    """Returns what the reference computes, in the dtype of sums. torch's function is not used."""
+    return _call(op.reference, op.signature, arguments, op.signature.named(arguments), None)
+
+
+def raw_gradients(op: Op, *arguments: Any) -> tuple[Any, ...]:
+    """Returns what the gradient computes, in the dtype of sums, for the arguments of the registered gradient."""
+    return _call(op.gradient, op.gradient_signature, arguments, op.gradient_signature.named(arguments), None)
+
+
+def _compute_scores(
+    op: Op, arguments: tuple[Any, ...], named: dict[str, Any], modification: ScoreModification,
+    unmodified: Callable[..., Tensor] | None,
+) -> Tensor:  # fmt: skip
+    """Returns the result for modified scores. They are modified in at least float32."""
+    dim, dtype = named["dim"], named["dtype"]
+    scores = arguments[0].to(dtype).to(torch.promote_types(dtype, torch.float32))
+    scores, empty = modify_scores(scores, dim, modification)
+    parameters = [named[name] for name in op.parameters]
+    if unmodified is None:
+        result = compute(op, *op.signature.complete((scores, dim, scores.dtype, *parameters)))[0]
+        assert result is not None
+    else:
+        result = unmodified(scores, dim, scores.dtype, *parameters)
+    return (result if empty is None else result.masked_fill(empty, 0.0)).to(dtype)
+
+
+def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -> Results:
+    """Returns the gradients of an op, with the arguments of the registered gradient. Autograd can differentiate them.
+
+    A gradient that is added to the first one, see `RowKernel.added`, is no argument of `Op.gradient`.
+    """
+    signature = op.gradient_signature
+    named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]
+    addend = named.get(op.backward.added) if op.backward.added else None
+    addend = addend if addend is not None and addend.shape == main.shape else None
+    needed = [not signature.is_absent(index, named) for index in range(len(signature.results))]
+    dtypes = signature.dtypes(named)
+    if arguments[0] is None:
+        shapes = [main.shape if r.role == "element" else rows.per_column(main.shape) for r in signature.results]
+        zeros = [main.new_zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
+        first = None if addend is None else addend.clone()
+        return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
+    found = _call(op.gradient, signature, arguments, named, reduce)
+    results: list[Tensor | None] = []
+    for result, tensor, dtype, need in zip(signature.results, found, dtypes, needed, strict=True):
+        if not need:
+            results.append(None)
+        elif result.role == "element":
+            gradient = tensor.reshape(main.shape)
+            gradient = gradient + addend if addend is not None and not results else gradient
+            results.append(gradient.to(dtype))
+        else:
+            terms = tensor.movedim(rows.first, -1)
+            summed = terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms
+            results.append(summed.reshape(rows.per_column(main.shape)))
+    return tuple(results)
+
+
+def _call(
+    function: Any, signature: Signature, arguments: tuple[Any, ...], named: dict[str, Any], reduce: RowReduce | None
+) -> tuple[Any, ...]:
+    """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other."""
+    rows, main = signature.rows(arguments), arguments[signature.main]
+    is_gradient = signature.main > 0
+    cast = None if is_gradient else named.get("dtype")  # an op casts its inputs before it computes them
+    tensors = {signature.arguments[index]: arguments[index] for index in signature.tensors}
+    wide = accumulator(*(t if cast is None or a.role != "element" else cast for a, t in tensors.items()))
+    added = None if signature.kernel is None else signature.kernel.added
+    rank = max(main.dim(), 1)
+    given = [_broadcast(t, a.role, rows, rank, cast, wide) for a, t in tensors.items() if a.name != added]
+    given = given[:-1] if signature.arguments[signature.tensors[-1]].role == "mask" else given
+    reduce = reduce or RowReduce(rows.flat(main), rows.first)
+    reduce.dtypes = {argument.name: tensor.dtype for argument, tensor in tensors.items() if tensor is not None}
+    left_out = _ROW_ARGUMENTS - {"scale"} if is_gradient else _ROW_ARGUMENTS
+    numbers = {a.name: named[a.name] for a in signature.arguments if a.role is None and a.name not in left_out}
+    found = function(*given, reduce, **numbers)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _broadcast(
+    tensor: Tensor | None, role: Any, rows: Rows, rank: int, cast: torch.dtype | None, wide: torch.dtype
+) -> Tensor | None:
+    if tensor is None:
+        return None
+    if role == "element":
+        return rows.flat(tensor if cast is None else tensor.to(cast)).to(wide)
+    if role == "index":
+        return tensor.unsqueeze(rows.first)
+    if role == "row":
+        return tensor.to(wide).unsqueeze(rows.first)
+    return tensor.to(wide).view(-1, *[1] * (rank - rows.first - rows.dims))

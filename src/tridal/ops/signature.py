@@ -1,0 +1,139 @@
+"""The signature of a registered op: its arguments and results, and the rows of the tensors of a call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from tridal.ops.arguments import Argument, Result, element_dtype, sum_dtype
+from tridal.runtime.row_kernel import RowKernel
+
+Tensor = torch.Tensor
+
+
+class Rows(NamedTuple):
+    """Where the rows of a tensor with a number per element are."""
+
+    first: int
+    """The first dim of a row."""
+    dims: int
+    """How many dims a row has. Several dims are the last ones, and a row is contiguous in them."""
+
+    def of_row(self, dim: int) -> bool:
+        """Returns whether rows run along a dim."""
+        return self.first <= dim < self.first + self.dims
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor with the dims of a row as one. A tensor without dims gets one."""
+        return tensor.flatten(self.first) if self.dims > 1 or not tensor.dim() else tensor
+
+    def per_row(self, shape: torch.Size) -> tuple[int, ...]:
+        """Returns the shape of a tensor with a number per row."""
+        return (*shape[: self.first], *shape[self.first + self.dims :])
+
+    def per_column(self, shape: torch.Size) -> tuple[int, ...]:
+        """Returns the shape of a tensor with a number per column."""
+        return tuple(shape[self.first : self.first + self.dims])
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """The arguments and the results of `torch.ops.tridal.<name>`, and the kernel that computes it."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    kernel: RowKernel | None
+    """The kernel with all of its tensors; None if the op's own function runs kernels."""
+    main: int
+    """The position of the tensor whose shape is that of all tensors with a number per element."""
+
+    @functools.cached_property
+    def schema(self) -> str:
+        """The arguments and the results in torch's schema."""
+        results = ", ".join(["Tensor"] * len(self.results))
+        returned = results if len(self.results) == 1 else f"({results})"
+        return f"({', '.join(argument.schema for argument in self.arguments)}) -> {returned}"
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return tuple(argument.name for argument in self.arguments)
+
+    @functools.cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """The positions of the tensors."""
+        return tuple(index for index, argument in enumerate(self.arguments) if argument.type == "Tensor")
+
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The positions of the arguments that are no tensors."""
+        return tuple(index for index in range(len(self.arguments)) if index not in self.tensors)
+
+    @functools.cached_property
+    def _defaults(self) -> tuple[Any, ...]:
+        return tuple(argument.default for argument in self.arguments)
+
+    def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the arguments with the defaults of those at the end that the dispatcher has left out."""
+        return arguments if len(arguments) == len(self.arguments) else (*arguments, *self._defaults[len(arguments) :])
+
+    def named(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        """Returns the arguments by name."""
+        return dict(zip(self.names, arguments, strict=True))
+
+    def tensors_of(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the tensors among the arguments, or None for those that are absent."""
+        return tuple(arguments[index] for index in self.tensors)
+
+    def numbers_of(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the arguments that are no tensors."""
+        return tuple(arguments[index] for index in self.numbers)
+
+    def joined(self, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns all arguments in order, from the tensors and the others."""
+        both = dict(zip((*self.tensors, *self.numbers), (*tensors, *numbers), strict=True))
+        return tuple(both[index] for index in range(len(both)))
+
+    def with_role(self, *roles: str) -> tuple[int, ...]:
+        """Returns the positions of the tensors with one of the roles."""
+        return tuple(index for index in self.tensors if self.arguments[index].role in roles)
+
+    def rows(self, arguments: tuple[Any, ...]) -> Rows:
+        """Returns where the rows of a call are."""
+        named, rank = self.named(arguments), max(arguments[self.main].dim(), 1)
+        if "dims" in named:
+            return Rows(rank - named["dims"], named["dims"])
+        return Rows(named["dim"] % rank, 1)
+
+    def dtypes(self, named: Mapping[str, Any]) -> tuple[torch.dtype, ...]:
+        """Returns the dtype of each result."""
+        roles = {argument.name: argument.role for argument in self.arguments}
+        return tuple(
+            result.dtype
+            if isinstance(result.dtype, torch.dtype)
+            else result.dtype(named)
+            if result.dtype is not None
+            else element_dtype(named, roles)
+            if result.role == "element"
+            else sum_dtype(named)
+            for result in self.results
+        )
+
+    def parameters(self, named: Mapping[str, Any], names: Sequence[str] | None = None) -> tuple[float | None, ...]:
+        """Returns the values of a kernel's parameters, by default of all. A value that changes nothing becomes None."""
+        neutral = {argument.name: argument.neutral for argument in self.arguments}
+        if names is None:
+            names = () if self.kernel is None else self.kernel.parameters
+        return tuple(None if named[name] == neutral[name] else named[name] for name in names)
+
+    def is_absent(self, index: int, named: Mapping[str, Any]) -> bool:
+        """Returns whether a call has no such result."""
+        needs = self.results[index].needs
+        if needs is not None and named[needs] is None:
+            return True
+        return "output_mask" in named and not named["output_mask"][index]

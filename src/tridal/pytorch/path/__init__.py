@@ -1,0 +1,1 @@
+"""The path of a call: guard, prepared call, kernel launches, autograd node; or registered op, or torch."""

@@ -1,0 +1,128 @@
+"""Checks of the arguments of an op and of its gradient."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError, TensorDeviceError
+from tridal.ops.op import Op
+from tridal.ops.scale_mask import check_scale_mask
+from tridal.ops.signature import Signature
+from tridal.runtime.row_kernel import RowKernel
+
+
+def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "softmax") -> None:
+    """Checks input, dim and dtype of an op.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        DTypeError, DimensionError, LayoutError: the op is not defined for the argument.
+    """
+    if not isinstance(input, torch.Tensor):
+        raise TypeError(f"input must be a torch.Tensor, got {type(input).__name__}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"dim must be an int, got {dim!r}")
+    if torch.compiler.is_dynamo_compiling() and not isinstance(dim, (int, torch.SymInt)):
+        raise TypeError("dim must be an int, but torch.compile traces numpy's as a tensor: convert it before the call")
+    if input.layout is not torch.strided:
+        sparse = f"use torch.sparse.{op}, or to_dense()" if hasattr(torch.sparse, op) else "use to_dense()"
+        raise LayoutError(f"{op} of a tensor with layout {input.layout} is not defined here: {sparse}")
+    if input.dtype.is_complex or (dtype is not None and dtype.is_complex):
+        raise DTypeError(f"{op} is not defined for complex numbers (input {input.dtype}, dtype {dtype})")
+    if dtype is None and not input.dtype.is_floating_point:
+        raise DTypeError(
+            f"{op} of {input.dtype} is not defined: pass a floating-point dtype=, for example dtype=torch.float32"
+        )
+    if dtype is not None and not dtype.is_floating_point:
+        raise DTypeError(f"{op} can't give {dtype}: dtype must be a floating-point dtype")
+    rank = max(input.dim(), 1)
+    if not -rank <= operator.index(dim) < rank:
+        raise DimensionError(
+            f"dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
+        )
+
+
+def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> None:
+    """Checks the arguments of a registered op of rows, or of its gradient.
+
+    Raises:
+        TypeError, DTypeError, DimensionError, LayoutError: see `check` and `check_scale_mask`.
+        ShapeError: a tensor has another shape than its role requires.
+        TensorDeviceError: the tensors are on different devices.
+    """
+    named, main = signature.named(arguments), arguments[signature.main]
+    tensors = {a.name: named[a.name] for a in signature.arguments if a.role not in (None, "mask")}
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    roles = {argument.name: argument.role for argument in signature.arguments}
+    if "dim" in named:
+        for name, tensor in present.items():
+            check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], signature.name)
+    if signature is op.signature and op.scale_mask:
+        rows = "zero" if named["zero_masked_rows"] else "nan"
+        check_scale_mask(main, named["dim"], named["scale"], named["mask"], named["causal"], rows)
+    if len(present) == 1:
+        return
+    dtypes = [tensor.dtype for name, tensor in present.items() if roles[name] != "index"]
+    if not all(dtype.is_floating_point for dtype in dtypes):
+        given = " and ".join([f"{dtype}" for dtype in dtypes])
+        all_of_them = "both" if len(dtypes) == 2 else "all"
+        raise DTypeError(f"{signature.name} of {given} is not defined: {all_of_them} must be floating-point dtypes")
+    _check_roles(signature, arguments, present)
+    for name, tensor in present.items():
+        if tensor.device != main.device:
+            first = next(iter(present.values()))
+            raise TensorDeviceError(
+                f"{signature.name} needs tensors on one device, got {first.device} and {main.device}"
+                if len(present) == 2
+                else f"{signature.name} needs tensors on one device, got {name} on {tensor.device} and others on "
+                f"{main.device}"
+            )
+
+
+def _check_roles(signature: Signature, arguments: tuple[Any, ...], present: dict[str, torch.Tensor]) -> None:
+    """Checks the shapes of tensors. A gradient that is added may have another shape: then it is left out."""
+    rows, shape = signature.rows(arguments), arguments[signature.main].shape
+    added = None if signature.kernel is None else signature.kernel.added
+    shapes = {"element": shape, "row": rows.per_row(shape), "column": rows.per_column(shape)}
+    shapes["index"] = shapes["row"]
+    for argument in signature.arguments:
+        if argument.name in present and argument.name != added:
+            expected, tensor = tuple(shapes[str(argument.role)]), present[argument.name]
+            if tuple(tensor.shape) != expected and not (
+                argument.role in ("row", "index") and tensor.numel() == math.prod(expected)
+            ):
+                kind = "row" if argument.role == "index" else argument.role
+                raise ShapeError(
+                    f"{signature.name}: {argument.name} has a number per {kind}: expected the shape {expected}, got "
+                    f"{tuple(tensor.shape)}, with {signature.names[signature.main]} of shape {tuple(shape)} along dim "
+                    f"{rows.first}"
+                )
+
+
+def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -> None:
+    """Checks the shapes of the tensors that a kernel reads along `dim`, in the order of `RowKernel.tensors`.
+
+    Tensors with a number per row may have any shape with as many elements, because kernels read them in order.
+
+    Raises:
+        ShapeError: a tensor has another shape than its kind requires. A kernel would read memory beyond its end.
+    """
+    shape = tensors[0].shape
+    *_, reads, added, row_reads, row_index, column_reads = kernel.tensors
+    rows = (*shape[:dim], *shape[dim + 1 :])
+    kinds = {"element": ((*reads, *added), shape), "row": ((*row_reads, *row_index), rows)}
+    kinds["column"] = column_reads, shape[dim : dim + 1]
+    described = [(name, kind, tuple(expected)) for kind, (names, expected) in kinds.items() for name in names]
+    for (name, kind, expected), tensor in zip(described, tensors, strict=True):
+        if tensor.shape != expected and not (kind == "row" and tensor.numel() == math.prod(expected)):
+            raise ShapeError(
+                f"{kernel.name}: {name} has a number per {kind}: expected the shape {expected}, got "
+                f"{tuple(tensor.shape)}, with {described[0][0]} of shape {tuple(shape)} along dim {dim}"
+            )

@@ -1,0 +1,245 @@
+"""The function of an op of rows with the arguments `dim` and `dtype`. It computes a call in one of three ways:
+
+call -> call guard -> prepared call -> kernel     plain tensors
+     -> registered op                             tensor subclasses, transforms, modes, tracers
+     -> torch                                     devices and dtypes that no backend computes
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from tridal.errors import PluginError, StreamError
+from tridal.ops import row_maths, table
+from tridal.ops.arguments import Argument
+from tridal.ops.op import Op
+from tridal.pytorch.call_records import RECORDERS, record_torch
+from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.distributed import is_distributed
+from tridal.pytorch.path.calls import PreparedCall, call, find_call
+from tridal.pytorch.path.checks import check
+from tridal.pytorch.path.nodes import is_plain
+from tridal.pytorch.path.registered import define
+from tridal.pytorch.path.row_calls import row_rules
+from tridal.pytorch.path.rules import DEFINED, Rules, overload
+from tridal.pytorch.path.streams import on_stream
+from tridal.pytorch.path.support import backend_computes, why_torch
+from tridal.pytorch.private import forward_ad_level, skip_frames
+
+Tensor = torch.Tensor
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+"""The public functions by op name."""
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def register(op: Op) -> Rules:
+    """Registers an op of rows and its gradient in `torch.ops.tridal`. Does nothing if the op is already registered.
+
+    Raises:
+        PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
+    """
+    known = DEFINED.get(op.name)
+    if known is not None and known.op is op:
+        return known
+    table.check(op)
+    if known is not None:
+        raise PluginError(f"op {op.name!r} cannot be used: another op with that name is registered")
+    rules = row_rules(op)
+    define(rules)
+    return rules
+
+
+def row_function(op: Op) -> Callable[..., Any]:
+    """Returns the function of an op: `f(*tensors, dim=-1, dtype=None, *, stream=None, **numbers)`.
+
+    `dim`, `dtype` and `stream` are those of `tridal.softmax`. Registers the op and its gradient in `torch.ops.tridal`.
+
+    Raises:
+        PluginError: the declaration of the op is invalid, or another op has its name.
+    """
+    rules = register(op)
+    if op.name in FUNCTIONS:
+        return FUNCTIONS[op.name]
+    tensors = [argument for argument in op.arguments if argument.type == "Tensor"]
+    required = [argument.name for argument in tensors if not argument.optional]
+    optional = [argument.name for argument in tensors if argument.optional]
+    numbers = [argument for argument in op.arguments if argument.type != "Tensor"]
+    # No argument has a name that begins with an underscore.
+    scope: dict[str, Any] = {
+        "_apply": apply, "_compiling": _compiling, "_numbers": numbers, "_number": _number, "_find": find_call,
+        "_PreparedCall": PreparedCall, "_rules": rules,
+    }  # fmt: skip
+    parameters = [*required, *(f"{name}=None" for name in optional), "dim=-1", "dtype=None", "*", "stream=None"]
+    parameters += [f"{n.name}=_numbers[{index}].default" for index, n in enumerate(numbers)]
+    given = "".join(f"_number({op.name!r}, _numbers[{index}], {n.name}), " for index, n in enumerate(numbers))
+    names = "".join(f"{argument.name}, " for argument in tensors)
+    options = "".join(f"{argument.name}, " for argument in numbers)
+    read = f"{names}{'None, ' * op.scale_mask}"  # the function takes no mask
+    count = " - ".join([str(op.returned), *(f"({r.needs} is None)" for r in op.results[: op.returned] if r.needs)])
+    exec(
+        f"def {op.name}({', '.join(parameters)}):\n"
+        f"    _results, _options = {count}, (dim, dtype, stream, {options})\n"
+        f"    _pending = None if _compiling() else _find(_function, ({read}), _options, (), _results)\n"
+        f"    if type(_pending) is _PreparedCall: return _pending(({read}))\n"
+        f"    return _apply(_rules, _function, ({names}), dim, dtype, stream, ({given}), (), _pending, _results)\n",
+        scope,
+    )
+    function: Callable[..., Any] = skip_frames(scope[op.name], inlined=True)
+    scope["_function"] = function
+    function.__doc__ = op.reference.__doc__
+    FUNCTIONS[op.name] = function
+    return function
+
+
+def _number(op: str, argument: Argument, value: Any) -> Any:
+    """Returns the value of an argument that is no tensor. Raises TypeError if it has another type."""
+    if argument.type != "float":
+        if type(value).__name__ != argument.type:
+            raise TypeError(f"{op}: {argument.name} must be of the type {argument.type}, got {value!r}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt, Real)):
+        raise TypeError(f"{op}: {argument.name} must be a number, got {value!r}")
+    return float(value) if value == value else math.nan  # cache keys compare NaN by identity
+
+
+@functools.partial(skip_frames, inlined=True)
+def apply(
+    rules: Rules,
+    function: Callable[..., Any],
+    tensors: tuple[Any, ...],
+    dim: Any,
+    dtype: Any,
+    stream: Any,
+    numbers: tuple[Any, ...] = (),
+    modification: tuple[Any, ...] = (),
+    pending: Any = None,
+    results: int = 1,
+) -> Any:
+    """Computes an op of rows for the arguments of its function, if no prepared call does.
+
+    `modification` is (mask, scale, causal, zero_masked_rows), or empty if nothing modifies the scores. The first
+    `results` results are returned.
+    """
+    if _compiling():
+        return _compiled(rules, tensors, dim, dtype, stream, numbers, modification, results)
+    op, input = rules.op, tensors[0]
+    given = (*tensors, *modification[:1])
+    if has_torch_function(given):
+        named = dict(zip((a.name for a in op.arguments if a.type != "Tensor"), numbers, strict=True))
+        pairs = list(zip(tensors, op.arguments, strict=False))
+        ordered = [tensor for optional in (False, True) for tensor, a in pairs if a.optional is optional]
+        return handle_torch_function(function, given, *ordered, dim, dtype, stream=stream, **named)
+    if is_plain(input) and type(dim) is int and stream is None and not modification and op.torch_function is not None:
+        if (context := device_context(input.device)).torch_computes or input.is_nested:
+            return _by_torch_function(op, context, input, dim, dtype)
+    elif isinstance(input, Tensor) and input.is_nested and stream is None:
+        arguments = (*tensors, dim, dtype or input.dtype, *numbers, *modification)
+        return _by_torch(rules, arguments, "the tensor is nested", results)
+    for tensor, argument in zip(tensors, op.signature.arguments, strict=False):
+        if argument.role != "index" and (tensor is not None or not argument.optional):
+            check(tensor, dim if argument.role == "element" else -1, dtype, op.name)
+    dim, context = operator.index(dim), device_context(input.device)
+    if stream is not None:
+        with on_stream(stream, context, *given):
+            return apply(rules, function, tensors, dim, dtype, None, numbers, modification, None, results)
+    wanted = dtype
+    if not is_distributed(*given):
+        if context.torch_computes:
+            present = [tensor for tensor in tensors if tensor is not None]
+            reason = why_torch(context, dtype, *present) if RECORDERS else ""
+            arguments = (*tensors, dim, _dtype(op, dtype, tensors), *numbers, *modification)
+            return _by_torch(rules, arguments, reason, results)
+        if context.backend is None:
+            backend_computes(context, set())  # raises NoBackendError
+    if dtype is None and not context.torch_computes and _autocast_active(op, context):
+        wanted = autocast_dtype(input)
+    arguments = (*tensors, dim, wanted or _dtype(op, None, tensors), *numbers, *modification)
+    try:
+        found = call(rules, op.signature.complete(arguments), pending)
+    except TypeError:
+        if type(input).__torch_dispatch__ is Tensor.__torch_dispatch__ or is_distributed(input):
+            raise
+        # a subclass such as MaskedTensor, which rejects the registered op
+        return _by_torch(rules, arguments, f"{type(input).__name__} rejects tridal's op", results)
+    return found[0] if results == 1 else found[:results]
+
+
+def _by_torch_function(op: Op, context: DeviceContext, input: Tensor, dim: Any, dtype: Any) -> Tensor:
+    """Computes a call with torch's function. An invalid argument gets tridal's error, which is clearer than torch's."""
+    assert op.torch_function is not None
+    if RECORDERS:
+        reason = "the tensor is nested" if input.is_nested else why_torch(context, dtype, input)
+        record_torch(op.name, input, reason)
+    try:
+        return op.torch_function(input, dim, dtype=dtype)
+    except (IndexError, NotImplementedError, RuntimeError, TypeError):
+        if not input.is_nested:
+            check(input, dim, dtype, op.name)
+        raise
+
+
+def _by_torch(rules: Rules, arguments: tuple[Any, ...], reason: str, results: int) -> Any:
+    """Computes a call with torch's ops."""
+    op = rules.op
+    if RECORDERS:
+        record_torch(op.name, arguments[0], reason)
+    found = row_maths.compute(op, *op.signature.complete(arguments))
+    return found[0] if results == 1 else found[:results]
+
+
+def _dtype(op: Op, dtype: torch.dtype | None, tensors: Sequence[Any]) -> torch.dtype:
+    """Returns the argument `dtype`, or the promoted dtype of the tensors with a number per element."""
+    if dtype is not None:
+        return dtype
+    given = [t.dtype for t, a in zip(tensors, op.arguments, strict=False) if a.role == "element" and t is not None]
+    return functools.reduce(torch.promote_types, given)  # type: ignore[no-any-return]
+
+
+def _compiled(
+    rules: Rules,
+    tensors: tuple[Tensor, ...],
+    dim: Any,
+    dtype: torch.dtype | None,
+    stream: Any,
+    numbers: tuple[Any, ...],
+    modification: tuple[Any, ...],
+    results: int,
+) -> Any:
+    """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it."""
+    from tridal.pytorch import dynamo
+
+    op, input = rules.op, tensors[0]
+    if stream is not None:
+        raise StreamError("stream= has no meaning in a compiled function, which runs on the current stream")
+    if not input.is_nested and (len(modification) > 0 or type(dim) is not int):
+        check(input, dim, dtype, op.name)
+        dim = operator.index(dim)
+    kind = input.device.type
+    distributed = is_distributed(*tensors, *modification[:1])
+    # The registered op cannot see the level of forward-mode AD that a compiled function entered.
+    by_torch = input.is_nested or forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed)
+    if not by_torch and dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
+        dtype = autocast_dtype(input)
+    arguments = (*tensors, dim, _dtype(op, dtype, tensors), *numbers, *modification)
+    if not by_torch:
+        found = overload(op.name)(*arguments)
+        return found if isinstance(found, Tensor) else found[0] if results == 1 else found[:results]
+    found = row_maths.compute(op, *op.signature.complete(arguments))
+    return found[0] if results == 1 else found[:results]
+
+
+def _autocast_active(op: Op, context: DeviceContext) -> bool:
+    return op.autocast and context.has_autocast and torch.is_autocast_enabled(context.device.type)
+
+
+def autocast_dtype(input: Tensor) -> torch.dtype | None:
+    """Returns the dtype to which autocast casts the input: float32, or None for float64, integer and bool input."""
+    return torch.float32 if input.is_floating_point() and input.dtype is not torch.float64 else None

@@ -1,0 +1,167 @@
+"""The source of a function that allocates the outputs of a kernel and launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from tridal.pytorch import private
+from tridal.pytorch.binding import dtype_name
+from tridal.pytorch.call_records import RECORDERS, CallRecord, record
+from tridal.pytorch.device_context import DeviceContext
+from tridal.runtime.row_kernel import RowKernel
+
+Tensor = torch.Tensor
+
+
+class Prepared(NamedTuple):
+    """A function that is prepared for tensors with the same description."""
+
+    run: Callable[..., tuple[Any, ...]]
+    """run(*arguments) returns the results. That of a kernel with an `out` is run(out, *arguments)."""
+    served: tuple[int, int] | None = None
+    """The first and the last number of rows of the tensors that it also computes, see `described_without_rows`. None
+    stands for the shapes that it is prepared for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel and how it is called. Compared by value, because it is part of the key of a prepared launch."""
+
+    kernel: RowKernel
+    dim: int
+    """The dim along which rows run, 0 <= dim < rank of the first input."""
+    out_dtypes: tuple[torch.dtype, ...]
+    """The dtypes of `writes`, then of `row_writes`."""
+    parameters: tuple[float | None, ...] = ()
+    copy_dtype: torch.dtype | None = None
+    """The dtype to which the first input is cast. The kernel casts it when it loads it, if that is exact."""
+    takes: tuple[int | None, ...] = ()
+    """For each argument of `run`, the input that it is, or None if the kernel does not read it. Empty: the inputs."""
+    returns: tuple[int | None, ...] = ()
+    """For each result of `run`, the output that it is, or None. Empty: the outputs."""
+    recorded: bool = True
+    """Whether call records contain it. A kernel that belongs to the one before it is not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """A kernel that is bound to tensors."""
+
+    launch: Callable[..., None]
+    """launch(stream, rows, *tensors)."""
+    schedule: str
+    groups: Callable[[int], int]
+    """groups(rows) is the number of partial sums of each column."""
+    rows: tuple[int, int]
+    """The first and the last number of rows that it can be launched for."""
+    copies: list[bool]
+    """For each input, whether the kernel reads a contiguous copy of it."""
+    copy_dtype: torch.dtype
+    """The dtype of a copy of the first input."""
+
+
+def make_run(
+    context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
+    bound: BoundLaunch, has_out: bool, served: tuple[int, int] | None, add: Callable[[Tensor], Tensor] | None,
+) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
+    """Returns run(*arguments). Its source is generated, because loops over the tensors take twice the time.
+
+    `written` are the dtypes of the kernel's outputs. `add` adds the partial sums of columns, if there are any.
+    """
+    kernel, first = launch.kernel, inputs[0]
+    assert context.backend is not None
+    # `make` is faster than `new_empty`, but allocates on the current device.
+    make = private.allocator(context.device) if context.backend.device_count() == 1 else None
+    scope: dict[str, Any] = {
+        "make": make, "launch": bound.launch, "stream": context.backend.stream, "index": context.index,
+        "contiguous_copy": contiguous_copy, "copy_to": copy_to, "RECORDERS": RECORDERS, "record": record,
+        "uint8": torch.uint8, "groups": bound.groups,
+    }  # fmt: skip
+    sizes = RowSizes(first.shape, launch.dim, served is not None, bound.groups)
+
+    def allocated(shape: str, strides: str, dtype: torch.dtype) -> str:
+        """Returns an expression for a new contiguous tensor."""
+        name = dtype_name(dtype)
+        scope[name] = dtype
+        return f"make({shape}, {strides}, {name})" if make is not None else f"in0.new_empty({shape}, dtype={name})"
+
+    lines = sizes.lines
+    kinds = (kernel.writes, sizes.element), (kernel.row_writes, sizes.row), (kernel.column_writes, sizes.parts)
+    for number, shape in enumerate(shape for names, shape in kinds for _ in names):
+        if number or not has_out:
+            lines.append(f"out{number} = {allocated(*shape, written[number])}")
+    # A kernel may read a copy in the memory of its output, because each element is read before it is written.
+    in_place = not has_out and len(kernel.writes) == 1 and written[0] is bound.copy_dtype
+    for number, copied in enumerate(bound.copies):
+        if copied and number == 0 and (in_place or first.dtype is not bound.copy_dtype):
+            lines.append(f"in0 = copy_to({'out0' if in_place else allocated(*sizes.element, bound.copy_dtype)}, in0)")
+        elif copied:
+            lines.append(f"in{number} = contiguous_copy(in{number})")
+    passed = [f"out{number}" for number in range(len(written))] + [f"in{number}" for number in range(len(inputs))]
+    if len(inputs) > len(bound.copies) and inputs[-1].dtype is torch.bool:
+        passed[-1] += ".view(uint8)"
+    lines.append(f"launch(stream(index), {sizes.rows}, {', '.join(passed)})")
+    if launch.recorded:
+        device, backend, dtype = str(context.device), context.backend.name, dtype_name(first.dtype)
+        scope["recorded"] = lambda shape: record(
+            CallRecord(kernel.name, tuple(shape), dtype, device, backend, bound.schedule, None)
+        )
+        lines.append(f"if RECORDERS: recorded({sizes.element[0]})")
+    for number, out_dtype in enumerate(launch.out_dtypes):
+        if out_dtype is not written[number]:
+            scope[f"cast{number}"] = out_dtype
+            lines.append(f"out{number} = out{number}.to(cast{number})")
+    if kernel.column_writes:
+        scope["add"] = add
+        lines += [f"out{number} = add(out{number})" for number in range(len(launch.out_dtypes), len(written))]
+    takes = launch.takes or tuple(range(len(inputs)))
+    arguments = [f"unused{position}" if taken is None else f"in{taken}" for position, taken in enumerate(takes)]
+    arguments = ["out0", *arguments] if has_out else arguments
+    returns = launch.returns or tuple(range(len(written)))
+    results = "".join("None, " if number is None else f"out{number}, " for number in returns)
+    body = "\n    ".join([*lines, f"return ({results})"])
+    exec(f"def run({', '.join(arguments)}):\n    {body}\n", scope)
+    return scope["run"]  # type: ignore[no-any-return]
+
+
+class RowSizes:
+    """Expressions for the sizes of a call, for the source of a function with the first input `in0`.
+
+    They are numbers, or follow from the shape of `in0` if the function serves several numbers of rows.
+    """
+
+    def __init__(self, shape: torch.Size, dim: int, any_rows: bool, groups: Callable[[int], int]) -> None:
+        cols, rank = shape[dim], len(shape)
+        names = [f"s{axis}" for axis in range(rank - 1)]
+        self.lines: list[str] = []
+        """Statements that define the names in the expressions."""
+        if any_rows:
+            self.lines.append(f"{', '.join(names)}, _ = in0.shape")
+            self.rows = " * ".join(names)
+            self.element, self.row = _sizes([*names, str(cols)]), _sizes(names)
+            self.parts = _sizes([f"groups({self.rows})", str(cols)])
+        else:
+            rows = shape.numel() // cols
+            self.rows = str(rows)
+            self.element, self.row = _sizes([*map(str, shape)]), _sizes([*map(str, (*shape[:dim], *shape[dim + 1 :]))])
+            self.parts = _sizes([str(groups(rows)), str(cols)])
+
+
+def _sizes(sizes: Sequence[str]) -> tuple[str, str]:
+    """Returns expressions for a shape and for the strides of a contiguous tensor of this shape."""
+    strides = [" * ".join(sizes[axis + 1 :]) or "1" for axis in range(len(sizes))]
+    return f"({''.join(f'{size}, ' for size in sizes)})", f"({''.join(f'{stride}, ' for stride in strides)})"
+
+
+def copy_to(out: Tensor, tensor: Tensor) -> Tensor:
+    """Copies a tensor to `out`. torch's copy_ ignores the negative bit of a tensor when it casts to a 16-bit dtype."""
+    return out.copy_(tensor.resolve_neg() if tensor.is_neg() and tensor.dtype is not out.dtype else tensor)
+
+
+def contiguous_copy(tensor: Tensor) -> Tensor:
+    """Returns a copy in new memory, which is aligned. torch's `contiguous` returns a contiguous tensor itself."""
+    return tensor.clone(memory_format=torch.contiguous_format)

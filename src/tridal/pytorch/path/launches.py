@@ -1,0 +1,220 @@
+"""The launch engine: allocates the outputs of a kernel and launches it, for all tensors with the same description.
+
+The plan, the compiled kernel and the shapes of the outputs are the same for such tensors. They are cached in the device
+context. This module supports neither autograd nor tensor subclasses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tridal.ops.column_sum import COLUMN_SUM
+from tridal.ops.row_reduce import accumulator
+from tridal.ops.scale_mask import ScoreModification
+from tridal.pytorch.binding import bind_kernel, scale_mask_of
+from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.path.checks import check_shapes
+from tridal.pytorch.path.launch_source import BoundLaunch, Launch, Prepared, make_run
+from tridal.pytorch.path.support import backend_computes, has_memory
+from tridal.runtime.launch import PreparedLaunch
+from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
+
+Tensor = torch.Tensor
+
+
+def prepare_kernel(
+    context: DeviceContext,
+    launch: Launch,
+    inputs: Sequence[Tensor],
+    out: Tensor | None = None,
+    modification: ScoreModification | None = None,
+) -> Prepared | None:
+    """Returns a kernel's run(*arguments) for tensors like these. Returns None if no kernel computes them.
+
+    The tensors are plain tensors of the context's device. A meta tensor represents a new tensor of that device.
+
+    Args:
+        inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order, and the
+            mask of the modification. The first may have any strides. The others are made contiguous, except the mask.
+            Those with a number per element have the shape of the first. Those with a number per row have as many
+            elements as this shape without `dim`. Those with a number per column have one dim.
+        out: receives the first of `writes`. It may be the first input. It is contiguous, or has any strides if the
+            kernel writes no other tensor with a number per element, and reads only one.
+
+    Returns:
+        The function returns the tensors of `writes`, `row_writes` and `column_writes`. New ones are contiguous. Those
+        of `column_writes` have one dim and the accumulator's dtype.
+
+    Raises:
+        NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
+        ShapeError: an input has another shape than its kind requires.
+    """
+    alignment = None if out is None else out.data_ptr() & ADDRESS_BITS
+    if alignment and context.settings.batch_invariant:  # the kernel must not depend on the alignment of `out`
+        found = prepare_kernel(context, launch, inputs)
+        return None if found is None else Prepared(functools.partial(_copied_to_out, found.run))
+    strides = None if out is None or out.is_contiguous() else out.stride()
+    scores = None if modification is None else modification._replace(mask=None)
+    any_rows = None
+    if out is None and (modification is None or (modification.mask is None and not modification.causal)):
+        any_rows = described_without_rows(launch.kernel, launch.dim, inputs)
+    rows = inputs[0].numel() // max(inputs[0].shape[launch.dim], 1)
+    for first, last, found in context.runs.get((launch, scores, any_rows), ()) if any_rows is not None else ():
+        if first <= rows <= last:
+            return found  # type: ignore[no-any-return]
+    key = (launch, *map(described, inputs), alignment, strides, scores)
+    try:
+        return context.runs[key]  # type: ignore[no-any-return]
+    except KeyError:
+        pass
+    prepared = _prepare(context, launch, inputs, alignment, strides, modification, any_rows is not None)
+    if prepared is None or prepared.served is None:
+        context.runs[key] = prepared
+    else:
+        known = context.runs.get((launch, scores, any_rows), ())
+        context.runs[launch, scores, any_rows] = ((*prepared.served, prepared), *known)
+    return prepared
+
+
+def _copied_to_out(run: Callable[..., tuple[Any, ...]], out: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    first, *others = run(*arguments)
+    return (out.copy_(first), *others)
+
+
+def described_without_rows(kernel: RowKernel, dim: int, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
+    """Returns the description of inputs that may have any number of rows, or None if they cannot.
+
+    They are contiguous, and rows run along the last dim. The first one may also be one number that is expanded.
+    """
+    first = inputs[0]
+    cols, elements = first.shape[dim], len(kernel.reads) + (kernel.added is not None)
+    of_rows = elements + len(kernel.row_reads) + (kernel.row_index is not None)
+    if dim != first.dim() - 1 or not cols:
+        return None
+    rows, described = first.numel() // cols, list[Any]([dim, cols])
+    for index, tensor in enumerate(inputs):
+        contiguous = tensor.is_contiguous()
+        if not (contiguous or (index == 0 and not any(tensor.stride()))) or tensor.is_neg():
+            return None
+        of_elements = index < elements and tensor.shape == first.shape
+        if not of_elements and (tensor.numel() != rows if elements <= index < of_rows else tensor.shape != (cols,)):
+            return None
+        described += [tensor.dtype, _alignment(tensor), contiguous]
+    return tuple(described)
+
+
+def described(tensor: Tensor) -> tuple[Any, ...]:
+    """Returns what decides how a kernel reads a tensor: the part of the key of a prepared launch."""
+    return tensor.shape, tensor.stride(), tensor.dtype, _alignment(tensor), tensor.is_neg(), tensor.device
+
+
+def _alignment(tensor: Tensor) -> int | None:
+    """Returns the bits of the address that decide the alignment, or None if the tensor has no memory."""
+    if tensor.is_meta:
+        return 0 if tensor.numel() else None
+    address = tensor.data_ptr()
+    return address & ADDRESS_BITS if address else None
+
+
+def _prepare(
+    context: DeviceContext,
+    launch: Launch,
+    inputs: Sequence[Tensor],
+    out_alignment: int | None,
+    out_strides: tuple[int, ...] | None,
+    modification: ScoreModification | None,
+    any_rows: bool,
+) -> Prepared | None:
+    """Returns `run` for tensors like these, and for an `out` of this alignment and these strides, or None.
+
+    `any_rows` is true if it may serve other numbers of rows.
+    """
+    kernel = launch.kernel
+    if out_strides is not None and (len(kernel.reads), len(kernel.writes), kernel.added) != (1, 1, None):
+        return None
+    mask = None if modification is None else modification.mask
+    read = inputs if mask is None else inputs[:-1]
+    floating = {dtype for dtype in (*launch.out_dtypes, *(t.dtype for t in read)) if dtype.is_floating_point}
+    if not backend_computes(context, {*floating, *(t.dtype for t in inputs[len(read) :] if t.is_floating_point())}):
+        return None
+    if not all(map(has_memory, inputs)) or (mask is not None and (mask.device != context.device or mask.is_neg())):
+        return None
+    check_shapes(kernel, launch.dim, read)
+    wide, elements = accumulator(*floating), len(kernel.writes)
+    written = list(launch.out_dtypes)
+    if wide is torch.float64 and out_alignment is None:
+        # Triton's interpreter stores wrong values when it casts float64 to bfloat16, so torch casts them.
+        written[:elements] = [wide if dtype.itemsize == 2 else dtype for dtype in written[:elements]]
+    written += [wide] * len(kernel.column_writes)
+    addresses = [out_alignment or 0, *[0] * (len(written) - 1)]
+    found = _bind(context, launch, read, written, addresses, out_strides, modification)
+    if found is None:
+        return None
+    first, last = found.rows if any_rows else (0, 0)
+    served = (first, last) if first < last else None
+    has_out, add = out_alignment is not None, None
+    if kernel.column_writes:
+        add = _column_sums(context, inputs[0].shape[launch.dim], wide)
+    return Prepared(make_run(context, launch, inputs, written, found, has_out, served, add), served)
+
+
+def _bind(
+    context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
+    addresses: list[int], out_strides: tuple[int, ...] | None, modification: ScoreModification | None,
+) -> BoundLaunch | None:  # fmt: skip
+    """Binds the kernel to the inputs, or else to a copy of the first one. Returns None if it can read neither."""
+    assert context.backend is not None
+    kernel, first, invariant = launch.kernel, inputs[0], context.settings.batch_invariant
+    # With batch invariance, the alignment of tensors with a number per element must not depend on the batch.
+    aligned = len(kernel.reads) - 1 + (kernel.added is not None) if invariant else 0
+    copies = [
+        tensor.is_neg() or not tensor.is_contiguous() or (index < aligned and bool(_alignment(tensor)))
+        for index, tensor in enumerate(inputs[1:])
+    ]
+    rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
+    in_order = modification is not None and (modification.mask is not None or modification.causal)
+
+    def bind(source: Tensor) -> PreparedLaunch | None:
+        scale_mask = NO_SCALE_MASK
+        if modification is not None:
+            located = scale_mask_of(source, launch.dim, modification)
+            if located is None or "scale_mask" not in context.backend.features:  # type: ignore[union-attr]
+                return None
+            scale_mask = located
+        dtypes = [*written, source.dtype, *(tensor.dtype for tensor in inputs[1:])]
+        starts = [*addresses, source.data_ptr() & ADDRESS_BITS, *rest]
+        return bind_kernel(
+            context, kernel, source, launch.dim, dtypes, starts, launch.parameters, scale_mask, in_order, out_strides
+        )
+
+    dtype = launch.copy_dtype or first.dtype
+    readable = first.is_floating_point() and not first.is_neg() and torch.promote_types(first.dtype, dtype) == dtype
+    bound = bind(first) if readable else None
+    copied = bound is None
+    if bound is None:
+        dtype = first.dtype if readable and invariant else dtype  # a copy must have the kernel of the tensor itself
+        bound = bind(torch.empty(first.shape, dtype=dtype, device="meta"))
+    if bound is None:
+        return None
+    return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, bound.row_range, [copied, *copies], dtype)
+
+
+def _column_sums(context: DeviceContext, columns: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """Returns a function that adds the partial sums of columns."""
+    launch = Launch(COLUMN_SUM, 0, (wide,), recorded=False)
+    by_groups: dict[int, Prepared | None] = {1: None}
+
+    def add(parts: Tensor) -> Tensor:
+        groups = parts.shape[0]
+        if groups not in by_groups:
+            like = torch.empty((groups, columns), dtype=wide, device="meta")
+            by_groups[groups] = prepare_kernel(context, launch, [like])
+        found = by_groups[groups]
+        return parts.sum(0) if found is None else found.run(parts)[0]
+
+    return add

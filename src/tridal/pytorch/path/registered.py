@@ -1,0 +1,202 @@
+"""The registered ops, `torch.ops.tridal.*`: opaque to compilers, visible to modes, subclasses and transforms.
+
+`define` registers an op and its gradient. Each has one kernel for all devices, a fake kernel, an autograd rule and a
+vmap rule. The kernel selects the backend at run time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from tridal.errors import PluginError
+from tridal.ops.signature import Signature
+from tridal.pytorch import private
+from tridal.pytorch.call_records import RECORDERS, record_torch
+from tridal.pytorch.path.nodes import OpNode, as_tuple, has_gradient, is_plain, records_gradient
+from tridal.pytorch.path.rules import DEFINED, OpRun, Results, Rules, overload
+
+Tensor = torch.Tensor
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
+ON_DEFINE: list[Callable[[Rules], None]] = []
+"""Functions that `define` calls with the rules of each new op."""
+
+
+def define(rules: Rules) -> None:
+    """Registers an op, and its gradient if it has one.
+
+    Raises:
+        PluginError: another op has its name.
+    """
+    op = rules.op
+    signatures = (op.signature, op.gradient_signature) if op.gradient is not None else (op.signature,)
+    for declaration in (op, *signatures):
+        _compute_properties(declaration)
+    for signature in signatures:
+        if hasattr(torch.ops.tridal, signature.name):  # an op, an alias, or an attribute that torch adds
+            raise PluginError(f"op {op.name!r} cannot be used: torch.ops.tridal.{signature.name} already exists")
+    _register(op.signature, rules.compute, rules.fake, rules.by_torch, rules)
+    if op.gradient is not None:
+        _register(op.gradient_signature, rules.backward, rules.fake_backward, rules.backward_by_torch, None)
+    DEFINED[op.name] = rules
+    for function in ON_DEFINE:
+        function(rules)
+
+
+def _compute_properties(declaration: Any) -> None:
+    """Computes all cached properties, because torch.compile cannot trace the lock of the first access (Python 3.11)."""
+    for name, value in vars(type(declaration)).items():
+        if isinstance(value, functools.cached_property):
+            getattr(declaration, name)
+
+
+def _register(signature: Signature, compute: OpRun, fake: OpRun, by_torch: OpRun, rules: Rules | None) -> None:
+    """Registers one op. Without `rules`, autograd differentiates `by_torch`."""
+    name = signature.name
+
+    def filled(results: Results, arguments: tuple[Any, ...]) -> Any:
+        """Returns the results of the registered op, which has an empty tensor for each absent one."""
+        like = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+        found = tuple(like.new_empty(0) if result is None else result for result in results)
+        return found[0] if len(found) == 1 else found
+
+    @private.skip_frames
+    def kernel(*arguments: Any) -> Any:
+        arguments = signature.complete(arguments)
+        return filled(compute(*arguments), arguments)
+
+    def fake_kernel(*arguments: Any) -> Any:
+        arguments = signature.complete(arguments)
+        return filled(fake(*arguments), arguments)
+
+    @private.skip_frames
+    def autograd(*arguments: Any) -> Any:
+        arguments = signature.complete(arguments)
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        differentiated = records_gradient(*tensors) and (rules is None or rules.op.differentiable_results > 0)
+        if not differentiated and not private.needs_dispatcher() and all(map(is_plain, tensors)):
+            return kernel(*arguments)
+        covered = rules is None or has_gradient(rules.op, arguments)
+        by_node = rules is not None and covered and private.HAS_NODES
+        by_kernel = private.HAS_NODES and (not differentiated or (by_node and not private.transforms_active()))
+        if not by_kernel or has_tangent(*tensors):
+            if RECORDERS:
+                derivatives = "higher-order, forward-mode and transformed derivatives use torch's ops"
+                record_torch(name, tensors[0], derivatives if covered else "one of the gradients has no kernel")
+            return filled(by_torch(*arguments), arguments)
+        if differentiated:
+            results = private.apply_node(OpNode, rules, overload(name), *arguments)
+            return results[0] if len(results) == 1 else results
+        with private.below_autograd():
+            return overload(name)(*arguments)
+
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        arguments = signature.complete(arguments)
+        in_dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
+        shapes = _example_shapes(signature, fake, in_dims, arguments)  # checks the arguments
+        batched = join_batch(signature, info.batch_size, in_dims, arguments)
+        if batched is not None:
+            found = as_tuple(overload(name)(*batched))
+            results = tuple(f.reshape(info.batch_size, *s) for f, s in zip(found, shapes, strict=True) if f is not None)
+        else:
+            results = _by_sample(info.batch_size, in_dims, arguments, lambda *a: as_tuple(filled(by_torch(*a), a)))
+        return (results[0], 0) if len(results) == 1 else (results, (0,) * len(results))
+
+    LIBRARY.define(f"{name}{signature.schema}", tags=TAGS)
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, autograd, "Autograd")
+    torch.library.register_fake(f"tridal::{name}", fake_kernel, lib=LIBRARY)
+    torch.library.register_vmap(f"tridal::{name}", vmap, lib=LIBRARY)
+
+
+def join_batch(
+    signature: Signature, batch_size: int, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """Returns the arguments of one call for all samples of a vmap, in which the batch joins the rows.
+
+    Returns None if there is none: a tensor with a number per column is batched, or a result is a sum over rows.
+    """
+    if signature.kernel is None or batch_size == 0:
+        return None
+    columns = {index for index in signature.with_role("column") if in_dims[index] is not None}
+    named = signature.named(arguments)
+    sums = [i for i, result in enumerate(signature.results) if result.role == "column"]
+    if columns or not all(signature.is_absent(index, named) for index in sums):
+        return None
+    main, axis = arguments[signature.main], in_dims[signature.main]
+    rank = max(main.dim() - (axis is not None), 1)
+    joined = list(arguments)
+    for index in signature.tensors:
+        role, tensor = signature.arguments[index].role, arguments[index]
+        if tensor is not None and role != "column":
+            first = tensor.expand(batch_size, *tensor.shape) if in_dims[index] is None else None
+            first = tensor.movedim(in_dims[index], 0) if first is None else first
+            missing = rank + 1 - first.dim() if role in ("element", "mask") else 0
+            joined[index] = first.reshape(batch_size, *[1] * missing, *first.shape[1:])
+    if "dim" in named:
+        joined[signature.names.index("dim")] = named["dim"] % rank + 1
+    return tuple(joined)
+
+
+def _example_shapes(
+    signature: Signature, fake: OpRun, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+) -> list[tuple[int, ...]]:
+    """Returns the shapes of the results of one sample."""
+    given = [
+        _without_axis(argument, axis) if isinstance(argument, torch.Tensor) else argument
+        for argument, axis in zip(arguments, in_dims, strict=True)
+    ]
+    return [(0,) if result is None else tuple(result.shape) for result in fake(*given)]
+
+
+def _without_axis(tensor: Tensor, axis: int | None) -> Tensor:
+    """Returns a tensor like one sample. It is not a slice, because DTensors of torch 2.11 do not support `select`."""
+    if axis is None:
+        return tensor
+    shape = [size for position, size in enumerate(tensor.shape) if position != axis % tensor.dim()]
+    return torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(shape)
+
+
+def _by_sample(
+    batch_size: int, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], compute: Callable[..., Results]
+) -> tuple[Any, ...]:
+    """Returns the results of a vmap whose samples are computed one by one.
+
+    `torch.vmap` cannot be used here: functorch's front mode is off in a rule.
+    """
+
+    def sample(index: int) -> Results:
+        given = zip(arguments, in_dims, strict=True)
+        return compute(*(a.select(axis, index) if isinstance(axis, int) else a for a, axis in given))
+
+    if batch_size == 0:
+        arguments = tuple(
+            a.new_zeros((*a.shape[:axis], 1, *a.shape[axis + 1 :])) if isinstance(axis, int) else a
+            for a, axis in zip(arguments, in_dims, strict=True)
+        )
+        return tuple(result.new_empty((0, *result.shape)) for result in sample(0) if result is not None)
+    return tuple(map(torch.stack, zip(*map(sample, range(batch_size)), strict=True)))
+
+
+def has_tangent(*tensors: Tensor) -> bool:
+    """Returns whether one of the tensors has a tangent of forward-mode AD.
+
+    A check of the forward-mode AD level is not sufficient, because compiled torch.func transforms do not set the level.
+    """
+    if private.forward_ad_level() < 0 and not private.transforms_active():
+        return False
+    unpack: Any = forward_ad.unpack_dual
+    try:
+        return any(unpack(tensor, level=0).tangent is not None for tensor in tensors)
+    except NotImplementedError:  # a DTensor of torch 2.7, which cannot have a tangent
+        return False
+
+
+def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
+    """Registers rule(kind, op, types, args, kwargs) for the tensor subclass `kind`, which has `__torch_dispatch__`."""
+    torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=LIBRARY)

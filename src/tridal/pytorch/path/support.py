@@ -1,0 +1,65 @@
+"""Whether kernels compute a call, and why not: the backend, its dtypes, and the memory of the tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from tridal.devices import registry
+from tridal.errors import NoBackendError
+from tridal.pytorch.binding import dtype_name
+from tridal.pytorch.device_context import DeviceContext, log
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Returns whether the tensor has elements in memory, or is a meta tensor, which represents a new tensor."""
+    return tensor.numel() > 0 and (tensor.is_meta or tensor.data_ptr() != 0)
+
+
+def backend_computes(context: DeviceContext, dtypes: set[torch.dtype]) -> bool:
+    """Returns whether kernels compute these dtypes on the context's device. If not, logs the reason once.
+
+    Raises:
+        NoBackendError: no kernel computes them, and the setting `fallback` is "error".
+    """
+    reason = _unsupported(context, dtypes)
+    if reason is None:
+        return True
+    if context.settings.fallback == "error":
+        known = ", ".join(sorted(entry.name for entry in registry.registered()))
+        raise NoBackendError(
+            f"{reason}, and fallback is 'error' ({context.settings.sources['fallback']}): set the setting fallback to "
+            f"'torch', or the setting device to one of the backends {known} "
+            "(`tridal doctor` says which are available)"
+        )
+    _log_fallback(reason)
+    return False
+
+
+def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None:
+    """Returns why no kernel computes these dtypes on the context's device; None if a kernel does."""
+    if context.backend is None:
+        return f"no available backend serves {context.device.type} tensors"
+    missing = sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes)
+    return f"backend {context.backend.name!r} does not compute {', '.join(missing)}" if missing else None
+
+
+def why_torch(
+    context: DeviceContext, dtype: torch.dtype | None, *tensors: torch.Tensor, otherwise: str | None = None
+) -> str:
+    """Returns why torch computes a call with this result dtype, for which `forward` or `backward` returned None.
+
+    `otherwise` is the reason if a backend computes the dtypes and the tensors have memory.
+    """
+    dtypes = {dtype or tensors[0].dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
+    if (reason := _unsupported(context, dtypes)) is not None:
+        return reason
+    if not all(tensor.dim() and has_memory(tensor) for tensor in tensors):
+        return "the tensor has no elements, no memory or no dims"
+    return otherwise or "no kernel supports the strides, the scale or the mask"
+
+
+@functools.cache
+def _log_fallback(reason: str) -> None:
+    log.warning("%s: torch computes them", reason)

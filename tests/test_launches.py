@@ -1,0 +1,238 @@
+"""The launch engine: constants, outputs, layouts of the inputs, and the cache of prepared launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from tridal.devices.types import Backend
+from tridal.errors import ShapeError
+from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.path.launches import Launch, prepare_kernel
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+import row_tensors
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+F32 = torch.float32
+
+
+@triton.jit
+def weighted_square(x, weight):
+    return x * x if weight is None else x * x * weight
+
+
+@triton.jit
+def rounded_sum(squares, SUM_DTYPE: tl.constexpr, FACTOR: tl.constexpr):
+    return squares.to(SUM_DTYPE).to(tl.float32) * FACTOR
+
+
+@triton.jit
+def picked_product(picked, picked_weight):
+    return picked if picked_weight is None else picked * picked_weight
+
+
+SQUARES = RowKernel(
+    name="squares", module=__name__, reads=("x",), row_index="index", column_reads=("weight",), writes=(),
+    statistics=(Statistic("squares", "sum", term="weighted_square"),), row_writes=("rounded_sum", "picked_product"),
+    neutral_padding=True,
+)  # fmt: skip
+
+
+@triton.jit
+def one_more(x):
+    return x + 1.0
+
+
+@pytest.fixture
+def context(backend: Backend, device: torch.device) -> Iterator[DeviceContext]:
+    with tridal.use(device=backend.name, fallback="error"):
+        yield device_context(device)
+
+
+def run_kernel(
+    context: DeviceContext, kernel: RowKernel, dim: int, inputs: tuple[torch.Tensor, ...], *arguments: Any,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
+    prepared = prepare_kernel(context, Launch(kernel, dim, *arguments), inputs, out)
+    return None if prepared is None else prepared.run(*(inputs if out is None else (out, *inputs)))
+
+
+def run(context: DeviceContext, kernel: RowKernel, *inputs: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, ...]:
+    dtypes = (F32,) * (len(kernel.writes) + len(kernel.row_writes))
+    results = run_kernel(context, kernel, 1, inputs, dtypes, **keywords)
+    assert results is not None
+    return results
+
+
+def test_constants_replace_tensors_and_reach_functions(context: DeviceContext, device: torch.device) -> None:
+    x, weight = torch.randn(5, 37, device=device), torch.rand(37, device=device)
+    index = torch.randint(37, (5,), device=device)
+    picked = x.gather(1, index[:, None])[:, 0]
+    kernel = SQUARES.bind(SUM_DTYPE="bfloat16", FACTOR=2.0)
+    total, product = run(context, kernel, x, index, weight)
+    torch.testing.assert_close(total, (x * x * weight).sum(1).bfloat16().float() * 2, rtol=2**-7, atol=0)
+    torch.testing.assert_close(product, picked * weight[index])
+    assert (total / 2 == (total / 2).bfloat16()).all()
+    total, product = run(context, kernel.bind(weight=None), x, index)
+    torch.testing.assert_close(total, (x * x).sum(1).bfloat16().float() * 2, rtol=2**-7, atol=0)
+    torch.testing.assert_close(product, picked, rtol=0, atol=0)
+
+
+def test_an_index_out_of_range_picks_nan_and_a_weight_of_zero(context: DeviceContext, device: torch.device) -> None:
+    x, index = torch.ones(3, 8, device=device), torch.tensor([-1, 8, 7], device=device)
+    kernel = SQUARES.bind(SUM_DTYPE="float32", FACTOR=1.0, weight=None).writing("picked_product")
+    (product,) = run(context, kernel, x, index)
+    assert torch.isnan(product).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("shape", [(1, 20), (3, 20), (5, 7), (9, 300), (2, 3, 40)])
+def test_rows_beyond_the_last_one_add_nothing_to_sums(
+    context: DeviceContext, device: torch.device, shape: tuple[int, ...]
+) -> None:
+    kernel = RowKernel("more", __name__, ("x",), (), ("one_more",), column_writes=("one_more",))
+    x = torch.randint(9, shape, device=device).float()
+    for dim in range(x.dim()):
+        found = run_kernel(context, kernel, dim, (x,), (F32,))
+        assert found is not None
+        others = [other for other in range(x.dim()) if other != dim]
+        assert torch.equal(found[0], x + 1)
+        assert torch.equal(found[1], (x + 1).sum(others))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "unaligned", "negative", "permuted"])
+def test_inputs_of_any_layout(context: DeviceContext, device: torch.device, layout: str) -> None:
+    x, other = torch.randn(2, 12, 40, device=device).unbind()
+    if layout == "negative":
+        x, other = (torch._neg_view(tensor) for tensor in (x, other))
+    elif layout == "transposed":
+        x, other = (tensor.t().contiguous().t() for tensor in (x, other))
+    elif layout == "unaligned":
+        x, other = (torch.cat([tensor[:, :1], tensor], 1)[:, 1:] for tensor in (x, other))
+    dim, weight = (1 if layout == "permuted" else -1), torch.randn(40, device=device)
+    if layout == "permuted":
+        x, other = (tensor.reshape(3, 4, 40).permute(1, 2, 0) for tensor in (x, other))
+    out = run_kernel(context, row_tensors.RMS_NORM, dim % x.dim(), (x, other, weight), (F32,) * 3, (1e-5,))
+    assert out is not None
+    total = (x + other).movedim(dim, -1)
+    root = (total.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    expected = (total * root * weight).movedim(-1, dim).float()
+    torch.testing.assert_close(out[0], expected, rtol=2e-6, atol=4e-6)
+    torch.testing.assert_close(out[1], x + other, rtol=0, atol=0)
+    assert out[0].is_contiguous()
+    assert out[2].shape == total.shape[:-1]
+
+
+def test_out_may_be_the_first_input(context: DeviceContext, device: torch.device) -> None:
+    kernel = row_tensors.CROSS_ENTROPY_BACKWARD
+    for offset in (0, 1):
+        memory = torch.randn(5 * 37 + offset, device=device)
+        x, target = memory[offset:].view(5, 37), torch.randint(37, (5,), device=device)
+        lse, dy = x.logsumexp(1), torch.rand(5, device=device)
+        (apart,) = run(context, kernel, x, lse, dy, target)
+        (inside,) = run(context, kernel, x, lse, dy, target, out=x)
+        assert inside is x
+        torch.testing.assert_close(inside, apart, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(5, 37), (3, 37, 5), (40, 3000)])
+def test_out_may_have_unused_elements_between_rows(
+    context: DeviceContext, device: torch.device, shape: tuple[int, ...]
+) -> None:
+    kernel, memory = row_tensors.CROSS_ENTROPY_BACKWARD, torch.randn(*shape[:-1], shape[-1] + 3, device=device)
+    x, rows = memory[..., : shape[-1]], (shape[0], *shape[2:])
+    target, dy = torch.randint(37, rows, device=device), torch.rand(rows, device=device)
+    unused, inputs = memory[..., shape[-1] :].clone(), (x, x.logsumexp(1), dy, target)
+    (apart,) = run(context, kernel, *inputs)
+    (inside,) = run(context, kernel, *inputs, out=x)
+    assert inside is x
+    torch.testing.assert_close(inside, apart, rtol=1e-6, atol=1e-7)
+    assert torch.equal(memory[..., shape[-1] :], unused)
+    with tridal.use(batch_invariant=True):
+        assert run_kernel(device_context(device), kernel, 1, inputs, (F32,), out=x) is None
+    weight = torch.ones(shape[1], device=device)
+    assert run_kernel(context, row_tensors.RMS_NORM, 1, (x, x, weight), (F32,) * 3, (1e-5,), out=x) is None
+
+
+def test_sums_of_columns_add_those_of_all_programs(context: DeviceContext, device: torch.device) -> None:
+    dy, x = torch.randn(2, 50, 130, device=device).unbind()
+    root, weight = torch.rand(50, device=device), torch.rand(130, device=device)
+    _, sums = run(context, row_tensors.RMS_NORM_BACKWARD, dy, x, root, weight)
+    assert sums.shape == (130,)
+    torch.testing.assert_close(sums, (dy * x * root[:, None]).sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "shape", "message"),
+    [
+        ("squares", 2, (16,), r"weight has a number per column: expected the shape (4096,), got (16,)"),
+        ("squares", 2, (1, 4096), r"weight has a number per column: expected the shape (4096,), got (1, 4096)"),
+        ("squares", 1, (4,), r"index has a number per row: expected the shape (5,), got (4,)"),
+        ("squares", 1, (5, 2), r"index has a number per row: expected the shape (5,), got (5, 2)"),
+        ("rms_norm_backward", 1, (4, 4096), r"x has a number per element: expected the shape (5, 4096), got (4,"),
+        ("rms_norm_backward", 2, (1,), r"root has a number per row: expected the shape (5,), got (1,)"),
+    ],
+)
+def test_wrong_shape_is_refused_before_a_kernel_reads_beyond_the_end(
+    context: DeviceContext, device: torch.device, name: str, position: int, shape: tuple[int, ...], message: str
+) -> None:
+    """A weight of 16 numbers for 4,096 columns, for example."""
+    kernels = {kernel.name: kernel for kernel in (SQUARES, row_tensors.RMS_NORM_BACKWARD)}
+    kernel, x = kernels[name], torch.ones(5, 4096, device=device)
+    per_row, weight = torch.ones(5, device=device), torch.ones(4096, device=device)
+    inputs = [x, per_row.long(), weight] if kernel is SQUARES else [x, x, per_row, weight]
+    inputs[position] = torch.ones(shape, dtype=inputs[position].dtype, device=device)
+    with pytest.raises(ShapeError) as raised:
+        run(context, kernel, *inputs)
+    first = kernel.reads[0]
+    assert str(raised.value).startswith(f"{name}: {message}")
+    assert str(raised.value).endswith(f", with {first} of shape (5, 4096) along dim 1")
+
+
+def test_equal_descriptions_share_a_prepared_launch(context: DeviceContext, device: torch.device) -> None:
+    kernel = row_tensors.CROSS_ENTROPY_BACKWARD
+    context.runs.clear()
+    for rows, cols, entries in ((5, 37, 1), (5, 37, 1), (6, 37, 1), (6, 38, 2)):
+        x, dy = torch.randn(rows, cols, device=device), torch.rand(rows, device=device)
+        run(context, kernel, x, dy, dy, torch.zeros(rows, dtype=torch.int64, device=device))
+        assert len(context.runs) == entries
+
+
+def test_torch_computes_empty_and_unsupported_tensors(context: DeviceContext, device: torch.device) -> None:
+    x, dy = torch.randn(0, 37, device=device), torch.rand(0, device=device)
+    index = torch.zeros(0, dtype=torch.int64, device=device)
+    assert run_kernel(context, row_tensors.CROSS_ENTROPY_BACKWARD, 1, (x, dy, dy, index), (F32,)) is None
+    with tridal.use(fallback="torch"):
+        plain = device_context(device)
+        wide = torch.randn(2, 3, device=device).to(torch.float8_e5m2)
+        inputs = (wide, dy[:0], dy[:0], index)
+        assert run_kernel(plain, row_tensors.CROSS_ENTROPY_BACKWARD, 1, inputs, (F32,)) is None
+
+
+def test_absent_arguments_and_results_keep_their_places(context: DeviceContext, device: torch.device) -> None:
+    x, residual = torch.randn(2, 3, 40, device=device).unbind()
+    kernel = row_tensors.RMS_NORM.bind(weight=None).writing("residual_sum", "inverse_root")
+    launch = Launch(kernel, 1, (F32, F32), (1e-5,), takes=(0, None, 1), returns=(None, 0, 1))
+    prepared = prepare_kernel(context, launch, [x, residual])
+    assert prepared is not None
+    absent, total, root = prepared.run(x, None, residual)
+    assert absent is None
+    assert torch.equal(total, x + residual)
+    torch.testing.assert_close(root, (total.square().mean(1) + 1e-5).rsqrt())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
+def test_the_first_input_is_cast(context: DeviceContext, device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randint(-9, 9, (3, 40), device=device).to(dtype)
+    kernel = RowKernel("more", __name__, ("x",), (), ("one_more",))
+    prepared = prepare_kernel(context, Launch(kernel, 1, (F32,), copy_dtype=F32), [x])
+    assert prepared is not None
+    assert torch.equal(prepared.run(x)[0], x.float() + 1)

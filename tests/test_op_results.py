@@ -1,0 +1,161 @@
+"""Results of ops: which ones have gradients, which depend on which tensors, and ops without a gradient's kernel."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from call_helpers import SM_90, WHOLE_ROW, kernel_call
+from conformance_helpers import INTERPRETER
+from tridal import testing
+from tridal.devices.types import KernelConfig
+from tridal.errors import LayoutError
+from tridal.ops.planning import tensor_dtypes
+from tridal.runtime import compiler
+from tridal.testing.implementation import implementation
+
+pytest.importorskip("triton")
+from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
+
+pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
+Tensor = torch.Tensor
+weigh, by_sum, row_energy, row_argmax = map(tridal.row_function, (WEIGH, BY_SUM, ROW_ENERGY, ARGMAX))
+
+
+def expected_weigh(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return x * weight, (x * weight).sum(-1), x.square().sum(-1).detach()
+
+
+def expected_by_sum(x: Tensor, divides: bool = False) -> Tensor:
+    return x * (x.mean(-1, keepdim=True) if divides else x.sum(-1, keepdim=True))
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> Iterator[None]:
+    torch.manual_seed(0)
+    with tridal.use(device="interpreter", fallback="error"):
+        yield
+
+
+def tensors(*needed: bool) -> list[Tensor]:
+    return [
+        torch.randn(size, dtype=torch.float64, requires_grad=need)
+        for size, need in zip(((4, 6), (6,)), needed, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("how", ["direct", "registered", "compiled"])
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_each_result_passes_its_gradient_to_each_tensor(
+    how: str, needed: tuple[bool, bool], used: tuple[int, ...]
+) -> None:
+    """A second call is a prepared one."""
+    torch._dynamo.reset()
+    registered = torch.ops.tridal.weigh
+    function: Any = {
+        "direct": weigh,
+        "registered": lambda x, weight: registered(x, weight, -1, x.dtype),
+        "compiled": torch.compile(weigh, fullgraph=True, backend="aot_eager"),
+    }[how]
+    for _ in range(2):
+        given = tensors(*needed)
+        results, wanted = function(*given), expected_weigh(*given)
+        assert_close(results, wanted)
+        assert not results[2].requires_grad
+        wrt = [tensor for tensor in given if tensor.requires_grad]
+        found, exact = (torch.autograd.grad(sum(r[i].sin().sum() for i in used), wrt) for r in (results, wanted))
+        assert_close(found, exact)
+
+
+def test_kernels_compute_a_gradient_if_one_of_the_results_has_none() -> None:
+    x, weight = tensors(True, True)
+    with tridal.record_calls() as calls:
+        weigh(x, weight)[1].sum().backward()
+    assert [(call.op, call.reason) for call in calls] == [("weigh", None), ("weigh_backward", None)]
+
+
+def test_second_derivatives_of_several_results() -> None:
+    assert torch.autograd.gradcheck(lambda *t: weigh(*t)[:2], tensors(True, True), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(lambda *t: weigh(*t)[:2], tensors(True, True))
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_an_op_without_a_gradients_kernel_takes_it_from_the_reference(divides: bool) -> None:
+    x, _ = tensors(True, False)
+    with tridal.record_calls() as calls:
+        assert_close(by_sum(x.detach(), divides=divides), expected_by_sum(x.detach(), divides))
+    assert [call.backend for call in calls] == ["interpreter"]
+    assert_close(by_sum(x, divides=divides), expected_by_sum(x, divides))
+    found, wanted = (torch.autograd.grad(f(x, divides=divides).sin().sum(), x) for f in (by_sum, expected_by_sum))
+    assert_close(found, wanted)
+    assert torch.autograd.gradcheck(by_sum, x, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(by_sum, x)
+    compiled = torch.compile(lambda x: by_sum(x, divides=divides), fullgraph=True, backend="aot_eager")
+    assert_close(torch.autograd.grad(compiled(x).sin().sum(), x), wanted)
+    assert_close(
+        torch.func.vmap(torch.func.grad(lambda x: by_sum(x, divides=divides).sin().sum()))(x.detach()), wanted[0]
+    )
+    assert not hasattr(torch.ops.tridal, "by_sum_backward")
+
+
+@pytest.mark.parametrize("value", [1, 1.0, "yes", None, torch.tensor(True)], ids=str)
+def test_a_choice_of_another_type_is_an_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^by_sum: divides must be of the type bool, got "):
+        by_sum(torch.ones(2, 3), divides=value)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_result_without_a_gradient_is_computed_by_a_kernel(compiles: bool) -> None:
+    torch._dynamo.reset()
+    x, _ = tensors(True, False)
+    function = torch.compile(row_energy, fullgraph=True, backend="aot_eager") if compiles else row_energy
+    for _, dim in itertools.product(range(2), (0, 1)):
+        with tridal.record_calls() as calls:
+            found = function(x, dim)
+        assert not found.requires_grad
+        assert_close(found, x.detach().square().sum(dim))
+        assert [call.backend for call in calls] == ["interpreter"]
+
+
+@pytest.mark.parametrize("plan", ["planned", *testing.overrides(INTERPRETER)])
+def test_a_term_may_use_the_column_and_a_result_may_be_int64(plan: str) -> None:
+    for shape, dim in (((7, 300), -1), ((150, 6), 0), ((3, 41, 5), 1), ((2, 1), 1)):
+        for dtype in (torch.float32, torch.float64):
+            x = torch.randint(-9, 9, shape).to(dtype)
+            x.movedim(dim, -1).flatten(0, -2)[0] = -torch.inf
+            with implementation(INTERPRETER, plan), tridal.record_calls() as calls:
+                found = row_argmax(x, dim)
+            assert [call.reason for call in calls] == [None]
+            assert found.dtype is torch.int64
+            assert torch.equal(found, torch.from_numpy(x.numpy().argmax(dim)))
+
+
+def test_torch_computes_indices_and_compiles_them() -> None:
+    x = torch.randn(4, 9, requires_grad=True)
+    compiled = torch.compile(row_argmax, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, 0), x.argmax(0))
+    with tridal.use(device="auto", fallback="torch"):
+        assert torch.equal(row_argmax(x), x.argmax(-1))
+
+
+def test_kernels_with_the_column_in_a_term_compile() -> None:
+    assert compiler.can_compile(SM_90)
+    names = tensor_dtypes(ARGMAX.forward, "float32")
+    loop, cooperative = KernelConfig("column_loop", 1, 256), KernelConfig("cooperative", 1, 256, programs_per_row=4)
+    for config in (WHOLE_ROW, loop, cooperative):
+        call = kernel_call((64, 1000), kernel=ARGMAX.forward, dtypes=("int64", *names[1:]))
+        compiler.compile_kernel(call.specialize(config), SM_90)
+
+
+def test_a_shard_of_a_row_has_no_columns() -> None:
+    dtensor = pytest.importorskip("tridal.pytorch.dtensor")
+    mesh: Any = None
+    with pytest.raises(LayoutError, match="the op needs the columns of elements, so its rows cannot be sharded"):
+        dtensor.ShardedReduce(8, -1, mesh, ()).columns(torch.ones(2, 4))

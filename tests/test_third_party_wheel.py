@@ -1,0 +1,90 @@
+"""The wheel of tests/tensor_op_package is installed: entry points, commands, plans and compiled kernels of its ops."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from backend_helpers import install_wheel, run_python
+from torch_versions import TRITON
+
+PACKAGE = Path(__file__).with_name("tensor_op_package")
+KERNELS = ("skip_norm", "skip_norm_backward", "logsumexp", "logsumexp_backward")
+
+
+@pytest.fixture(scope="module")
+def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel."""
+    return install_wheel(PACKAGE, tmp_path_factory.mktemp("third-party-ops"), "tridal_skipnorm-1.0.0")
+
+
+CALLS = """
+    import torch, tridal
+    from tridal.ops import table
+    from tridal_skipnorm import skip_norm, logsumexp
+
+    assert {entry.name: entry.origin for entry in table.registered() if entry.origin != "tridal"} == {
+        "skip_norm": "tridal-skipnorm 1.0.0", "logsumexp": "tridal-skipnorm 1.0.0"
+    }
+    with tridal.use(device="interpreter", fallback="error"):
+        x, weight, skip = torch.randn(3, 5, requires_grad=True), torch.ones(5), torch.zeros(5)
+        y, total = skip_norm(x, weight, skip, residual=x, eps=1e-5)
+        torch.testing.assert_close(y, torch.nn.functional.rms_norm(2 * x, (5,), eps=1e-5))
+        torch.testing.assert_close(logsumexp(x, 0), torch.logsumexp(x, 0))
+        (y.sum() + total.sum() + logsumexp(x).sum()).backward()
+"""
+
+
+def test_the_installed_ops_are_listed_and_compute(site_folder: Path) -> None:
+    run_python(CALLS, site_folder)
+
+
+PLANS = """
+    import json
+    from tridal.ops import planning
+    from tridal.runtime import compiler
+
+    schedules, compiled = {}, []
+    for kernel in KERNELS:
+        schedules[kernel] = []
+        for cols in (781, 300_000) if ARCH != "gfx942" else (781,):
+            _, device, plan = planning.planned(4096, cols, arch=ARCH, dtype="bfloat16", op=kernel)
+            schedules[kernel].append(plan.schedule)
+            if cols == 781 and compiler.can_compile(device.target):
+                call = planning.matrix_call(4096, cols, dtype="bfloat16", op=kernel)
+                compiler.compile_kernel(call.specialize(plan.config), device.target)
+                compiled.append(kernel)
+    print(json.dumps([schedules, compiled]))
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942", "ascend910b"])
+def test_kernels_of_both_directions_are_planned_and_compiled_for_absent_devices(site_folder: Path, arch: str) -> None:
+    """Triton 3.4 and older need ld.lld to compile for AMD GPUs, and the installed Triton does not know NPUs."""
+    pytest.importorskip("triton")
+    if arch == "gfx942" and TRITON < (3, 5):
+        pytest.skip("needs Triton 3.5")
+    code = f"ARCH, KERNELS = {arch!r}, {KERNELS!r}\n" + textwrap.dedent(PLANS)
+    schedules, compiled = json.loads(run_python(code, site_folder))
+    assert compiled == ([] if arch == "ascend910b" else [*KERNELS])
+    wide = {"sm_90": ["cooperative"], "ascend910b": ["column_loop"], "gfx942": []}[arch]
+    expected = {kernel: ["whole_row", *wide] for kernel in KERNELS}
+    if arch == "sm_90":  # it reads each element once, because it writes numbers per row only
+        expected["logsumexp"] = ["whole_row", "column_loop"]
+    assert schedules == expected
+
+
+COMMANDS = """
+    import sys
+    from tridal.cli import main
+    sys.argv = ["tridal", "plan", "4096", "12672", "--op", {op!r}, "--arch", {arch!r}]
+    main()
+"""
+
+
+@pytest.mark.parametrize(("op", "arch"), [("skip_norm_backward", "sm_90"), ("logsumexp", "ascend910b")])
+def test_the_command_plan_knows_the_kernels(site_folder: Path, op: str, arch: str) -> None:
+    assert op in run_python(COMMANDS.format(op=op, arch=arch), site_folder)
