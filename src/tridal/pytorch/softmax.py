@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Literal
 
@@ -15,12 +14,10 @@ from tridal.ops.softmax import SOFTMAX
 from tridal.pytorch.path.calls import PreparedCall, find_call
 from tridal.pytorch.path.checks import check
 from tridal.pytorch.path.function import FUNCTIONS, apply, register
-from tridal.pytorch.private import skip_frames
 
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-@functools.partial(skip_frames, inlined=True)
 def softmax(
     input: torch.Tensor,
     dim: int = -1,
@@ -74,7 +71,6 @@ def softmax(
     return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, (), modification, pending)  # type: ignore[no-any-return]
 
 
-@functools.partial(skip_frames, inlined=True)
 def log_softmax(
     input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
 ) -> torch.Tensor:

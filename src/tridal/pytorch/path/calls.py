@@ -7,6 +7,7 @@ call -> call guard -> prepared call -> kernels   plain tensors
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
@@ -63,6 +64,7 @@ class PendingCall(NamedTuple):
     """How many of the op's results the function returns. These are the first ones."""
 
 
+@functools.partial(private.skip_frames, inlined=True)
 def find_call(
     function: Callable[..., Any], tensors: tuple[Any, ...], options: tuple[Any, ...], sizes: Any = (), results: int = 1
 ) -> PreparedCall | PendingCall | None:
@@ -105,6 +107,7 @@ def _same(sizes: Any, known: Any) -> bool:
     return type(sizes) is type(known) and [*map(type, sizes)] == [*map(type, known)] and sizes == known
 
 
+@functools.partial(private.skip_frames, inlined=True)
 def call(rules: Rules, arguments: tuple[Any, ...], pending: PreparedCall | PendingCall | None = None) -> Results:
     """Computes an op. The caller has checked the arguments, and has handled `__torch_function__`.
 
@@ -195,6 +198,7 @@ class PreparedCall:
         """saved(tensors, results) returns the tensors that the gradient needs."""
         self.backward: _Backward | None = None
 
+    @functools.partial(private.skip_frames, inlined=True)
     def __call__(self, tensors: Sequence[Tensor | None]) -> Any:
         """Returns the result for tensors that the call guard accepts; a tuple if there are several."""
         if self.casts is not None:

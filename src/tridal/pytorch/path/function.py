@@ -92,7 +92,7 @@ def row_function(op: Op) -> Callable[..., Any]:
         f"    return _apply(_rules, _function, ({names}), dim, dtype, stream, ({given}), (), _pending, _results)\n",
         scope,
     )
-    function: Callable[..., Any] = skip_frames(scope[op.name], inlined=True)
+    function: Callable[..., Any] = scope[op.name]
     scope["_function"] = function
     function.__doc__ = op.reference.__doc__
     FUNCTIONS[op.name] = function
