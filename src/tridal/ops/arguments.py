@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -107,15 +108,10 @@ SCALE_MASK = (
 """The arguments of an op whose kernel can scale and mask its first tensor."""
 
 
-def element_dtype(named: Mapping[str, Any], roles: Mapping[str, Role | None]) -> torch.dtype:
-    """Returns the default dtype of results with a number per element."""
-    if "dtype" in named:
-        return named["dtype"]  # type: ignore[no-any-return]
-    tensors = [named[name] for name, role in roles.items() if role == "element" and named[name] is not None]
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype  # type: ignore[no-any-return]
+def element_dtype(arguments: Sequence[Argument], tensors: Sequence[Any]) -> torch.dtype:
+    """Returns the promoted dtype of the tensors with a number per element. `tensors` begins as `arguments` does."""
+    given = [t.dtype for a, t in zip(arguments, tensors, strict=False) if a.role == "element" and t is not None]
+    return functools.reduce(torch.promote_types, given)  # type: ignore[no-any-return]
 
 
 def sum_dtype(named: Mapping[str, Any]) -> torch.dtype:

@@ -22,9 +22,8 @@ def modification_of(op: Op, named: dict[str, Any]) -> ScoreModification | None:
     if not op.scale_mask:
         return None
     found = ScoreModification(named["scale"], named["mask"], named["causal"], named["zero_masked_rows"])
-    return (
-        None if found.mask is None and found.scale == 1 and not found.causal and not found.zero_masked_rows else found
-    )
+    changes = found.mask is not None or found.scale != 1 or found.causal or found.zero_masked_rows
+    return found if changes else None
 
 
 def compute(

@@ -112,17 +112,14 @@ class Signature:
 
     def dtypes(self, named: Mapping[str, Any]) -> tuple[torch.dtype, ...]:
         """Returns the dtype of each result."""
-        roles = {argument.name: argument.role for argument in self.arguments}
-        return tuple(
-            result.dtype
-            if isinstance(result.dtype, torch.dtype)
-            else result.dtype(named)
-            if result.dtype is not None
-            else element_dtype(named, roles)
-            if result.role == "element"
-            else sum_dtype(named)
-            for result in self.results
-        )
+        return tuple(self._dtype(result, named) for result in self.results)
+
+    def _dtype(self, result: Result, named: Mapping[str, Any]) -> torch.dtype:
+        if result.dtype is not None:
+            return result.dtype if isinstance(result.dtype, torch.dtype) else result.dtype(named)
+        if result.role != "element":
+            return sum_dtype(named)
+        return named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()])
 
     def parameters(self, named: Mapping[str, Any], names: Sequence[str] | None = None) -> tuple[float | None, ...]:
         """Returns the values of a kernel's parameters, by default of all. A value that changes nothing becomes None."""

@@ -250,13 +250,12 @@ def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     )
 
 
-_backward_tensors = len(CROSS_ENTROPY.gradient_signature.tensors)
 RULES = Rules(
     op=CROSS_ENTROPY,
-    compute=by_kernels(_prepare, maths.reference, len(CROSS_ENTROPY.signature.tensors)),
+    compute=by_kernels(CROSS_ENTROPY.signature, _prepare, maths.reference),
     fake=_fake,
     save=_save,
-    backward=by_kernels(_prepare_gradient, _gradient_by_torch, _backward_tensors),
+    backward=by_kernels(CROSS_ENTROPY.gradient_signature, _prepare_gradient, _gradient_by_torch),
     fake_backward=_fake_gradient,
     by_torch=maths.reference,
     backward_by_torch=maths.gradient,
@@ -265,7 +264,7 @@ RULES = Rules(
 )
 _prepare_inplace = functools.partial(_prepare_gradient, inplace=True)
 _inplace_by_torch = functools.partial(_gradient_by_torch, inplace=True)
-_inplace_backward = by_kernels(_prepare_inplace, _inplace_by_torch, _backward_tensors)
+_inplace_backward = by_kernels(CROSS_ENTROPY.gradient_signature, _prepare_inplace, _inplace_by_torch)
 INPLACE_RULES = replace(RULES, backward=_inplace_backward, prepare_backward=None)
 define(RULES)
 FUNCTIONS["cross_entropy"] = cross_entropy

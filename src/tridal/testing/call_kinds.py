@@ -14,7 +14,7 @@ from tridal.devices.types import Backend, Layout
 from tridal.ops import table
 from tridal.ops.op import Op
 from tridal.ops.signature import Signature
-from tridal.pytorch.path.row_calls import _inputs, _kernel, _outputs
+from tridal.pytorch.path.row_calls import choose_kernel
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
@@ -64,23 +64,20 @@ def _kernel_of(kind: CallKind) -> tuple[RowKernel, tuple[str, ...], tuple[float 
     tensors = {n: t for n, t in make_tensors(case, op, torch.device("cpu")).items() if t is not None}
     call, dtypes = make_call(case, op, tensors, None)
     signature: Signature = op.signature
-    arguments, constants = call.arguments, {} if op.constants is None else op.constants(signature.named(call.arguments))
+    arguments = call.arguments
     if kind.direction == "backward":
         found = {name: tensor.to(dtypes[name]) for name, tensor in call.results().items()}
         saved, numbers = op.save(arguments, [found.get(result.name) for result in op.results])
         grads = [found.get(result.name) for result in op.results[: op.differentiable_results]]
         mask = [[any(name in tensors for name in names) for names in op.gradient_groups]]
         mask = mask if len(op.gradient_groups) > 1 else []
-        signature, arguments, constants = op.gradient_signature, (*grads, *saved, *numbers, *mask), {}
+        signature, arguments = op.gradient_signature, (*grads, *saved, *numbers, *mask)
     named = signature.named(arguments)
-    given = [(named[signature.names[p]], name) for p, name in _inputs(signature)]
     count = op.returned if signature is op.signature else len(signature.results)  # a call returns no statistics
-    wanted = [(i, name) for i, name in _outputs(signature) if i < count and not signature.is_absent(i, named)]
-    absent = tuple(name for tensor, name in given if tensor is None)
-    assert signature.kernel is not None
-    kernel = _kernel(signature.kernel, absent, tuple(name for _, name in wanted), tuple(constants.items()))
-    written = [signature.dtypes(named)[i] for i, _ in wanted]
-    read = [tensor.dtype for tensor, _ in given if tensor is not None]
+    wanted = [i < count and not signature.is_absent(i, named) for i in range(len(signature.results))]
+    kernel, inputs, outputs = choose_kernel(op, signature, arguments, wanted)
+    written = [signature.dtypes(named)[index] for index in outputs]
+    read = [arguments[position].dtype for position in inputs]
     names = tuple(str(dtype).removeprefix("torch.") for dtype in (*written, *read))
     return kernel, names, signature.parameters(named, kernel.parameters)
 

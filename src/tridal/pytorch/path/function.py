@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import PluginError, StreamError
 from tridal.ops import row_maths, table
-from tridal.ops.arguments import Argument
+from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context
@@ -155,13 +155,13 @@ def apply(
         if context.torch_computes:
             present = [tensor for tensor in tensors if tensor is not None]
             reason = why_torch(context, dtype, *present) if RECORDERS else ""
-            arguments = (*tensors, dim, _dtype(op, dtype, tensors), *numbers, *modification)
+            arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
             return _by_torch(rules, arguments, reason, results)
         if context.backend is None:
             backend_computes(context, set())  # raises NoBackendError
     if dtype is None and not context.torch_computes and _autocast_active(op, context):
         wanted = autocast_dtype(input)
-    arguments = (*tensors, dim, wanted or _dtype(op, None, tensors), *numbers, *modification)
+    arguments = (*tensors, dim, wanted or element_dtype(op.arguments, tensors), *numbers, *modification)
     try:
         found = call(rules, op.signature.complete(arguments), pending)
     except TypeError:
@@ -195,14 +195,6 @@ def _by_torch(rules: Rules, arguments: tuple[Any, ...], reason: str, results: in
     return found[0] if results == 1 else found[:results]
 
 
-def _dtype(op: Op, dtype: torch.dtype | None, tensors: Sequence[Any]) -> torch.dtype:
-    """Returns the argument `dtype`, or the promoted dtype of the tensors with a number per element."""
-    if dtype is not None:
-        return dtype
-    given = [t.dtype for t, a in zip(tensors, op.arguments, strict=False) if a.role == "element" and t is not None]
-    return functools.reduce(torch.promote_types, given)  # type: ignore[no-any-return]
-
-
 def _compiled(
     rules: Rules,
     tensors: tuple[Tensor, ...],
@@ -228,7 +220,7 @@ def _compiled(
     by_torch = input.is_nested or forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed)
     if not by_torch and dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
         dtype = autocast_dtype(input)
-    arguments = (*tensors, dim, _dtype(op, dtype, tensors), *numbers, *modification)
+    arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
     if not by_torch:
         found = overload(op.name)(*arguments)
         return found if isinstance(found, Tensor) else found[0] if results == 1 else found[:results]

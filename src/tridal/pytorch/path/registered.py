@@ -134,8 +134,8 @@ def join_batch(
     for index in signature.tensors:
         role, tensor = signature.arguments[index].role, arguments[index]
         if tensor is not None and role != "column":
-            first = tensor.expand(batch_size, *tensor.shape) if in_dims[index] is None else None
-            first = tensor.movedim(in_dims[index], 0) if first is None else first
+            axis = in_dims[index]
+            first = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
             missing = rank + 1 - first.dim() if role in ("element", "mask") else 0
             joined[index] = first.reshape(batch_size, *[1] * missing, *first.shape[1:])
     if "dim" in named:

@@ -6,9 +6,9 @@ Inputs and outputs of a kernel are matched with the arguments and the results of
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.launch_source import Launch, Prepared
 from tridal.pytorch.path.launches import described, prepare_kernel
-from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
+from tridal.pytorch.path.rules import OpRun, Results, Rules, by_kernels, overload
 from tridal.pytorch.path.support import why_torch
 from tridal.runtime.row_kernel import RowKernel
 
@@ -39,10 +39,10 @@ def row_rules(op: Op) -> Rules:
     backward_by_torch = _checked(op, backward, functools.partial(row_maths.compute_gradient, op))
     return Rules(
         op=op,
-        compute=_by_kernels(op, forward, prepare, by_torch),
+        compute=by_kernels(forward, prepare, _recorded(op, forward, by_torch)),
         fake=_checked(op, forward, functools.partial(_fake, forward)),
         save=op.save,
-        backward=_by_kernels(op, backward, prepare_backward, backward_by_torch),
+        backward=by_kernels(backward, prepare_backward, _recorded(op, backward, backward_by_torch)),
         fake_backward=_checked(op, backward, functools.partial(_fake, backward)),
         by_torch=by_torch,
         backward_by_torch=backward_by_torch,
@@ -66,13 +66,10 @@ def overload_of(op: Op) -> Callable[..., Tensor]:
     return lambda *arguments: overload(op.name)(*arguments)
 
 
-def _by_kernels(op: Op, signature: Signature, prepare: Callable[..., Prepared | None], by_torch: OpRun) -> OpRun:
-    """Returns f(*arguments), which computes an op with kernels, and with torch where no kernel computes them."""
+def _recorded(op: Op, signature: Signature, by_torch: OpRun) -> OpRun:
+    """Returns the function for calls without a kernel. It records them, and its results are contiguous."""
 
-    def compute(*arguments: Any, **options: Any) -> Results:
-        found = prepare(*arguments, **options)
-        if found is not None:
-            return found.run(*signature.tensors_of(arguments))
+    def compute(*arguments: Any) -> Results:
         if RECORDERS:
             _record_torch(op, signature, arguments)
         return tuple(None if result is None else result.contiguous() for result in by_torch(*arguments))
@@ -132,7 +129,38 @@ def prepare_call(
     wanted = [index < count and not signature.is_absent(index, named) for index in range(len(signature.results))]
     if not any(wanted):
         return Prepared(lambda *_: (None,) * len(wanted))
-    inputs = _inputs(signature)
+    chosen = choose_kernel(op, signature, arguments, wanted)
+    kernel, dtypes = chosen.kernel, signature.dtypes(named)
+    modification = modification_of(op, named) if signature is op.signature else None
+    mask = [] if modification is None or modification.mask is None else [signature.names.index("mask")]
+    order = [*chosen.inputs, *mask]
+    launch = Launch(
+        kernel,
+        rows.first,
+        tuple(dtypes[index] for index in chosen.outputs if signature.results[index].role != "column"),
+        signature.parameters(named, kernel.parameters),
+        named.get("dtype") if signature is op.signature else None,
+        tuple(order.index(position) if position in order else None for position in signature.tensors),
+        tuple(chosen.outputs.index(i) if wanted[i] else None for i in range(len(wanted))),
+    )
+    given = [_flat(signature, rows, arguments[position], position) for position in order]
+    found = prepare_kernel(context, launch, given, modification=modification)
+    return found if found is None or rows.dims == 1 else found._replace(run=_with_dims(signature, rows, launch, found))
+
+
+class ChosenKernel(NamedTuple):
+    """The kernel of a call: that of the signature without absent inputs and outputs."""
+
+    kernel: RowKernel
+    inputs: tuple[int, ...]
+    """The position of the argument for each input."""
+    outputs: tuple[int, ...]
+    """The index of the result for each output."""
+
+
+def choose_kernel(op: Op, signature: Signature, arguments: tuple[Any, ...], wanted: Sequence[bool]) -> ChosenKernel:
+    """Returns the kernel that computes the results that are `wanted`."""
+    inputs, main = _inputs(signature), arguments[signature.main]
     present = [
         (position, name)
         for position, name in inputs
@@ -140,33 +168,16 @@ def prepare_call(
     ]
     outputs = [(index, name) for index, name in _outputs(signature) if wanted[index]]
     absent = tuple(name for position, name in inputs if (position, name) not in present)
-    constants = op.constants(named) if op.constants is not None and signature is op.signature else {}
+    constants: Mapping[str, Any] = {}
+    if op.constants is not None and signature is op.signature:
+        constants = op.constants(signature.named(arguments))
+    assert signature.kernel is not None
     kernel = _kernel(signature.kernel, absent, tuple(name for _, name in outputs), tuple(constants.items()))
-    dtypes = signature.dtypes(named)
-    modification = modification_of(op, named) if signature is op.signature else None
-    mask = [] if modification is None or modification.mask is None else [signature.names.index("mask")]
-    order = [*(position for position, _ in present), *mask]
-    launch = Launch(
-        kernel,
-        rows.first,
-        tuple(dtypes[index] for index, name in outputs if name not in kernel.column_writes),
-        signature.parameters(named, kernel.parameters),
-        named.get("dtype") if signature is op.signature else None,
-        tuple(order.index(position) if position in order else None for position in signature.tensors),
-        _positions([index for index, _ in outputs], len(signature.results)),
-    )
-    given = [_flat(signature, rows, arguments[position], position) for position in order]
-    found = prepare_kernel(context, launch, given, modification=modification)
-    return found if found is None or rows.dims == 1 else found._replace(run=_with_dims(signature, rows, launch, found))
-
-
-def _positions(known: list[int], count: int) -> tuple[int | None, ...]:
-    """Returns for each number below `count` its position in `known`, or None. Drops those after the last known."""
-    return tuple(known.index(index) if index in known else None for index in range(count))
+    return ChosenKernel(kernel, tuple(p for p, _ in present), tuple(i for i, _ in outputs))
 
 
 def _is_absent_gradient(
-    signature: Signature, position: int, main: Tensor, arguments: tuple[Any, ...], wanted: list[bool]
+    signature: Signature, position: int, main: Tensor, arguments: tuple[Any, ...], wanted: Sequence[bool]
 ) -> bool:
     """Returns whether a gradient belongs to a result that the call does not have, or is not needed."""
     argument = signature.arguments[position]
@@ -210,9 +221,8 @@ def _kernel(
     """Returns the kernel without absent inputs and outputs. Sums of columns alone need no statistics."""
     others = tuple((name, value) for name, value in kernel.constants if name not in dict(constants))
     kernel = replace(kernel, constants=others).bind(**dict(constants), **dict.fromkeys(absent)).writing(*outputs)
-    return (
-        kernel if kernel.writes or kernel.row_writes or not kernel.neutral_padding else replace(kernel, statistics=())
-    )
+    only_sums = kernel.neutral_padding and not (kernel.writes or kernel.row_writes)
+    return replace(kernel, statistics=()) if only_sums else kernel
 
 
 def _flat(signature: Signature, rows: Rows, tensor: Tensor, position: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tridal.ops.op import Op
+from tridal.ops.signature import Signature
 from tridal.pytorch.path.launch_source import Prepared
 
 Results: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -49,14 +50,14 @@ def overload(name: str) -> Any:
     return getattr(torch.ops.tridal, name).default
 
 
-def by_kernels(prepare: Callable[..., Prepared | None], by_torch: OpRun, tensors: int) -> OpRun:
+def by_kernels(signature: Signature, prepare: Callable[..., Prepared | None], by_torch: OpRun) -> OpRun:
     """Returns f(*arguments), which computes an op, or its gradient, with kernels, and with `by_torch` if there is none.
 
-    The first `tensors` arguments are tensors or None. Options of `prepare` are passed to it.
+    Options of `prepare` are passed to it.
     """
 
     def compute(*arguments: Any, **options: int) -> Results:
         found = prepare(*arguments, **options)
-        return by_torch(*arguments) if found is None else found.run(*arguments[:tensors])
+        return by_torch(*arguments) if found is None else found.run(*signature.tensors_of(arguments))
 
     return compute

@@ -48,7 +48,7 @@ def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None
 def why_torch(
     context: DeviceContext, dtype: torch.dtype | None, *tensors: torch.Tensor, otherwise: str | None = None
 ) -> str:
-    """Returns why torch computes a call with this result dtype, for which `forward` or `backward` returned None.
+    """Returns why torch computes a call with this result dtype, which kernels do not compute.
 
     `otherwise` is the reason if a backend computes the dtypes and the tensors have memory.
     """
