@@ -29,7 +29,7 @@ import torch
 
 import record_kernels
 import tridal
-from tridal.pytorch import loss_kernels
+from tridal.library.losses import launches as loss_kernels
 from tridal.runtime import launch
 from tridal.testing.cases import TUTORIAL_SHAPE
 

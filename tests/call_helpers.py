@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tridal.devices.types import KernelConfig
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.scale_mask import ScaleMask

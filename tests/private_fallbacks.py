@@ -1,7 +1,7 @@
 """Removes one private item of PyTorch at a time and checks tridal's results: `private_fallbacks.py ITEM...`.
 
 Each item gets a child process. It is forked before tridal is imported, and after slow imports. PyTorch uses the items
-itself, so the child restores an item when `tridal.pytorch.private` has looked it up. Prints the failures as JSON.
+itself, so the child restores an item when `tridal.pytorch.torch.private` has looked it up. Prints the failures as JSON.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def check_item(item: str) -> None:
 
 
 def import_private() -> Any:
-    """Loads `tridal.pytorch.private`, which needs torch only, and not the rest of tridal."""
+    """Loads `tridal.pytorch.torch.private`, which needs torch only, and not the rest of tridal."""
     package = importlib.util.find_spec("tridal")
     assert package is not None
     file = Path(str(package.origin)).parent / "pytorch" / "private.py"
-    spec = importlib.util.spec_from_file_location("tridal.pytorch.private", file)
+    spec = importlib.util.spec_from_file_location("tridal.pytorch.torch.private", file)
     assert spec is not None
     assert spec.loader is not None
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
@@ -131,7 +131,7 @@ def dispatch_modes(tridal: Any) -> None:
     x = torch.randn(3, 5)
     with Record():
         y = tridal.softmax(x)
-    if sys.modules["tridal.pytorch.private"].HAS_NODES:  # the fallback consists of torch's ops
+    if sys.modules["tridal.pytorch.torch.private"].HAS_NODES:  # the fallback consists of torch's ops
         assert "tridal.softmax.default" in ops
     assert_close(y, torch.softmax(x, -1))
     with torch.device("meta"):  # a mode with __torch_function__

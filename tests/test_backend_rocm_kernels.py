@@ -13,8 +13,8 @@ import pytest
 from rocm_invariants import check_plan
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning, table
-from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides, row_layout

@@ -13,9 +13,9 @@ import tridal
 from torch_versions import compiles
 from tridal.devices import registry, settings
 from tridal.devices.types import KernelConfig, Problem, Resources
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning
-from tridal.ops.log_softmax import LOG_SOFTMAX
-from tridal.ops.softmax import SOFTMAX
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides, row_layout

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import tridal
+from tridal import library
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import PluginError
 from tridal.ops import planning, table
@@ -62,7 +63,7 @@ def test_other_calls_are_no_breakpoints(kernels: ModuleType) -> None:
     assert breakpoints.find_breakpoint(kernels.caller) is None
 
 
-@pytest.mark.parametrize("op", [op for op in table.BUNDLED_OPS if op.one_tensor], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in library.OPS if op.one_tensor], ids=lambda op: op.name)
 def test_kernels_of_tridal_have_none(op: table.Op) -> None:
     for kernel in (op.forward, op.backward):
         functions = compiler.op_functions(kernel, interpret=False).values()
@@ -74,7 +75,7 @@ def test_functions_of_an_op_and_of_the_schedules_are_searched(monkeypatch: pytes
     reached: list[str] = []
     original = inspect.unwrap
     monkeypatch.setattr(inspect, "unwrap", lambda f: reached.append(getattr(f, "__name__", "")) or original(f))
-    functions = compiler.op_functions(table.BUNDLED_OPS[0].forward, interpret=False).values()
+    functions = compiler.op_functions(library.OPS[0].forward, interpret=False).values()
     breakpoints.find_breakpoint(compiler.entry("whole_row"), *functions)
     assert {"softmax", "exp_term", "whole_row", "collect"} <= set(reached)
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from conformance_helpers import INTERPRETER
+from tridal import library
 from tridal.errors import PlanError
 from tridal.ops import number, table
 from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values, ordinary
@@ -39,7 +40,7 @@ def of_row_ops(backend: Any = INTERPRETER, ops: list[str] | None = None) -> list
 
 
 def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_override() -> None:
-    for op in (op for op in [op for op in table.BUNDLED_OPS if not op.one_tensor] if op.kernels):
+    for op in (op for op in [op for op in library.OPS if not op.one_tensor] if op.kernels):
         found = cases(INTERPRETER, [op.name])
         assert {case.direction for case in found} >= set(DIRECTIONS)
         assert {case.plan for case in found} == {"planned", *overrides(INTERPRETER)}

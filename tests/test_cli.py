@@ -54,7 +54,8 @@ def test_error_for_a_bad_setting_names_its_source() -> None:
 @pytest.mark.parametrize(("value", "exit_code"), [("1", 0), ("maybe", 1)])
 def test_commands_do_not_override_torch(value: str, exit_code: int) -> None:
     program = (
-        "import sys; sys.argv[0] = '/usr/bin/tridal'; import tridal.pytorch.override as o; print(len(o._active)); "
+        "import sys; sys.argv[0] = '/usr/bin/tridal'; from tridal.pytorch.torch import override; "
+        "print(len(override._active)); "
         "sys.argv[1:] = ['config']; from tridal.cli import main; main()"
     )
     variables = {"TRIDAL_OVERRIDE_TORCH": value, "TRIDAL_DEVICE": "interpreter"}

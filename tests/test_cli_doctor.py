@@ -13,6 +13,7 @@ import torch
 
 from backend_helpers import FakeBackend, run_python
 from cli_helpers import run, run_json
+from tridal import library
 from tridal.cli import doctor
 from tridal.devices import registry, settings
 from tridal.devices.checked import CheckedBackend
@@ -58,7 +59,7 @@ def test_report_has_every_op_of_the_table() -> None:
 
 BROKEN_OPS = """
     import dataclasses
-    from tridal.ops.softmax import SOFTMAX
+    from tridal.library.softmax.softmax import SOFTMAX
 
     def renamed(name, **changes):
         kernels = tuple(
@@ -93,7 +94,7 @@ def test_broken_op_is_reported_and_does_not_affect_other_ops(tmp_path: Path) -> 
     """
     ops = json.loads(run_python(code, tmp_path, TRIDAL_DEVICE="cpu"))["ops"]
     usable = {op["name"]: op["origin"] for op in ops if op["usable"]}
-    built_in = table.BUNDLED_OPS
+    built_in = library.OPS
     assert usable == {op.name: "tridal" for op in built_in} | {"fine": "vendor-ops 1.0"}
     reasons = {op["name"]: op["reason"] for op in ops if not op["usable"]}
     assert "it has no reference" in reasons["no_reference"]

@@ -14,11 +14,12 @@ import tridal
 from cli_helpers import run, run_json, words
 from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from torch_versions import compiles
+from tridal import library
 from tridal.cli.plan import SCHEDULES
 from tridal.devices import registry, settings, types
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DeviceUnavailableError, TridalError
-from tridal.ops import planning, table
+from tridal.ops import planning
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -89,7 +90,7 @@ def test_every_schedule_has_a_description() -> None:
 def test_help_lists_the_ops_and_gradients_of_the_table() -> None:
     output = words("plan", "--help")
     assert "softmax, softmax_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, " in output
-    kernels = [kernel.name for op in table.BUNDLED_OPS if not op.one_tensor for kernel in op.kernels]
+    kernels = [kernel.name for op in library.OPS if not op.one_tensor for kernel in op.kernels]
     assert f"{', '.join(kernels)}, unit_norm" in output
     assert "unit_norm, unit_norm_backward." in output
 

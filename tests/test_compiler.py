@@ -11,8 +11,8 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig, Resources
 from tridal.errors import PlanError
-from tridal.ops.log_softmax import LOG_SOFTMAX
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler
 from tridal.runtime.specialization import KernelCall
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import tridal
 from pairwise import covering_rows
 from torch_versions import target_of_one_row
-from tridal.ops import cross_entropy as maths
+from tridal.library.losses import cross_entropy as maths
 
 AXES: dict[str, list[Any]] = {
     "shape": [(5, 7), (3, 300), (2, 5, 4), (2, 3, 2, 5), (6,)],

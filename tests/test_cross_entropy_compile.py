@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.devices.types import KernelConfig
-from tridal.ops import cross_entropy as maths
+from tridal.library.losses import cross_entropy as maths
 from tridal.runtime import compiler
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall

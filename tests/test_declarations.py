@@ -13,7 +13,7 @@ import torch
 
 import op_sources
 from torch_versions import TRITON
-from tridal import testing
+from tridal import library, testing
 from tridal.errors import PlanError
 from tridal.ops import RowReduce, table
 from tridal.testing import declarations
@@ -47,11 +47,11 @@ def test_a_correct_declaration_passes_and_is_compiled_for_architectures_without_
 
 
 def test_built_in_ops_pass() -> None:
-    results = testing.check_declarations([op.name for op in table.BUNDLED_OPS])
+    results = testing.check_declarations([op.name for op in library.OPS])
     assert [result.name for result in results if not result.passed] == []
     names = [result.name for result in results]
     assert "layer_norm declaration maths in torch.float64 without residual, weight, bias" in names
-    assert {name.split()[0] for name in names} == {op.name for op in table.BUNDLED_OPS if op.of_rows}
+    assert {name.split()[0] for name in names} == {op.name for op in library.OPS if op.of_rows}
 
 
 def test_a_wrong_gradient_of_one_of_several_tensors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

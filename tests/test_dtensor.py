@@ -261,9 +261,8 @@ def output_of(program: str) -> str:
 
 
 def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
-    program = (
-        "import sys, torch, tridal; tridal.softmax(torch.randn(2)); print('tridal.pytorch.dtensor' in sys.modules)"
-    )
+    program = "import sys, torch, tridal; tridal.softmax(torch.randn(2)); "
+    program += "print('tridal.pytorch.torch.dtensor' in sys.modules)"
     assert output_of(program) == "False"
     blocked = "import sys; sys.modules['torch.distributed.tensor'] = None\n"
     output_of(blocked + "import torch, tridal; tridal.rms_norm(torch.randn(2, 4), (4,))")

@@ -16,7 +16,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 import tridal
 from torch_versions import compiled_error
 from tridal.devices import registry
-from tridal.pytorch import private
+from tridal.pytorch.torch import private
 
 CORE = Path(tridal.__file__).parent
 LAUNCH_PATH = ("binding", "prepared", "registered_ops", "runtime", "tridal_", "interpreter")

@@ -18,8 +18,8 @@ import torch
 from call_helpers import SM_90, kernel_call
 from exchange_delays import DELAYED, STEPS, delayed_kernels, delayed_source
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan
-from tridal.ops.log_softmax import LOG_SOFTMAX
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.specialization import KernelCall

@@ -19,9 +19,10 @@ from third_party_op import UNIT_NORM
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
-from tridal.pytorch import device_context, private
+from tridal.pytorch import device_context
 from tridal.pytorch.path import function, support
 from tridal.pytorch.path.rules import DEFINED
+from tridal.pytorch.torch import private
 from tridal.testing.implementation import overridden
 
 NAMES = ["softmax", "log_softmax"]

@@ -13,8 +13,8 @@ import torch
 from torch.autograd import forward_ad
 
 from feature_axes import DispatchMode, FunctionMode
-from tridal.pytorch import private
 from tridal.pytorch.path.guards import guard_call
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 

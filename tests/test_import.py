@@ -39,7 +39,7 @@ def test_settings_and_registry_do_not_need_torch() -> None:
 
 def test_dir_lists_public_names_and_documented_submodules_only() -> None:
     script = (
-        "import tridal, tridal.testing, tridal.pytorch.dtensor, tridal.devices\n"
+        "import tridal, tridal.testing, tridal.pytorch.torch.dtensor, tridal.devices\n"
         "names = {*tridal.__all__, 'models', 'ops', 'registry', 'run', 'settings', 'testing', 'types'}\n"
         "assert set(dir(tridal)) == names, dir(tridal)\n"
         "assert all(getattr(tridal, name) is not None for name in names)"

@@ -11,7 +11,7 @@ import pytest
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan
 from tridal.errors import PlanError
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_numbers import RowNumbers

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
-from tridal.pytorch import linear_chunks, loss_kernels
-from tridal.pytorch.linear_chunks import chunk_rows
+from tridal.library.losses import launches as loss_kernels
+from tridal.library.losses import linear_chunks
+from tridal.library.losses.linear_chunks import chunk_rows
 
 AXES: dict[str, list[Any]] = {
     "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tridal.ops import cross_entropy as maths
-from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from tridal.library.losses import cross_entropy as maths
+from tridal.library.losses.linear_cases import LinearLossCase, cases
+from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.testing import Implementation, check
-from tridal.testing.linear_loss_cases import LinearLossCase, cases
 
 BACKEND: Any = SimpleNamespace(dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}))
 CASES: list[LinearLossCase] = list(cases(LINEAR_CROSS_ENTROPY, BACKEND))

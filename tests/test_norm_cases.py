@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance_helpers import CPU, INTERPRETER
-from tridal.ops import table
+from tridal import library
 from tridal.testing import Case, Implementation, cases, check
 
 NAMES = ["rms_norm", "layer_norm"]
@@ -103,7 +103,7 @@ def failures(tested: Implementation, chosen: list[Case]) -> list[str]:
 
 
 def test_every_op_of_several_tensors_has_cases() -> None:
-    for op in [op for op in table.BUNDLED_OPS if not op.one_tensor]:
+    for op in [op for op in library.OPS if not op.one_tensor]:
         names = [case.name for case in cases(INTERPRETER, [op.name])]
         assert len(names) > (100 if op.kernels else 40)
         assert len(set(names)) == len(names)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
-from tridal.pytorch import private
+from tridal.pytorch.torch import private
 
 
 def rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
-from tridal.ops import rms_norm as rms_norm_op
+from tridal.library.norms import rms_norm as rms_norm_op
 
 NORMS = ["rms_norm", "layer_norm"]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

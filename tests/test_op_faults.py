@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tridal.ops import Op, Result, number, per_column, per_element, per_row, table
+from tridal import library
+from tridal.ops import Op, Result, number, per_column, per_element, per_row
 
 pytest.importorskip("triton")
 from several_results import BY_SUM, WEIGH
@@ -22,7 +23,7 @@ def fault(op: Op, **changes: Any) -> str | None:
     return replace(op, **changes).fault()
 
 
-@pytest.mark.parametrize("op", [*table.BUNDLED_OPS, WEIGH, BY_SUM], ids=str)
+@pytest.mark.parametrize("op", [*library.OPS, WEIGH, BY_SUM], ids=str)
 def test_correct_declarations_have_no_fault(op: Op) -> None:
     assert op.fault() is None
 

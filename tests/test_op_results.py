@@ -155,7 +155,7 @@ def test_kernels_with_the_column_in_a_term_compile() -> None:
 
 
 def test_a_shard_of_a_row_has_no_columns() -> None:
-    dtensor = pytest.importorskip("tridal.pytorch.dtensor")
+    dtensor = pytest.importorskip("tridal.pytorch.torch.dtensor")
     mesh: Any = None
     with pytest.raises(LayoutError, match="the op needs the columns of elements, so its rows cannot be sharded"):
         dtensor.ShardedReduce(8, -1, mesh, ()).columns(torch.ones(2, 4))

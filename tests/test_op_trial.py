@@ -16,7 +16,7 @@ import tridal
 from call_helpers import SM_90, kernel_call
 from conformance_helpers import INTERPRETER
 from op_sources import make_kernel, make_op
-from tridal import testing
+from tridal import library, testing
 from tridal.devices import registry
 from tridal.errors import PluginError
 from tridal.ops import planning, table
@@ -167,7 +167,7 @@ def test_nothing_is_tried_without_the_interpreter_or_for_a_target_that_triton_do
 @pytest.fixture(scope="module")
 def launched() -> set[RowKernel]:
     """The kernels that the cases of all built-in ops launch in the interpreter, with their constants."""
-    found = {kernel for op in [op for op in table.BUNDLED_OPS if op.one_tensor] for kernel in op.kernels}
+    found = {kernel for op in [op for op in library.OPS if op.one_tensor] for kernel in op.kernels}
 
     def prepare(call: Any, *arguments: Any) -> launch.PreparedLaunch:
         found.add(call.kernel)
@@ -176,9 +176,7 @@ def launched() -> set[RowKernel]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "prepare", prepare)
-        for case in testing.cases(
-            INTERPRETER, [op.name for op in [op for op in table.BUNDLED_OPS if not op.one_tensor]]
-        ):
+        for case in testing.cases(INTERPRETER, [op.name for op in [op for op in library.OPS if not op.one_tensor]]):
             if case.plan == "planned" and math.prod(case.shape) < 2000:
                 testing.run_case(case, INTERPRETER)
     registry.invalidate()  # forgets the prepared calls, which launch nothing

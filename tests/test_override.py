@@ -204,7 +204,7 @@ def test_tridal_functions_give_the_same_under_override(device: torch.device) -> 
 def test_override_without_a_served_device_warns(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tridal.pytorch.override.is_served", lambda device_type: False)
+    monkeypatch.setattr("tridal.pytorch.torch.override.is_served", lambda device_type: False)
     with tridal.override_torch() as override:
         assert override.device_types == ()
     assert "nothing to do: no available backend serves a device type with the device" in caplog.text

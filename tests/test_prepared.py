@@ -15,10 +15,10 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.devices import registry
-from tridal.pytorch import private
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path import calls
+from tridal.pytorch.torch import private
 from tridal.runtime import launch
 
 FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -66,7 +66,7 @@ def test_the_third_equal_call_and_its_gradient_run_the_prepared_ones(
         torch.autograd.grad(function(x), x, dy)
     with monkeypatch.context() as patch:
         patch.setattr("tridal.pytorch.path.function.call", None)
-        patch.setattr("tridal.pytorch.norms.call", None)
+        patch.setattr("tridal.library.norms.functions.call", None)
         patch.setattr(calls, "gradients", None)
         y = function(x)
         dx = torch.autograd.grad(y, x, dy)[0] if grad else None

@@ -15,7 +15,7 @@ import torch
 
 import tridal
 from torch_versions import ABSENT
-from tridal.pytorch import dtensor, private
+from tridal.pytorch.torch import dtensor, private
 
 CORE = Path(tridal.__file__).parent
 PRIVATE_MODULES = ("torch._C", "torch._dynamo", "torch._functorch")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tridal.ops.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops.op import Op
-from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 MEAN = Statistic("mean", "sum", term="element")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tridal.devices.types import KernelConfig
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning
 from tridal.ops.scale_mask import ScoreModification
-from tridal.ops.softmax import SOFTMAX
 from tridal.pytorch import binding
 from tridal.runtime import compiler
 from tridal.runtime.row_layout import row_layout

@@ -12,8 +12,8 @@ import pytest
 
 from call_helpers import WHOLE_ROW, kernel_call
 from tridal.devices.types import KernelConfig, LaunchPlan
-from tridal.ops.log_softmax import LOG_SOFTMAX
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime.specialization import BLOCK, KernelCall
 
 

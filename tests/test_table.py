@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from backend_helpers import run_python
+from tridal import library
 from tridal.errors import PlanError, PluginError
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import table
-from tridal.ops.log_softmax import LOG_SOFTMAX
-from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel, Statistic
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 
 GOOD = """
 from dataclasses import replace
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 
 OP = replace(
     SOFTMAX,
@@ -83,7 +84,7 @@ def test_op_with_a_fault_is_recorded(entries: list[tuple[str, str, str | None]],
 
 
 def test_ops_without_a_fault_work(entries: list[tuple[str, str, str | None]]) -> None:
-    built_in = [op.name for op in table.BUNDLED_OPS]
+    built_in = [op.name for op in library.OPS]
     assert [name for name, _, problem in entries if problem is None] == [*built_in, "same", "works"]
     assert entries[0][:2] == ("softmax", "tridal")
 
@@ -124,7 +125,7 @@ def test_unknown_op_suggests_similar_names() -> None:
 
 def test_kernels_are_those_of_all_ops() -> None:
     found = table.kernels()
-    assert list(found) == [kernel.name for op in table.BUNDLED_OPS for kernel in op.kernels]
+    assert list(found) == [kernel.name for op in library.OPS for kernel in op.kernels]
     assert all(kernel.name == name for name, kernel in found.items())
     assert {"softmax_backward", "rms_norm", "cross_entropy_lse"} <= set(found)
 

@@ -15,17 +15,17 @@ except Exception as error:  # a broken torch may raise any exception; `tridal do
     _torch_error = error
 else:
     from tridal import nn
+    from tridal.library.losses.functions import cross_entropy
+    from tridal.library.losses.linear_functions import linear_cross_entropy
+    from tridal.library.norms.functions import layer_norm, rms_norm
+    from tridal.library.softmax.functions import log_softmax, softmax
     from tridal.models.kernelize import kernelize
     from tridal.ops.planning import plan
     from tridal.pytorch import call_records
     from tridal.pytorch.call_records import record_calls
-    from tridal.pytorch.cross_entropy import cross_entropy
     from tridal.pytorch.devices import backends, device
-    from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
-    from tridal.pytorch.norms import layer_norm, rms_norm
-    from tridal.pytorch.override import override_torch, start_from_environment
     from tridal.pytorch.path.function import row_function
-    from tridal.pytorch.softmax import log_softmax, softmax
+    from tridal.pytorch.torch.override import override_torch, start_from_environment
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
     _argv = _sys.argv or [""]

@@ -1,8 +1,8 @@
 """`tridal.nn`: modules with the same signatures as in `torch.nn`."""
 
-from tridal.pytorch.loss_modules import CrossEntropyLoss, LinearCrossEntropyLoss
-from tridal.pytorch.nn import LogSoftmax, Softmax
-from tridal.pytorch.norm_modules import LayerNorm, RMSNorm
+from tridal.library.losses.modules import CrossEntropyLoss, LinearCrossEntropyLoss
+from tridal.library.norms.modules import LayerNorm, RMSNorm
+from tridal.library.softmax.modules import LogSoftmax, Softmax
 
 __all__ = [
     "CrossEntropyLoss", "LayerNorm", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "Softmax",

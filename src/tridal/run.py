@@ -24,7 +24,7 @@ from tridal.models import environment
 USAGE = """\
 usage: python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]
 
-Runs a program as `python` does. tridal computes the softmax, log_softmax and norms of torch in it.
+Runs a program as `python` does. tridal computes its ops in it, instead of torch.
 TRIDAL_DEVICE=NAME selects the backend. TRIDAL_LOG_CALLS=1 shows at the end which backend computed how many calls.
 TRIDAL_KERNELIZE=1 also calls tridal.kernelize for each model that transformers builds."""
 _Program: TypeAlias = tuple[CodeType, dict[str, Any]]

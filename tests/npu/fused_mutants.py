@@ -6,15 +6,15 @@ import ast
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tridal.library.losses.cases import LossCase
+from tridal.library.losses.linear_cases import LinearLossCase
 from tridal.testing.cases import Case, FusedCase
-from tridal.testing.linear_loss_cases import LinearLossCase
-from tridal.testing.loss_cases import LossCase
 
 from .ast_edits import find_function, replace_expression
 
 
 class FusedMutant(NamedTuple):
-    """A fault in one function of `tridal.kernels`: one expression is replaced by another."""
+    """A fault in one Triton function: one expression is replaced by another."""
 
     module: str
     function: str
@@ -132,13 +132,13 @@ MUTANTS = [
          "dx * tl.expand_dims(grad, AXIS)", "dx", loss(BACKWARD, probabilities=True)),
         ("cross_entropy", "_smoothed", "targets are not reduced by the smoothing", "target * (1.0 - label_smoothing)",
          "target", loss(BACKWARD, probabilities=True, label_smoothing=0.1)),
-        ("loss_sums", "row_weight", "ignored targets count in the mean", "target == IGNORE_INDEX", "target == -1",
+        ("reduction", "row_weight", "ignored targets count in the mean", "target == IGNORE_INDEX", "target == -1",
          loss(FORWARD, reduction="mean")),
-        ("loss_sums", "row_weight", "the class weight does not count in the mean", "weight", "weight * 0.0 + 1.0",
+        ("reduction", "row_weight", "the class weight does not count in the mean", "weight", "weight * 0.0 + 1.0",
          loss(FORWARD, reduction="mean", weight=True)),
-        ("loss_sums", "weighted_mean", "the mean is the sum", "loss_sum / weight_sum", "loss_sum",
+        ("reduction", "weighted_mean", "the mean is the sum", "loss_sum / weight_sum", "loss_sum",
          loss(FORWARD, reduction="mean")),
-        ("loss_sums", "mean_of_losses", "the mean over probabilities is the sum", "loss_sum / count", "loss_sum",
+        ("reduction", "mean_of_losses", "the mean over probabilities is the sum", "loss_sum / count", "loss_sum",
          loss(FORWARD, reduction="mean", probabilities=True)),
     )
 ]  # fmt: skip

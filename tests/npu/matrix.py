@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tridal import library
 from tridal.devices.types import DeviceProperties, LaunchPlan
 from tridal.ops import table
 from tridal.ops.op import Op
@@ -138,7 +139,7 @@ def properties() -> DeviceProperties:
 
 def dtypes_for(kernel: str) -> tuple[tuple[str, str], ...]:
     """The pairs of dtypes of a kernel. Third-party kernels have two, because the schedules convert dtypes."""
-    built_in = OPS[kernel] in [op for op in table.BUNDLED_OPS if op.one_tensor]
+    built_in = OPS[kernel] in [op for op in library.OPS if op.one_tensor]
     return DTYPES if built_in else (DTYPES[0], DTYPES[-1])
 
 

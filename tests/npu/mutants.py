@@ -23,7 +23,7 @@ Edit = Callable[[ast.FunctionDef], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A fault in one function of `tridal.kernels`."""
+    """A fault in one Triton function."""
 
     module: str
     function: str
@@ -58,7 +58,7 @@ MUTANTS: list[Mutant] = []
 def mutant(
     module: str, function: str, fault: str, *kernels: str, modified: bool = False, square: bool = False
 ) -> Callable[[Edit], Edit]:
-    """Declares an edit of `tridal.kernels.<module>.<function>` as a mutant. `kernels` are softmax by default."""
+    """Declares an edit of the function of a module as a mutant. `kernels` are softmax by default."""
 
     def declare(edit: Edit) -> Edit:
         MUTANTS.append(Mutant(module, function, fault, edit, kernels or ("softmax",), modified, square))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offboard import device, lint, native
-from tridal.ops.softmax import SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import launch
 from tridal.runtime.compiler import compile_kernel
 from tridal.runtime.row_layout import row_layout

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 import tridal.kernels
+import tridal.library.losses.kernels
+import tridal.library.norms.kernels
+import tridal.library.softmax.kernels
 from tridal.runtime import compiler, launch
 
 from .ast_edits import EditError, find_function
@@ -23,38 +26,47 @@ from .matrix import FORMS, KERNELS, LAYOUTS, Case, group
 from .mutants import MUTANTS, Mutant
 
 FLOAT32 = ("float32", "float32")
-MODULES = [module.name for module in pkgutil.iter_modules(tridal.kernels.__path__, "tridal.kernels.")]
+PACKAGES = (
+    tridal.kernels, tridal.library.softmax.kernels, tridal.library.norms.kernels, tridal.library.losses.kernels
+)  # fmt: skip
+MODULES = {
+    found.name: (package, f"{package.__name__}.{found.name}")
+    for package in PACKAGES for found in pkgutil.iter_modules(package.__path__)
+}  # fmt: skip
+"""The package and the full name of each module of Triton functions, by its name."""
 
 
 @pytest.fixture
 def install_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
-    """install_source(module, source) replaces the source of a module of `tridal.kernels` for one test.
+    """install_source(module, source) replaces the source of one of `MODULES` for one test.
 
-    The runtime imports the modules of a copy of the folder. All functions are new, so Triton finds no stale hash.
+    The runtime imports the modules of a copy of their folders. All functions are new, so Triton finds no stale hash.
     """
-    originals = {name: importlib.import_module(name) for name in MODULES}
+    originals = {name: importlib.import_module(name) for _, name in MODULES.values()}
     caches = (compiler.compile_kernel, compiler.op_functions, launch._load)
-    copy = tmp_path / "kernels"
-    shutil.copytree(tridal.kernels.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        copy = tmp_path / package.__name__
+        shutil.copytree(package.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
 
     def install(module: str, source: str) -> None:
-        (copy / f"{module}.py").write_text(source)
-        monkeypatch.setattr(tridal.kernels, "__path__", [str(copy)])
-        for name in MODULES:
+        (tmp_path / MODULES[module][0].__name__ / f"{module}.py").write_text(source)
+        for package in PACKAGES:
+            monkeypatch.setattr(package, "__path__", [str(tmp_path / package.__name__)])
+        for name in originals:
             sys.modules.pop(name, None)
         for cache in caches:
             cache.cache_clear()
 
     yield install
     sys.modules.update(originals)
-    for name, module in originals.items():
-        setattr(tridal.kernels, name.rpartition(".")[2], module)
+    for name, (package, full) in MODULES.items():
+        setattr(package, name, originals[full])
     for cache in caches:
         cache.cache_clear()
 
 
 def read_source(module: str) -> str:
-    return Path(importlib.import_module(f"tridal.kernels.{module}").__file__).read_text()
+    return Path(importlib.import_module(MODULES[module][1]).__file__).read_text()
 
 
 def cases_for(mutant: Mutant) -> list[Case]:
@@ -78,8 +90,7 @@ def cases_for(mutant: Mutant) -> list[Case]:
 def test_there_are_mutants_of_every_module_that_the_npu_executes():
     # They are for cooperative plans, for sums over rows, which no `Case` has, for other backends, and for trials.
     not_executed = {"exchange", "overlapped", "column_sums", "lanes", "trial"}
-    modules = {name.rpartition(".")[2] for name in MODULES}
-    assert {mutant.module for mutant in (*MUTANTS, *FUSED_MUTANTS)} == modules - not_executed
+    assert {mutant.module for mutant in (*MUTANTS, *FUSED_MUTANTS)} == set(MODULES) - not_executed
     assert len({str(mutant) for mutant in MUTANTS}) == len(MUTANTS) >= 20
 
 

@@ -44,7 +44,7 @@ class Provider:
 
 def _repeatable_backward(op: str) -> AbstractContextManager[object]:
     """Lets a backward of torch.compile run repeatedly on one graph."""
-    from tridal.pytorch.private import repeatable_backward
+    from tridal.pytorch.torch.private import repeatable_backward
 
     return repeatable_backward()
 

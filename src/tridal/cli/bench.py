@@ -33,6 +33,7 @@ def bench(**values: Any) -> None:
     import torch
 
     from tridal.benchmarks import measuring, op_benchmarks, results, timing
+    from tridal.ops import table
 
     options = BenchOptions(**values)
     options.check_combinations()
@@ -40,20 +41,24 @@ def bench(**values: Any) -> None:
         document = results.load(options.source)
         _report(document, results.make_folder(options.output, document["op"], options.overwrite), options.as_json)
         return
+    op = options.op or table.first().name
     with wrong_usage("--op"):
-        entry = op_benchmarks.benchmark_of(options.op)
+        entry = op_benchmarks.benchmark_of(op)
     backend, name = choose_device(options.device)
     device = torch.device(name)
     accelerated = timing.is_accelerator(device)
-    workloads, providers = options.make_workloads(entry, accelerated), options.select_providers(entry, accelerated)
-    folder = results.make_folder(options.output, options.op, options.overwrite)
+    workloads, providers = (
+        options.make_workloads(op, entry, accelerated),
+        options.select_providers(op, entry, accelerated),
+    )
+    folder = results.make_folder(options.output, op, options.overwrite)
     tasks: list[_Task] = []
     if options.host:
-        tasks.append(("host", "host times", partial(measuring.measure_host_times, providers, device, options.op)))
+        tasks.append(("host", "host times", partial(measuring.measure_host_times, providers, device, op)))
     for workload in workloads:
         title = f"{workload.label} {workload.dtype} {workload.direction}"
         tasks.append(("measurements", title, partial(measuring.measure, workload, providers, device)))
-    document = results.document(device, backend, providers, options.op, entry)
+    document = results.document(device, backend, providers, op, entry)
     with _interruptible(), settings.use(device=options.device) if options.device else nullcontext():
         _measure(tasks, document, folder)
         _report(document, folder, options.as_json)

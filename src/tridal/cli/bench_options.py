@@ -31,7 +31,7 @@ _HOST_ADVICE = "--host measures calls on 8x128 in float32, without and with grad
 class BenchOptions:
     """The command-line options as the user gave them, with one field for each option."""
 
-    op: Annotated[str, Option(help=f"The op: {MEASURED_OPS}.")] = "softmax"
+    op: Annotated[str | None, Option(help=f"The op: {MEASURED_OPS}. Default: the first one.")] = None
     rows: Annotated[int | None, Option(min=1, help="Rows of the grid's shapes. Default: 4096, or 256 on a CPU.")] = None
     cols: Annotated[
         str | None,
@@ -89,7 +89,7 @@ class BenchOptions:
                 if chosen and getattr(self, name) != getattr(type(self), name):
                     raise BadParameter(advice, param_hint=f"--{name}")
 
-    def make_workloads(self, entry: OpBenchmark, accelerated: bool) -> list[Workload]:
+    def make_workloads(self, op: str, entry: OpBenchmark, accelerated: bool) -> list[Workload]:
         """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
 
@@ -105,14 +105,14 @@ class BenchOptions:
         if self._suite:
             classes = [shape_class for name, shape_class in workloads.SHAPE_CLASSES.items() if name in names]
             shrink = 1 if accelerated else workloads.CPU_SHRINK
-            return workloads.make_workloads(classes, self.op, directions, dtypes, shrink)
+            return workloads.make_workloads(classes, op, directions, dtypes, shrink)
         if self.host:
             return []
         rows, cols = workloads.GRID if accelerated else workloads.CPU_GRID
         grid = workloads.grid(self.rows or rows, cols if self.cols is None else _parse_cols(self.cols))
-        return workloads.make_workloads([grid], self.op, directions, dtypes)
+        return workloads.make_workloads([grid], op, directions, dtypes)
 
-    def select_providers(self, entry: OpBenchmark, accelerated: bool) -> list[Provider]:
+    def select_providers(self, op: str, entry: OpBenchmark, accelerated: bool) -> list[Provider]:
         """Returns the providers to compare: by default, all that are installed and have the op.
 
         Raises:
@@ -132,7 +132,7 @@ class BenchOptions:
                 raise TridalError(f"--providers: {provider.name}: {provider.missing}")
         if not any(provider.name in entry.functions for provider in chosen):
             raise BadParameter(
-                f"{self.providers!r} has no {self.op} (known: {', '.join(entry.functions)})", param_hint="--providers"
+                f"{self.providers!r} has no {op} (known: {', '.join(entry.functions)})", param_hint="--providers"
             )
         return chosen
 

@@ -106,21 +106,23 @@ def choose(name: str | None) -> tuple[Backend, int | None, str]:
 
 
 def _run_unit_test(implementation: Implementation, out: Console) -> dict[str, Any]:
-    """Compares softmax of the 1823 x 781 tensor of Triton's tutorial with float64, and with torch on the device."""
+    """Compares the first op of the 1823 x 781 tensor of Triton's tutorial with float64, and with torch."""
     import torch
 
     from tridal import testing
+    from tridal.ops import table
     from tridal.testing.cases import DIRECTIONS, TUTORIAL_SHAPE
 
-    cases = [testing.Case("softmax", direction, TUTORIAL_SHAPE) for direction in DIRECTIONS]
+    op = table.first()
+    cases = [testing.Case(op.name, direction, TUTORIAL_SHAPE) for direction in DIRECTIONS]
     results = [testing.check(case, implementation) for case in track(cases, lambda case: case.name, "unit test")]
     rows, cols = TUTORIAL_SHAPE
-    out.print(f"\n[bold]Unit test[/]: softmax of {rows} x {cols}")
+    out.print(f"\n[bold]Unit test[/]: {op.name} of {rows} x {cols}")
     difference = None
-    if all(result.passed for result in results):
+    if op.torch_function is not None and all(result.passed for result in results):
         x = torch.randn(TUTORIAL_SHAPE, generator=torch.Generator().manual_seed(0)).to(implementation.device)
-        difference = (implementation.function("softmax")(x, -1) - torch.softmax(x, -1)).abs().max().item()
-        out.print(f"largest difference from torch.softmax: {difference:.3g}")
+        difference = (implementation.function(op.name)(x, -1) - op.torch_function(x, -1)).abs().max().item()
+        out.print(f"largest difference from torch.{op.name}: {difference:.3g}")
     for result in results:
         message = f": {escape(result.message)}" if result.message else ""
         compared = f"{result.name}, compared with float64 in {result.seconds:.2f} s{message}"
@@ -130,18 +132,17 @@ def _run_unit_test(implementation: Implementation, out: Console) -> dict[str, An
 
 
 def _run_example(implementation: Implementation, out: Console) -> dict[str, Any]:
-    """Computes the example of softmax and its gradient that was also calculated by hand."""
+    """Computes the example of an op and its gradient that was also calculated by hand."""
     from tridal import testing
-    from tridal.testing import example
 
     worked = testing.worked_example(implementation)
-    out.print("\n[bold]Worked example[/]: softmax Y of X, and the gradient dX for dY")
+    out.print(f"\n[bold]Worked example[/]: {worked.op} Y of X, and the gradient dX for dY")
     lines = [
         (name if i == 0 else "", *(f"{number:8.4f}" for number in row))
-        for name, numbers in (("X", example.X), ("dY", example.DY), ("Y", worked.y), ("dX", worked.dx))
+        for name, numbers in (("X", worked.x), ("dY", worked.dy), ("Y", worked.y), ("dX", worked.dx))
         for i, row in enumerate(numbers)
     ]
-    out.print(table(("", *(f"column {i}" for i in range(len(example.X[0])))), lines))
+    out.print(table(("", *(f"column {i}" for i in range(len(worked.x[0])))), lines))
     if worked.result.passed:
         out.print(f"{PASS} equal to the values calculated by hand, to four decimals")
     else:

@@ -136,7 +136,7 @@ def _devices(entry: registry.Registered, problems: list[str]) -> list[dict[str, 
 
 
 def _chosen_device() -> dict[str, Any]:
-    """Runs a softmax on the device chosen by the settings. Returns the device, and whether the result is right."""
+    """Runs an op on the device chosen by the settings. Returns the device, and whether the result is right."""
     report: dict[str, Any] = dict.fromkeys(("asked", "source", "device", "backend")) | {"usable": False}
     try:
         current = settings.current()
@@ -146,14 +146,20 @@ def _chosen_device() -> dict[str, Any]:
     try:
         import torch
 
-        import tridal
+        from tridal.ops import row_maths, table
         from tridal.pytorch.devices import TORCH_TYPES
+        from tridal.testing.implementation import public_function
 
         backend, device = registry.resolve_chosen(current, TORCH_TYPES)
         report |= {"device": device, "backend": None if backend is None else backend.name}
-        result = tridal.softmax(torch.zeros(2, 3, device=device)).sum().item()
-        if device != "meta" and abs(result - 2) > 1e-6:
-            raise RuntimeError(f"softmax is wrong: two rows of its result have the sum {result} instead of 2")
+        op = table.first()
+        x = torch.arange(6.0).view(2, 3)
+        found, expected = (
+            public_function(op.name)(x.to(device), -1),
+            row_maths.reference_of(op, x, -1, tuple(op.parameters.values())),
+        )
+        if device != "meta" and not (found.cpu() - expected).abs().max() <= 1e-6:
+            raise RuntimeError(f"{op.name} of {x.tolist()} is wrong: {found.tolist()}")
     except Exception as error:
         return {**report, "problem": describe_error(error)}
     return {**report, "usable": True, "problem": None}

@@ -35,7 +35,7 @@ def plan(
     rows: Annotated[int, typer.Argument(metavar="ROWS", parser=_rows, help="Rows of the matrix.")],
     cols: Annotated[int, typer.Argument(metavar="COLS", help="Columns of the matrix.")],
     dtype: Annotated[str, typer.Option(help=f"One of {DTYPES}.")] = "float32",
-    op: Annotated[str, typer.Option(help=f"An op or its gradient: {KERNELS}.")] = "softmax",
+    op: Annotated[str | None, typer.Option(help=f"An op or its gradient: {KERNELS}. Default: the first one.")] = None,
     dim: Annotated[int, typer.Option(help="-1 reduces each row, 0 reduces each column.")] = -1,
     device: Annotated[
         str | None,
@@ -52,7 +52,9 @@ def plan(
     The plan has the schedule, the kernel configuration, the number of programs, and the reason for them.
     """
     from tridal.ops import planning
+    from tridal.ops import table as ops
 
+    op = ops.first().name if op is None else op
     dtype = DTYPE_ALIASES.get(dtype, dtype)
     with wrong_usage():
         planning.matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)

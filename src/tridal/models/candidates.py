@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from tridal.library.losses import modules as loss_modules
+from tridal.library.norms import modules as norm_modules
+from tridal.library.softmax import modules as nn
 from tridal.models import loss_comparison, norm_comparison, norm_identity
 from tridal.models.losses import CausalLM, CausalLMForm, Head
 from tridal.models.replacements import Function, Norm, Replacement
-from tridal.pytorch import loss_modules, nn, norm_modules
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
 """A name of a class that may be a norm. The comparison decides whether it is one."""

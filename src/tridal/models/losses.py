@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from tridal.library.losses.functions import cross_entropy
+from tridal.library.losses.linear_functions import linear_cross_entropy
 from tridal.models.replacements import Replacement, torch_computes
-from tridal.pytorch import private
-from tridal.pytorch.cross_entropy import cross_entropy
 from tridal.pytorch.device_context import log
-from tridal.pytorch.linear_cross_entropy import linear_cross_entropy
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 DEFAULTS = {"labels": None, "shift_labels": None, "num_items_in_batch": None, "ignore_index": -100}

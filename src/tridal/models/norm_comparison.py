@@ -22,8 +22,8 @@ from tridal.devices.settings import use
 from tridal.models.norm_forms import Key, NormForm
 from tridal.models.norm_identity import parameters_of, signature
 from tridal.models.replacements import COMPARING
-from tridal.pytorch import private
 from tridal.pytorch.call_records import unrecorded
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 SCALES = (1e-3, 1e-2, 0.3, 1.0, 10.0, 100.0)

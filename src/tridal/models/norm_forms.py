@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from tridal.library.norms.functions import layer_norm, rms_norm
+from tridal.library.norms.layer_norm import LAYER_NORM
+from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.models.replacements import torch_computes
 from tridal.ops import row_maths
-from tridal.ops.layer_norm import LAYER_NORM
-from tridal.ops.rms_norm import RMS_NORM
 from tridal.ops.row_reduce import accumulator
-from tridal.pytorch import private
-from tridal.pytorch.norms import layer_norm, rms_norm
+from tridal.pytorch.torch import private
 
 Key = tuple[torch.dtype, torch.dtype | None, bool]
 """The dtype of the input, the dtype of the weight, and whether autocast is enabled."""

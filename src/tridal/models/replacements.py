@@ -30,7 +30,7 @@ def is_traced() -> bool:
 def torch_computes(device: torch.device) -> bool:
     """Returns whether modules and losses compute as before: no backend serves a device, or TorchScript traces."""
     if torch.compiler.is_dynamo_compiling():
-        from tridal.pytorch import dynamo
+        from tridal.pytorch.torch import dynamo
 
         return not dynamo.is_served(device.type)
     return is_traced() or (device_context(device).torch_computes and not COMPARING)

@@ -54,13 +54,16 @@ class Op:
             registered ops, and `tridal.pytorch.path` gets functions that run the kernels.
         torch_function: torch's own function, if there is one: `f(input, dim, dtype=dtype)`. It computes calls without a
             kernel, and benchmarks compare with it.
-        aten: name of the ATen op that `tridal.override_torch` replaces, for example "_softmax". Only tridal's own ops
-            replace one.
+        aten: "module:mapping", the functions with which `tridal.override_torch` replaces ATen ops, by their names.
         autocast: whether autocast computes the op in float32, as torch does for softmax. If not, the op computes in the
             input's dtype under autocast.
         bounds: the error bounds of an op of one tensor in the conformance suite: an object with the methods of
-            `tridal.ops.softmax_bounds.SoftmaxBounds`. The default is `tridal.testing.tolerance.DerivedBounds`, which
-            measures how sensitive the reference is to rounding errors.
+            `tridal.testing.tolerance.Bounds`. The default is `tridal.testing.tolerance.DerivedBounds`, which measures
+            how sensitive the reference is to rounding errors.
+        cases: "module:function" of an op that is not of rows: function(op, backend) yields its conformance cases.
+        dtensor: the module that registers the DTensor rules of an op that is not of rows.
+        example: an input, a gradient, and the result and the input's gradient, which were calculated by hand to four
+            decimals. Rows are along dim -1. `tridal check` computes it.
         benchmark: what `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`; None derives it.
     """
 
@@ -81,6 +84,9 @@ class Op:
     aten: str | None = None
     autocast: bool = False
     bounds: Any = None
+    cases: str | None = None
+    dtensor: str | None = None
+    example: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     benchmark: Any = None
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ def plan(
     cols: int,
     *,
     dtype: torch.dtype | str = torch.float32,
-    op: str = "softmax",
+    op: str | None = None,
     dim: int = -1,
     device: str | torch.device | None = None,
     arch: str | None = None,
@@ -46,7 +46,7 @@ def plan(
 
     Args:
         dtype: float16, bfloat16, float32 or float64, or a short name such as "bf16".
-        op: the name of an op or of its gradient, for example "softmax" or "softmax_backward".
+        op: the name of an op or of its gradient, by default the first op of the table.
         dim: -1 or 1 to reduce each row, 0 or -2 to reduce each column.
         device: a device that is present. By default, the device in the settings.
         arch: the name of an architecture, or of a product such as those in its aliases. No such device is needed.
@@ -144,7 +144,7 @@ def architecture_names() -> list[str]:
 
 
 def matrix_call(
-    rows: int, cols: int, dtype: torch.dtype | str = "float32", op: str = "softmax", dim: int = -1
+    rows: int, cols: int, dtype: torch.dtype | str = "float32", op: str | None = None, dim: int = -1
 ) -> KernelCall:
     """Returns the kernel call of an op for a contiguous, aligned matrix of `rows` rows and `cols` columns."""
     for name, value in (("rows", rows), ("cols", cols)):
@@ -152,6 +152,7 @@ def matrix_call(
             raise PlanError(f"{name} must be a positive integer, got {value!r}")
     if type(dim) is not int or not -2 <= dim <= 1:
         raise PlanError(f"dim must be -1 or 1 (along rows), 0 or -2 (along columns), got {dim!r}")
+    op = table.first().name if op is None else op
     if not isinstance(op, str):
         raise PlanError(f"op must be the name of an op, got {op!r}")
     if not isinstance(dtype, (str, torch.dtype)):

@@ -1,4 +1,4 @@
-"""The table of ops: the built-in ones, and those of third parties from entry points of the group `tridal.ops`.
+"""The table of ops: the bundled ones, and those of third parties from entry points of the group `tridal.ops`.
 
 An entry point has the name of its `Op`. A fault of one op is recorded with it and does not affect other ops.
 Entry points are loaded on first use, not on import.
@@ -7,24 +7,21 @@ Entry points are loaded on first use, not on import.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TypeVar
 
 from tridal.devices.entry_points import BUNDLED, entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.errors import PlanError, PluginError, nearest
-from tridal.ops.cross_entropy import CROSS_ENTROPY
-from tridal.ops.layer_norm import LAYER_NORM
-from tridal.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
-from tridal.ops.log_softmax import LOG_SOFTMAX
 from tridal.ops.op import Op
-from tridal.ops.rms_norm import RMS_NORM
-from tridal.ops.softmax import SOFTMAX
 from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
-BUNDLED_OPS = (SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY)
+_LIBRARY = "tridal.library"
+"""The package whose `OPS` are the bundled ops. Its modules import this one."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
@@ -42,11 +39,8 @@ class RegisteredOp:
     fault: str | None = None
 
 
-_BUILT_IN = tuple(RegisteredOp(op.name, BUNDLED, op) for op in BUNDLED_OPS)
-
-
 def registered() -> tuple[RegisteredOp, ...]:
-    """Returns all ops, including those that cannot be used. The built-in ops come first."""
+    """Returns all ops, including those that cannot be used. The bundled ops come first."""
     global _entries
     with LOCK:
         _entries = _entries or _discover()
@@ -62,6 +56,11 @@ def clear() -> None:
 def ops() -> dict[str, Op]:
     """Returns the ops that can be used, by name."""
     return {entry.name: entry.op for entry in registered() if entry.op is not None}
+
+
+def first() -> Op:
+    """Returns the first op of the table, which commands use if no op is chosen."""
+    return next(iter(ops().values()))
 
 
 def one_tensor_ops() -> dict[str, Op]:
@@ -111,14 +110,15 @@ def check(op: Op) -> None:
     Raises:
         PluginError: its declaration has a fault, or another op has its name.
     """
-    others = {entry.name: entry for entry in _entries or _BUILT_IN if entry.op not in (None, op)}
+    bundled = getattr(sys.modules.get(_LIBRARY), "OPS", ())  # none while the library itself is imported
+    others = {entry.name: entry for entry in _entries or map(_bundled, bundled) if entry.op not in (None, op)}
     fault = _fault(op, op.name, others)
     if fault is not None:
         raise PluginError(f"op {op.name!r} cannot be used: {fault}")
 
 
 def _discover() -> tuple[RegisteredOp, ...]:
-    entries = {entry.name: entry for entry in _BUILT_IN}
+    entries = {op.name: _bundled(op) for op in import_module(_LIBRARY).OPS}
     broken: list[RegisteredOp] = []
     for origin, point in sorted(entry_points(GROUP), key=lambda item: (item[0], item[1].name)):
         op, fault = load(point, lambda loaded, name: _fault(loaded, name, entries))
@@ -129,6 +129,10 @@ def _discover() -> tuple[RegisteredOp, ...]:
             _log.warning("op %r of %s cannot be used: %s", point.name, origin, fault)
             broken.append(entry)
     return (*entries.values(), *broken)
+
+
+def _bundled(op: Op) -> RegisteredOp:
+    return RegisteredOp(op.name, BUNDLED, op)
 
 
 def _fault(op: object, name: str, known: Mapping[str, RegisteredOp]) -> str | None:

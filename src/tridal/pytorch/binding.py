@@ -12,7 +12,7 @@ from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
-from tridal.pytorch.private import SKIPS_FRAMES
+from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, row_layout

@@ -44,7 +44,7 @@ def check_functions(kernel: RowKernel, target: tuple[str, int | str, int] | None
 
 def is_own(kernel: RowKernel) -> bool:
     """Returns whether the functions of a kernel are tridal's. Tests run their trials, so they need none before use."""
-    return kernel.module.startswith("tridal.kernels.")
+    return kernel.module.startswith(("tridal.kernels.", "tridal.library."))
 
 
 def try_functions(kernel: RowKernel, target: tuple[str, int | str, int] | None) -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pkgutil import resolve_name
 
 from tridal.devices.types import Backend
 from tridal.ops import table
-from tridal.testing import linear_loss_cases, loss_cases
 from tridal.testing.cases import Case, FusedCase
 from tridal.testing.row_cases import row_cases
-
-FUSED_CASES: dict[str, Callable[[Any, Backend], Iterable[FusedCase]]] = {
-    "cross_entropy": loss_cases.cases,
-    "linear_cross_entropy": linear_loss_cases.cases,
-}
-"""cases(op, backend) of each op that is not of rows."""
 
 
 def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | FusedCase, ...]:
@@ -29,5 +22,5 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case | Fu
     """
     found: dict[Case | FusedCase, None] = {}
     for op in table.selected(ops):
-        found |= dict.fromkeys(row_cases(op, backend) if op.of_rows else FUSED_CASES[op.name](op, backend))
+        found |= dict.fromkeys(resolve_name(op.cases)(op, backend) if op.cases else row_cases(op, backend))
     return tuple(found)

@@ -17,7 +17,6 @@ import torch
 from tridal.devices import registry
 from tridal.devices.settings import current, restored
 from tridal.ops.signature import Signature
-from tridal.pytorch import private
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path.guards import CallGuard, ServedRows, guard_call
@@ -35,6 +34,7 @@ from tridal.pytorch.path.nodes import (
     records_gradient,
 )
 from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 Key: TypeAlias = tuple[Any, ...]

@@ -16,7 +16,7 @@ from tridal.ops.signature import Signature
 from tridal.runtime.row_kernel import RowKernel
 
 
-def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str = "softmax") -> None:
+def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str) -> None:
     """Checks input, dim and dtype of an op.
 
     Raises:

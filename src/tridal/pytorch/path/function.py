@@ -23,7 +23,6 @@ from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context
-from tridal.pytorch.distributed import is_distributed
 from tridal.pytorch.path.calls import PreparedCall, call, find_call
 from tridal.pytorch.path.checks import check
 from tridal.pytorch.path.nodes import is_plain
@@ -32,7 +31,8 @@ from tridal.pytorch.path.row_calls import row_rules
 from tridal.pytorch.path.rules import DEFINED, Rules, overload
 from tridal.pytorch.path.streams import on_stream
 from tridal.pytorch.path.support import backend_computes, why_torch
-from tridal.pytorch.private import forward_ad_level, skip_frames
+from tridal.pytorch.torch.distributed import is_distributed
+from tridal.pytorch.torch.private import forward_ad_level, skip_frames
 
 Tensor = torch.Tensor
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -206,7 +206,7 @@ def _compiled(
     results: int,
 ) -> Any:
     """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it."""
-    from tridal.pytorch import dynamo
+    from tridal.pytorch.torch import dynamo
 
     op, input = rules.op, tensors[0]
     if stream is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from tridal.devices.settings import current
-from tridal.pytorch.private import (
+from tridal.pytorch.torch.private import (
     dispatch_modes,
     forward_ad_level,
     function_modes,

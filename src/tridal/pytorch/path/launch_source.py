@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tridal.pytorch import private
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.torch import private
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor

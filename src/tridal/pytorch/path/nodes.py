@@ -14,8 +14,8 @@ import torch
 
 from tridal.devices.settings import Settings, current, restored
 from tridal.ops.op import Op
-from tridal.pytorch import private
 from tridal.pytorch.path.rules import Results, Rules, overload
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling

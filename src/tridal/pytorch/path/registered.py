@@ -15,10 +15,10 @@ from torch.autograd import forward_ad
 
 from tridal.errors import PluginError
 from tridal.ops.signature import Signature
-from tridal.pytorch import private
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.path.nodes import OpNode, as_tuple, has_gradient, is_plain, records_gradient
 from tridal.pytorch.path.rules import DEFINED, OpRun, Results, Rules, overload
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)

@@ -1,0 +1,1 @@
+"""Cross-entropy, and cross-entropy of a linear layer without its logits."""

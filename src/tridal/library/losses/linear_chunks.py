@@ -1,0 +1,194 @@
+"""Losses and gradients of a linear layer and cross-entropy in chunks of rows, so that the full logits never exist.
+
+torch's matmul computes the logits of a chunk. The kernels of cross-entropy compute its losses and write the gradient of
+the logits into their memory. Matmuls turn it into the chunk's part of the gradients of input and weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from tridal.library.losses import cross_entropy as maths
+from tridal.library.losses.cross_entropy import NONE
+from tridal.library.losses.launches import prepare_gradient, prepare_losses, prepare_losses_with_gradient
+from tridal.ops.row_reduce import accumulator
+from tridal.pytorch.device_context import DeviceContext, device_context
+
+Tensor = torch.Tensor
+_CHUNK_BYTES = 2**26
+
+
+def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
+    """Returns the number of rows of a chunk. Its logits take at most 64 MiB or the bytes of a tensor, if that is more.
+
+    - With matmuls in 16 bits and a wider `accum_dtype`, the tensor is the weight in the dtype of the matmuls. Smaller
+      chunks do not reduce the peak memory, because the backward rounds the sum of the weight's gradient to a new tensor
+      of the weight's size.
+    - With wider matmuls, it is half of the weight: the backward needs no such tensor.
+    - With an `accum_dtype` of 16 bits, which saves memory, it is the input.
+
+    The chunks of a call have nearly the same number of rows, a multiple of 128.
+    """
+    columns, inputs = max(linear_weight.shape[:-1].numel(), 1), linear_weight.shape[-1]
+    of_weight = inputs if dtype.itemsize == 2 else inputs // 2
+    limit = rows * inputs // columns if accum_dtype.itemsize == 2 else of_weight
+    limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), limit, 1)
+    if rows <= limit:
+        return max(rows, 1)
+    limit = max(limit // 128 * 128, min(limit, 128))
+    even = math.ceil(rows / math.ceil(rows / limit))
+    return min(math.ceil(even / 128) * 128, limit)
+
+
+@functools.cache
+def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
+    """Returns whether torch's matmul on a device adds products of `dtype` to a sum in `accum_dtype`."""
+    try:
+        factor = torch.ones(16, 16, dtype=dtype, device=device)
+        total = torch.zeros(16, 16, dtype=accum_dtype, device=device)
+        torch.addmm(total, factor, factor, out_dtype=accum_dtype, out=total)
+        torch.mm(factor, factor, out_dtype=accum_dtype, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
+    """Writes left @ right to `out`, or adds it. The products are summed in the dtype of `out`, or in a wider one."""
+    if left.dtype is not out.dtype and not _sums_in(left.device, left.dtype, out.dtype):
+        left, right = left.to(out.dtype), right.to(out.dtype)
+    options: Any = {} if left.dtype is out.dtype else {"out_dtype": out.dtype}
+    if adds:
+        torch.addmm(out, left, right, **options, out=out)
+    else:
+        torch.mm(left, right, **options, out=out)
+
+
+def _needs_vectors(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether matmuls on a device are several times slower for sizes or strides without whole 16 bytes.
+
+    They are on GPUs, where matmuls of 16-bit tensors write float32, too.
+    """
+    return dtype.itemsize == 2 and _sums_in(device, dtype, torch.float32)
+
+
+def _vector(x: Tensor, target: Tensor, columns: int) -> int:
+    """Returns the number of elements in 16 bytes if rows of logits should be aligned, or 1."""
+    context = device_context(x.device)
+    # Probabilities have the strides of the logits, and batch-invariant kernels read contiguous tensors only.
+    if context.torch_computes or target.is_floating_point() or context.settings.batch_invariant:
+        return 1
+    vector = 16 // x.element_size()
+    return vector if columns > 16 * vector and _needs_vectors(x.device, x.dtype) else 1
+
+
+def _logits_memory(rows: int, columns: int, like: Tensor, vector: int) -> Tensor:
+    """Returns memory for the logits of a chunk, whose rows start at multiples of `vector` elements.
+
+    The unused elements between rows are zero, because a matmul may read them: torch's bfloat16 matmul on CPUs does.
+    """
+    memory = like.new_empty(rows, math.ceil(columns / vector) * vector)
+    memory[:, columns:] = 0
+    return memory[:, :columns]
+
+
+def _parts(columns: int, vector: int) -> list[slice]:
+    """Returns the columns in one part, or in two: whole vectors, and the rest."""
+    whole = columns // vector * vector
+    return [slice(0, whole), slice(whole, columns)] if 0 < whole < columns else [slice(0, columns)]
+
+
+def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: Tensor) -> None:
+    """Writes dlogits @ matrix to `out`. Parts of the columns are added in float32 and rounded once."""
+    total = out if len(columns) == 1 else out.new_empty(out.shape, dtype=torch.promote_types(out.dtype, torch.float32))
+    for part in columns:
+        _product(dlogits[:, part], matrix[part], total, adds=part.start > 0)
+    if total is not out:
+        out.copy_(total)
+
+
+def _losses(
+    context: DeviceContext, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None,
+    numbers: tuple[int, float, float, float | None],
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
+    served = not context.torch_computes
+    if served and row_grad is not None and not target.is_floating_point():
+        both = prepare_losses_with_gradient(context, logits, target, weight, row_grad, numbers)
+        if both is not None:
+            return both(logits, target, weight, row_grad)
+    losses: Tensor | None = None
+    lse: Tensor | None = None
+    if served:
+        keeps_lse = row_grad is not None or context.settings.batch_invariant  # as cross_entropy
+        compute = prepare_losses(context, logits, target, weight, *numbers, needs_lse=keeps_lse)
+        losses, lse = (None, None) if compute is None else compute(logits, target, weight)
+    if losses is None:
+        wide = accumulator(logits, target, weight)
+        losses, lse, _ = maths.reference(logits, target, weight, NONE, *numbers, wide)
+    assert losses is not None
+    if row_grad is None:
+        return losses, None
+    assert lse is not None
+    lse = lse.view(row_grad.shape)
+    if served:
+        given = (logits, target, weight, lse, row_grad, None)
+        differentiate = prepare_gradient(context, *given, numbers, inplace=True)
+        if differentiate is not None:
+            return losses, differentiate(*given)
+    mask = [True, False]
+    return losses, maths.gradient(row_grad, None, logits, target, weight, lse, None, NONE, *numbers, mask)[0]
+
+
+def chunked(
+    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
+    numbers: tuple[int, float, float, float | None], matmul_dtype: torch.dtype, accum_dtype: torch.dtype,
+    chunk_size: int, needs: list[bool], row_grad: Tensor | None,
+) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+    """Returns the loss of each row, and the gradients of input, weight and bias that `needs` selects.
+
+    `row_grad` is the gradient of each row's loss; None is one. It may be a number or a tensor that can be broadcast.
+    """
+    context = device_context(input.device)
+    x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
+    bias = None if linear_bias is None else linear_bias.detach().flatten().to(matmul_dtype)
+    rows, shape = x.shape[0], linear_weight.shape[:-1]
+    wide = accumulator(x, target, weight)
+    losses = x.new_empty((rows, *shape[1:]), dtype=wide)
+    grads: list[Any] = [
+        x.new_empty(x.shape) if needs[0] else None,
+        x.new_empty(matrix.shape, dtype=accum_dtype) if needs[1] else None,
+        x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
+    ]
+    row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
+    row_grad = row_grad.expand(losses.shape)
+    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
+    vector = _vector(x, target, matrix.shape[0])
+    memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
+    if needs[1] and not rows:
+        grads[1].zero_()
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        flat = memory[: rows - start]
+        for columns_part in columns:
+            if bias is None:
+                torch.mm(x[part], matrix[columns_part].t(), out=flat[:, columns_part])
+            else:
+                torch.addmm(bias[columns_part], x[part], matrix[columns_part].t(), out=flat[:, columns_part])
+        logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
+        found, dlogits = _losses(context, logits, targets, weight, row_grad[part] if any(needs) else None, numbers)
+        losses[part] = found.view(flat.shape[0], *shape[1:])
+        if dlogits is None:
+            continue
+        flat = dlogits.reshape(flat.shape)
+        if needs[0]:
+            _input_gradient(flat, matrix, columns, grads[0][part])
+        for columns_part in columns if needs[1] else []:
+            _product(flat[:, columns_part].t(), x[part], grads[1][columns_part], adds=start > 0)
+        if grads[2] is not None:
+            grads[2] += flat.sum(0, dtype=accum_dtype)
+    return losses, grads

@@ -1,0 +1,116 @@
+"""Modules of cross-entropy that call tridal, with the signatures of torch's modules and their state dicts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tridal.library.losses.functions import cross_entropy
+from tridal.library.losses.linear_functions import linear_cross_entropy
+
+Tensor = torch.Tensor
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss, computed by `tridal.cross_entropy`, which describes the keyword-only arguments."""
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        inplace_backward: bool = False,
+    ) -> None:
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        self.z_loss, self.softcap, self.inplace_backward = z_loss, softcap, inplace_backward
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Returns the loss of logits (C,), (N, C) or (N, C, d1, ...). TorchScript uses torch's function."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            assert self.z_loss == 0, "TorchScript has torch's loss, without z_loss"
+            assert self.softcap is None, "TorchScript has torch's loss, without softcap"
+            return torch.nn.functional.cross_entropy(
+                input, target, self.weight, None, self.ignore_index, None, self.reduction, self.label_smoothing
+            )
+        else:  # noqa: RET505  TorchScript does not compile this branch
+            return cross_entropy(  # type: ignore[return-value]
+                input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,  # type: ignore[arg-type]
+                label_smoothing=self.label_smoothing, z_loss=self.z_loss, softcap=self.softcap,
+                inplace_backward=self.inplace_backward,
+            )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Returns the arguments that differ from their defaults."""
+        given = {"z_loss": (self.z_loss, 0.0), "softcap": (self.softcap, None)}
+        given["inplace_backward"] = (self.inplace_backward, False)
+        return ", ".join(f"{name}={value}" for name, (value, default) in given.items() if value != default)
+
+
+_Linear: Any = getattr(torch.nn, "LinearCrossEntropyLoss", torch.nn.Module)
+
+
+class LinearCrossEntropyLoss(_Linear):  # type: ignore[misc]
+    """torch.nn.LinearCrossEntropyLoss, computed by `tridal.linear_cross_entropy`, for every version of torch.
+
+    The linear layer is the submodule `linear`. Its weight has the shape (num_classes * prod(out_features),
+    in_features). `tridal.linear_cross_entropy` describes the other arguments. torch's `options` is not one of them:
+    `chunk_size` and `accum_dtype` take its place.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        out_features: tuple[int, ...] = (),
+        bias: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        chunk_size: int | None = None,
+        accum_dtype: torch.dtype | None = None,
+    ) -> None:
+        if weight is not None and weight.shape != (num_classes,):
+            raise RuntimeError(f"expected weight shape to be {(num_classes,)}, got {tuple(weight.shape)}")
+        if not 0 <= label_smoothing <= 1:
+            raise RuntimeError(f"expected label_smoothing to be in range [0, 1], got {label_smoothing}")
+        torch.nn.Module.__init__(self)
+        self.register_buffer("weight", weight)
+        self.reduction: Any = reduction
+        self.num_classes, self.out_features, self.ignore_index = num_classes, out_features, ignore_index
+        self.label_smoothing, self.z_loss, self.softcap = label_smoothing, z_loss, softcap
+        self.chunk_size, self.accum_dtype, self.options = chunk_size, accum_dtype, None
+        rows = math.prod(out_features, start=num_classes)
+        self.linear = torch.nn.Linear(in_features, rows, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Returns the loss of inputs (H,), (N, H) or (B, T, H)."""
+        shape = (self.num_classes, *self.out_features)
+        bias = self.linear.bias
+        return linear_cross_entropy(
+            input, self.linear.weight.view(*shape, self.linear.in_features), target,
+            linear_bias=None if bias is None else bias.view(shape), weight=self.weight, reduction=self.reduction,
+            ignore_index=self.ignore_index, label_smoothing=self.label_smoothing, z_loss=self.z_loss,
+            softcap=self.softcap, chunk_size=self.chunk_size, accum_dtype=self.accum_dtype,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Returns the arguments, except those of the submodule `linear`."""
+        names = (
+            "num_classes", "out_features", "reduction", "ignore_index", "label_smoothing", "z_loss", "softcap",
+            "chunk_size", "accum_dtype",
+        )  # fmt: skip
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)

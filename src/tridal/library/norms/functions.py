@@ -1,0 +1,199 @@
+"""The public functions rms_norm and layer_norm: their checks, and the choice between kernels and torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from tridal.errors import DTypeError
+from tridal.library.norms.checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling, traced_sizes
+from tridal.library.norms.layer_norm import LAYER_NORM
+from tridal.library.norms.residual import total_dtype
+from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.ops import row_maths
+from tridal.ops.row_reduce import accumulator
+from tridal.pytorch.call_records import RECORDERS, record_torch
+from tridal.pytorch.device_context import device_context
+from tridal.pytorch.path.calls import PreparedCall, call, find_call
+from tridal.pytorch.path.function import FUNCTIONS, register
+from tridal.pytorch.path.streams import call_on_stream
+from tridal.pytorch.path.support import why_torch
+from tridal.pytorch.torch import private
+from tridal.pytorch.torch.distributed import is_distributed
+
+Tensor = torch.Tensor
+Casting = Literal["llama", "gemma"] | None
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
+) -> Any:  # fmt: skip
+    """input / sqrt(mean(input^2) + eps) * weight over the last dims, as torch.nn.functional.rms_norm defines it.
+
+    Args:
+        input: a tensor whose last sizes are `normalized_shape`, with any strides.
+        normalized_shape: the sizes of the dims that are normalised together.
+        weight: a tensor of this shape. It may be float32 with a 16-bit input.
+        eps: by default, the eps of float32; for float64 input that of float64.
+        residual: a tensor of the input's shape. input + residual is rounded to the promoted dtype and normalised.
+        weight_offset: is added to the weight in float32. With 1.0, the factor is 1 + weight, as in Gemma.
+        casting: None computes in float32 and rounds once, to torch's dtype. "gemma" is the same, but the result always
+            has the dtype of the input (plus residual). "llama" rounds the normalised input to this dtype, then
+            multiplies with the weight in the promoted dtype, which is the result's.
+        stream: see `tridal.softmax`.
+
+    Returns:
+        The normalised tensor, contiguous; with a `residual`, a tuple of it and the sum. Statistics are float32 (float64
+        for float64).
+
+    Raises:
+        TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
+            wrong. These are also torch's types of errors.
+        NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
+    """
+    pending = None
+    if not _compiling():
+        tensors, numbers = (input, residual, weight), (eps, weight_offset, casting, stream)
+        pending = find_call(rms_norm, tensors, numbers, normalized_shape, 1 if residual is None else 2)
+        if type(pending) is PreparedCall:
+            return pending(tensors)
+    if not _compiling() and has_torch_function((input, weight, residual)):
+        return handle_torch_function(
+            rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,
+            weight_offset=weight_offset, casting=casting, stream=stream,
+        )  # fmt: skip
+    if stream is not None and isinstance(input, Tensor):
+        options: dict[str, Any] = {"residual": residual, "weight_offset": weight_offset, "casting": casting}
+        call_again = functools.partial(rms_norm, input, normalized_shape, weight, eps, **options)
+        return call_on_stream(stream, (input, weight, residual), call_again)
+    normalized_shape = traced_sizes(normalized_shape)
+    check_scaling(weight_offset, casting)
+    if _torch_only(input, weight, residual):
+        _check_plain("rms_norm", residual is None and weight_offset == 0 and casting is None, input, weight, residual)
+        return torch.nn.functional.rms_norm(input, normalized_shape, weight, eps)
+    check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight, residual=residual)
+    input, residual, weight = _autocast(RMS_NORM.name, input, residual, weight)
+    if eps is None:
+        eps = torch.finfo(accumulator(input, residual)).eps
+    offset = 0.0 if weight is None else float(weight_offset)
+    if _torch_computes(RMS_NORM.name, input, weight, residual):
+        total = input if residual is None else input + residual
+        if casting is None and offset == 0:
+            y: Any = torch.nn.functional.rms_norm(total, normalized_shape, weight, eps)
+        else:
+            y = row_maths.compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
+        return y if residual is None else (y, total)
+    arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
+    results = call(_RMS_NORM, arguments, pending)
+    return results[0] if residual is None else results[:2]
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, residual: Tensor | None = None, stream: Any = None,
+) -> Any:  # fmt: skip
+    """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, as torch.nn.functional.layer_norm.
+
+    Args:
+        input, normalized_shape, residual, stream: see `rms_norm`.
+        weight, bias: tensors of this shape, in the dtype of the input (plus residual), or both float32 with a 16-bit
+            input.
+        eps: is added to the variance.
+
+    Returns:
+        The normalised tensor in the dtype of the input (plus residual), contiguous; with a `residual`, a tuple
+        of it and the sum.
+
+    Raises:
+        TypeError, DTypeError, ShapeError, TensorDeviceError, LayoutError, NoBackendError: see `rms_norm`.
+    """
+    tensors, pending = (input, residual, weight, bias), None
+    if not _compiling():
+        pending = find_call(layer_norm, tensors, (eps, stream), normalized_shape, 1 if residual is None else 2)
+        if type(pending) is PreparedCall:
+            return pending(tensors)
+    if not _compiling() and has_torch_function(tensors):
+        return handle_torch_function(
+            layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual, stream=stream
+        )
+    if stream is not None and isinstance(input, Tensor):
+        call_again = functools.partial(layer_norm, input, normalized_shape, weight, bias, eps, residual=residual)
+        return call_on_stream(stream, tensors, call_again)
+    normalized_shape = traced_sizes(normalized_shape)
+    if _torch_only(*tensors):
+        _check_plain("layer_norm", residual is None, *tensors)
+        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    check_norm(input, normalized_shape, eps, weight=weight, bias=bias, residual=residual)
+    input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
+    check_parameter_dtypes(total_dtype({"input": input, "residual": residual}), weight=weight, bias=bias)
+    if _torch_computes(LAYER_NORM.name, *tensors):
+        total = input if residual is None else input + residual
+        mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
+        if mixed and total.device.type != "cpu":  # torch's kernels of other devices refuse mixed dtypes
+            y = row_maths.compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
+        else:
+            y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
+        return y if residual is None else (y, total)
+    arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
+    results = call(_LAYER_NORM, arguments, pending)
+    return results[0] if residual is None else results[:2]
+
+
+def _torch_only(*tensors: Any) -> bool:
+    """Returns whether only torch's functions define a call: for nested tensors and dtypes that kernels do not have."""
+    tensors = tuple(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return any(tensor.dtype not in DTYPES or tensor.is_nested for tensor in tensors)
+
+
+def _check_plain(name: str, plain: bool, *tensors: Tensor | None) -> None:
+    """Raises DTypeError if torch's function does not have the arguments of a call that only torch defines."""
+    if not plain:
+        found = [f"{tensor.dtype}{', nested' * tensor.is_nested}" for tensor in tensors if tensor is not None]
+        raise DTypeError(
+            f"{name} with arguments that torch's function does not have needs dense tensors of float16, bfloat16, "
+            f"float32 or float64, got {'; '.join(found)}"
+        )
+
+
+def _autocast(name: str, *tensors: Tensor | None) -> Any:
+    """Returns the tensors in float32 if autocast computes the op in float32 on their device."""
+    assert tensors[0] is not None
+    kind = tensors[0].device.type
+    if not private.autocast_enabled(kind) or not (_dynamo() or private).autocasts(name, kind):
+        return tensors
+    return tuple(t if t is None or t.dtype is torch.float64 else t.float() for t in tensors)
+
+
+def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
+    """Returns whether torch's functions compute the tensors, because no backend serves their device."""
+    assert tensors[0] is not None
+    device = tensors[0].device
+    if (dynamo := _dynamo()) is not None:
+        if private.forward_ad_level() >= 0:  # the registered op cannot see the level of a compiled function
+            return True
+        return not dynamo.is_served(device.type) and not is_distributed(*tensors)
+    context = device_context(device)
+    if is_distributed(*tensors) or not context.torch_computes:
+        return False
+    if RECORDERS:
+        record_torch(name, tensors[0], why_torch(context, None, *(t for t in tensors if t is not None)))
+    return True
+
+
+def _dynamo() -> Any:
+    """Returns the functions for traced calls in torch.compile, else None."""
+    if not _compiling():
+        return None
+    from tridal.pytorch.torch import dynamo
+
+    return dynamo
+
+
+_RMS_NORM, _LAYER_NORM = register(RMS_NORM), register(LAYER_NORM)
+FUNCTIONS |= {"rms_norm": rms_norm, "layer_norm": layer_norm}

@@ -1,0 +1,71 @@
+"""RMSNorm and LayerNorm modules that call tridal. They are subclasses of torch's, with the same state dicts."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+
+from tridal.library.norms.checks import check_scaling
+from tridal.library.norms.functions import Casting, layer_norm, rms_norm
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm, computed by `tridal.rms_norm`, which describes `weight_offset` and `casting`.
+
+    `normalized_shape` is an int or a tuple of ints. The weight has this shape. A new weight is 1 - weight_offset.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: Any,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        weight_offset: float = 0.0,
+        casting: Casting = None,
+    ) -> None:
+        check_scaling(weight_offset, casting)
+        self.weight_offset = float(weight_offset)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        self.casting = casting
+
+    def reset_parameters(self) -> None:
+        """Sets the weight so that its sum with `weight_offset` is one."""
+        if self.elementwise_affine:
+            torch.nn.init.constant_(self.weight, 1 - self.weight_offset)
+
+    def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
+        """Returns the normalised x; with a `residual`, the normalised sum and the sum. TorchScript uses torch's."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            assert residual is None, "TorchScript has torch's norm, without a residual"
+            assert self.weight_offset == 0, "TorchScript has torch's norm, without weight_offset"
+            assert self.casting is None, "TorchScript has torch's norm, without casting"
+            return torch.nn.functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        else:  # noqa: RET505  TorchScript does not compile this branch
+            return rms_norm(  # type: ignore[no-any-return]
+                x, self.normalized_shape, self.weight, self.eps, residual=residual, weight_offset=self.weight_offset,
+                casting=self.casting,
+            )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Returns torch's text, and the arguments that torch's module does not have."""
+        text = super().extra_repr()
+        text += f", weight_offset={self.weight_offset:g}" if self.weight_offset else ""
+        return text + (f", casting={self.casting!r}" if self.casting else "")
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """torch.nn.LayerNorm, computed by `tridal.layer_norm`."""
+
+    def forward(self, input: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
+        """Returns the normalised input; with a `residual`, the normalised sum and the sum. TorchScript uses torch's."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            assert residual is None, "TorchScript has torch's norm, without a residual"
+            return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        else:  # noqa: RET505  TorchScript does not compile this branch
+            return layer_norm(  # type: ignore[no-any-return]
+                input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual
+            )

@@ -1,0 +1,132 @@
+"""RMSNorm: its kernels, its maths in torch's ops, and its gradient."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tridal.library.norms.residual import Tensor, add_residual, total_dtype, unsupported
+from tridal.ops.arguments import Result, number, per_column, per_element
+from tridal.ops.op import Op
+from tridal.ops.row_reduce import RowReduce
+from tridal.runtime.row_kernel import RowKernel, Statistic
+
+MODULE = "tridal.library.norms.kernels.rms_norm"
+
+
+def result_dtype(sum_dtype: torch.dtype, weight: Tensor | None, casting: str) -> torch.dtype:
+    """Returns the dtype of the normalised sum. `casting` is "llama", "gemma" or "" for torch's.
+
+    torch's is the sum's dtype, or the promoted dtype in versions of torch that multiply with the weight in that dtype.
+    """
+    promotes = casting == "llama" or (casting == "" and _TORCH_PROMOTES)
+    return torch.promote_types(sum_dtype, weight.dtype) if promotes and weight is not None else sum_dtype
+
+
+def _torch_promotes() -> bool:
+    """Returns whether torch's rms_norm of a bfloat16 input with a float32 weight gives float32."""
+    input, weight = (torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.bfloat16, torch.float32))
+    warns_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # otherwise, torch would not show its warning about mixed dtypes to the user
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.rms_norm(input, (1,), weight).dtype is torch.float32
+    finally:
+        torch.set_warn_always(warns_always)
+
+
+_TORCH_PROMOTES = _torch_promotes()
+
+
+def _dtype(named: Mapping[str, Any]) -> torch.dtype:
+    return result_dtype(total_dtype(named), named["weight"], named["casting"])
+
+
+def _constants(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"SUM_DTYPE": str(total_dtype(named)).removeprefix("torch."), "CASTING": named["casting"]}
+
+
+def reference(
+    input: Tensor, residual: Tensor | None, weight: Tensor | None, rows: RowReduce, eps: float, weight_offset: float,
+    casting: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Returns the normalised sum, the sum, and 1 / sqrt(mean of squares + eps) of each row."""
+    total, dtype = add_residual(input, residual, rows)
+    inverse_rms = torch.rsqrt(rows.mean(total * total) + eps)
+    y = total * inverse_rms
+    if casting == "llama":
+        y = rows.rounded(y, dtype)
+    if weight is not None:
+        y = y * (weight + weight_offset)
+    return y, total, inverse_rms
+
+
+def gradient(
+    dy: Tensor, x: Tensor, inverse_rms: Tensor, weight: Tensor | None, rows: RowReduce, eps: float,
+    weight_offset: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the gradient of the sum x, and the term of the weight's gradient.
+
+    The gradient does not depend on `casting`: it passes through the rounding.
+    """
+    if torch.is_grad_enabled():  # the saved statistic is a constant for autograd
+        inverse_rms = torch.rsqrt(rows.mean(x * x) + eps)
+    n, dn = x * inverse_rms, dy if weight is None else dy * (weight + weight_offset)
+    return (dn - n * rows.mean(dn * n)) * inverse_rms, dy * n
+
+
+RMS_NORM = Op(
+    name="rms_norm",
+    kernels=(
+        RowKernel(
+            name="rms_norm",
+            module=MODULE,
+            reads=("x", "residual"),
+            column_reads=("weight",),
+            statistics=(Statistic("squares", "sum", term="square"),),
+            row_value="inverse_rms",
+            writes=("rms_norm", "residual_sum"),
+            row_writes=("inverse_rms",),
+            parameters=("eps", "weight_offset"),
+            constants=(("SUM_DTYPE", "float32"), ("CASTING", "")),
+            neutral_padding=True,
+            live_tiles=2,
+        ),
+        RowKernel(
+            name="rms_norm_backward",
+            module=MODULE,
+            reads=("dy", "x"),
+            added="dsum",
+            row_reads=("inverse_rms",),
+            column_reads=("weight",),
+            statistics=(Statistic("dot", "sum", term="weighted_product"),),
+            writes=("rms_norm_gradient",),
+            column_writes=("weight_gradient",),
+            parameters=("weight_offset",),
+            neutral_padding=True,
+            live_tiles=4,
+        ),
+    ),
+    arguments=(
+        per_element("input"), per_element("residual", optional=True), per_column("weight", optional=True),
+        number("dims", type="int"), number("eps", range=(1e-12, 1e-2)),
+        number("weight_offset", type="float", neutral=0.0, range=(-1.0, 1.0)),
+        number("casting", type="str", range=("", "llama", "gemma")),
+    ),
+    results=(
+        Result("output", "element", _dtype, gradient="dy"),
+        Result("residual_sum", "element", total_dtype, needs="residual", gradient="dsum"),
+        Result("inverse_rms", "row", returned=False),
+    ),
+    reference=reference,
+    gradient=gradient,
+    saves=(("x", "residual_sum", "input"), "inverse_rms", "weight"),
+    gradients=(("input", "residual"), ("weight",)),
+    constants=_constants,
+    unsupported=unsupported,
+    aten="tridal.library.norms.override:RMS_NORM_KERNELS",
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""The public functions softmax and log_softmax. They follow torch's definitions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from tridal.library.softmax.log_softmax import LOG_SOFTMAX
+from tridal.library.softmax.softmax import SOFTMAX
+from tridal.ops.scale_mask import check_scale_mask
+from tridal.pytorch.path.calls import PreparedCall, find_call
+from tridal.pytorch.path.checks import check
+from tridal.pytorch.path.function import FUNCTIONS, apply, register
+
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def softmax(
+    input: torch.Tensor,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float | None = None,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    masked_rows: Literal["nan", "zero"] = "nan",
+    stream: Any = None,
+) -> torch.Tensor:
+    """exp(input) / sum(exp(input)) along `dim`, as torch.softmax defines it.
+
+    Args:
+        input: a dense tensor of any shape and strides.
+        dim: the dim that sums to one. A negative dim counts from the last.
+        dtype: the input is cast to it before the operation. Required for integer and bool input.
+        scale: the input is multiplied by it first.
+        mask: is broadcast to the input. A floating-point mask is added; elements where a boolean mask is False are
+            excluded.
+        causal: row i of the last two dims sees columns 0 to i only, as in scaled_dot_product_attention.
+        masked_rows: the result of a row in which every element is -inf: "nan", as torch, or "zero".
+        stream: a stream of the input's device, as torch's stream object or as a raw handle. The caller orders it after
+            the work that produced the input, as for any torch op. Default: the device's current stream.
+
+    Returns:
+        A contiguous tensor of the input's shape, in `dtype` or the input's dtype; under autocast in float32, where
+        torch.softmax is. Sums are float32 (float64 for float64). Rows that hold NaN or +inf, or -inf only, give NaN.
+
+    Raises:
+        DTypeError, DimensionError, LayoutError, StreamError: the argument of that name is wrong.
+        NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
+    """
+    pending = None
+    if not _compiling():
+        tensors, options = (input, mask), (dim, dtype, scale, causal, masked_rows, stream)
+        pending = find_call(softmax, tensors, options)
+        if type(pending) is PreparedCall:
+            return pending(tensors)  # type: ignore[no-any-return]
+    if scale is None and mask is None and not causal and masked_rows == "nan":
+        return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
+    scale = 1.0 if scale is None else scale
+    if not _compiling() and has_torch_function((input, mask)):
+        given = {"scale": scale, "mask": mask, "causal": causal, "masked_rows": masked_rows, "stream": stream}
+        return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
+    if (type(input) is not torch.Tensor or type(dim) is not int) and not getattr(input, "is_nested", False):
+        check(input, dim, dtype, SOFTMAX.name)
+    check_scale_mask(input, dim, scale, mask, causal, masked_rows)
+    scale = scale if scale == scale else math.nan  # cache keys compare NaN by identity
+    modification = (mask, scale, bool(causal), masked_rows == "zero")
+    return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, (), modification, pending)  # type: ignore[no-any-return]
+
+
+def log_softmax(
+    input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
+) -> torch.Tensor:
+    """log(softmax(input)) along `dim`, without the intermediate softmax. The arguments are those of `softmax`."""
+    pending = None
+    if not _compiling():
+        pending = find_call(log_softmax, (input,), (dim, dtype, stream))
+        if type(pending) is PreparedCall:
+            return pending((input,))  # type: ignore[no-any-return]
+    return apply(_LOG_SOFTMAX, log_softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
+
+
+_SOFTMAX, _LOG_SOFTMAX = register(SOFTMAX), register(LOG_SOFTMAX)
+FUNCTIONS |= {"softmax": softmax, "log_softmax": log_softmax}

@@ -1,0 +1,41 @@
+"""Softmax modules that call tridal, with the signatures of torch.nn.Softmax and torch.nn.LogSoftmax."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from tridal.library.softmax.functions import log_softmax, softmax
+
+
+def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) -> int:
+    """Returns the module's dim. If the dim is None, warns and returns the dim that torch's modules choose."""
+    if module.dim is not None:
+        return module.dim
+    dim = 0 if input.dim() in (0, 1, 3) else 1
+    if not torch.compiler.is_compiling():
+        warnings.warn(f"Softmax and LogSoftmax without dim= are deprecated: pass dim={dim}", stacklevel=4)
+    return dim
+
+
+class Softmax(torch.nn.Softmax):
+    """torch.nn.Softmax, computed by `tridal.softmax`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return torch.nn.functional.softmax(input, self.dim, 5)
+        else:  # noqa: RET505  TorchScript does not compile this branch
+            return softmax(input, _dim(self, input))
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """torch.nn.LogSoftmax, computed by `tridal.log_softmax`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Returns log_softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return torch.nn.functional.log_softmax(input, self.dim, 5)
+        else:  # noqa: RET505  TorchScript does not compile this branch
+            return log_softmax(input, _dim(self, input))
