@@ -62,7 +62,7 @@ def import_private() -> Any:
     """Loads `tridal.pytorch.torch.private`, which needs torch only, and not the rest of tridal."""
     package = importlib.util.find_spec("tridal")
     assert package is not None
-    file = Path(str(package.origin)).parent / "pytorch" / "private.py"
+    file = Path(str(package.origin)).parent / "pytorch" / "torch" / "private.py"
     spec = importlib.util.spec_from_file_location("tridal.pytorch.torch.private", file)
     assert spec is not None
     assert spec.loader is not None
