@@ -37,7 +37,8 @@ def weighted(dy, weight, weight_offset):
     """Returns the gradient of the normalised element."""
     if weight is None:
         return dy
-    return dy * (weight if weight_offset is None else weight + weight_offset)
+    else:
+        return dy * (weight if weight_offset is None else weight + weight_offset)
 
 
 @triton.jit
