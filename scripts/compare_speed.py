@@ -59,17 +59,16 @@ def make_call(workload: dict[str, Any]) -> Callable[[], Any]:
     import torch
 
     import tridal
-    from tridal.benchmarks.op_benchmarks import benchmark_of
 
     function, dim = getattr(tridal, workload["op"]), workload["dim"]
     x = torch.randn(workload["shape"], device="cuda", dtype=getattr(torch, workload["dtype"]))
     inputs, keywords = [x], dict(workload.get("keywords", {}))
     arguments: tuple[Any, ...] = (dim,)
-    if others := benchmark_of(workload["op"]).arguments(x, dim):
-        arguments = others
-        inputs += [tensor for tensor in arguments if tensor.is_floating_point()]
-        if workload["op"] in NORMS:
-            arguments = (x.shape[-1:], *arguments)
+    if workload["op"] in LOSSES:
+        arguments = (torch.randint(x.shape[dim], (x.shape[0],), device=x.device),)
+    if workload["op"] in NORMS:
+        inputs += [torch.rand_like(x[0]) + 0.5 for _ in range(1 + (workload["op"] == "layer_norm"))]
+        arguments = (x.shape[-1:], *inputs[1:])
     if workload.get("residual"):
         keywords["residual"] = torch.randn_like(x)
         inputs.append(keywords["residual"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tridal.benchmarks.measuring import make_row
-from tridal.benchmarks.op_benchmarks import OP_BENCHMARKS, benchmark_of
+from tridal.benchmarks.op_benchmark import benchmark_of
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Timing
@@ -14,9 +14,9 @@ from tridal.benchmarks.workloads import Workload
 
 def result_row(provider: str, share: float, workload: Workload) -> Row:
     """Returns a row in which a provider reaches a share of `copy_`'s rate."""
-    passes = benchmark_of(workload.op).passes[workload.direction]
-    ms = 1.0 if provider == COPY else passes / 2 / share
-    return make_row(workload, provider, passes, Timing(1.0, 0.99, 1.01), Timing(ms, ms, ms))
+    traffic = benchmark_of(workload.op).traffic[workload.direction]
+    ms = 1.0 if provider == COPY else traffic / 2 / share
+    return make_row(workload, provider, traffic, Timing(1.0, 0.99, 1.01), Timing(ms, ms, ms))
 
 
 def make_document(rows: list[Row], device: str = "x:0") -> dict[str, Any]:
@@ -25,5 +25,5 @@ def make_document(rows: list[Row], device: str = "x:0") -> dict[str, Any]:
     return {
         "measurements": rows, "host": [], "machine": {**machine, "triton": "3", "tridal": "0"}, "op": "softmax",
         "providers": {"quack": "0.6"}, "command": "tridal bench", "date": "now", "interrupted": False,
-        "aims": OP_BENCHMARKS["softmax"].aims, "passes": {"forward": 2, "backward": 3},
+        "aims": benchmark_of("softmax").aims, "passes": {"forward": 2, "backward": 3},
     }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from benchmark_rows import make_document, result_row
 from tridal.benchmarks import report
 from tridal.benchmarks.measuring import make_row
-from tridal.benchmarks.op_benchmarks import OP_BENCHMARKS
+from tridal.benchmarks.op_benchmark import benchmark_of
 from tridal.benchmarks.providers import COPY
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
@@ -34,11 +34,11 @@ def test_shortfalls_are_missed_aims_and_faster_peers() -> None:
     single = make_workloads([SHAPE_CLASSES["few"]], "softmax", ["backward"], ["float32"])[0]
     rows = [result_row("tridal", 0.99, first), result_row("torch", 1.2, first), result_row("tridal", 0.5, second)]
     rows += [result_row("tridal", 0.9, single), result_row("torch", 0.91, single), result_row("naive", 0.3, single)]
-    lines = list(report.shortfalls(rows, OP_BENCHMARKS["softmax"].aims))
+    lines = list(report.shortfalls(rows, benchmark_of("softmax").aims))
     expected = [f"rows: {second.label} float32 forward: 0.50 of copy, the aim is 0.97"]
     assert lines == expected, "a peer that is faster by less than noise counts as equal"
     rows.append(result_row("quack", 0.95, single))
-    lines = list(report.shortfalls(rows, OP_BENCHMARKS["softmax"].aims))
+    lines = list(report.shortfalls(rows, benchmark_of("softmax").aims))
     assert lines == [*expected, f"few: {single.label} float32 backward: 0.90 of copy, quack is 0.95"]
 
 
@@ -102,4 +102,4 @@ def test_report_of_a_cpu_has_rates_and_neither_shares_nor_aims() -> None:
     assert "GB/s of useful traffic" in text
     assert not {"share of copy", "Below the aim", "0.97"} & set(re.findall("share of copy\n|Below the aim|0.97", text))
     assert report.class_table(rows, [COPY, "tridal"])[1] == [["rows", "float32", "forward", "8", "8"]]
-    assert not list(report.shortfalls(rows, OP_BENCHMARKS["softmax"].aims))
+    assert not list(report.shortfalls(rows, benchmark_of("softmax").aims))

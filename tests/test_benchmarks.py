@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import tridal
+from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
 from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
+from third_party_tensors import LOGSUMEXP, SKIP_NORM
 from tridal.benchmarks import measuring, timing, workloads
 from tridal.benchmarks.measuring import make_row
-from tridal.benchmarks.op_benchmark import Function, OpBenchmark
-from tridal.benchmarks.op_benchmarks import OP_BENCHMARKS, benchmark_of
+from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops, random_tensor
 from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, make_workloads
-from tridal.ops import row_maths, table
+from tridal.errors import PluginError
+from tridal.ops import Op, per_column, per_element, row_maths, table
+from tridal.ops.arguments import Argument
 
 CPU = torch.device("cpu")
+PUBLISHED = Path(__file__).parents[1] / "docs" / "benchmarks"
 SMALL = Workload("grid", "softmax", "forward", "float32", (2, 3))
 
 
@@ -45,11 +53,11 @@ def test_rate_and_share_follow_from_useful_traffic() -> None:
     copy = make_row(MILLION, COPY, 3, ONE_MS, ONE_MS)
     assert copy["gbps"] == pytest.approx(8.0)  # 8 MB in a millisecond
     assert copy["share_of_copy"] == pytest.approx(1.0)
-    backward = make_row(MILLION, "x", benchmark_of("softmax").passes["backward"], ONE_MS, THREE_MS)
+    backward = make_row(MILLION, "x", benchmark_of("softmax").traffic["backward"], ONE_MS, THREE_MS)
     assert backward["gbps"] == pytest.approx(4.0)  # 12 MB in three milliseconds: dy and y are read, dx is written
     assert backward["share_of_copy"] == pytest.approx(0.5)
     assert make_row(MILLION, "x", 3, ONE_MS, "no")["share_of_copy"] is None
-    on_cpu = make_row(MILLION, "x", benchmark_of("log_softmax").passes["forward"], ONE_MS, ONE_MS, accelerated=False)
+    on_cpu = make_row(MILLION, "x", benchmark_of("log_softmax").traffic["forward"], ONE_MS, ONE_MS, accelerated=False)
     assert [on_cpu[name] for name in ("gbps", "share_of_copy", "share_noisy")] == [pytest.approx(8.0), None, False]
 
 
@@ -86,7 +94,7 @@ def test_suite_covers_narrow_wide_odd_sliced_and_single_rows() -> None:
 
 def test_slice_input_is_an_unaligned_view() -> None:
     workload = Workload("odd", "softmax", "forward", "float32", (6, 64), is_slice=True)
-    (x,), grad = measuring.make_inputs(workload, OpBenchmark(), CPU)
+    (x,), _, (grad,) = measuring.make_inputs(workload, benchmark_of("softmax"), CPU)
     assert x.shape == grad.shape == (6, 64)
     assert x.data_ptr() % 16
     assert not x.is_contiguous()
@@ -98,9 +106,9 @@ def test_label_names_shape_dim_and_slice() -> None:
     assert labels == ["2x3", "4x8x2 dim 1", "2x3 slice"]
 
 
-@pytest.mark.parametrize("op", sorted(OP_BENCHMARKS))
+@pytest.mark.parametrize("op", sorted(measured_ops()))
 def test_aims_name_shape_classes_and_directions(op: str) -> None:
-    for name, aims in OP_BENCHMARKS[op].aims.items():
+    for name, aims in benchmark_of(op).aims.items():
         assert name in SHAPE_CLASSES
         assert set(aims) <= {"forward", "backward"}
         assert all(0 < aim <= 1 for aim in aims.values())
@@ -122,8 +130,8 @@ def test_local_providers_match_torch(name: str, op: str, dim: int) -> None:
 def test_providers_of_an_op_that_torch_does_not_have(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(3, 4, 5, dtype=dtype)
     expected = torch.nn.functional.normalize(x.float(), dim=1).to(dtype)
-    with PROVIDERS[name].context("unit_norm"):
-        torch.testing.assert_close(benchmark_of("unit_norm").functions[name](1)(x), expected)
+    (found,) = measuring._as_tuple(benchmark_of("unit_norm").functions[name](1)(x))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.usefixtures("unit_norm_in_table")
@@ -133,10 +141,84 @@ def test_functions_of_an_op_without_an_entry_are_derived() -> None:
     assert set(benchmark_of("unit_norm").functions) == {"tridal", "reference", "torch.compile"}
 
 
-def add_op(monkeypatch: pytest.MonkeyPatch, entry: OpBenchmark) -> None:
-    """Adds unit_norm with this entry to the table of ops."""
-    registered = table.RegisteredOp("unit_norm", "a test", replace(UNIT_NORM, benchmark=entry))
+def add_op(monkeypatch: pytest.MonkeyPatch, entry: OpBenchmark | None = None, op: Op = UNIT_NORM) -> None:
+    """Adds an op to the table of ops, with this benchmark."""
+    if entry is not None:
+        monkeypatch.setattr(sys.modules[__name__], "ENTRY", entry, raising=False)
+        op = replace(op, benchmark=f"{__name__}:ENTRY")
+    registered = table.RegisteredOp(op.name, "a test", op)
     monkeypatch.setattr(table, "_entries", (*table.registered(), registered))
+
+
+@pytest.mark.parametrize("file", sorted(PUBLISHED.rglob("results.json")), ids=lambda file: file.parent.name)
+def test_useful_traffic_and_shapes_are_those_of_the_published_results(file: Path) -> None:
+    """Rates of former runs can be compared with those of new ones."""
+    document = json.loads(file.read_text())
+    entry, rows = benchmark_of(document["op"]), document["measurements"]
+    assert entry.traffic == document["passes"]
+    for group in {row["group"] for row in rows}:
+        labels = [w.label for w in make_workloads([SHAPE_CLASSES[group]], document["op"], ["forward"], ["float32"])]
+        assert labels == list(dict.fromkeys(row["shape"] for row in rows if row["group"] == group))
+
+
+PLAIN = OpBenchmark(tensors=(per_element("input"), per_column("weight"), per_column("skip")))
+TENSORS: dict[str, tuple[Op, dict[str, int], list[tuple[int, ...]]]] = {
+    "skip_norm": (SKIP_NORM, {"forward": 4, "backward": 4}, [(6, 8, 2), (8,), (8,), (6, 8, 2)]),
+    "skip_norm without residual": (
+        replace(SKIP_NORM, benchmark=f"{__name__}:PLAIN"), {"forward": 2, "backward": 3}, [(6, 8, 2), (8,), (8,)]
+    ),
+    "logsumexp": (LOGSUMEXP, {"forward": 1, "backward": 2}, [(6, 8, 2)]),
+    "three results": (WEIGH, {"forward": 2, "backward": 3}, [(6, 8, 2), (8,)]),
+    "no kernel of the gradient": (BY_SUM, {"forward": 2, "backward": 3}, [(6, 8, 2)]),
+    "no gradient": (ROW_ENERGY, {"forward": 1}, [(6, 8, 2)]),
+    "an index": (ARGMAX, {"forward": 1}, [(6, 8, 2)]),
+}  # fmt: skip
+"""Ops of third parties, their traffic, and the shapes of their tensors along dim 1."""
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_traffic_and_implementations_follow_from_the_roles(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    op, traffic, shapes = TENSORS[name]
+    add_op(monkeypatch, op=op)
+    entry, workload = benchmark_of(op.name), Workload("grid", op.name, "forward", "bfloat16", (6, 8, 2), 1)
+    assert entry.traffic == traffic
+    assert [tuple(tensor.shape) for tensor in measuring.make_inputs(workload, entry, CPU).tensors] == shapes
+    with tridal.use(device="interpreter", fallback="error"), tridal.record_calls() as calls:
+        for direction in traffic:
+            rows = measure(replace(workload, direction=direction), *map(PROVIDERS.__getitem__, entry.functions))
+            assert {row["provider"]: row["skipped"] for row in rows} == dict.fromkeys(
+                ("tridal", "reference", "torch.compile")
+            )
+            for row in rows:
+                assert row["gbps"] * row["ms"] == pytest.approx(traffic[direction] * 6 * 8 * 2 * 2 * 1e-6)
+    backward = set() if len(traffic) == 1 or op.gradient is None else {f"{op.name}_backward"}
+    assert {call.op for call in calls if call.backend == "interpreter"} == {op.name} | backward
+
+
+def test_random_tensors_have_the_shapes_of_their_roles() -> None:
+    x = torch.randn(2, 3, 5, dtype=torch.float16)
+    shapes = {"element": (2, 3, 5), "row": (2, 5), "column": (3,), "index": (2, 5)}
+    for role, shape in shapes.items():
+        for dim in (1, -2):
+            tensor = random_tensor(Argument("it", role=role), x, dim)  # type: ignore[arg-type]
+            assert (tuple(tensor.shape), tensor.dtype) == (shape, torch.int64 if role == "index" else x.dtype)
+            assert role != "index" or set(tensor.flatten().tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "message"),
+    [
+        ("no_module_anywhere:ENTRY", "cannot be loaded: ModuleNotFoundError: No module named 'no_module_anywhere'"),
+        (f"{__name__}:CPU", "expected an OpBenchmark, found device(type='cpu')"),
+    ],
+)
+def test_benchmark_that_cannot_be_loaded_is_an_error_with_the_op(
+    monkeypatch: pytest.MonkeyPatch, benchmark: str, message: str
+) -> None:
+    add_op(monkeypatch, op=replace(UNIT_NORM, benchmark=benchmark))
+    with pytest.raises(PluginError, match=f"^op 'unit_norm': benchmark '{benchmark}'.*{re.escape(message)}"):
+        benchmark_of("unit_norm")
+    assert replace(UNIT_NORM, benchmark=PLAIN).fault().startswith("benchmark: expected the name of an OpBenchmark as ")  # type: ignore[arg-type, union-attr]
 
 
 def measure(workload: Workload, *providers: Provider) -> list[Row]:
@@ -160,11 +242,11 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(
     functions = {
         "reference": lambda dim: loss, "tridal": lambda dim: loss, "peer": lambda dim: without_weight_gradient,
     }  # fmt: skip
-    entry = OpBenchmark(functions, lambda x, dim: (torch.randn(x.shape[dim]),), {"forward": 1, "backward": 2})
-    add_op(monkeypatch, entry)
+    tensors, traffic = (per_element("input"), per_column("weight")), {"forward": 1, "backward": 2}
+    add_op(monkeypatch, OpBenchmark(functions, tensors=tensors, traffic=traffic))
     workload = Workload("grid", "unit_norm", direction, "float32", (5, 7))
     ours, peer = measure(workload, PROVIDERS["tridal"], Provider("peer"))
-    assert ours["gbps"] == pytest.approx(entry.passes[direction] * 5 * 7 * 4 / ours["ms"] * 1e-6)
+    assert ours["gbps"] == pytest.approx(traffic[direction] * 5 * 7 * 4 / ours["ms"] * 1e-6)
     expected = None if direction == "forward" else "ArithmeticError: wrong by 1 of the largest result"
     assert (ours["skipped"], peer["skipped"]) == (None, expected)
 
@@ -224,7 +306,9 @@ def test_kernels_of_flag_gems_are_active_in_every_round(monkeypatch: pytest.Monk
     package.__spec__ = ModuleSpec("flag_gems", None)
     package.use_gems = use_gems  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flag_gems", package)
-    entry = replace(benchmark_of("softmax"), functions={**benchmark_of("softmax").functions, "FlagGems": checked_torch})
+    entry = benchmark_of("softmax")
+    assert set(benchmark_of("cross_entropy").contexts) == {"torch.compile"}, "its function is called directly"
+    entry = replace(entry, functions={**entry.functions, "FlagGems": checked_torch})
     monkeypatch.setattr(measuring, "benchmark_of", lambda op: entry)
     (row,) = measure(replace(SMALL, direction="backward"), PROVIDERS["FlagGems"])
     assert row["skipped"] is None

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cli_helpers import run, run_json, words
+from several_results import ROW_ENERGY
 from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from tridal.benchmarks import measuring, providers, timing, workloads
 from tridal.benchmarks.providers import COPY, PROVIDERS
@@ -101,6 +102,16 @@ def test_providers_without_the_op_are_skipped_with_the_reason() -> None:
     assert "skipped 4 times: torch: NotImplementedError: torch has no function for unit_norm" in output
     assert "skipped 4 times: naive: NotImplementedError: naive has no function for unit_norm" in output
     assert "skipped 4 times: torch.jit.script: NotImplementedError: torch.jit.script has no function for" in output
+
+
+def test_op_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = table.RegisteredOp("row_energy", "a test", ROW_ENERGY)
+    monkeypatch.setattr(table, "_entries", (*table.registered(), entry))
+    document = bench_json(*SMALL, "--op", "row_energy", "--providers", "tridal,reference")
+    assert [row["skipped"] for row in document["measurements"]] == [None] * 6
+    assert {row["direction"] for row in document["measurements"]} == {"forward"}
+    message = words("bench", *SMALL, "--op", "row_energy", "--direction", "backward", code=2)
+    assert "Invalid value for --direction: row_energy has no gradient" in message
 
 
 def test_broken_op_is_a_usage_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

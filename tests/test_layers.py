@@ -29,7 +29,6 @@ WITHOUT_OPS = sorted(
     for folder in (CORE, BACKENDS)
     for path in folder.rglob("*.py")
     if path.relative_to(folder).parts[0] not in ("library", "models", "__init__.py", "nn.py")
-    and path.name not in ("op_benchmarks.py", "providers.py")
 )
 """All files except the ops, `kernelize`, and the modules that publish the ops."""
 KERNELS = sorted([*(CORE / "kernels").glob("*.py"), *(CORE / "library").glob("*/kernels/*.py")])

@@ -77,14 +77,36 @@ def test_kernels_of_both_directions_are_planned_and_compiled_for_absent_devices(
     assert schedules == expected
 
 
-COMMANDS = """
+COMMAND = """
     import sys
     from tridal.cli import main
-    sys.argv = ["tridal", "plan", "4096", "12672", "--op", {op!r}, "--arch", {arch!r}]
+    sys.argv = ["tridal", *{arguments}]
     main()
 """
 
 
 @pytest.mark.parametrize(("op", "arch"), [("skip_norm_backward", "sm_90"), ("logsumexp", "ascend910b")])
 def test_the_command_plan_knows_the_kernels(site_folder: Path, op: str, arch: str) -> None:
-    assert op in run_python(COMMANDS.format(op=op, arch=arch), site_folder)
+    arguments = ("plan", "4096", "12672", "--op", op, "--arch", arch)
+    assert op in run_python(COMMAND.format(arguments=arguments), site_folder)
+
+
+@pytest.mark.parametrize(
+    ("op", "traffic"), [("skip_norm", {"forward": 4, "backward": 4}), ("logsumexp", {"forward": 1, "backward": 2})]
+)
+def test_the_command_bench_measures_both_directions(
+    site_folder: Path, tmp_path: Path, op: str, traffic: dict[str, int]
+) -> None:
+    """The sum of skip_norm is a second result, and its gradient is read. logsumexp writes numbers per row only."""
+    size = ("--rows", "4", "--cols", "13", "--dtype", "bfloat16")
+    arguments = ("bench", "--op", op, *size, "--device", "interpreter", "--json", "--output", str(tmp_path))
+    document = json.loads(run_python(COMMAND.format(arguments=arguments), site_folder))
+    assert document["passes"] == traffic
+    measured = {(row["provider"], row["direction"]): row for row in document["measurements"]}
+    assert {key for key in measured if key[0] != "copy"} == {
+        (provider, direction) for provider in ("tridal", "reference") for direction in ("forward", "backward")
+    }
+    for (provider, direction), row in measured.items():
+        assert row["skipped"] is None
+        useful_bytes = (2 if provider == "copy" else traffic[direction]) * 4 * 13 * 2
+        assert row["gbps"] * row["ms"] * 1e6 == pytest.approx(useful_bytes)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tridal.benchmarks import timing
-from tridal.benchmarks.op_benchmark import Function, OpBenchmark
-from tridal.benchmarks.op_benchmarks import benchmark_of
+from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, random_tensor
 from tridal.benchmarks.providers import COPY, Provider
 from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Call, NoiseLimit, Sample, Timing, attempt
@@ -28,8 +27,14 @@ HOST_NOISE = NoiseLimit(0.25)
 _MAX_ROUNDINGS = 16  # a result is wrong if it is off by more than this many roundings of the largest value
 _MIN_UNIT = 2.0**-20  # lower bound of the unit roundoff, for float32 and float64 results
 
-Inputs: TypeAlias = tuple[tuple[Tensor, ...], Tensor]
-"""The arguments of a call, and a random contiguous gradient with the first argument's shape."""
+
+class Inputs(NamedTuple):
+    """The tensors of a call, and a random contiguous gradient of each result, with the first tensor's shape."""
+
+    tensors: tuple[Tensor, ...]
+    differentiable: tuple[bool, ...]
+    """Whether backward computes the gradient of each tensor."""
+    grads: tuple[Tensor, ...]
 
 
 def timer(device: torch.device) -> Callable[[Call], Timing]:
@@ -49,8 +54,8 @@ def measure(workload: Workload, providers: Sequence[Provider], device: torch.dev
     copy = problem or found[COPY]
     if isinstance(copy, str):
         found, copy = dict.fromkeys(names, copy), None
-    passes, accelerated = entry.passes[workload.direction], timing.is_accelerator(device)
-    return [make_row(workload, name, passes, copy, found[name], accelerated) for name in names]
+    traffic, accelerated = entry.traffic[workload.direction], timing.is_accelerator(device)
+    return [make_row(workload, name, traffic, copy, found[name], accelerated) for name in names]
 
 
 def _measure(
@@ -58,15 +63,15 @@ def _measure(
 ) -> dict[str, Timing | str]:
     """Returns each provider's timing, or the reason why it was skipped."""
     sample = timing.sampler(device)
-    _, grad = inputs = make_inputs(workload, entry, device)
+    inputs = make_inputs(workload, entry, device)
     exact = _exact_result(workload, entry, inputs)
-    samples: dict[str, Sample] = {COPY: partial(sample, partial(torch.empty_like(grad).copy_, grad))}
+    source = inputs.grads[0] if inputs.grads else inputs.tensors[0].contiguous()
+    samples: dict[str, Sample] = {COPY: partial(sample, partial(torch.empty_like(source).copy_, source))}
     skipped: dict[str, str] = {}
     for provider in providers:
         function, problem = attempt(_checked_function, provider, entry, workload, inputs, exact)
         if problem is None:
-            arguments = provider, workload.op, workload.direction, function, inputs
-            samples[provider.name] = partial(_sample, *arguments, sample)
+            samples[provider.name] = partial(_sample, provider, entry, workload.direction, function, inputs, sample)
         else:
             skipped[provider.name] = problem
     del exact
@@ -76,21 +81,22 @@ def _measure(
 def make_row(
     workload: Workload,
     provider: str,
-    passes: int,
+    traffic: int,
     copy: Timing | None,
     result: Timing | str,
     accelerated: bool = True,
 ) -> Row:
     """Returns a measurement as plain data, with times in milliseconds and rates in GB/s of useful traffic.
 
-    `passes` is the useful traffic in tensors of the input's size. `copy` is the timing of `y.copy_(x)` on contiguous
-    tensors of the same shape, in the same rounds; None if it was skipped. For a skipped provider, `result` is the
-    reason. A CPU has no shares of copy, because its caches and Triton's interpreter make them meaningless.
+    `traffic` is the number of tensors of the input's size that a call reads or writes. `copy` is the timing of
+    `y.copy_(x)` on contiguous tensors of the same shape, in the same rounds; None if it was skipped. For a skipped
+    provider, `result` is the reason. A CPU has no shares of copy, because its caches and Triton's interpreter make them
+    meaningless.
     """
     times, skipped = _split(result)
     tensor_bytes, limit = workload.tensor_bytes, timing.noise_limit(accelerated)
-    traffic = 2 * tensor_bytes if provider == COPY else passes * tensor_bytes
-    rate = traffic / times.median * 1e-6 if times else None
+    useful_bytes = (2 if provider == COPY else traffic) * tensor_bytes
+    rate = useful_bytes / times.median * 1e-6 if times else None
     share = rate / (2 * tensor_bytes / copy.median * 1e-6) if rate and copy and accelerated else None
     noisy = times is not None and limit.excess(times) > 1
     return {
@@ -126,49 +132,53 @@ def make_inputs(workload: Workload, entry: OpBenchmark, device: torch.device) ->
     allocated = (*shape[:-1], workload.cols + 4) if workload.is_slice else shape
     x = torch.randn(allocated, device=device, dtype=dtype)
     x = x[..., 1 : 1 + workload.cols] if workload.is_slice else x
-    return (x, *entry.arguments(x, workload.dim)), torch.randn(shape, device=device, dtype=dtype)
+    others = (random_tensor(argument, x, workload.dim) for argument in entry.tensors[1:])
+    grads = (torch.randn(shape, device=device, dtype=dtype) for _ in range(entry.gradients))
+    return Inputs((x, *others), tuple(argument.differentiable for argument in entry.tensors), tuple(grads))
 
 
 @contextmanager
-def _calling(provider: Provider, op: str, direction: str, function: Function, inputs: Inputs) -> Iterator[Call]:
+def _calling(
+    provider: Provider, entry: OpBenchmark, direction: str, function: Function, inputs: Inputs
+) -> Iterator[Call]:
     """Yields a call of the function or of its gradient. The provider's context is active."""
     with (
         torch.set_grad_enabled(direction != "forward"),
         # Run backward in this thread: waking torch's own thread can take longer than the cache flush.
         torch.autograd.set_multithreading_enabled(False),
-        provider.context(op),
+        entry.contexts.get(provider.name, nullcontext)(),
     ):
         yield _make_call(direction, function, inputs)
 
 
 def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
-    """Returns a call without arguments. Backward returns the gradients of all arguments that are floating-point."""
-    arguments, grad = inputs
+    """Returns a call without arguments. Backward returns the gradients of the tensors that are differentiable."""
     if direction == "forward":
-        return partial(function, *arguments)
-    leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in arguments]
+        return partial(function, *inputs.tensors)
+    leaves = [x.detach().requires_grad_(own) for x, own in zip(inputs.tensors, inputs.differentiable, strict=True)]
     if direction == _RECORDED:
         return partial(function, *leaves)
-    y = function(*leaves)
-    dy = grad.reshape(-1)[: y.numel()].view(y.shape).to(y.dtype)  # an output can be smaller, as a loss per row is
-    return partial(torch.autograd.grad, y, [each for each in leaves if each.requires_grad], dy, retain_graph=True)
+    outputs = _as_tuple(function(*leaves))[: len(inputs.grads)]
+    # A result with a number per row is smaller than the gradient in `inputs`.
+    grads = [g.view(-1)[: y.numel()].view(y.shape).to(y.dtype) for y, g in zip(outputs, inputs.grads, strict=True)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    return partial(torch.autograd.grad, outputs, wanted, grads, retain_graph=True)
 
 
 def _sample(
-    provider: Provider, op: str, direction: str, function: Function, inputs: Inputs,
+    provider: Provider, entry: OpBenchmark, direction: str, function: Function, inputs: Inputs,
     sample: Callable[[Call], list[float]],
 ) -> list[float]:  # fmt: skip
-    with _calling(provider, op, direction, function, inputs) as call:
+    with _calling(provider, entry, direction, function, inputs) as call:
         return sample(call)
 
 
 def _exact_result(workload: Workload, entry: OpBenchmark, inputs: Inputs) -> tuple[Tensor, ...]:
     """Returns the result in at least float32, by torch's function or, if torch has none, by the op's reference."""
-    arguments, grad = inputs
-    wide = tuple(map(_widened, arguments))
+    wide = inputs._replace(tensors=tuple(map(_widened, inputs.tensors)), grads=tuple(map(_widened, inputs.grads)))
     function = entry.functions["torch" if "torch" in entry.functions else "reference"](workload.dim)
     with torch.set_grad_enabled(workload.direction == "backward"):
-        return _as_tuple(_make_call(workload.direction, function, (wide, _widened(grad)))())
+        return _as_tuple(_make_call(workload.direction, function, wide)())
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -193,9 +203,9 @@ def _checked_function(
 ) -> Function:
     """Returns the provider's function. Raises an error if the provider does not support it, or if results are wrong."""
     function = _function(provider, entry, workload.op, workload.dim)
-    with _calling(provider, workload.op, workload.direction, function, inputs) as call:
+    with _calling(provider, entry, workload.direction, function, inputs) as call:
         for result, expected in zip(_as_tuple(call()), exact, strict=True):
-            if error := _excessive_error(result, expected, inputs[0][0].dtype):
+            if error := _excessive_error(result, expected, inputs.tensors[0].dtype):
                 raise ArithmeticError(f"wrong by {error:.2g} of the largest result")
     return function
 
@@ -217,7 +227,7 @@ def measure_host_times(providers: Sequence[Provider], device: torch.device, op: 
         for provider in providers:
             function, missing = attempt(_function, provider, entry, op, -1)
             for key, direction in (((provider.name, False), "forward"), ((provider.name, True), _RECORDED)):
-                sample = partial(_sample, provider, op, direction, function, inputs)
+                sample = partial(_sample, provider, entry, direction, function, inputs)
                 # The first call compiles.
                 problem = missing or attempt(sample, partial(timing.sample_host, device, calls=1))[1]
                 if problem is None:

@@ -1,23 +1,19 @@
-"""The providers that `tridal bench` compares: the libraries, and the context of their calls. Does not import torch.
+"""The providers that `tridal bench` compares: libraries with implementations of ops. Does not import torch.
 
-The module `op_benchmarks` has their functions for each op. The providers call the interfaces of Liger-Kernel 0.8,
-FlagGems 5 and quack 0.6.
+Each op's `OpBenchmark` has their functions. They call the interfaces of Liger-Kernel 0.8, FlagGems 5 and quack 0.6.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 
 COPY, OURS = "copy", "tridal"
 """Provider names in the results. "copy" is `y.copy_(x)`, whose time is a lower bound for every provider."""
-
-CALLED_DIRECTLY = ("rms_norm", "cross_entropy")
-"""Ops whose implementation by FlagGems is a function of its own, not a kernel of torch's function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +24,6 @@ class Provider:
     package: str | None = None  # import name of the package; None if tridal's dependencies suffice
     distribution: str | None = "torch"  # distribution whose version is reported
     on_cpu: bool = True  # whether a run on a CPU includes it by default
-    context: Callable[[str], AbstractContextManager[object]] = lambda op: nullcontext()  # active during an op's calls
 
     @property
     def missing(self) -> str | None:
@@ -42,21 +37,14 @@ class Provider:
         return None if self.missing or not self.distribution else metadata.version(self.distribution)
 
 
-def _repeatable_backward(op: str) -> AbstractContextManager[object]:
-    """Lets a backward of torch.compile run repeatedly on one graph."""
-    from tridal.pytorch.torch.private import repeatable_backward
-
-    return repeatable_backward()
-
-
 @contextmanager
-def _flag_gems_kernels(op: str) -> Iterator[None]:
-    """Replaces torch's kernels for the op with those of FlagGems."""
+def flag_gems_kernels(op: str) -> Iterator[None]:
+    """Replaces torch's kernels for the op, and for its backward, with those of FlagGems."""
     import flag_gems
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="only_enable failed")  # otherwise torch's kernels run instead
-        with nullcontext() if op in CALLED_DIRECTLY else flag_gems.use_gems(include=[op, f"{op}_backward"]):
+        with flag_gems.use_gems(include=[op, f"{op}_backward"]):
             yield
 
 
@@ -66,9 +54,9 @@ _PROVIDERS = (
     Provider("reference"),
     Provider("naive"),
     Provider("torch.jit.script"),
-    Provider("torch.compile", on_cpu=False, context=_repeatable_backward),
+    Provider("torch.compile", on_cpu=False),
     Provider("Liger-Kernel", "liger_kernel", "liger-kernel", on_cpu=False),
-    Provider("FlagGems", "flag_gems", "flag-gems", on_cpu=False, context=_flag_gems_kernels),
+    Provider("FlagGems", "flag_gems", "flag-gems", on_cpu=False),
     Provider("quack", "quack", "quack-kernels", on_cpu=False),
 )
 PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in _PROVIDERS}

@@ -60,7 +60,7 @@ def document(
         "machine": machine,
         "providers": {provider.name: provider.version for provider in providers},
         "op": op,
-        "passes": entry.passes,
+        "passes": entry.traffic,
         "aims": entry.aims,
         "measurements": [],
         "host": [],

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tridal.benchmarks.workloads import SHAPE_CLASSES
+from tridal.benchmarks.workloads import DIRECTIONS, SHAPE_CLASSES
 from tridal.devices.settings import describe_value
 from tridal.devices.types import ITEMSIZE
 
-DIRECTIONS = ("forward", "backward")
 _Value: TypeAlias = tuple[str, Callable[[Any], bool]]
 """What is expected, in words, and a function that returns whether a value is accepted."""
 _Wanted: TypeAlias = "_Value | Mapping[str, _Wanted] | list[_Wanted]"

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from tridal.devices.types import ITEMSIZE
 
+DIRECTIONS = ("forward", "backward")
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _MI = 1 << 20

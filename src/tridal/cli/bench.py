@@ -32,7 +32,7 @@ def bench(**values: Any) -> None:
     """
     import torch
 
-    from tridal.benchmarks import measuring, op_benchmarks, results, timing
+    from tridal.benchmarks import measuring, op_benchmark, results, timing
     from tridal.ops import table
 
     options = BenchOptions(**values)
@@ -43,7 +43,7 @@ def bench(**values: Any) -> None:
         return
     op = options.op or table.first().name
     with wrong_usage("--op"):
-        entry = op_benchmarks.benchmark_of(op)
+        entry = op_benchmark.benchmark_of(op)
     backend, name = choose_device(options.device)
     device = torch.device(name)
     accelerated = timing.is_accelerator(device)

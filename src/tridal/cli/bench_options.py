@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tridal.benchmarks.providers import Provider
     from tridal.benchmarks.workloads import Workload
 
-_DIRECTIONS = ("forward", "backward", "both")
 _OPTIONS_OF_FROM = ("source", "output", "overwrite", "as_json")
 _HOST_ADVICE = "--host measures calls on 8x128 in float32, without and with gradient; omit one of them, or add --suite"
 
@@ -93,17 +92,17 @@ class BenchOptions:
         """Returns the workloads of the suite or of the grid; none with --host alone. A CPU gets smaller shapes."""
         from tridal.benchmarks import workloads
 
-        directions = _check_names("--direction", self.direction, _DIRECTIONS)
-        if directions == ["both"]:
-            directions = ["forward", "backward"]
+        names = _check_names("--direction", self.direction, (*workloads.DIRECTIONS, "both"))
+        directions = [direction for direction in entry.traffic if direction in names or "both" in names]
+        if not directions:
+            raise BadParameter(f"{op} has no gradient", param_hint="--direction")
         dtypes = _check_names(
             "--dtype", self.dtype or ("float32,bfloat16,float16" if self._suite else "float32"), ITEMSIZE, DTYPE_ALIASES
         )
-        names: Collection[str] = workloads.SUITES[entry.suite]
-        if self.classes:
-            names = _check_names("--classes", self.classes, names)
+        known = workloads.SUITES[entry.suite]
+        chosen = _check_names("--classes", self.classes, known) if self.classes else known
         if self._suite:
-            classes = [shape_class for name, shape_class in workloads.SHAPE_CLASSES.items() if name in names]
+            classes = [shape_class for name, shape_class in workloads.SHAPE_CLASSES.items() if name in chosen]
             shrink = 1 if accelerated else workloads.CPU_SHRINK
             return workloads.make_workloads(classes, op, directions, dtypes, shrink)
         if self.host:

@@ -22,7 +22,7 @@ ARCHITECTURES, DTYPES, PROVIDERS, CLASSES = "<architectures>", "<dtypes>", "<pro
 """Placeholders in help texts. The help shows the accepted values instead."""
 _WITH_TORCH = {
     OPS: "tridal.ops.table:ops",
-    MEASURED_OPS: "tridal.benchmarks.op_benchmarks:measured_ops",
+    MEASURED_OPS: "tridal.benchmarks.op_benchmark:measured_ops",
     KERNELS: "tridal.ops.table:kernels",
     ARCHITECTURES: "tridal.ops.planning:architecture_names",
     PROVIDERS: "tridal.benchmarks.providers:PROVIDERS",

@@ -64,7 +64,8 @@ class Op:
         dtensor: the module that registers the DTensor rules of an op that is not of rows.
         example: an input, a gradient, and the result and the input's gradient, which were calculated by hand to four
             decimals. Rows are along dim -1. `tridal check` computes it.
-        benchmark: what `tridal bench` measures, a `tridal.benchmarks.op_benchmark.OpBenchmark`; None derives it.
+        benchmark: "module:object" of a `tridal.benchmarks.op_benchmark.OpBenchmark`, with what `tridal bench` cannot
+            derive. It is imported when the op is measured.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Op:
     cases: str | None = None
     dtensor: str | None = None
     example: tuple[tuple[tuple[float, ...], ...], ...] | None = None
-    benchmark: Any = None
+    benchmark: str | None = None
 
     def __repr__(self) -> str:
         return f"Op({self.name!r})"

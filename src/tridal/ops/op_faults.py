@@ -29,6 +29,8 @@ def faults(op: Any) -> Iterator[str]:
     if not callable(op.reference):
         yield f"it has no reference: expected a function made of torch's ops, found {op.reference!r}"
         return
+    if not isinstance(op.benchmark, str | None):
+        yield f"benchmark: expected the name of an OpBenchmark as 'module:object', found {op.benchmark!r}"
     if op.of_rows:
         yield from _row_faults(op)
 

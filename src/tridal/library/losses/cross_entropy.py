@@ -283,4 +283,5 @@ CROSS_ENTROPY = Op(
     of_rows=False,
     cases="tridal.library.losses.cases:cases",
     dtensor="tridal.library.losses.dtensor",
+    benchmark="tridal.library.losses.benchmark:CROSS_ENTROPY",
 )  # fmt: skip

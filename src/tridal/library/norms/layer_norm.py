@@ -94,4 +94,5 @@ LAYER_NORM = Op(
     constants=_constants,
     unsupported=unsupported,
     aten="tridal.library.norms.override:LAYER_NORM_KERNELS",
+    benchmark="tridal.library.norms.benchmark:LAYER_NORM",
 )  # fmt: skip

@@ -129,4 +129,5 @@ RMS_NORM = Op(
     constants=_constants,
     unsupported=unsupported,
     aten="tridal.library.norms.override:RMS_NORM_KERNELS",
+    benchmark="tridal.library.norms.benchmark:RMS_NORM",
 )  # fmt: skip

@@ -58,4 +58,5 @@ LOG_SOFTMAX = Op(
     aten="tridal.library.softmax.override:LOG_SOFTMAX_KERNELS",
     autocast=True,
     bounds=SoftmaxBounds(log=True),
+    benchmark="tridal.library.softmax.benchmark:LOG_SOFTMAX",
 )

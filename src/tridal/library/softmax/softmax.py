@@ -67,4 +67,5 @@ SOFTMAX = Op(
     autocast=True,
     bounds=SoftmaxBounds(log=False),
     example=_EXAMPLE,
+    benchmark="tridal.library.softmax.benchmark:SOFTMAX",
 )
