@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel processes
 import torch
 
 import tridal
-from tridal.devices import entry_points, plugins, registry, settings
+from tridal.devices import entry_points, plugins, registry, setting_layers, settings
 from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
 from tridal.runtime import launch
@@ -105,7 +105,7 @@ def nothing_prepared() -> Iterator[None]:
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Removes all variables that select settings. The working folder and the user's configuration folder are empty."""
-    for name in [name for name in os.environ if name.startswith(settings.PREFIX) or name == "TRITON_INTERPRET"]:
+    for name in [name for name in os.environ if name.startswith(setting_layers.PREFIX) or name == "TRITON_INTERPRET"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)

@@ -222,7 +222,7 @@ def test_exception_of_a_plugin_and_its_slow_import_are_reported(
     backend = CheckedBackend(Faulty(properties), "vendor 1.0")
     register(registry.Registered("faulty", "vendor 1.0", backend, seconds=2.5))
     result = report()
-    problem = "backend 'faulty' (vendor 1.0): properties() raised RuntimeError: the driver went away"
+    problem = "backend 'faulty' (vendor 1.0): properties(0) raised RuntimeError: the driver went away"
     assert problem in result["problems"]
     assert [each["name"] for each in result["backends"]] == [entry.name for entry in registry.registered()]
     assert result["backends"][-1]["seconds"]["import"] == 2.5

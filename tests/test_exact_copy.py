@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tridal.devices.exact_copy import exact_copy
+from tridal.devices.plugin_data import exact_copy
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 
 CONFIG = KernelConfig("whole_row", 4, 8)

@@ -79,7 +79,7 @@ CALLING = {
     "guard raises": (
         "Toy.guard = lambda self, index: 1 / 0",
         compute,
-        "guard() raised ZeroDivisionError: division by zero",
+        "guard(0) raised ZeroDivisionError: division by zero",
     ),
     "guard raises when it is entered": (
         "from contextlib import ExitStack\n"
@@ -110,7 +110,7 @@ CALLING = {
     "properties raise": (
         "Toy.properties = lambda self, index: self.handle",
         compute,
-        "properties() raised AttributeError: 'Toy' object has no attribute 'handle'",
+        "properties(0) raised AttributeError: 'Toy' object has no attribute 'handle'",
     ),
     "properties are a mapping": (
         "Toy.properties = lambda self, index: {'cores': 4}",
@@ -125,12 +125,12 @@ CALLING = {
     "properties have a wrong size": (
         "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, registers='64K')",
         compute,
-        "properties(0).registers: expected a positive integer, or None if it is not known, found '64K'",
+        "properties(0).registers: expected a positive integer or None, found '64K'",
     ),
     "properties have a wrong target": (
         "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, target='cuda')",
         compute,
-        "properties(0).target: expected (backend, architecture, warp size), found 'cuda'",
+        "properties(0).target: expected (backend, architecture, warp size) or None, found 'cuda'",
     ),
     "properties have no name": (
         "Toy.properties = lambda self, index: DeviceProperties(None, 'toy1', 1)",
@@ -163,7 +163,7 @@ CALLING = {
     "plan has an unknown schedule": (
         PLAN + "LaunchPlan(KernelConfig('wholerow', 1, 8), 1, '')",
         compute,
-        "plan() raised ValueError: unknown schedule 'wholerow' (known: whole_row, cooperative, column_loop)",
+        "plan() raised ValueError: unknown schedule 'wholerow'; did you mean 'whole_row'? (known: whole_row, ",
     ),
     "plan has no rows": (
         PLAN + "LaunchPlan(KernelConfig('whole_row', 0, 8), problem.tiles(0), '')",

@@ -85,19 +85,19 @@ LOADING = {
     ),
     "has a wrong default": (
         faulty("Toy.options = {'rows': Option(3, 'even', lambda value: value % 2 == 0)}"),
-        "options: rows: expected even, found its default 3",
+        "options: rows.default: expected even, found 3",
     ),
     "has an option without text": (
         faulty("Toy.options = {'rows': Option(3, None, lambda value: True)}"),
-        "options: rows: expected text in `expected` and `help`",
+        "options: rows.expected: expected text, found nothing",
     ),
     "has an option whose check exits": (
         faulty("Toy.options = {'rows': Option(3, 'even', exit)}"),
-        "options: rows: expected even, found its default 3",
+        "options: rows.default: expected even, found 3",
     ),
     "has an option with a list as its default": (
         faulty("Toy.options = {'rows': Option([3], 'a list', lambda value: True)}"),
-        "options: rows: expected text, a number, a bool or None as its default, found [3]",
+        "options: rows.default: expected text, a number, a bool or None, found [3]",
     ),
     "has a device type with an index": (
         faulty("Toy.device_type = 'cpu:0'"),

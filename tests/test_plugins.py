@@ -50,9 +50,9 @@ def test_bundled_backends_are_discovered_and_come_first(install_plugin):
 
 
 def test_checked_members_are_all_members_of_the_protocol():
-    assert {*plugins._KINDS} == {*Backend.__annotations__}
+    assert {*plugins._RULES} == {*Backend.__annotations__}
     declared = {name for name in vars(Backend) if not name.startswith("_")}
-    assert {*plugins._KINDS, *plugins._METHODS} == declared | {*Backend.__annotations__}
+    assert {*plugins._RULES, *plugins._METHODS} == declared | {*Backend.__annotations__}
 
 
 def test_threads_discover_plugins_only_once(install_plugin, caplog):

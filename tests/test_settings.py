@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tridal.devices import settings
+from tridal.devices import setting_layers, settings
 from tridal.devices.settings import Settings, current, reload, use
 from tridal.errors import SettingsError
 
@@ -43,17 +43,17 @@ def test_defaults_have_the_source_default():
     assert current().device == "auto"
     assert current().fallback == "torch"
     assert current().backends == {}
-    assert current().sources == dict.fromkeys(settings.FIELDS, "default")
+    assert current().sources == dict.fromkeys(setting_layers.FIELDS, "default")
 
 
 def test_fields_settings_and_use_have_the_same_names():
-    named = {*settings.FIELDS, "backends"}
-    assert {*Settings.__dataclass_fields__} == named | {"sources"}
+    named = {*setting_layers.FIELDS, "backends"}
+    assert {*Settings.__dataclass_fields__} == named | {"sources", "layer"}
     assert {*inspect.signature(use).parameters} == named - {"plugins"}  # plugins are loaded once in a process
 
 
 def test_every_setting_has_valid_default_and_help():
-    for key, option in settings.FIELDS.items():
+    for key, option in setting_layers.FIELDS.items():
         assert option.accepts(option.default), key
         assert option.expected, key
         assert option.help, key

@@ -69,7 +69,12 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, st
     folder = tmp_path_factory.mktemp("ops")
     for fault, (source, _) in FAULTS.items():
         install(folder, fault.replace(" ", ""), fault.replace(" ", "_"), source)
-    for distribution, name in (("works", "works"), ("thief", "softmax"), ("second", "softmax_backward")):
+    for distribution, name in (
+        ("works", "works"),
+        ("aardvark", "zebra"),
+        ("thief", "softmax"),
+        ("second", "softmax_backward"),
+    ):
         install(folder, distribution, name, GOOD)
     for distribution in ("beta", "alpha"):
         install(folder, distribution, "same", GOOD)
@@ -85,7 +90,7 @@ def test_op_with_a_fault_is_recorded(entries: list[tuple[str, str, str | None]],
 
 def test_ops_without_a_fault_work(entries: list[tuple[str, str, str | None]]) -> None:
     built_in = [op.name for op in library.OPS]
-    assert [name for name, _, problem in entries if problem is None] == [*built_in, "same", "works"]
+    assert [name for name, _, problem in entries if problem is None] == [*built_in, "same", "works", "zebra"], "by name"
     assert entries[0][:2] == ("softmax", "tridal")
 
 

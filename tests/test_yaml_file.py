@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tridal.devices.settings import Settings, read_file, reload
-from tridal.devices.yaml_file import parse_scalar, read
+from tridal.devices.yaml_file import entries, parse_scalar
 from tridal.errors import SettingsError, TridalError
 
 no_deadline = settings(deadline=None)  # these tests write files, which can be slow
@@ -140,12 +140,15 @@ def test_wrong_file_gives_file_line_key_expected_and_found(folder, text, expecte
 @pytest.mark.parametrize("value", ["maybe", "1", "''", "[1]", "{a: 1}"])
 def test_value_with_any_tag_is_read_or_raises_settings_error_with_its_line(folder, tag, value):
     path = write_file(folder / "tagged.yaml", f"fallback: torch\ndevice: !!{tag} {value}\n")
-    message = None
+    found: list[object] = []
     try:
-        data, _ = read(path, 1)
+        found += entries(path, lambda keys: not keys)
     except SettingsError as error:
-        message = str(error)
-    assert "tagged.yaml:2" in message if message else data["fallback"] == "torch"
+        found = [error]
+    else:
+        assert (found[0], found[1][:2]) == ((("fallback",), f"{path}:1", "torch"), (("device",), f"{path}:2"))
+        found = [value for _, _, value in found if isinstance(value, SettingsError)]
+    assert all("tagged.yaml:2" in str(error) for error in found)
     parse_scalar(f"!!{tag} {value}")
 
 

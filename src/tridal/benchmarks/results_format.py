@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from tridal.benchmarks.workloads import DIRECTIONS, SHAPE_CLASSES
-from tridal.devices.settings import describe_value
+from tridal.devices.setting_layers import describe_value
 from tridal.devices.types import ITEMSIZE
 
 _Value: TypeAlias = tuple[str, Callable[[Any], bool]]

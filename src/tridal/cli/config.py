@@ -12,7 +12,8 @@ from rich.table import Table
 
 from tridal.cli.output import console, escape, print_json, table
 from tridal.devices import registry, settings, settings_file
-from tridal.devices.settings import FIELDS, Settings
+from tridal.devices.setting_layers import DEFAULT, FIELDS
+from tridal.devices.settings import Settings
 from tridal.errors import DeviceUnavailableError, SettingsError, TridalError
 
 
@@ -75,7 +76,7 @@ def effective(chosen: Settings) -> dict[str, dict[str, Any]]:
     for backend in registry.loaded():
         options = registry.options(backend, chosen)
         values |= {f"backends.{backend.name}.{option}": value for option, value in options.items()}
-    return {key: {"value": value, "source": chosen.sources.get(key, settings.DEFAULT)} for key, value in values.items()}
+    return {key: {"value": value, "source": chosen.sources.get(key, DEFAULT)} for key, value in values.items()}
 
 
 def settings_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:

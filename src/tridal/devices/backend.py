@@ -63,58 +63,60 @@ class Backend(Protocol):
     install: str
     """One line that tells a user how to install the backend."""
 
-    def __hash__(self) -> int: ...
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def unavailable(self) -> str | None:
         """Returns why the backend cannot run on this machine, or None if it can. Must be cheap and must not raise."""
+        return None
 
     def device_count(self) -> int:
         """Returns the number of devices that are present."""
+        return 1
 
     def properties(self, index: int) -> DeviceProperties:
         """Returns the properties of a device that is present."""
+        raise NotImplementedError
 
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """Returns the properties of devices by the names that `tridal plan --arch` takes. They need not be present."""
+        raise NotImplementedError
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the plan for a problem of at least one element. `options` holds a value for each option."""
+        raise NotImplementedError
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Returns the resources of a compiled kernel. `asm` has the compiler's output by stage, such as "cubin"."""
+        raise NotImplementedError
 
     def stream(self, index: int) -> int:
         """Returns the raw handle of the device's current stream, or 0 if the device has no streams."""
+        return 0
 
     def guard(self, index: int) -> AbstractContextManager[Any]:
         """Returns a context manager that makes the device the current one."""
+        return nullcontext()
 
 
-class BackendBase:
+class BackendBase(Backend):
     """Base class of backends with defaults. A subclass sets `protocol`, `name` and `device_type` and defines `plan`.
 
-    It also sets `devices` or defines `properties`. The defaults are for one device without streams.
+    It also sets `devices` or defines `properties`. The defaults are for one device that is always available and has no
+    streams.
     """
 
     protocol: int
     name: str
     device_type: str
-    dtypes: frozenset[str] = frozenset({"float16", "bfloat16", "float32"})
-    schedules: frozenset[str] = frozenset({"whole_row", "column_loop"})
+    dtypes = frozenset({"float16", "bfloat16", "float32"})
+    schedules = frozenset({"whole_row", "column_loop"})
     features: frozenset[str] = frozenset()
-    interpreted: bool = False
+    interpreted = False
     options: Mapping[str, Option] = {}
-    install: str = "see the documentation of its package"
+    install = "see the documentation of its package"
     devices: Mapping[str, DeviceProperties] = {}
     """Properties by the name of the architecture. The first entry is the device that is present."""
-
-    def unavailable(self) -> str | None:
-        """Returns None: the backend is always available."""
-        return None
-
-    def device_count(self) -> int:
-        """Returns 1."""
-        return 1
 
     def properties(self, index: int) -> DeviceProperties:
         """Returns the first entry of `devices`."""
@@ -131,11 +133,3 @@ class BackendBase:
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Raises NotImplementedError. Define it if plans use `probe` or the schedule "cooperative"."""
         raise NotImplementedError(f"{type(self).__name__} does not define resources, which probes need")
-
-    def stream(self, index: int) -> int:
-        """Returns 0: the device has no streams."""
-        return 0
-
-    def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Returns an empty context: there is only one device."""
-        return nullcontext()

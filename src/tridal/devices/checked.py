@@ -8,70 +8,78 @@ from __future__ import annotations
 import copy
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import fields
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 from weakref import WeakSet
 
 from tridal.devices.entry_points import describe_error, is_bundled, one_line
-from tridal.devices.exact_copy import exact_copy
-from tridal.devices.properties_check import wrong_fields
-from tridal.devices.settings import describe_value
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.plugin_data import Rule, exact_copy, instance_of, integer, wrong_fields
+from tridal.devices.setting_layers import describe_value
+from tridal.devices.types import (
+    Backend,
+    BackendBase,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Probe,
+    Problem,
+    Resources,
+)
 from tridal.errors import PlanError, PluginError, TridalError
 
 ATTRIBUTES: Mapping[str, Any] = get_type_hints(Backend)
 """The type of each member of a backend that is not a method."""
-MAX_DEVICES = 128
+_MAX_DEVICES = 128
 """torch numbers the devices of a type with 8 bits, from 0 to 127."""
+_CONFIG = instance_of(KernelConfig, "a KernelConfig")
+_PROPERTIES = instance_of(DeviceProperties, "DeviceProperties")
+_RESULTS: Mapping[str, Rule] = {
+    "unavailable": Rule(
+        "a reason as text, or None", lambda found: found is None or (isinstance(found, str) and bool(found.strip()))
+    ),
+    "device_count": integer(0, _MAX_DEVICES, f"a count from 0 to {_MAX_DEVICES}"),
+    "properties": _PROPERTIES,
+    "architectures": Rule(
+        "a mapping from names to DeviceProperties",
+        lambda found: isinstance(found, dict) and all(isinstance(name, str) for name in found),
+    ),
+    "plan": instance_of(LaunchPlan, "a LaunchPlan"),
+    "resources": instance_of(Resources, "Resources"),
+    "stream": integer(0, (1 << 64) - 1, "an integer, 0 for a device without streams"),
+    "guard": Rule("a context manager", lambda found: isinstance(found, AbstractContextManager)),
+}
+"""The rule of the result of each method."""
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_caches: list[Any] = []
 _bundled: WeakSet[CheckedBackend] = WeakSet()
 
 
-def forget_answers() -> None:
-    """Clears the results of the members that are called once, so that the next use calls them again."""
-    for cache in _caches:
-        cache.cache_clear()
+@functools.lru_cache(maxsize=4096)
+def _answer(backend: CheckedBackend, member: str, *arguments: int) -> Any:
+    """Returns the result of a member that is called once. An exception is not cached."""
+    return backend._call(member, *arguments)
 
 
-def _once(method: _Method) -> _Method:
-    """Caches the results of a method. An exception is not cached."""
-    cached: Any = functools.lru_cache(maxsize=4096)(method)
-    _caches.append(cached)
-    return cached  # type: ignore[no-any-return]
+forget_answers = _answer.cache_clear
+"""Clears the results of the members that are called once, so that the next use calls them again."""
 
 
 class _Inside(Exception):
     """Raised inside a guard to check that the guard does not suppress it."""
 
 
-class CheckedBackend:
+class CheckedBackend(BackendBase):
     """A plugin's backend. The registry holds it instead of the plugin's object.
 
     Attributes are read once. Methods check copies of the results and turn exceptions into a PluginError. The results of
-    `unavailable`, `device_count`, `properties` and `architectures` are cached until the registry changes. Other members
-    are the plugin's own, such as `stream` and `guard`, which every call uses: `on_device` checks them once per device.
+    `unavailable`, `device_count`, `properties` and `architectures` are cached until the registry changes. `stream` and
+    `guard` are the plugin's own, because every call uses them: `on_device` checks them once per device.
     """
-
-    protocol: int
-    name: str
-    device_type: str
-    dtypes: frozenset[str]
-    schedules: frozenset[str]
-    features: frozenset[str]
-    interpreted: bool
-    options: Mapping[str, Option]
-    install: str
-    stream: Callable[..., int]
-    guard: Callable[..., AbstractContextManager[Any]]
 
     def __init__(self, plugin: Backend, origin: str) -> None:
         self.plugin = plugin
         """The plugin's object. `plugins.find_fault` has found no fault in it."""
-        for member in ATTRIBUTES:
+        for member in (*ATTRIBUTES, "stream", "guard"):
             setattr(self, member, exact_copy(getattr(plugin, member)))
         self.label = f"backend {self.name!r} ({origin})"
         """Name and distribution, for error messages."""
@@ -83,47 +91,30 @@ class CheckedBackend:
         """The longest time of a call of each member, without the time of the compiler."""
         self._checked_devices: set[int] = set()
 
-    def __getattr__(self, member: str) -> Any:
-        if member == "plugin":  # a copy is not initialised yet
-            raise AttributeError(member)
-        return getattr(self.plugin, member)
-
     def __repr__(self) -> str:
         return f"<{self.label}>"
 
-    @_once
     def unavailable(self) -> str | None:
         """Returns why the backend cannot run on this machine. A fault of the plugin is also a reason."""
         try:
-            reason = self._call("unavailable")
+            reason = _answer(self, "unavailable")
             if reason is None:
                 return "there is no device: device_count() returned 0" if self.device_count() == 0 else None
-            if not isinstance(reason, str) or not reason.strip():
-                self._refuse("unavailable()", "a reason as text, or None", reason)
             return one_line(reason)
         except TridalError as error:
             return f"its plugin has a fault: {error}"
 
-    @_once
     def device_count(self) -> int:
         """Returns the number of devices that are present."""
-        count = self._call("device_count")
-        if type(count) is not int or not 0 <= count <= MAX_DEVICES:
-            self._refuse("device_count()", f"a count from 0 to {MAX_DEVICES}", count)
-        return count
+        return _answer(self, "device_count")  # type: ignore[no-any-return]
 
-    @_once
     def properties(self, index: int) -> DeviceProperties:
         """Returns the properties of a device that is present."""
-        return self._check_properties(f"properties({index})", self._call("properties", index))
+        return _answer(self, "properties", index)  # type: ignore[no-any-return]
 
-    @_once
     def architectures(self) -> Mapping[str, DeviceProperties]:
         """Returns the properties of devices by the names that `tridal plan --arch` takes."""
-        found = self._call("architectures")
-        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-            self._refuse("architectures()", "a mapping from names to DeviceProperties", found)
-        return {n: self._check_properties(f"architectures()[{n!r}]", properties) for n, properties in found.items()}
+        return _answer(self, "architectures")  # type: ignore[no-any-return]
 
     @property
     def tested_targets(self) -> frozenset[tuple[str, int | str, int] | None]:
@@ -141,8 +132,7 @@ class CheckedBackend:
 
         def recorded(config: KernelConfig) -> Resources:
             config = exact_copy(config)
-            if type(config) is not KernelConfig:
-                self._refuse("plan() called probe(config)", "a KernelConfig", config)
+            self._check("plan() called probe(config)", config, _CONFIG)
             start = time.perf_counter()
             try:
                 return exact_copy(probe(config))  # type: ignore[no-any-return]
@@ -160,22 +150,12 @@ class CheckedBackend:
             if cause is not None and cause in failed:
                 raise cause from cause.__cause__
             raise
-        if type(planned) is not LaunchPlan:
-            self._refuse("plan()", "a LaunchPlan", planned)
-        if type(planned.config) is not KernelConfig:
-            self._refuse("plan().config", "a KernelConfig", planned.config)
-        return planned
+        self._check("plan().config", planned.config, _CONFIG)
+        return planned  # type: ignore[no-any-return]
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Returns the resources of a compiled kernel."""
-        found = self._call("resources", copy.copy(asm), shared_memory)
-        if type(found) is not Resources:
-            self._refuse("resources()", "Resources", found)
-        for field in fields(Resources):
-            value = getattr(found, field.name)
-            if type(value) is not int or value < 0:
-                self._refuse(f"resources().{field.name}", "an integer of at least 0", value)
-        return found
+        return self._call("resources", copy.copy(asm), shared_memory)  # type: ignore[no-any-return]
 
     def on_device(self, index: int) -> DeviceProperties:
         """Returns the properties of a device that computes. Checks its `stream` and `guard` once.
@@ -183,9 +163,7 @@ class CheckedBackend:
         Each call enters a guard, so this method enters two of them. An exception inside the second one has to leave it.
         """
         if index not in self._checked_devices:
-            stream = self._call("stream", index)
-            if type(stream) is not int or not 0 <= stream < 1 << 64:
-                self._refuse(f"stream({index})", "an integer, 0 for a device without streams", stream)
+            self._call("stream", index)
             for raised in (None, _Inside()):
                 with suppress(_Inside), self.entered(index):
                     if raised is not None:
@@ -200,8 +178,6 @@ class CheckedBackend:
     def entered(self, index: int) -> Iterator[None]:
         """Enters the plugin's guard of a device. Faults of the guard are PluginErrors."""
         guard = self._call("guard", index)
-        if not isinstance(guard, AbstractContextManager):
-            self._refuse(f"guard({index})", "a context manager", guard)
         doing, inside = "entering", None
         try:
             with guard:
@@ -220,31 +196,41 @@ class CheckedBackend:
             raise PluginError(f"{self.label}: guard({index}) suppressed {describe_error(inside)}") from inside
 
     def _call(self, member: str, *arguments: Any, excluded: Sequence[float] = ()) -> Any:
-        """Calls a member of the plugin and copies its result. Records the time without the `excluded` seconds.
+        """Calls a member of the plugin, and copies and checks its result. Records the time without `excluded` seconds.
 
         Raises:
             PlanError: the member raised a PlanError, for example because no plan fits on the device.
-            PluginError: the member raised another exception.
+            PluginError: the member raised another exception, or its result is wrong.
         """
+        what = f"{member}({arguments[0] if arguments and type(arguments[0]) is int else ''})"
         start = time.perf_counter()
         try:
-            return exact_copy(getattr(self.plugin, member)(*arguments))
+            found = exact_copy(getattr(self.plugin, member)(*arguments))
         except PlanError as error:
-            raise PlanError(f"{self.label}: {member}(): {error}") from error
+            raise PlanError(f"{self.label}: {what}: {error}") from error
         except BaseException as error:  # includes SystemExit
             if isinstance(error, KeyboardInterrupt) or (isinstance(error, PluginError) and self.label in str(error)):
                 raise
-            raise PluginError(f"{self.label}: {member}() raised {describe_error(error)}") from error
+            raise PluginError(f"{self.label}: {what} raised {describe_error(error)}") from error
         finally:
             seconds = time.perf_counter() - start - sum(excluded)
             self.seconds[member] = max(self.seconds.get(member, 0.0), seconds)
-
-    def _check_properties(self, what: str, found: Any) -> DeviceProperties:
-        if type(found) is not DeviceProperties:
-            self._refuse(what, "DeviceProperties", found)
-        for name, expected, value in wrong_fields(found):
-            self._refuse(f"{what}.{name}", expected, value)
+        self._check(what, found, _RESULTS[member])
         return found
+
+    def _check(self, what: str, found: Any, rule: Rule) -> None:
+        """Raises PluginError if a value breaks its rule, or if a field of properties or resources breaks its own."""
+        if not rule.accepts(found):
+            self._refuse(what, rule.expected, found)
+        if type(found) is dict:
+            for name, properties in found.items():
+                self._check(f"{what}[{name!r}]", properties, _PROPERTIES)
+        if type(found) in (DeviceProperties, Resources):  # the runtime checks the fields of a plan
+            for name, value, expected in wrong_fields(found):
+                self._refuse(f"{what}.{name}", expected, value)
+        if type(found) is DeviceProperties and found.target and found.warp_size not in (None, found.target[2]):
+            expected = f"(backend, architecture, warp size) with the warp size {found.warp_size} of `warp_size`"
+            self._refuse(f"{what}.target", expected, found.target)
 
     def _refuse(self, what: str, expected: str, found: object) -> NoReturn:
         raise PluginError(f"{self.label}: {what}: expected {expected}, found {describe_value(found)}")

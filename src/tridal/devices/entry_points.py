@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
+from itertools import chain
 from typing import Any
 
 BUNDLED = "tridal"
@@ -19,9 +20,17 @@ def is_bundled(origin: str) -> bool:
     return origin.partition(" ")[0] == BUNDLED
 
 
-def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:
-    """Yields the origin (distribution and version) and the entry point, for every installed distribution."""
-    seen: set[str] = set()
+def order(name: str, origin: str) -> tuple[bool, str, str]:
+    """Returns the sort key of an entry point: those of tridal come first, then the order is by name and origin."""
+    return not is_bundled(origin), name, origin
+
+
+def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint]]:
+    """Returns (origin, entry point) of every installed distribution, sorted by `order`.
+
+    The origin is the name and version of the distribution.
+    """
+    found: dict[str, list[tuple[str, metadata.EntryPoint]]] = {}
     for distribution in metadata.distributions():  # metadata.entry_points() raises at the first unreadable file
         try:
             points = distribution.entry_points.select(group=group)
@@ -32,9 +41,9 @@ def entry_points(group: str) -> Iterator[tuple[str, metadata.EntryPoint]]:
         except Exception as error:
             _log.debug("the entry points of a distribution cannot be read: %s", describe_error(error))
             continue
-        if name not in seen:  # Python imports a distribution from the first path entry that has it
-            seen.add(name)
-            yield from ((origin, point) for point in points)
+        # Python imports a distribution from the first path entry that has it.
+        found.setdefault(name, [(origin, point) for point in points])
+    return sorted(chain.from_iterable(found.values()), key=lambda item: order(item[1].name, item[0]))
 
 
 def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:

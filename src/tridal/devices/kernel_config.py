@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from tridal.devices.renamed import Renamed, new_name
+from tridal.errors import nearest
 
 Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
@@ -15,7 +15,7 @@ FEATURES = ("peel", "reload", "overlap", "lanes", "scale_mask")
 
 
 @dataclass(frozen=True, slots=True)
-class KernelConfig(Renamed):
+class KernelConfig:
     """The compile-time part of a plan: the schedule, the tile and the warps. `rows` and `cols` are powers of two."""
 
     schedule: Schedule
@@ -55,5 +55,5 @@ class KernelConfig(Renamed):
     def __post_init__(self) -> None:
         """Rejects an unknown schedule."""
         if self.schedule not in SCHEDULES:
-            hint = new_name(str(self.schedule), value=True)
-            raise ValueError(f"unknown schedule {self.schedule!r}{hint} (known: {', '.join(SCHEDULES)})")
+            near = nearest(str(self.schedule), SCHEDULES)
+            raise ValueError(f"unknown schedule {self.schedule!r}{near} (known: {', '.join(SCHEDULES)})")

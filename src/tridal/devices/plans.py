@@ -7,7 +7,6 @@ from typing import Any
 
 from tridal.devices.kernel_config import KernelConfig, Schedule
 from tridal.devices.problem import Problem
-from tridal.devices.renamed import Renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchPlan(Renamed):
+class LaunchPlan:
     """The configuration and the number of programs for a problem on a device, and the reason for them in words."""
 
     config: KernelConfig

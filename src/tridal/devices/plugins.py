@@ -18,8 +18,10 @@ from typing import Any, get_origin
 
 from tridal.devices.checked import ATTRIBUTES, CheckedBackend, checked
 from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
-from tridal.devices.settings import Settings, describe_value
-from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, RENAMED, SCHEDULES, Backend, Option, new_name
+from tridal.devices.plugin_data import Rule, instance_of, wrong_fields
+from tridal.devices.setting_layers import checked_value, describe_value
+from tridal.devices.settings import Settings
+from tridal.devices.types import FEATURES, ITEMSIZE, PROTOCOLS, SCHEDULES, Backend, Option
 from tridal.errors import SettingsError, nearest
 
 GROUP = "tridal.backends"
@@ -33,14 +35,15 @@ TORCH_ONLY = (HOST, "meta")
 RESERVED = (ALL, AUTO, *TORCH_ONLY)
 """Names that no backend can have."""
 
-# Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. A backend's name has no underscore, so that the
-# first underscore separates the two.
-_NAME = re.compile(r"[a-z][a-z0-9]*")
-_DEVICE_TYPE = _OPTION_NAME = re.compile(r"[a-z][a-z0-9_]*")
-_KINDS: dict[str, type] = {
-    member: AbstractSet if get_origin(hint) is frozenset else get_origin(hint) or hint
-    for member, hint in ATTRIBUTES.items()
-}
+
+def _instance_of(hint: Any) -> Rule:
+    kind = AbstractSet if get_origin(hint) is frozenset else get_origin(hint) or hint
+    return Rule(f"a {kind.__name__}", lambda value: isinstance(value, kind))
+
+
+_RULES = {member: _instance_of(hint) for member, hint in ATTRIBUTES.items()}
+_RULES["protocol"] = instance_of(int, "an integer")
+"""The rule of each member that is not a method."""
 _METHODS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(member).parameters)[1:]
     for name, member in vars(Backend).items()
@@ -66,20 +69,15 @@ class Registered:
     """The time of the import."""
 
 
-def order(name: str, origin: str) -> tuple[bool, str, str]:
-    """Returns the sort key of an entry point: bundled backends come first, then the order is by name and origin."""
-    return not is_bundled(origin), name, origin
-
-
 def discover(settings: Settings | None) -> list[Registered]:
-    """Loads the first entry point of each name, sorted by `order`. Logs a warning for each one that cannot be used.
+    """Loads the first entry point of each name. Logs a warning for each one that cannot be used.
 
     Does not import those that the setting `plugins` blocks. Without settings, imports bundled backends only. Raises
     SettingsError as `check_names` does.
     """
     owners: dict[str, str] = {}
     entries = []
-    points = sorted(entry_points(GROUP), key=lambda found: order(found[1].name, found[0]))
+    points = entry_points(GROUP)
     if settings is not None:
         check_names(settings, {point.name for _, point in points})
     for origin, point in points:
@@ -142,22 +140,22 @@ def _unreadable(plugin: Any) -> Iterator[str]:
         hash(plugin)
     except TypeError:
         yield "it is not hashable: expected a hashable object, because backends are cache keys (dataclass: eq=False)"
-    yield from _wrong_protocol(getattr(plugin, "protocol", None))
-    missing = [member for member in (*_KINDS, *_METHODS) if not hasattr(plugin, member)]
-    if missing:
-        hints = "".join(new_name(old) for old in RENAMED if RENAMED[old] in missing and hasattr(plugin, old))
-        yield f"it lacks {', '.join(missing)}{hints}"
+    version, (oldest, newest) = getattr(plugin, "protocol", None), PROTOCOLS
+    if type(version) is int and not oldest <= version <= newest:
+        supported = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+        upgrade = "the plugin" if version < oldest else "tridal"
+        yield f"protocol: it uses version {version} of the protocol, and this tridal {supported}: upgrade {upgrade}"
+    if missing := [member for member in (*_RULES, *_METHODS) if not hasattr(plugin, member)]:
+        yield f"it lacks {', '.join(missing)}"
 
 
 def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
     """Yields faults. A check assumes that the earlier ones passed, so the caller must stop at the first fault."""
-    for member, kind in _KINDS.items():
-        if not isinstance(getattr(backend, member), kind):
-            yield f"{member}: expected a {kind.__name__}, found {describe_value(getattr(backend, member))}"
+    for member, rule in _RULES.items():
+        yield from _broken(member, getattr(backend, member), rule)
     for member, parameters in _METHODS.items():
         method = getattr(backend.plugin, member)
-        if not callable(method):
-            yield f"{member}: expected a method, found {describe_value(method)}"
+        yield from _broken(member, method, Rule("a method", callable))
         try:
             signature = inspect.signature(method)
         except ValueError:  # a function that is written in C
@@ -177,46 +175,40 @@ def _faults(backend: CheckedBackend, name: str) -> Iterator[str]:
         yield f"its entry point is called {name!r}, but its name is {backend.name!r}"
     if name in RESERVED:
         yield f"name: {name!r} is reserved"
-    if not _NAME.fullmatch(name):
-        yield f"name: expected lower-case letters and digits, found {name!r}"
+    # Names are parts of environment variables, TRIDAL_<BACKEND>_<OPTION>. The first underscore separates the two.
+    yield from _broken("name", name, _matching(r"[a-z][a-z0-9]*", "lower-case letters and digits"))
     if name != backend.device_type and _is_torch_type(name):
         owner = f"a backend with device_type {backend.device_type!r}"
         yield f"name: {name!r} is a device type of torch, so {owner} cannot have it"
-    if not _DEVICE_TYPE.fullmatch(backend.device_type):
-        yield f"device_type: expected a torch.device.type without an index, found {describe_value(backend.device_type)}"
+    without_index = _matching(r"[a-z][a-z0-9_]*", "a torch.device.type without an index")
+    yield from _broken("device_type", backend.device_type, without_index)
     if backend.device_type == TORCH_ONLY[1]:
         yield f"device_type: {TORCH_ONLY[1]} tensors have no elements to compute"
     for key, option in backend.options.items():
-        if not isinstance(key, str) or not _OPTION_NAME.fullmatch(key):
-            yield f"options: expected a name of lower-case letters, digits and underscores, found {key!r}"
-        if not isinstance(option, Option):
-            yield f"options: {key}: expected an Option, found {describe_value(option)}"
-        if not isinstance(option.expected, str) or not isinstance(option.help, str):
-            yield f"options: {key}: expected text in `expected` and `help`"
-        if not isinstance(option.default, str | int | float | None):
-            found = describe_value(option.default)
-            yield f"options: {key}: expected text, a number, a bool or None as its default, found {found}"
-        if not accepts(option, option.default):
-            yield f"options: {key}: expected {option.expected}, found its default {describe_value(option.default)}"
+        named = _matching(r"[a-z][a-z0-9_]*", "a name of lower-case letters, digits and underscores")
+        yield from _broken("options", key, named)
+        yield from _broken(f"options: {key}", option, instance_of(Option, "an Option"))
+        for field, value, expected in wrong_fields(option):
+            yield f"options: {key}.{field}: expected {expected}, found {describe_value(value)}"
+        try:
+            checked_value(option, option.default, f"options: {key}.default")
+        except SettingsError as error:
+            yield str(error)
 
 
-def _wrong_protocol(version: object) -> Iterator[str]:
-    if version is None:
-        return  # it is reported with the other missing members
-    oldest, newest = PROTOCOLS
-    if type(version) is not int:
-        yield f"protocol: expected an integer, found {describe_value(version)}"
-    elif not oldest <= version <= newest:
-        supported = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
-        upgrade = "the plugin" if version < oldest else "tridal"
-        yield f"protocol: it uses version {version} of the protocol, and this tridal {supported}: upgrade {upgrade}"
+def _broken(what: str, value: object, rule: Rule) -> Iterator[str]:
+    if not rule.accepts(value):
+        yield f"{what}: expected {rule.expected}, found {describe_value(value)}"
+
+
+def _matching(pattern: str, expected: str) -> Rule:
+    return Rule(expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
 
 
 def _unknown(member: str, values: AbstractSet[Any], known: tuple[str, ...]) -> Iterator[str]:
     for value in sorted(map(str, values)):
         if value not in known:
-            hint = new_name(value, value=True) or nearest(value, known)
-            yield f"{member}: unknown {value!r}{hint} (known: {', '.join(known)})"
+            yield f"{member}: unknown {value!r}{nearest(value, known)} (known: {', '.join(known)})"
 
 
 def _is_torch_type(name: str) -> bool:
@@ -225,14 +217,4 @@ def _is_torch_type(name: str) -> bool:
     try:
         return torch is not None and torch.device(name).type == name
     except (RuntimeError, AttributeError):  # AttributeError: torch is partly loaded
-        return False
-
-
-def accepts(option: Option, value: object) -> bool:
-    """Returns whether an option accepts a value. If `option.accepts` raises, the value is not accepted."""
-    try:
-        return bool(option.accepts(value))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # for example, a comparison of a string with a number
         return False

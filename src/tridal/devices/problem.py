@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tridal.devices.kernel_config import KernelConfig
-from tridal.devices.renamed import Renamed
 from tridal.errors import PlanError
 
 Layout: TypeAlias = Literal["row", "inner", "strided"]
@@ -88,7 +87,7 @@ def _letters_and_digits(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem(Renamed):
+class Problem:
     """The traits of one call that a plan depends on. A problem has no op: two ops with equal traits get equal plans.
 
     The tensor is `outer` blocks of `inner` rows, and each row has `cols` elements. An op over the last dimension of a

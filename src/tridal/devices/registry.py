@@ -11,11 +11,13 @@ from typing import Any
 
 from tridal.devices import plugins
 from tridal.devices.checked import CheckedBackend, checked, forget_answers
+from tridal.devices.entry_points import order
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
-from tridal.devices.settings import Settings, convert, current, describe_value, nearest_variable, parse_device, variable
+from tridal.devices.setting_layers import checked_value, nearest_variable, parse_device, variable
+from tridal.devices.settings import Settings, current
 from tridal.devices.types import Backend, find_architecture
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, did_you_mean, nearest
 
@@ -97,9 +99,7 @@ def options(backend: Backend, settings: Settings) -> dict[str, Any]:
             known = f"known: {', '.join(sorted(backend.options))}" if backend.options else "it has none"
             near = nearest(key, backend.options)
             raise SettingsError(f"{location}: backend {backend.name!r} has no such option{near} ({known})")
-        values[key] = convert(backend.options[key], value)
-        if not plugins.accepts(backend.options[key], values[key]):
-            raise SettingsError(f"{location}: expected {backend.options[key].expected}, found {describe_value(value)}")
+        values[key] = checked_value(backend.options[key], value, location)
     return values
 
 
@@ -190,7 +190,7 @@ def register(backend: Backend) -> None:
         if fault:
             raise PluginError(f"backend {name!r} cannot be registered: {fault}")
         entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]
-        _replace_entries(sorted(entries, key=lambda entry: plugins.order(entry.name, entry.origin)))
+        _replace_entries(sorted(entries, key=lambda entry: order(entry.name, entry.origin)))
 
 
 def unregister(name: str) -> None:

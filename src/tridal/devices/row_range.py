@@ -101,67 +101,28 @@ class RowCount:
         unchanged = type(number) is int and (step, number) in ((operator.mul, 1), (operator.floordiv, 1))
         return self if unchanged else RowCount(self._range, (*self._steps, (step, number)))
 
-    def __add__(self, other: Any) -> RowCount:
-        return self._then(operator.add, other)
-
-    def __sub__(self, other: Any) -> RowCount:
-        return self._then(operator.sub, other)
-
-    def __rsub__(self, other: Any) -> RowCount:
-        return (-self)._then(operator.add, other)
-
-    def __mul__(self, other: Any) -> RowCount:
-        return self._then(operator.mul, other)
-
-    def __floordiv__(self, other: Any) -> RowCount:
-        return self._then(operator.floordiv, other)
-
-    def __truediv__(self, other: Any) -> RowCount:
-        return self._then(operator.truediv, other)
-
-    def __neg__(self) -> RowCount:
-        return self._then(operator.mul, -1)
-
-    __radd__, __rmul__ = __add__, __mul__
-
     def __eq__(self, other: object) -> bool:
         number: Any = _read(other)
         if not isinstance(number, (int, float)):
             return NotImplemented
         return bool(self._ask(lambda value: (value > number) - (value < number)) == 0)
 
-    def __lt__(self, other: Any) -> bool:
-        number = _read(other)
-        return bool(self._ask(lambda value: value < number))
+    def __neg__(self) -> RowCount:
+        return self._then(operator.mul, -1)
 
-    def __le__(self, other: Any) -> bool:
-        number = _read(other)
-        return bool(self._ask(lambda value: value <= number))
-
-    def __gt__(self, other: Any) -> bool:
-        return not self <= other
-
-    def __ge__(self, other: Any) -> bool:
-        return not self < other
+    def __rsub__(self, other: Any) -> RowCount:
+        return (-self)._then(operator.add, other)
 
     def bit_length(self) -> Any:
         """Returns the bits of the value. Narrows the range to the rows whose values have as many bits."""
-        return abs(_read(self)).bit_length() if self < 0 else self._ask(lambda value: value.bit_length())
+        negative = self._ask(lambda value: value < 0)
+        return abs(_read(self)).bit_length() if negative else self._ask(lambda value: value.bit_length())
 
     def __bool__(self) -> bool:
         return self != 0
 
     def __hash__(self) -> int:
         return hash(_read(self))
-
-    def __index__(self) -> int:
-        return operator.index(_read(self))
-
-    def __int__(self) -> int:
-        return int(_read(self))
-
-    def __float__(self) -> float:
-        return float(_read(self))
 
     def __str__(self) -> str:
         return str(self.at(self._range.own))
@@ -175,20 +136,36 @@ class RowCount:
         return self  # `dataclasses.asdict` copies fields, and all copies narrow one range
 
 
-def _reading(name: str) -> Callable[..., Any]:
-    def method(*values: Any) -> Any:
-        value, *others = map(_read, values)
-        return getattr(value, name)(*others)
+def _stepping(step: Callable[[Any, Any], Any]) -> Callable[[RowCount, Any], RowCount]:
+    return lambda count, number: count._then(step, number)
+
+
+def _comparing(compare: Callable[[Any, Any], Any]) -> Callable[[RowCount, Any], bool]:
+    def method(count: RowCount, other: Any) -> bool:
+        number = _read(other)
+        return bool(count._ask(lambda value: compare(value, number)))
 
     return method
 
 
+def _reading(name: str) -> Callable[..., Any]:
+    return lambda count, *others: getattr(_read(count), name)(*map(_read, others))
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: _stepping(getattr(operator, name)) for name in ("add", "sub", "mul", "floordiv", "truediv")},
+    "radd": _stepping(operator.add),
+    "rmul": _stepping(operator.mul),
+    **{name: _comparing(getattr(operator, name)) for name in ("lt", "le", "gt", "ge")},
+}
 # Operators that are not monotone for all numbers, and some that are rarely used.
 for _name in (
     *("mod", "rmod", "rfloordiv", "rtruediv", "divmod", "pow", "rpow", "lshift", "rlshift", "rshift", "rrshift"),
-    *("and", "rand", "or", "ror", "xor", "rxor", "abs", "round", "trunc", "floor", "ceil"),
+    *("and", "rand", "or", "ror", "xor", "rxor", "abs", "round", "trunc", "floor", "ceil", "int", "float", "index"),
 ):
-    setattr(RowCount, f"__{_name}__", _reading(f"__{_name}__"))
+    _OPERATORS[_name] = _reading(f"__{_name}__")
+for _name, _method in _OPERATORS.items():
+    setattr(RowCount, f"__{_name}__", _method)
 
 
 def _read(number: Any) -> Any:

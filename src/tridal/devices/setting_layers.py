@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tridal.devices import settings_file, yaml_file
 from tridal.devices.types import Option
-from tridal.devices.yaml_file import KeyPath
+from tridal.devices.yaml_file import Entry, KeyPath
 from tridal.errors import SettingsError, UnknownDeviceError, nearest
 
 DEVICE_PATTERN = re.compile(r"(?!auto:)(?P<name>[A-Za-z][A-Za-z0-9_]*)(:(?P<index>[0-9]+))?")
@@ -93,10 +93,22 @@ def parse_device(text: str) -> tuple[str, int | None]:
     return match["name"], None if match["index"] is None else int(match["index"])
 
 
-def convert(option: Option, value: object) -> object:
-    """Returns the value of an option. For a boolean option, 1 and 0 mean true and false."""
+def checked_value(option: Option, value: object, location: str) -> object:
+    """Returns the value of an option. For a boolean option, 1 and 0 mean true and false.
+
+    Raises SettingsError if the option does not accept it. The message starts with `location`.
+    """
     is_flag = isinstance(option.default, bool) and type(value) is int and value in (0, 1)
-    return bool(value) if is_flag else value
+    found = bool(value) if is_flag else value
+    try:
+        accepted = bool(option.accepts(found))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # of a plugin: for example, a comparison of a string with a number
+        accepted = False
+    if not accepted:
+        raise SettingsError(f"{location}: expected {option.expected}, found {describe_value(value)}")
+    return found
 
 
 def flag(name: str) -> bool:
@@ -107,25 +119,30 @@ def flag(name: str) -> bool:
     return value in _TRUE
 
 
-def file_layer(path: Path, mistakes: list[SettingsError] | None = None) -> Layer:
-    """Returns the settings in a file. Raises SettingsError, or appends mistakes in values to `mistakes`."""
-    data, lines = yaml_file.read(path, 3, mistakes)
-    if data is not None and not isinstance(data, dict):
-        raise SettingsError(f"{path}:1: expected a mapping such as 'device: auto', found {describe_value(data)}")
-    return flatten(data or {}, lambda keys: f"{path}:{lines[keys]}", mistakes)
-
-
 def triton_layer() -> Layer:
     """Returns the device that Triton's own variable selects."""
     chosen = os.environ.get(TRITON_INTERPRET, "").strip().lower() in (*_TRUE, "y")
     return {("device",): (INTERPRETER, ENVIRONMENT + TRITON_INTERPRET)} if chosen else {}
 
 
+def file_layer(path: Path, mistakes: list[SettingsError] | None = None) -> Layer:
+    """Returns the settings in a file. Raises SettingsError, or appends mistakes in values to `mistakes`."""
+    return _layer(yaml_file.entries(path, _is_section), mistakes)
+
+
 def environment_layer() -> Layer:
     """Returns the settings in the environment. Raises SettingsError for a wrong variable or value, also of `FLAGS`."""
     for name in FLAGS:
         flag(name)
-    layer: Layer = {}
+    return _layer(_environment())
+
+
+def argument_layer(arguments: Mapping[Any, Any], source: str) -> Layer:
+    """Returns the settings in nested mappings with the structure of the file. Raises SettingsError for a mistake."""
+    return _layer(_flat(arguments, source))
+
+
+def _environment() -> Iterator[Entry]:
     for name, text in sorted(os.environ.items()):
         if not name.startswith(PREFIX) or name in VARIABLES or not text.strip():
             continue
@@ -135,31 +152,34 @@ def environment_layer() -> Layer:
         if not all(keys):
             known = ", ".join([*VARIABLES, *map(variable, FIELDS), f"{PREFIX}<BACKEND>_<OPTION>"])
             raise SettingsError(f"{source}: no such setting{nearest_variable(source)} (known: {known})")
-        layer[keys] = _checked(keys, yaml_file.parse_scalar(text), source)
-    return layer
+        yield keys, source, yaml_file.parse_scalar(text)
 
 
-def flatten(
-    data: Mapping[Any, Any],
-    source_of: Callable[[KeyPath], str],
-    mistakes: list[SettingsError] | None = None,
-    section: KeyPath = (),
-) -> Layer:
-    """Checks nested data, with the structure of the settings file, and flattens it.
+def _flat(value: object, source: str, keys: KeyPath = ()) -> Iterator[Entry]:
+    if _is_section(keys) and isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, source, (*keys, str(key)))
+    else:
+        yield keys, source, value
 
-    Raises SettingsError for the first mistake, or appends every mistake to `mistakes`.
-    """
+
+def _is_section(keys: KeyPath) -> bool:
+    """Returns whether the value of a path of keys is a mapping: all settings, all backends, or those of a backend."""
+    return not keys or (keys[0] == "backends" and len(keys) < 3)
+
+
+def _layer(entries: Iterable[Entry], mistakes: list[SettingsError] | None = None) -> Layer:
+    """Checks entries. Raises SettingsError for the first mistake, or appends every mistake to `mistakes`."""
     layer: Layer = {}
-    for key, value in data.items():
-        keys = (*section, str(key))
+    for keys, source, value in entries:
         try:
-            if keys[0] != "backends" or len(keys) == 3:
-                layer[keys] = _checked(keys, value, source_of(keys))
-            elif value is None or isinstance(value, Mapping):  # None is a section with all its lines commented out
-                layer |= flatten(value or {}, source_of, mistakes, keys)
-            else:
-                found = describe_value(value)
-                raise SettingsError(f"{source_of(keys)}: {'.'.join(keys)}: expected a mapping, found {found}")
+            if not _is_section(keys):
+                layer[keys] = _checked(keys, value, source), source
+            elif isinstance(value, SettingsError):
+                raise value
+            elif value is not None:  # None is a file or a section with all its lines commented out
+                where, example = (f": {'.'.join(keys)}", "") if keys else ("", " such as 'device: auto'")
+                raise SettingsError(f"{source}{where}: expected a mapping{example}, found {describe_value(value)}")
         except SettingsError as error:
             if mistakes is None:
                 raise
@@ -167,15 +187,14 @@ def flatten(
     return layer
 
 
-def _checked(keys: KeyPath, value: object, source: str) -> tuple[object, str]:
-    """Returns (value, source). Raises SettingsError for a wrong value; options of backends are not checked."""
+def _checked(keys: KeyPath, value: object, source: str) -> object:
+    """Returns a value. Raises SettingsError for a wrong one; options of backends are not checked."""
     key = keys[0]
+    if isinstance(value, SettingsError):
+        raise value
     if key == "backends":
-        return value, source
+        return value
     if key not in FIELDS:
         known = [*FIELDS, "backends"]
         raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
-    value = convert(FIELDS[key], value)
-    if not FIELDS[key].accepts(value):
-        raise SettingsError(f"{source}: {key}: expected {FIELDS[key].expected}, found {describe_value(value)}")
-    return value, source
+    return checked_value(FIELDS[key], value, f"{source}: {key}")

@@ -10,24 +10,23 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tridal.devices import settings_file
 from tridal.devices.lock import LOCK
-from tridal.devices.setting_layers import DEFAULT as DEFAULT
-from tridal.devices.setting_layers import FIELDS as FIELDS
-from tridal.devices.setting_layers import PREFIX as PREFIX
-from tridal.devices.setting_layers import VARIABLES as VARIABLES
-from tridal.devices.setting_layers import Layer, environment_layer, file_layer, flatten, triton_layer
-from tridal.devices.setting_layers import convert as convert
-from tridal.devices.setting_layers import describe_value as describe_value
+from tridal.devices.setting_layers import (
+    DEFAULT,
+    FIELDS,
+    Layer,
+    argument_layer,
+    environment_layer,
+    file_layer,
+    triton_layer,
+)
 from tridal.devices.setting_layers import flag as flag
-from tridal.devices.setting_layers import nearest_variable as nearest_variable
-from tridal.devices.setting_layers import parse_device as parse_device
-from tridal.devices.setting_layers import variable as variable
 from tridal.devices.settings_file import config_file as config_file
 from tridal.errors import SettingsError
 
@@ -44,6 +43,8 @@ class Settings:
     """Options by backend and name. Only options that were set are present. `registry.options` checks them."""
     sources: Mapping[str, str]
     """Source of each value by dotted key: "default", "environment TRIDAL_DEVICE", "tridal.use" or "file:line"."""
+    layer: Layer = field(repr=False)
+    """All values and their sources, from which the other fields are made."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Settings:
         """Returns the same object, because it is immutable."""
@@ -51,20 +52,25 @@ class Settings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Supports pickle, which cannot store read-only mappings."""
-        backends = {name: dict(options) for name, options in self.backends.items()}
-        return _unpickle, ({key: getattr(self, key) for key in FIELDS}, backends, dict(self.sources))
+        return _of_layer, (self.layer,)
 
 
-def _unpickle(values: dict[str, Any], backends: Any, sources: Any) -> Settings:
-    options = {name: MappingProxyType(section) for name, section in backends.items()}
-    return Settings(**values, backends=MappingProxyType(options), sources=MappingProxyType(sources))
+def _of_layer(layer: Layer) -> Settings:
+    """Returns the settings with the values and sources of a layer that has all of `FIELDS`."""
+    backends: dict[str, dict[str, object]] = {}
+    for keys, (value, _) in layer.items():
+        if keys[0] == "backends":
+            backends.setdefault(keys[1], {})[keys[2]] = value
+    fields: dict[str, Any] = {keys[0]: value for keys, (value, _) in layer.items() if keys[0] in FIELDS}
+    return Settings(
+        **fields,
+        backends=MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()}),
+        sources=MappingProxyType({".".join(keys): source for keys, (_, source) in layer.items()}),
+        layer=layer,
+    )
 
 
-_DEFAULTS = Settings(
-    **{key: option.default for key, option in FIELDS.items()},  # type: ignore[arg-type]
-    backends=MappingProxyType({}),
-    sources=MappingProxyType(dict.fromkeys(FIELDS, DEFAULT)),
-)
+_DEFAULTS: Layer = {(key,): (option.default, DEFAULT) for key, option in FIELDS.items()}
 _base: Settings | None = None  # from defaults, file and environment; None until the first use
 _context: ContextVar[Settings | None] = ContextVar("tridal_settings", default=None)  # set inside a `use` block
 _blocks: ContextVar[tuple[list[Settings], ...]] = ContextVar("tridal_use_blocks", default=())  # outermost first
@@ -94,8 +100,8 @@ def reload() -> Settings:
         _base = None
         _overlays.clear()
         path = config_file()
-        layer = triton_layer() | ({} if path is None else file_layer(path)) | environment_layer()
-        _base = _changed(_DEFAULTS, layer)
+        in_file = {} if path is None else file_layer(path)
+        _base = _of_layer(_DEFAULTS | triton_layer() | in_file | environment_layer())
         settings_file.warn_of_ignored()
         return _base
 
@@ -105,7 +111,7 @@ def read_file(path: str | os.PathLike[str]) -> Settings:
 
     Raises SettingsError with the file, the line, the key, the expected and the found value.
     """
-    return _changed(_DEFAULTS, file_layer(Path(path)))
+    return _of_layer(_DEFAULTS | file_layer(Path(path)))
 
 
 def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsError]:
@@ -116,7 +122,7 @@ def check_file(path: str | os.PathLike[str]) -> Iterator[Settings | SettingsErro
     except SettingsError as error:  # the file cannot be read
         mistakes, layer = [error], {}
     yield from mistakes
-    yield from (_changed(_DEFAULTS, {keys: value}) for keys, value in layer.items())
+    yield from (_of_layer(_DEFAULTS | {keys: value}) for keys, value in layer.items())
 
 
 def use(
@@ -136,7 +142,7 @@ def use(
     """
     arguments = {"device": device, "fallback": fallback, "batch_invariant": batch_invariant, "backends": backends}
     changes = {key: value for key, value in arguments.items() if value is not None}
-    return _overlaid(flatten(changes, lambda keys: "tridal.use"))
+    return _overlaid(argument_layer(changes, "tridal.use"))
 
 
 @contextmanager
@@ -148,7 +154,7 @@ def _overlaid(layer: Layer) -> Iterator[Settings]:
         with LOCK:
             if len(_overlays) >= 64:
                 _overlays.clear()
-            settings = _overlays.setdefault(key, _changed(current(), layer))
+            settings = _overlays.setdefault(key, _of_layer(current().layer | layer))
     with restored(settings):
         yield settings
 
@@ -170,20 +176,3 @@ def restored(settings: Settings) -> Iterator[None]:
 def _set_blocks(blocks: tuple[list[Settings], ...]) -> None:
     _blocks.set(blocks)
     _context.set(blocks[-1][0] if blocks else None)
-
-
-def _changed(base: Settings, layer: Layer) -> Settings:
-    """Returns a copy of `base` with the values and sources in `layer`."""
-    fields: dict[str, Any] = {}
-    backends = {name: dict(section) for name, section in base.backends.items()}
-    for keys, (value, _) in layer.items():
-        if keys[0] == "backends":
-            backends.setdefault(keys[1], {})[keys[2]] = value
-        else:
-            fields[keys[0]] = value
-    return replace(
-        base,
-        **fields,
-        backends=MappingProxyType({name: MappingProxyType(section) for name, section in backends.items()}),
-        sources=MappingProxyType({**base.sources, **{".".join(keys): source for keys, (_, source) in layer.items()}}),
-    )

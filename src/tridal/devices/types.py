@@ -17,11 +17,10 @@ from tridal.devices.problem import (
     find_architecture,
     next_power_of_2,
 )
-from tridal.devices.renamed import RENAMED, new_name
 from tridal.devices.row_range import RowCount, with_row_range
 
 __all__ = [
-    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "MAX_RANGE_ROWS", "PROTOCOLS", "RENAMED", "SCHEDULES",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "MAX_RANGE_ROWS", "PROTOCOLS", "SCHEDULES",
     "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
-    "Resources", "RowCount", "Schedule", "find_architecture", "new_name", "next_power_of_2", "with_row_range",
+    "Resources", "RowCount", "Schedule", "find_architecture", "next_power_of_2", "with_row_range",
 ]  # fmt: skip

@@ -1,10 +1,11 @@
-"""Strict YAML reader: returns plain data and the line of every key. It does not know any setting.
+"""Strict YAML reader: yields each key with its line and its value. It does not know any setting.
 
 PyYAML's loader accepts duplicate keys and drops line numbers, so this module walks PyYAML's node graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,27 +15,29 @@ if TYPE_CHECKING:
     import yaml
 
 KeyPath: TypeAlias = tuple[str, ...]
+Entry: TypeAlias = tuple[KeyPath, str, object]
+"""The keys of a value, its source, and the value, or a SettingsError for a mistake in it."""
 _VALUE_ERRORS = (ValueError, OverflowError, TypeError, LookupError, AttributeError)
 """What PyYAML raises for values such as the date 2020-99-99, `!!bool maybe` and `!!timestamp foo`."""
 
 
-def read(path: Path, depth: int, mistakes: list[SettingsError] | None = None) -> tuple[object, dict[KeyPath, int]]:
-    """Returns the data of a YAML file (None if the file is empty), and the line of each key by its path of keys.
+def entries(path: Path, is_section: Callable[[KeyPath], bool]) -> Iterator[Entry]:
+    """Yields the keys, the source "file:line" and the value of each entry of a YAML file.
 
-    The keys in the first `depth` levels of mappings are checked and kept as strings ("on" is not True). PyYAML's safe
-    constructor makes the values below these levels.
+    `is_section` returns whether a path of keys is a section: if its value is a mapping, the entries of the mapping are
+    yielded instead. Keys are strings ("on" is not True). PyYAML's safe constructor makes the values. A wrong value is
+    yielded as a SettingsError; so is a duplicate key.
 
     Raises:
-        SettingsError: the file cannot be read, is not UTF-8, is not valid YAML, or has a duplicate key or a wrong
-            value. If `mistakes` is given, errors of keys and values are appended to it instead.
+        SettingsError: the file cannot be read, is not UTF-8 or is not valid YAML.
     """
     import yaml
 
-    lines: dict[KeyPath, int] = {}
     try:
         text = path.read_bytes().decode()
         node = yaml.compose(text, yaml.SafeLoader)
-        return (None if node is None else _construct(node, (), depth, path, lines, mistakes)), lines
+        if node is not None:
+            yield from _entries(node, (), f"{path}:1", path, is_section)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -52,39 +55,29 @@ def read(path: Path, depth: int, mistakes: list[SettingsError] | None = None) ->
         raise SettingsError(f"{path}: nested too deeply") from None
 
 
-def _construct(
-    node: yaml.Node,
-    keys: KeyPath,
-    depth: int,
-    path: Path,
-    lines: dict[KeyPath, int],
-    mistakes: list[SettingsError] | None,
-) -> object:
-    """Converts a node to data, and records the line of each of its keys in `lines`."""
+def _entries(
+    node: yaml.Node, keys: KeyPath, source: str, path: Path, is_section: Callable[[KeyPath], bool]
+) -> Iterator[Entry]:
+    """Yields the entries of a node, which is the value of `keys`."""
     import yaml
 
-    if depth == 0 or not isinstance(node, yaml.MappingNode):
+    if not (is_section(keys) and isinstance(node, yaml.MappingNode)):
         try:
-            return yaml.constructor.SafeConstructor().construct_object(node, deep=True)
+            yield keys, source, _construct(node)
         except _VALUE_ERRORS as error:
-            raise SettingsError(f"{path}:{node.start_mark.line + 1}: not a valid value: {error}") from None
-    data: dict[str, object] = {}
+            yield keys, source, SettingsError(f"{path}:{node.start_mark.line + 1}: not a valid value: {error}")
+        return
+    lines: dict[str, int] = {}
     for key, value in node.value:
-        line = key.start_mark.line + 1
-        try:
-            if not isinstance(key, yaml.ScalarNode):
-                raise SettingsError(f"{path}:{line}: expected a name as the key, found a {key.id}")
-            key_path = (*keys, str(key.value))
-            if key_path in lines:
-                name = ".".join(key_path)
-                raise SettingsError(f"{path}:{line}: {name}: the key is on line {lines[key_path]} already; remove one")
-            lines[key_path] = line
-            data[key_path[-1]] = _construct(value, key_path, depth - 1, path, lines, mistakes)
-        except SettingsError as error:
-            if mistakes is None:
-                raise
-            mistakes.append(error)
-    return data
+        line, name = key.start_mark.line + 1, ".".join((*keys, str(key.value)))
+        source = f"{path}:{line}"
+        if not isinstance(key, yaml.ScalarNode):
+            yield keys, source, SettingsError(f"{source}: expected a name as the key, found a {key.id}")
+        elif name in lines:
+            yield keys, source, SettingsError(f"{source}: {name}: the key is on line {lines[name]} already; remove one")
+        else:
+            lines[name] = line
+            yield from _entries(value, (*keys, str(key.value)), source, path, is_section)
 
 
 def parse_scalar(text: str) -> object:
@@ -93,7 +86,12 @@ def parse_scalar(text: str) -> object:
 
     try:
         node = yaml.compose(text, yaml.SafeLoader)
-        is_scalar = isinstance(node, yaml.ScalarNode)
-        return yaml.constructor.SafeConstructor().construct_object(node) if is_scalar else text
+        return _construct(node) if isinstance(node, yaml.ScalarNode) else text
     except (yaml.YAMLError, *_VALUE_ERRORS):
         return text
+
+
+def _construct(node: yaml.Node) -> object:
+    import yaml
+
+    return yaml.constructor.SafeConstructor().construct_object(node, deep=True)

@@ -120,7 +120,7 @@ def check(op: Op) -> None:
 def _discover() -> tuple[RegisteredOp, ...]:
     entries = {op.name: _bundled(op) for op in import_module(_LIBRARY).OPS}
     broken: list[RegisteredOp] = []
-    for origin, point in sorted(entry_points(GROUP), key=lambda item: (item[0], item[1].name)):
+    for origin, point in entry_points(GROUP):
         op, fault = load(point, lambda loaded, name: _fault(loaded, name, entries))
         entry = RegisteredOp(point.name, origin, op, fault)
         if fault is None:

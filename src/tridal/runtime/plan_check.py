@@ -10,28 +10,14 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from tridal.devices.types import (
-    MAX_RANGE_ROWS,
-    Backend,
-    DeviceProperties,
-    KernelConfig,
-    LaunchPlan,
-    Probe,
-    Problem,
-    Resources,
-)
+from tridal.devices.plugin_data import MAX_PROGRAMS, wrong_fields
+from tridal.devices.types import MAX_RANGE_ROWS, Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
 from tridal.errors import PlanError
 
 MAX_TILE = 1 << 20
 """Elements of the largest tensor in a Triton kernel."""
-_MAX_PROGRAMS = (1 << 31) - 1
-"""Triton numbers programs with 32 bits."""
 _MAX_IDLE = 1 << 16
 """Programs that a launch may have although there are fewer tiles. More would only take time."""
-_MAX_STAGES = 32
-"""The time of Triton's compiler grows with the number of stages."""
-_MAX_EXP2_BIAS = 1e-5
-"""A larger error of exp2 is not a rounding error of float32."""
 
 _Faults = Iterator[tuple[str, Any, str]]
 """(field, its value, the allowed values in words)."""
@@ -66,7 +52,7 @@ def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: 
     """Yields the faults. A check assumes that the earlier ones passed, so the caller must stop at the first one."""
     config = plan.config
     yield from _config_faults(backend, problem, config)
-    yield from _wrong_fields(plan)
+    yield from wrong_fields(plan)
     yield from _wrong_programs(problem, config, plan.programs)
     yield from _wrong_range(problem, plan)
     if config.programs_per_row > 1 and problem.statistics:
@@ -75,42 +61,9 @@ def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: 
 
 
 def _config_faults(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
-    yield from _wrong_config(config)
+    yield from wrong_fields(config)
     yield from _unsupported(backend, problem, config)
     yield from _uncovered(problem, config)
-
-
-def _wrong_config(config: KernelConfig) -> _Faults:
-    """Checks the type and the range of each field. A bool, a numpy number or a float is no integer."""
-    for name in ("rows", "cols", "num_warps", "lanes"):
-        value = getattr(config, name)
-        if type(value) is not int or value < 1 or value & (value - 1):
-            yield name, value, "a power of two"
-    for name in ("num_stages", "programs_per_row"):
-        if type(getattr(config, name)) is not int or getattr(config, name) < 1:
-            yield name, getattr(config, name), "a positive integer"
-    if config.num_stages > _MAX_STAGES:
-        yield "num_stages", config.num_stages, f"at most {_MAX_STAGES}"
-    for name in ("peel", "persistent", "reload", "overlap"):
-        if type(getattr(config, name)) is not bool:
-            yield name, getattr(config, name), "True or False"
-    limit, bias = config.max_registers, config.exp2_bias
-    if limit is not None and (type(limit) is not int or limit < 1):
-        yield "max_registers", limit, "a positive integer or None"
-    if bias is not None and not (type(bias) is float and abs(bias) <= _MAX_EXP2_BIAS):  # false for NaN
-        yield "exp2_bias", bias, f"a float from -{_MAX_EXP2_BIAS} to {_MAX_EXP2_BIAS} or None"
-
-
-def _wrong_fields(plan: LaunchPlan) -> _Faults:
-    """Checks the type and the range of the fields of a plan, except its configuration."""
-    if type(plan.programs) is not int:
-        yield "programs", plan.programs, f"an integer from 1 to {_MAX_PROGRAMS}"
-    if plan.occupancy is not None and (type(plan.occupancy) is not int or plan.occupancy < 1):
-        yield "occupancy", plan.occupancy, "a positive integer or None"
-    if not isinstance(plan.resources, Resources | None):
-        yield "resources", plan.resources, "Resources or None"
-    if not isinstance(plan.reason, str):
-        yield "reason", plan.reason, "text"
 
 
 def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
@@ -180,8 +133,8 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
 def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Faults:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
     per_row, tiles = config.programs_per_row, problem.tiles_of(config)
-    if not 1 <= programs <= _MAX_PROGRAMS:
-        yield "programs", programs, f"an integer from 1 to {_MAX_PROGRAMS}"
+    if not 1 <= programs <= MAX_PROGRAMS:
+        yield "programs", programs, f"an integer from 1 to {MAX_PROGRAMS}"
     if programs % per_row:
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
     if problem.equal_heads(config) and programs % (problem.vector * per_row):
@@ -200,9 +153,9 @@ def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
     The programs never decrease with the rows, so they are right in between.
     """
     tiles, found, rows = plan.tiles_per_group, plan.row_range, problem.inner
-    if tiles is not None and (type(tiles) is not int or tiles < 1 or found is None):
-        yield "tiles_per_group", tiles, "None" if found is None else "a positive integer or None"
     if found is None:
+        if tiles is not None:
+            yield "tiles_per_group", tiles, "None, because there is no `row_range`"
         return
     if problem.outer > 1 or problem.layout == "inner":
         yield "row_range", found, 'None, because only problems with outer = 1 and no layout "inner" have a range'

@@ -1,0 +1,117 @@
+"""The data that tridal and plugins exchange: exact copies, and a rule for the value of each field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
+
+MAX_PROGRAMS = (1 << 31) - 1
+"""Triton numbers programs with 32 bits."""
+_MAX_STAGES = 32
+"""The time of Triton's compiler grows with the number of stages."""
+_MAX_EXP2_BIAS = 1e-5
+"""A larger error of exp2 is not a rounding error of float32."""
+
+
+class Rule(NamedTuple):
+    """The accepted values of a field, of a member of a backend or of a method's result."""
+
+    expected: str
+    """The accepted values in words, for an error message."""
+    accepts: Callable[[Any], bool]
+    """accepts(value) returns whether a value is accepted."""
+
+
+def instance_of(kind: type, expected: str) -> Rule:
+    """Returns the rule that a value has exactly this type."""
+    return Rule(expected, lambda value: type(value) is kind)
+
+
+def integer(first: int, last: int | None = None, expected: str = "") -> Rule:
+    """Returns the rule that a value is an integer from `first` to `last`. A bool and a numpy number are no integers."""
+    words = f"an integer of at least {first}" if last is None else f"an integer from {first} to {last}"
+    accepts = lambda value: type(value) is int and first <= value and (last is None or value <= last)  # noqa: E731
+    return Rule(expected or words, accepts)
+
+
+def or_none(rule: Rule, expected: str = "") -> Rule:
+    """Returns the rule that also accepts None."""
+    return Rule(expected or f"{rule.expected} or None", lambda value: value is None or rule.accepts(value))
+
+
+def _is_target(value: Any) -> bool:
+    kinds = [type(part) for part in value] if type(value) is tuple else []
+    return kinds in ([str, int, int], [str, str, int]) and value[2] >= 0
+
+
+_POSITIVE = integer(1, expected="a positive integer")
+_POWER_OF_2 = Rule("a power of two", lambda value: _POSITIVE.accepts(value) and not value & (value - 1))
+_EXP2_BIAS = Rule(
+    f"a float from -{_MAX_EXP2_BIAS} to {_MAX_EXP2_BIAS}",
+    lambda value: type(value) is float and abs(value) <= _MAX_EXP2_BIAS,  # false for NaN
+)
+_BY_TYPE: Mapping[Any, Rule] = {
+    "bool": instance_of(bool, "True or False"),
+    "int": _POSITIVE,
+    "int | None": or_none(_POSITIVE),
+    "str": Rule("text", lambda value: type(value) is str and bool(value)),
+}
+"""The rules of fields by their annotation."""
+_RULES: Mapping[type, Mapping[str, Rule]] = {
+    KernelConfig: {
+        **dict.fromkeys(("rows", "cols", "num_warps", "lanes"), _POWER_OF_2),
+        "num_stages": integer(1, _MAX_STAGES),
+        "exp2_bias": or_none(_EXP2_BIAS),
+    },
+    LaunchPlan: {
+        "config": instance_of(KernelConfig, "a KernelConfig"),
+        "programs": integer(1, MAX_PROGRAMS),
+        "reason": instance_of(str, "text"),
+        "resources": or_none(instance_of(Resources, "Resources")),
+    },
+    Resources: {field.name: integer(0) for field in fields(Resources)},
+    Option: {
+        "default": Rule("text, a number, a bool or None", lambda value: isinstance(value, str | int | float | None)),
+        "help": instance_of(str, "text"),
+    },
+    DeviceProperties: {
+        "target": or_none(Rule("(backend, architecture, warp size)", _is_target)),
+        "aliases": Rule(
+            "a tuple of texts", lambda value: type(value) is tuple and all(type(part) is str for part in value)
+        ),
+    },
+}
+"""The rules of fields whose annotation does not say enough."""
+
+
+def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yields the name, the value, and the accepted values in words, of each wrong field of an object."""
+    for field in fields(data):
+        value = getattr(data, field.name)
+        rule = _RULES[type(data)].get(field.name) or _BY_TYPE.get(field.type)
+        if rule is not None and not rule.accepts(value):
+            yield field.name, value, rule.expected
+
+
+def exact_copy(found: Any) -> Any:
+    """Returns a copy whose parts have exactly the types of the protocol, not subclasses. Reads each field once.
+
+    A plugin cannot change a copy later. A subclass could return another value each time a field is read. Numbers and
+    other objects stay as they are, because the rules accept only the types int, float and bool themselves.
+    """
+    for kind in (*_RULES, Problem):
+        if isinstance(found, kind):
+            return kind(**{field.name: exact_copy(getattr(found, field.name)) for field in fields(kind)})
+    if isinstance(found, str):
+        return str.__str__(found)
+    if isinstance(found, tuple):
+        return tuple(map(exact_copy, found))
+    if isinstance(found, Mapping):
+        return {exact_copy(key): exact_copy(value) for key, value in found.items()}
+    if isinstance(found, AbstractSet):
+        return frozenset(map(exact_copy, found))
+    return found

@@ -1,0 +1,108 @@
+"""Ops of several tensors from a third party on each backend under test, and the rows of CI, which run this file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.testing import assert_close
+
+import tridal
+from backend_helpers import BUNDLED
+from third_party_tensors import CASES
+from tridal.devices.types import Backend
+
+ROOT = Path(__file__).parents[1]
+FILE = Path(__file__).relative_to(ROOT)
+ROW = "CI_BACKEND"
+"""The variable with the backend of a row of CI."""
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize(("shape", "dim"), [((5, 37), -1), ((37, 5), 0), ((3, 40, 7), 1), ((2, 3000), 1)])
+def test_results_and_gradients_equal_torch(
+    backend: Backend, device: torch.device, name: str, shape: tuple[int, ...], dim: int
+) -> None:
+    case = CASES[name]
+    exact = case.tensors(shape, dim, torch.float32, gradient=False)
+    tensors = [tensor.to(device).requires_grad_() for tensor in exact]
+    exact = [tensor.double().requires_grad_() for tensor in exact]
+    with tridal.record_calls() as calls:
+        results, wanted = (pack(f(*t, dim=dim)) for f, t in ((case.function, tensors), (case.expected, exact)))
+        upstream = [torch.linspace(0.5, 1.5, y.numel()).view(y.shape) for y in wanted]
+        found = torch.autograd.grad(results, tensors, [dy.to(device) for dy in upstream])
+    expected = torch.autograd.grad(wanted, exact, [dy.double() for dy in upstream])
+    for y, exact_y in zip((*results, *found), (*wanted, *expected), strict=True):
+        assert_close(y.detach().cpu().double(), exact_y.detach(), rtol=1e-5, atol=1e-5)
+    assert {(call.backend, call.reason) for call in calls} == {(backend.name, None)}
+    assert len(calls) == 2, "a forward and a backward"
+
+
+def pack(results: Any) -> tuple[torch.Tensor, ...]:
+    return (results,) if isinstance(results, torch.Tensor) else results
+
+
+def test_the_backend_of_a_row_of_ci_is_under_test(request: pytest.FixtureRequest) -> None:
+    """Otherwise a row without its device would pass, because the tests above would not run."""
+    from conftest import backends
+
+    name = os.environ.get(ROW)
+    assert name is None or name in [backend.name for backend in backends(request.config)]
+
+
+# -- ci.yml
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Yields the rows of the matrix of the job "test". A row of `include` adds one, because it changes a value."""
+    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
+    for backend in matrix["backend"]:
+        for run in matrix["run"]:
+            yield {"backend": backend, "run": run}
+    yield from matrix["include"]
+
+
+def commands(run: str) -> Iterator[str]:
+    """Yields the command lines with pytest that a command runs: those of the targets of make, or of a script."""
+    if run.startswith("make "):
+        text = "".join((ROOT / name).read_text() for name in ("Makefile", "npu.mk"))
+        for target in run.split()[1:]:
+            recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
+            for line in recipe[1].splitlines() if recipe else ():
+                yield from commands(line.strip())
+    elif run.startswith("scripts/"):
+        yield from re.findall(r"^.*-m pytest .*$", (ROOT / run.split()[0]).read_text(), re.MULTILINE)
+    elif "-m pytest " in run:
+        yield run
+
+
+def runs_this_file(command: str) -> bool:
+    """Whether a command line runs this file, by its name or because it names no file."""
+    return str(FILE) in command or "tests/" not in command
+
+
+def test_rows_of_ci_are_the_backends_with_an_entry_point() -> None:
+    assert {row["backend"] for row in rows()} == BUNDLED
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row['backend']}: {row['run']}")
+def test_each_row_of_ci_runs_the_ops_of_several_tensors(row: dict[str, Any]) -> None:
+    assert any(map(runs_this_file, commands(row["run"])))
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"), [("make demo lint", False), ("make test-rocm", False), ("make test", True)]
+)
+def test_commands_of_a_row_are_found(run: str, expected: bool) -> None:
+    assert any(map(runs_this_file, commands(run))) is expected
+
+
+def test_every_row_names_its_backend_in_the_environment() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]
+    assert job["env"][ROW] == "${{ matrix.backend }}"
