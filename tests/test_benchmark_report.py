@@ -23,10 +23,10 @@ def test_mean_share_does_not_count_skipped_workloads() -> None:
     second = Workload("small", "softmax", "forward", "float32", (4096, 512))
     rows = [result_row("torch", 0.5, first), result_row("torch", 0.8, second)]
     rows += [{**rows[0], "ms": None, "share_of_copy": None, "skipped": "no", "shape": "third"}]
-    shares = report.shares(rows, provider="torch", group="small")
+    shares = report.values(rows, provider="torch", group="small")
     assert shares == pytest.approx([0.5, 0.8])
     assert report.geometric_mean(shares) == pytest.approx(math.sqrt(0.4))
-    assert report.geometric_mean(report.shares(rows, provider="naive")) is None
+    assert report.geometric_mean(report.values(rows, provider="naive")) is None
 
 
 def test_shortfalls_are_missed_aims_and_faster_peers() -> None:

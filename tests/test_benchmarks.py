@@ -19,7 +19,7 @@ import torch
 
 import tridal
 from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
-from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
+from third_party_op import UNIT_NORM, add_op, unit_norm_in_table  # noqa: F401  a fixture
 from third_party_tensors import LOGSUMEXP, SKIP_NORM
 from tridal.benchmarks import measuring, timing, workloads
 from tridal.benchmarks.measuring import make_row
@@ -29,7 +29,7 @@ from tridal.benchmarks.results import Row
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, make_workloads
 from tridal.errors import PluginError
-from tridal.ops import Op, per_column, per_element, row_maths, table
+from tridal.ops import Op, per_column, per_element, row_maths
 from tridal.ops.arguments import Argument
 
 CPU = torch.device("cpu")
@@ -114,24 +114,19 @@ def test_aims_name_shape_classes_and_directions(op: str) -> None:
         assert all(0 < aim <= 1 for aim in aims.values())
 
 
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("name", ["tridal", "torch", "naive", "torch.jit.script"])
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_local_providers_match_torch(name: str, op: str, dim: int) -> None:
-    if name == "torch.jit.script" and sys.version_info >= (3, 14):
-        pytest.skip("torch.jit.script is not supported by this Python")
-    x = torch.randn(3, 4, 5)
-    torch.testing.assert_close(benchmark_of(op).functions[name](dim)(x), getattr(torch, op)(x, dim))
-
-
-@pytest.mark.usefixtures("unit_norm_in_table")
-@pytest.mark.parametrize("name", ["tridal", "reference", "torch.compile"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_providers_of_an_op_that_torch_does_not_have(name: str, dtype: torch.dtype) -> None:
-    x = torch.randn(3, 4, 5, dtype=dtype)
-    expected = torch.nn.functional.normalize(x.float(), dim=1).to(dtype)
-    (found,) = measuring._as_tuple(benchmark_of("unit_norm").functions[name](1)(x))
-    torch.testing.assert_close(found, expected)
+@pytest.mark.parametrize("op", sorted(measured_ops()))
+def test_implementations_without_another_library_agree_with_torch(op: str, dim: int) -> None:
+    entry, local = benchmark_of(op), ("tridal", "torch", "naive", "torch.jit.script")
+    names = [name for name in local if name in entry.functions and (name != local[-1] or sys.version_info < (3, 14))]
+    if entry.suite != "rows":
+        with pytest.raises(NotImplementedError, match="supports only the last dimension"):
+            entry.functions["tridal"](dim if dim != -1 else 0)
+        dim = -1
+    shape = (6, 5) if dim == -1 else (3, 4, 5)
+    for direction in entry.traffic:
+        rows = measure(Workload("grid", op, direction, "float32", shape, dim), *map(PROVIDERS.__getitem__, names))
+        assert {row["provider"]: row["skipped"] for row in rows} == dict.fromkeys(names)
 
 
 @pytest.mark.usefixtures("unit_norm_in_table")
@@ -141,13 +136,10 @@ def test_functions_of_an_op_without_an_entry_are_derived() -> None:
     assert set(benchmark_of("unit_norm").functions) == {"tridal", "reference", "torch.compile"}
 
 
-def add_op(monkeypatch: pytest.MonkeyPatch, entry: OpBenchmark | None = None, op: Op = UNIT_NORM) -> None:
-    """Adds an op to the table of ops, with this benchmark."""
-    if entry is not None:
-        monkeypatch.setattr(sys.modules[__name__], "ENTRY", entry, raising=False)
-        op = replace(op, benchmark=f"{__name__}:ENTRY")
-    registered = table.RegisteredOp(op.name, "a test", op)
-    monkeypatch.setattr(table, "_entries", (*table.registered(), registered))
+def add_benchmark(monkeypatch: pytest.MonkeyPatch, entry: OpBenchmark) -> None:
+    """Adds UNIT_NORM to the table of ops, with this benchmark."""
+    monkeypatch.setattr(sys.modules[__name__], "ENTRY", entry, raising=False)
+    add_op(monkeypatch, replace(UNIT_NORM, benchmark=f"{__name__}:ENTRY"))
 
 
 @pytest.mark.parametrize("file", sorted(PUBLISHED.rglob("results.json")), ids=lambda file: file.parent.name)
@@ -179,7 +171,7 @@ TENSORS: dict[str, tuple[Op, dict[str, int], list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors_traffic_and_implementations_follow_from_the_roles(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     op, traffic, shapes = TENSORS[name]
-    add_op(monkeypatch, op=op)
+    add_op(monkeypatch, op)
     entry, workload = benchmark_of(op.name), Workload("grid", op.name, "forward", "bfloat16", (6, 8, 2), 1)
     assert entry.traffic == traffic
     assert [tuple(tensor.shape) for tensor in measuring.make_inputs(workload, entry, CPU).tensors] == shapes
@@ -215,7 +207,7 @@ def test_random_tensors_have_the_shapes_of_their_roles() -> None:
 def test_benchmark_that_cannot_be_loaded_is_an_error_with_the_op(
     monkeypatch: pytest.MonkeyPatch, benchmark: str, message: str
 ) -> None:
-    add_op(monkeypatch, op=replace(UNIT_NORM, benchmark=benchmark))
+    add_op(monkeypatch, replace(UNIT_NORM, benchmark=benchmark))
     with pytest.raises(PluginError, match=f"^op 'unit_norm': benchmark '{benchmark}'.*{re.escape(message)}"):
         benchmark_of("unit_norm")
     assert replace(UNIT_NORM, benchmark=PLAIN).fault().startswith("benchmark: expected the name of an OpBenchmark as ")  # type: ignore[arg-type, union-attr]
@@ -243,7 +235,7 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(
         "reference": lambda dim: loss, "tridal": lambda dim: loss, "peer": lambda dim: without_weight_gradient,
     }  # fmt: skip
     tensors, traffic = (per_element("input"), per_column("weight")), {"forward": 1, "backward": 2}
-    add_op(monkeypatch, OpBenchmark(functions, tensors=tensors, traffic=traffic))
+    add_benchmark(monkeypatch, OpBenchmark(functions, tensors=tensors, traffic=traffic))
     workload = Workload("grid", "unit_norm", direction, "float32", (5, 7))
     ours, peer = measure(workload, PROVIDERS["tridal"], Provider("peer"))
     assert ours["gbps"] == pytest.approx(traffic[direction] * 5 * 7 * 4 / ours["ms"] * 1e-6)
@@ -256,7 +248,7 @@ def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_referen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = {"wrong": lambda dim: lambda x: row_maths.reference_of(UNIT_NORM, x, dim, (1e-6,)) * 1.01}
-    add_op(monkeypatch, OpBenchmark(functions))
+    add_benchmark(monkeypatch, OpBenchmark(functions))
     providers = PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"]
     reference, wrong, absent = measure(replace(SMALL, op="unit_norm"), *providers)
     assert reference["skipped"] is None
@@ -335,7 +327,7 @@ def test_reason_for_skipping_a_provider_is_one_short_line(
     def fail(dim: int) -> Function:
         raise error
 
-    add_op(monkeypatch, OpBenchmark({"failing": fail}))
+    add_benchmark(monkeypatch, OpBenchmark({"failing": fail}))
     (row,) = measure(replace(SMALL, op="unit_norm"), Provider("failing"))
     assert row["skipped"] == expected
     for row in measuring.measure_host_times([Provider("failing")], CPU, "unit_norm"):

@@ -15,7 +15,7 @@ import torch
 
 from cli_helpers import run, run_json, words
 from several_results import ROW_ENERGY
-from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
+from third_party_op import add_op, unit_norm_in_table  # noqa: F401  a fixture
 from tridal.benchmarks import measuring, providers, timing, workloads
 from tridal.benchmarks.providers import COPY, PROVIDERS
 from tridal.benchmarks.workloads import SHAPE_CLASSES
@@ -78,24 +78,6 @@ def test_json_output_equals_the_results_file(tmp_path: Path) -> None:
     assert {row["share_of_copy"] for row in document["measurements"]} == {None}
 
 
-@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
-def test_no_installed_provider_is_skipped(op: str) -> None:
-    document = bench_json(*SMALL, "--op", op, "--providers", "tridal,torch,naive,torch.jit.script")
-    skipped = {row["provider"]: row["skipped"] for row in document["measurements"] if row["skipped"]}
-    if sys.version_info >= (3, 14):
-        skipped.pop("torch.jit.script", None)
-    assert skipped == {}
-
-
-@pytest.mark.usefixtures("unit_norm_in_table")
-def test_op_of_a_third_party_is_measured_against_its_reference() -> None:
-    document = bench_json(*SMALL, "--op", "unit_norm")
-    measured = [row["provider"] for row in document["measurements"] if not row["skipped"]]
-    assert set(measured) == {COPY, "tridal", "reference"}
-    assert {row["op"] for row in document["measurements"]} == {"unit_norm"}
-    assert len(measured) == 2 * 2 * 3
-
-
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_providers_without_the_op_are_skipped_with_the_reason() -> None:
     output = bench(*SMALL, "--op", "unit_norm", "--providers", "tridal,torch,naive,torch.jit.script")
@@ -105,8 +87,7 @@ def test_providers_without_the_op_are_skipped_with_the_reason() -> None:
 
 
 def test_op_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = table.RegisteredOp("row_energy", "a test", ROW_ENERGY)
-    monkeypatch.setattr(table, "_entries", (*table.registered(), entry))
+    add_op(monkeypatch, ROW_ENERGY)
     document = bench_json(*SMALL, "--op", "row_energy", "--providers", "tridal,reference")
     assert [row["skipped"] for row in document["measurements"]] == [None] * 6
     assert {row["direction"] for row in document["measurements"]} == {"forward"}

@@ -41,8 +41,12 @@ UNIT_NORM = Op(
 """An op without a function in torch and without bounds of its own."""
 
 
+def add_op(monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
+    """Adds an op to the table of ops."""
+    monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp(op.name, "a test", op)))
+
+
 @pytest.fixture
 def unit_norm_in_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adds the op to the table of ops."""
-    entry = table.RegisteredOp("unit_norm", "a test", UNIT_NORM)
-    monkeypatch.setattr(table, "_entries", (*table.registered(), entry))
+    """Adds UNIT_NORM to the table of ops."""
+    add_op(monkeypatch, UNIT_NORM)

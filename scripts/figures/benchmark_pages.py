@@ -19,14 +19,13 @@ from tridal.benchmarks.report import (
     is_slower,
     number,
     providers,
-    shares,
     shortfalls,
+    values,
 )
 from tridal.benchmarks.results import Row, distinct, select
-from tridal.benchmarks.workloads import SHAPE_CLASSES
+from tridal.benchmarks.workloads import DIRECTIONS, SHAPE_CLASSES
 
 NAMES = {"softmax": "Softmax", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "cross_entropy": "Cross-entropy"}
-DIRECTIONS = ("forward", "backward")
 
 
 def share(row: Row | None) -> str:
@@ -44,7 +43,7 @@ def overview(results: Results) -> list[str]:
             cells = [f"[{NAMES[op]}](benchmarks/{op}.md)", dtype]
             for direction in DIRECTIONS:
                 rows = select(document["measurements"], dtype=dtype, direction=direction)
-                found = shares(rows, provider=OURS)
+                found = values(rows, provider=OURS)
                 others = [peer["share_of_copy"] for _, peer in comparisons(rows) if peer]
                 cells += [f"**{geometric_mean(found):.2f}** ({min(found):.2f} to {max(found):.2f})"]
                 cells += [number(geometric_mean(others), "share_of_copy")]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from figures.stored import Results
 from tridal.benchmarks.providers import OURS
-from tridal.benchmarks.report import EQUAL, as_lines, comparisons, geometric_mean, is_slower, providers, shares
+from tridal.benchmarks.report import EQUAL, as_lines, comparisons, geometric_mean, is_slower, providers, values
 from tridal.benchmarks.results import select
 
 CLASSES = (
@@ -43,7 +43,7 @@ def table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 
 def share(results: Results, op: str, provider: str, **workload: str) -> float:
     """Returns the geometric mean of a provider's shares of copy on some workloads."""
-    mean = geometric_mean(shares(results.ops[op]["measurements"], provider=provider, **workload))
+    mean = geometric_mean(values(results.ops[op]["measurements"], provider=provider, **workload))
     assert mean is not None, (op, provider, workload)
     return mean
 

@@ -33,9 +33,7 @@ def plot_front(document: Mapping[str, Any]) -> plot_style.Picture:
     axis.set_xlim(cols[0] * 0.8, cols[-1] * 1.1)
     ticks = [width for width in cols if width & (width - 1) == 0]
     axis.set_xticks(ticks, [compact(width) for width in ticks])
-    line_plot.scale_axis(axis, rows, "share_of_copy")
-    lines = {name: [(row["cols"], row) for row in select(rows, provider=name)] for name in names}
-    line_plot.plot_lines(axis, [lines], "share_of_copy")
+    line_plot.plot_lines(axis, [[(row["cols"], row) for row in rows]], names, "share_of_copy", rows)
     description = f"{title}: share of copy of rows with {compact(cols[0])} to {compact(cols[-1])} columns; "
     return plot_style.Picture("front", figure, description + summarise(rows, names, "share_of_copy") + ".")
 

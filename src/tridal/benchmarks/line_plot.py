@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,7 @@ _MAX_RATIO = 50  # of rates on a linear axis
 _LABEL_GAP = 14.5  # minimum distance of labels in CSS pixels
 
 
-def scale_axis(axis: Any, rows: Rows, column: str) -> None:
+def _scale_axis(axis: Any, rows: Rows, column: str) -> None:
     """Sets the y axis for the values of these rows. One for shares of copy has a line for the copy.
 
     An axis for rates is logarithmic if they differ too much, as in the interpreter.
@@ -37,16 +38,19 @@ def scale_axis(axis: Any, rows: Rows, column: str) -> None:
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
-def plot_lines(axis: Any, parts: Sequence[Mapping[str, Sequence[tuple[float, Row]]]], column: str) -> None:
+def plot_lines(
+    axis: Any, parts: Sequence[Sequence[tuple[float, Row]]], names: Sequence[str], column: str, scaled: Rows
+) -> None:
     """Plots the rows of each provider at their places on the x axis, and labels the lines at their ends.
 
-    The parts are not connected. The limits of the axes must be set.
+    The parts are not connected. The limits of the x axis must be set. The y axis fits the rows `scaled`.
     """
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for part in parts:
-        for name, points in part.items():
-            _plot_line(axis, name, points, column)
-            lines.setdefault(name, []).extend((x, row[column]) for x, row in points if row["ms"])
+    _scale_axis(axis, scaled, column)
+    lines: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for part, (name, line) in product(parts, lines.items()):
+        points = [(x, row) for x, row in part if row["provider"] == name]
+        _plot_line(axis, name, points, column)
+        line += [(x, row[column]) for x, row in points if row["ms"]]
     if column == "share_of_copy":
         lines[COPY] = [(x, 1.0) for x in axis.get_xlim()]
     if found := {name: points for name, points in lines.items() if points}:

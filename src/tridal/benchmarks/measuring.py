@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,34 +48,56 @@ def measure(workload: Workload, providers: Sequence[Provider], device: torch.dev
 
     Skips all of them if the workload's tensors do not fit into memory.
     """
-    entry, names = benchmark_of(workload.op), [COPY, *(provider.name for provider in providers)]
+    entry, accelerated = benchmark_of(workload.op), timing.is_accelerator(device)
+    names, limit = [COPY, *(provider.name for provider in providers)], timing.noise_limit(accelerated)
+    directions = (workload.direction,)
+    compare = partial(_compare, workload, directions, providers, entry, device, timing.sampler(device), limit)
+    found, problem = attempt(compare, timing.ROUNDS, True)
+    results: dict[str, Timing | str] = {name: problem or found[name, workload.direction] for name in names}
+    copy, _ = _split(results[COPY])
+    traffic = entry.traffic[workload.direction]
+    return [make_row(workload, name, traffic, copy, results[name], accelerated) for name in names]
+
+
+def measure_host_times(providers: Sequence[Provider], device: torch.device, op: str) -> list[Row]:
+    """Measures how long a call keeps the host busy, without and with gradient, in microseconds."""
+    entry, workload = benchmark_of(op), Workload("host", op, "forward", "float32", HOST_SHAPE)
+    sample, rows = partial(timing.sample_host, device, calls=_HOST_CALLS), []
+    found = _compare(workload, ("forward", _RECORDED), providers, entry, device, sample, HOST_NOISE, _HOST_ROUNDS)
+    for (name, direction), result in found.items():
+        times, skipped = _split(result)
+        noisy = times is not None and HOST_NOISE.excess(times) > 1
+        row = {"provider": name, "grad": direction == _RECORDED, **_columns("us", times)}
+        rows.append({**row, "noisy": noisy, "skipped": skipped})
+    return rows
+
+
+def _compare(
+    workload: Workload, directions: Sequence[str], providers: Sequence[Provider], entry: OpBenchmark,
+    device: torch.device, sample: Callable[[Call], list[float]], limit: NoiseLimit, rounds: int, copies: bool = False,
+) -> dict[tuple[str, str], Timing | str]:  # fmt: skip
+    """Returns the timing of each provider and direction, or the reason why it was skipped.
+
+    First calls every function, which may compile it, and compares its results with those of the op's reference.
+    """
+    samples: dict[tuple[str, str], Sample] = {}
+    found: dict[tuple[str, str], Timing | str] = {}
     with timing.current_device(device):
-        found, problem = attempt(_measure, workload, providers, entry, device)
-    copy = problem or found[COPY]
-    if isinstance(copy, str):
-        found, copy = dict.fromkeys(names, copy), None
-    traffic, accelerated = entry.traffic[workload.direction], timing.is_accelerator(device)
-    return [make_row(workload, name, traffic, copy, found[name], accelerated) for name in names]
-
-
-def _measure(
-    workload: Workload, providers: Sequence[Provider], entry: OpBenchmark, device: torch.device
-) -> dict[str, Timing | str]:
-    """Returns each provider's timing, or the reason why it was skipped."""
-    sample = timing.sampler(device)
-    inputs = make_inputs(workload, entry, device)
-    exact = _exact_result(workload, entry, inputs)
-    source = inputs.grads[0] if inputs.grads else inputs.tensors[0].contiguous()
-    samples: dict[str, Sample] = {COPY: partial(sample, partial(torch.empty_like(source).copy_, source))}
-    skipped: dict[str, str] = {}
-    for provider in providers:
-        function, problem = attempt(_checked_function, provider, entry, workload, inputs, exact)
-        if problem is None:
-            samples[provider.name] = partial(_sample, provider, entry, workload.direction, function, inputs, sample)
-        else:
-            skipped[provider.name] = problem
-    del exact
-    return timing.compare(samples, timing.noise_limit(timing.is_accelerator(device))) | skipped
+        inputs = make_inputs(workload, entry, device)
+        exact = {direction: _exact_result(direction, workload.dim, entry, inputs) for direction in directions}
+        if copies:
+            source = inputs.grads[0] if inputs.grads else inputs.tensors[0].contiguous()
+            samples[COPY, directions[0]] = partial(sample, partial(torch.empty_like(source).copy_, source))
+        for provider in providers:
+            function, missing = attempt(_function, provider, entry, workload)
+            for direction in directions:
+                run = partial(_run, entry.contexts.get(provider.name, nullcontext), direction, function, inputs)
+                problem = missing or attempt(run, partial(_check, exact[direction], inputs.tensors[0].dtype))[1]
+                if problem is None:
+                    samples[provider.name, direction] = partial(run, sample)
+                found[provider.name, direction] = problem or ""
+        del exact
+        return found | timing.compare(samples, limit, rounds)
 
 
 def make_row(
@@ -137,18 +159,18 @@ def make_inputs(workload: Workload, entry: OpBenchmark, device: torch.device) ->
     return Inputs((x, *others), tuple(argument.differentiable for argument in entry.tensors), tuple(grads))
 
 
-@contextmanager
-def _calling(
-    provider: Provider, entry: OpBenchmark, direction: str, function: Function, inputs: Inputs
-) -> Iterator[Call]:
-    """Yields a call of the function or of its gradient. The provider's context is active."""
+def _run(
+    context: Callable[[], AbstractContextManager[Any]], direction: str, function: Function, inputs: Inputs,
+    use: Callable[[Call], Any],
+) -> Any:  # fmt: skip
+    """Returns use(call) for a call of the function or of its gradient, in the context of its provider."""
     with (
         torch.set_grad_enabled(direction != "forward"),
         # Run backward in this thread: waking torch's own thread can take longer than the cache flush.
         torch.autograd.set_multithreading_enabled(False),
-        entry.contexts.get(provider.name, nullcontext)(),
+        context(),
     ):
-        yield _make_call(direction, function, inputs)
+        return use(_make_call(direction, function, inputs))
 
 
 def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
@@ -165,20 +187,12 @@ def _make_call(direction: str, function: Function, inputs: Inputs) -> Call:
     return partial(torch.autograd.grad, outputs, wanted, grads, retain_graph=True)
 
 
-def _sample(
-    provider: Provider, entry: OpBenchmark, direction: str, function: Function, inputs: Inputs,
-    sample: Callable[[Call], list[float]],
-) -> list[float]:  # fmt: skip
-    with _calling(provider, entry, direction, function, inputs) as call:
-        return sample(call)
-
-
-def _exact_result(workload: Workload, entry: OpBenchmark, inputs: Inputs) -> tuple[Tensor, ...]:
+def _exact_result(direction: str, dim: int, entry: OpBenchmark, inputs: Inputs) -> tuple[Tensor, ...]:
     """Returns the result in at least float32, by torch's function or, if torch has none, by the op's reference."""
     wide = inputs._replace(tensors=tuple(map(_widened, inputs.tensors)), grads=tuple(map(_widened, inputs.grads)))
-    function = entry.functions["torch" if "torch" in entry.functions else "reference"](workload.dim)
-    with torch.set_grad_enabled(workload.direction == "backward"):
-        return _as_tuple(_make_call(workload.direction, function, wide)())
+    function = entry.functions["torch" if "torch" in entry.functions else "reference"](dim)
+    with torch.set_grad_enabled(direction == "backward"):
+        return _as_tuple(_make_call(direction, function, wide)())
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -189,54 +203,19 @@ def _as_tuple(result: Any) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
-def _function(provider: Provider, entry: OpBenchmark, op: str, dim: int) -> Function:
+def _function(provider: Provider, entry: OpBenchmark, workload: Workload) -> Function:
     """Returns the provider's function for an op. Raises an error if the package is missing or has no such function."""
     if provider.missing:
         raise ModuleNotFoundError(provider.missing)
     if provider.name not in entry.functions:
-        raise NotImplementedError(f"{provider.name} has no function for {op}")
-    return entry.functions[provider.name](dim)
+        raise NotImplementedError(f"{provider.name} has no function for {workload.op}")
+    return entry.functions[provider.name](workload.dim)
 
 
-def _checked_function(
-    provider: Provider, entry: OpBenchmark, workload: Workload, inputs: Inputs, exact: tuple[Tensor, ...]
-) -> Function:
-    """Returns the provider's function. Raises an error if the provider does not support it, or if results are wrong."""
-    function = _function(provider, entry, workload.op, workload.dim)
-    with _calling(provider, entry, workload.direction, function, inputs) as call:
-        for result, expected in zip(_as_tuple(call()), exact, strict=True):
-            if error := _excessive_error(result, expected, inputs.tensors[0].dtype):
-                raise ArithmeticError(f"wrong by {error:.2g} of the largest result")
-    return function
-
-
-def _excessive_error(result: Tensor, exact: Tensor, dtype: torch.dtype) -> float | None:
-    """Returns the largest error relative to the largest value, or None if the error is within rounding errors."""
-    largest, error = float(exact.abs().max()), float((result.detach() - exact).abs().max())
-    limit = _MAX_ROUNDINGS * max(torch.finfo(dtype).eps / 2, _MIN_UNIT) * largest
-    return None if error <= limit else error / largest if largest else math.inf
-
-
-def measure_host_times(providers: Sequence[Provider], device: torch.device, op: str) -> list[Row]:
-    """Measures how long a call keeps the host busy, without and with gradient, in microseconds."""
-    entry, workload = benchmark_of(op), Workload("host", op, "forward", "float32", HOST_SHAPE)
-    found: dict[tuple[str, bool], Timing | str] = {}
-    samples: dict[tuple[str, bool], Sample] = {}
-    with timing.current_device(device):
-        inputs = make_inputs(workload, entry, device)
-        for provider in providers:
-            function, missing = attempt(_function, provider, entry, op, -1)
-            for key, direction in (((provider.name, False), "forward"), ((provider.name, True), _RECORDED)):
-                sample = partial(_sample, provider, entry, direction, function, inputs)
-                # The first call compiles.
-                problem = missing or attempt(sample, partial(timing.sample_host, device, calls=1))[1]
-                if problem is None:
-                    samples[key] = partial(sample, partial(timing.sample_host, device, calls=_HOST_CALLS))
-                found[key] = problem or ""
-        found |= timing.compare(samples, HOST_NOISE, _HOST_ROUNDS)
-    rows = []
-    for (name, grad), result in found.items():
-        times, skipped = _split(result)
-        noisy = times is not None and HOST_NOISE.excess(times) > 1
-        rows.append({"provider": name, "grad": grad, **_columns("us", times), "noisy": noisy, "skipped": skipped})
-    return rows
+def _check(exact: tuple[Tensor, ...], dtype: torch.dtype, call: Call) -> None:
+    """Raises ArithmeticError if the call's results in this dtype are further from the exact ones than roundings are."""
+    for result, expected in zip(_as_tuple(call()), exact, strict=True):
+        largest, error = float(expected.abs().max()), float((result.detach() - expected).abs().max())
+        limit = _MAX_ROUNDINGS * max(torch.finfo(dtype).eps / 2, _MIN_UNIT) * largest
+        if not error <= limit:
+            raise ArithmeticError(f"wrong by {error / largest if largest else math.inf:.2g} of the largest result")

@@ -7,8 +7,8 @@ from typing import Any
 
 from tridal.benchmarks.plot_style import TIMES, title_of
 from tridal.benchmarks.providers import OURS, PROVIDERS
-from tridal.benchmarks.report import describe_conditions, geometric_mean, is_cpu, number, shares
-from tridal.benchmarks.results import Rows, distinct, select
+from tridal.benchmarks.report import describe_conditions, geometric_mean, is_cpu, number, values
+from tridal.benchmarks.results import Rows, distinct
 
 _OWN = ("torch", "tridal")  # distributions whose versions every caption has
 UNITS = {"share_of_copy": "share of copy (1.0 = as fast as y.copy_(x))", "gbps": "useful traffic in GB/s"}
@@ -72,9 +72,7 @@ def summarise(rows: Rows, names: Sequence[str], column: str) -> str:
     """Returns the geometric mean of each provider's values, and the range of tridal's, as text for a description."""
     parts, total = [], len(distinct(rows, "shape"))
     for name in names:
-        chosen = select(rows, provider=name)
-        found = shares(chosen) if column == "share_of_copy" else [row[column] for row in chosen if row[column]]
-        if not found:
+        if not (found := values(rows, column, provider=name)):
             continue
         low, mean, high = (number(value, column) for value in (min(found), geometric_mean(found), max(found)))
         notes = [f"{low} to {high}"] if name == OURS and low != high else []

@@ -35,10 +35,10 @@ def has_shares(rows: Rows) -> bool:
     return any(row["share_of_copy"] for row in rows)
 
 
-def shares(rows: Rows, **wanted: Any) -> list[float]:
-    """Returns the shares of copy of the rows with the wanted values, without skipped ones and impossible shares."""
-    found = [row["share_of_copy"] for row in select(rows, **wanted)]
-    return [share for share in found if share and share <= MAX_SHARE]
+def values(rows: Rows, column: str = "share_of_copy", **wanted: Any) -> list[float]:
+    """Returns the values of a column of the rows with the wanted values, without skipped ones and impossible shares."""
+    found = [row[column] for row in select(rows, **wanted)]
+    return [value for value in found if value and (column != "share_of_copy" or value <= MAX_SHARE)]
 
 
 def comparisons(rows: Rows) -> Iterator[tuple[Row, Row | None]]:
@@ -98,15 +98,13 @@ def class_table(rows: Rows, names: Sequence[str]) -> Table:
     for _, block in blocks(rows):
         cells = []
         for chosen in (select(block, provider=name) for name in names):
-            mean = geometric_mean(shares(chosen) if column == "share_of_copy" else [row[column] for row in chosen])
-            cells.append(_mark(chosen, column) + number(mean, column))
+            cells.append(_mark(chosen, column) + number(geometric_mean(values(chosen, column)), column))
         lines.append([block[0]["group"], block[0]["dtype"], block[0]["direction"], *cells])
     return ["class", "dtype", "direction", *names], lines
 
 
-def geometric_mean(values: Sequence[float | None]) -> float | None:
-    """Returns the geometric mean of the values that are not None, or None if there are none."""
-    found = [value for value in values if value is not None]
+def geometric_mean(found: Sequence[float]) -> float | None:
+    """Returns the geometric mean of values, or None if there are none."""
     return statistics.geometric_mean(found) if found else None
 
 

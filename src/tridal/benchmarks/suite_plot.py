@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tridal.benchmarks.line_plot import SPREAD, plot_lines, scale_axis
+from tridal.benchmarks.line_plot import SPREAD, plot_lines
 from tridal.benchmarks.plot_style import LETTER, PIXEL, QUIET, SMALL, TIMES, Picture, make_figure
 from tridal.benchmarks.plot_text import UNITS, describe_rates, describe_run, shape_labels, span_of, summarise
 from tridal.benchmarks.providers import COPY
@@ -62,21 +62,17 @@ def plot_suite(rows: Rows, document: Mapping[str, Any]) -> Picture:
     figure, axes = make_figure(title, f"{UNITS[column]}, by shape", caption, sizes, left=_LEFT, right=_RIGHT)
     for axis, panel in zip(axes, panels, strict=True):
         axis.set_xlim(0, _WIDTH)
-        scale_axis(axis, rows, column)
         ticks = {one.x(shape): label for one in panel for shape, label in zip(one.shapes, one.labels, strict=True)}
         axis.set_xticks(list(ticks), list(ticks.values()))
         parts = []
         for one in panel:
-            chosen = select(rows, group=one.name)
-            parts.append(
-                {name: [(one.x(row["shape"]), row) for row in select(chosen, provider=name)] for name in shown}
-            )
+            parts.append([(one.x(row["shape"]), row) for row in select(rows, group=one.name)])
             above = {"xytext": (0, 7 * PIXEL), "textcoords": "offset points", "xycoords": ("data", "axes fraction")}
             axis.annotate(one.title, (one.start, 1), fontweight="bold", **above)
             if TIMES not in one.labels[0]:
                 note, look = f"columns ({span_of(one.shapes)})", {"color": QUIET, "fontsize": SMALL * PIXEL}
                 axis.annotate(note, (_WIDTH, 1), ha="right", **above, **look)
-        plot_lines(axis, parts, column)
+        plot_lines(axis, parts, shown, column, rows)
     name = f"suite-{rows[0]['dtype']}-{rows[0]['direction']}"
     return Picture(name, figure, f"{title}: {UNITS[column]} by shape; {summarise(rows, names, column)}.")
 
