@@ -16,7 +16,8 @@ import pytest
 from tridal.devices.plugins import GROUP
 
 ROOT = Path(__file__).parents[1]
-BACKENDS = {path.name for path in (ROOT / "backends").iterdir() if (path / "__init__.py").exists()}
+SHARED = "tridal_accelerator"
+BACKENDS = {path.parent.name for path in (ROOT / "backends").glob("*/__init__.py")} - {SHARED}
 CONFIGS = {path.name for path in (ROOT / "configs").glob("*.yaml")}
 
 
@@ -71,7 +72,7 @@ def test_wheel_contains_all_files_of_the_packages_and_no_others(wheel: Path) -> 
 
 def package_files() -> set[str]:
     """Returns the files of all packages in the repository, relative to the folder that contains the package."""
-    packages = [ROOT / "src" / "tridal", *(ROOT / "backends" / name for name in BACKENDS)]
+    packages = [ROOT / "src" / "tridal", *(ROOT / "backends" / name for name in (*BACKENDS, SHARED))]
     files = {file.relative_to(package.parent) for package in packages for file in package.rglob("*") if file.is_file()}
     return {file.as_posix() for file in files if "__pycache__" not in file.parts}
 

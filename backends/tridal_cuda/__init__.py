@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources
+from tridal_accelerator import TorchBackend
 from tridal_cuda.architectures import ARCHITECTURES, present_gpu
 from tridal_cuda.planning import plan
 from tridal_cuda.resources import read_resources
 
-_EMPTY_CONTEXT = nullcontext()
 
-
-class Cuda:
+class Cuda(TorchBackend):
     """Serves tensors of device type "cuda". Rejects ROCm builds of torch, which use the same device type."""
 
     protocol = 1
@@ -24,9 +23,8 @@ class Cuda:
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
     schedules = frozenset({"whole_row", "cooperative", "column_loop"})
     features = frozenset({"peel", "reload", "overlap", "lanes", "scale_mask"})
-    interpreted = False
-    options: Mapping[str, Option] = {}
     install = "an NVIDIA driver, and a CUDA build of PyTorch, which includes Triton (pytorch.org, Get Started)"
+    devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
         """Returns the reason why CUDA cannot be used on this machine, or None if it can."""
@@ -42,19 +40,9 @@ class Cuda:
             return "the package triton is not installed"
         return None
 
-    def device_count(self) -> int:
-        """Returns the number of GPUs that torch sees."""
-        import torch
-
-        return torch.cuda.device_count()
-
     def properties(self, index: int) -> DeviceProperties:
         """Returns the properties of GPU `index`."""
         return present_gpu(index)
-
-    def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns the properties of one example GPU per compute capability, by architecture name."""
-        return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Ignores `options`, because this backend has none."""
@@ -64,20 +52,10 @@ class Cuda:
         """Returns the resources of a compiled kernel. Registers and spills are read from its cubin."""
         return read_resources(asm["cubin"], shared_memory)
 
-    def stream(self, index: int) -> int:
+    def raw_stream(self, index: int) -> int:
         """Returns the raw handle of torch's current stream."""
-        import torch
-
-        try:
-            return torch._C._cuda_getCurrentRawStream(index)  # faster, because it creates no Stream object
-        except AttributeError:  # this version of torch lacks the private function
-            return int(torch.cuda.current_stream(index).cuda_stream)
-
-    def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Returns torch's device guard, or an empty context if GPU `index` is already the current device."""
-        import torch
-
-        return _EMPTY_CONTEXT if torch.cuda.current_device() == index else torch.cuda.device(index)
+        handle: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)  # faster than an import
+        return handle
 
 
 backend = Cuda()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tridal.devices.types import KernelConfig, next_power_of_2
+from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_column_sums(problem: GpuProblem) -> Fit | None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import DeviceProperties, KernelConfig, Probe, Problem, Resources, next_power_of_2
+from tridal.devices.types import KernelConfig
 from tridal.errors import PlanError
+from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_cuda import tuning
 from tridal_cuda.resources import REGISTER_UNIT, max_registers_for, occupancy
-
-
-def cdiv(value: int, divisor: int) -> int:
-    """Returns the quotient, rounded up."""
-    return -(-value // divisor)
 
 
 def warps_for(elements: int, elements_per_thread: int) -> int:
@@ -29,11 +25,8 @@ def limit_rows(rows: int, cols: int, max_elements: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProblem(Problem):
+class GpuProblem(DeviceProblem):
     """A problem with the GPU that it is planned for and the probe that compiles its kernel."""
-
-    device: DeviceProperties
-    probe: Probe
 
     @property
     def reads_several(self) -> bool:
@@ -46,19 +39,9 @@ class GpuProblem(Problem):
         return self.rows * self.cols * self.itemsize
 
     @property
-    def peel(self) -> bool:
-        """Whether rows are peeled: they are if they are unaligned and have at least four vectors.
-
-        With sums over rows, only whole rows of one block are: then each program has rows with equal heads.
-        """
-        if self.column_writes and (self.outer > 1 or self.cols > tuning.SUMS_WHOLE_ROW_COLS):
-            return False
-        return self.layout == "row" and not self.aligned and self.cols >= 4 * self.vector
-
-    @property
-    def tile_cols(self) -> int:
-        """Columns of a tile for a whole row. The tile of a peeled row holds its aligned vectors only."""
-        return next_power_of_2(self.cols // self.vector * self.vector if self.peel else self.cols)
+    def peels_sums(self) -> bool:
+        """Whether rows can be peeled if the kernel sums over rows: whole rows of one block, which have equal heads."""
+        return self.outer == 1 and self.cols <= tuning.SUMS_WHOLE_ROW_COLS
 
     @property
     def half_of_registers(self) -> int:
@@ -90,10 +73,6 @@ class GpuProblem(Problem):
         enough = self.bytes_per_tensor >= self.device.cores * tuning.RELOAD_BYTES_IN_FLIGHT
         return self.has_large_l1 and self.aligned and self.itemsize == 2 and enough
 
-    def bytes_per_tile(self, config: KernelConfig) -> int:
-        """Returns the bytes that a program reads for one tile. Padding columns are not read."""
-        return config.rows * min(config.cols, self.cols) * self.bytes_read
-
     def with_reload(self, config: KernelConfig) -> KernelConfig:
         """Returns `config` with `reload` and with the number of warps that suits it."""
         narrow = self.layout == "row" and config.cols <= tuning.RELOAD_TILE_ELEMENTS
@@ -106,12 +85,9 @@ class GpuProblem(Problem):
         Raises:
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
-        # The error of exp2 is visible in float32 elements only: in a sum, it is smaller than the sum's rounding.
-        bias = tuning.EXP2_BIAS if self.writes[:1] == ("float32",) else 0.0  # float64 needs the device's exp
         peel = self.peel and (config.schedule != "column_loop" or self.statistics_only)
         persistent = config.persistent or bool(self.column_writes)  # otherwise each tile would store its sums
-        exp2_bias = bias if self.accumulator == 4 else None
-        config = replace(config, peel=peel, persistent=persistent, exp2_bias=exp2_bias)
+        config = replace(config, peel=peel, persistent=persistent, exp2_bias=self.exp2_bias(tuning.EXP2_BIAS))
         resources = self.probe(config)
         programs, formula = occupancy(config, resources, self.device)
         if programs == 0 and config.num_stages == 1:
@@ -138,21 +114,10 @@ class GpuProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """A compiled configuration with its resources and its occupancy. The occupancy of a software pipeline can be 0."""
+class Fit(Compiled):
+    """A compiled configuration. The occupancy of a software pipeline can be 0."""
 
     problem: GpuProblem
-    config: KernelConfig
-    resources: Resources
-    occupancy: int
-    """Programs that one multiprocessor can hold at the same time."""
-    formula: str
-    """The calculation of `occupancy`, as text."""
-
-    @property
-    def resident(self) -> int:
-        """Programs that the whole GPU can hold at the same time."""
-        return self.occupancy * self.problem.device.cores
 
     @property
     def bytes_in_flight(self) -> int:

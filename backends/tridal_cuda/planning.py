@@ -13,11 +13,12 @@ from tridal.devices.types import (
     next_power_of_2,
     with_row_range,
 )
+from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
 from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
 from tridal_cuda.cooperative import fit_cooperative
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, first_with_few_spills, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, first_with_few_spills, warps_for
 from tridal_cuda.single_pass import fit_single_pass
 from tridal_cuda.whole_row import fit_whole_row
 
@@ -40,14 +41,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     fitted = first_with_few_spills(fit(gpu_problem) for fit in (*_FITS, _fit_column_loop))
     assert fitted is not None, "column_loop fits every problem"
     programs, explanation = _count_programs(fitted)
-    config = fitted.config
-    spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
-    reason = (
-        f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
-        f"{fitted.resident} resident programs; {problem.rows} rows in {problem.tiles_of(config)} tiles of "
-        f"{config.rows} x {config.cols}: {explanation}{spilled}"
-    )
-    return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
+    return fitted.launch_plan(programs, gpu_problem.tiles_of(fitted.config), explanation)
 
 
 def _count_programs(fitted: Fit) -> tuple[int, str]:
@@ -70,7 +64,7 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
         return programs, f"{per_row} programs compute each row and all are resident at once, so {programs} are launched"
     if config.persistent:
         return groups, f"{groups} programs loop over the tiles"
-    return tiles, f"one program per tile, {tiles / fitted.resident:.1f} times as many as are resident"
+    return fitted.one_program_per_tile(tiles)
 
 
 def _fit_column_loop(problem: GpuProblem) -> Fit:

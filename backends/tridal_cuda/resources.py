@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
+from tridal_accelerator.gpu import round_up, smallest_limit
 
 REGISTER_UNIT = 8  # registers per thread; they are allocated in multiples of it on every supported architecture
 _QUARTERS = 4  # sub-partitions of a multiprocessor; each has its own warp scheduler and registers
@@ -49,7 +50,7 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
     threads = warp_size * config.num_warps
     limits: list[tuple[int, str]] = []
     if device.registers and resources.registers:
-        registers = _round_up(resources.registers, REGISTER_UNIT)
+        registers = round_up(resources.registers, REGISTER_UNIT)
         programs = device.registers // (registers * threads)
         formula = f"{device.registers}//({registers}*{warp_size}*{config.num_warps})"
         limits.append((programs, f"registers {formula}={programs}"))
@@ -60,14 +61,14 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
             limits.append((in_quarters, f"quarters {formula}={in_quarters}"))
     if device.shared_memory and resources.shared_memory:
         available = device.shared_memory + _RESERVED_SHARED_MEMORY  # `shared_memory` excludes it
-        used = _round_up(resources.shared_memory, _SHARED_MEMORY_UNIT) + _RESERVED_SHARED_MEMORY
+        used = round_up(resources.shared_memory, _SHARED_MEMORY_UNIT) + _RESERVED_SHARED_MEMORY
         limits.append((available // used, f"shared memory {available}//{used}={available // used}"))
     if device.max_threads:
         programs = device.max_threads // threads
         limits.append((programs, f"threads {device.max_threads}//{threads}={programs}"))
     if device.max_programs:
         limits.append((device.max_programs, f"programs {device.max_programs}"))
-    return min((programs for programs, _ in limits), default=1), f"min({', '.join(text for _, text in limits)})"
+    return smallest_limit(limits)
 
 
 def max_registers_for(programs: int, config: KernelConfig, device: DeviceProperties) -> int:
@@ -75,7 +76,3 @@ def max_registers_for(programs: int, config: KernelConfig, device: DevicePropert
     warps_per_quarter = -(-programs * config.num_warps // _QUARTERS)
     registers = (device.registers or 0) // _QUARTERS // ((device.warp_size or 32) * warps_per_quarter)
     return registers // REGISTER_UNIT * REGISTER_UNIT
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

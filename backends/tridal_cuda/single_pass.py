@@ -7,8 +7,9 @@ element once, so a loop over columns reads no element twice.
 from __future__ import annotations
 
 from tridal.devices.types import KernelConfig, Schedule, next_power_of_2
+from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_single_pass(problem: GpuProblem) -> Fit | None:

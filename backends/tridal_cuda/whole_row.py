@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tridal.devices.types import KernelConfig, next_power_of_2
+from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, cdiv, limit_rows, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, limit_rows, warps_for
 from tridal_cuda.resources import max_registers_for
 
 

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
-from tridal.devices.types import BackendBase, DeviceProperties, LaunchPlan, Option, Probe, Problem
+from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem
+from tridal_accelerator import TorchBackend, triton_has
 from tridal_npu.architectures import ARCHITECTURES, npu_properties
 from tridal_npu.planning import plan
 
 _PROGRAM_LIMIT = 65_536  # triton-ascend rejects a grid with this many programs or more
-_EMPTY_CONTEXT = nullcontext()
 
 
-class Npu(BackendBase):
+class Npu(TorchBackend):
     """Serves tensors of device type "npu". Vector cores do not support float64, so torch computes it."""
 
     protocol = 1
     name = "npu"
     device_type = "npu"
-    dtypes = frozenset({"float16", "bfloat16", "float32"})
-    schedules = frozenset({"whole_row", "column_loop"})
-    interpreted = False
     options: Mapping[str, Option] = {
         "num_programs": Option(
             default=32,
@@ -37,6 +32,7 @@ class Npu(BackendBase):
         "CANN (hiascend.com) and, in a Python environment without a community triton, pip install 'tridal[npu]', "
         "which installs torch_npu and triton-ascend"
     )
+    devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
         """Returns the reason why NPUs cannot be used on this machine, or None if they can."""
@@ -50,14 +46,12 @@ class Npu(BackendBase):
                 "installed and its set_env.sh is sourced. Until then, set TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that "
                 "torch can be imported"
             )
-        npu = _torch_npu()
+        npu = self.module()
         if npu is None or not npu.is_available():
             return "torch_npu sees no NPU: check the driver with npu-smi info, and check ASCEND_RT_VISIBLE_DEVICES"
-        triton = importlib.util.find_spec("triton")
-        if triton is None:
+        if (has_backend := triton_has("ascend")) is None:
             return "triton-ascend is not installed"
-        folders = triton.submodule_search_locations or ()
-        if not any(Path(folder, "backends", "ascend").is_dir() for folder in folders):
+        if not has_backend:
             return (
                 "the triton that is installed is not triton-ascend, which replaces it: "
                 "pip uninstall triton, then pip install --force-reinstall triton-ascend"
@@ -66,42 +60,20 @@ class Npu(BackendBase):
             return "triton-ascend needs pybind11 but does not install it: pip install pybind11"
         return None
 
-    def device_count(self) -> int:
-        """Returns the number of NPUs that torch_npu sees."""
-        return int(_torch_npu().device_count())
-
     def properties(self, index: int) -> DeviceProperties:
         """Returns the properties of NPU `index`. torch_npu reports all except the size of the unified buffer."""
-        npu = _torch_npu().get_device_properties(index)
+        npu = self.module().get_device_properties(index)
         return npu_properties(npu.name.lower(), npu.name, npu.vector_core_num, npu.total_memory, npu.L2_cache_size)
-
-    def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns the properties of example NPUs, by architecture name."""
-        return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Does not use `probe`, because it needs no compiled kernel."""
         return plan(problem, device, options["num_programs"])
 
-    def stream(self, index: int) -> int:
+    def raw_stream(self, index: int) -> int:
         """Returns the raw handle of torch_npu's current stream. triton-ascend launches on the same stream."""
-        try:
-            from torch_npu._C import _npu_getCurrentRawStream
-        except ImportError:  # this version of torch_npu lacks the private function
-            return int(_torch_npu().current_stream(index).npu_stream)
+        from torch_npu._C import _npu_getCurrentRawStream
+
         return _npu_getCurrentRawStream(index)  # type: ignore[no-any-return]
-
-    def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Returns torch_npu's device guard, or an empty context if NPU `index` is already the current device."""
-        npu = _torch_npu()
-        return _EMPTY_CONTEXT if npu.current_device() == index else npu.device(index)
-
-
-def _torch_npu() -> Any:
-    """Returns the module `torch.npu`, or None. torch_npu registers it when it is imported."""
-    import torch
-
-    return getattr(torch, "npu", None)
 
 
 backend = Npu()

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem, Resources
+from tridal.devices.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources
+from tridal_accelerator import TorchBackend, triton_has
 from tridal_rocm.architectures import ARCHITECTURES, present_gpu
 from tridal_rocm.planning import plan
 from tridal_rocm.resources import read_resources
 
-_EMPTY_CONTEXT = nullcontext()
 
-
-class Rocm:
+class Rocm(TorchBackend):
     """Serves tensors of device type "cuda" of ROCm builds of torch. Rejects other builds."""
 
     protocol = 1
     name = "rocm"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
-    schedules = frozenset({"whole_row", "column_loop"})
     features = frozenset({"peel", "scale_mask"})
-    interpreted = False
-    options: Mapping[str, Option] = {}
     install = (
         "AMD's driver amdgpu, and a ROCm build of PyTorch, which includes Triton: pip install torch --index-url URL, "
         "where URL is PyTorch's index of ROCm builds (pytorch.org, Get Started), then pip install 'tridal[rocm]'"
     )
+    devices = ARCHITECTURES
 
     def unavailable(self) -> str | None:
         """Returns the reason why ROCm cannot be used on this machine, or None if it can."""
@@ -43,29 +38,18 @@ class Rocm:
                 "torch sees no AMD GPU: check the driver with rocminfo, check that the user is in the groups render "
                 "and video, and check HIP_VISIBLE_DEVICES"
             )
-        triton = importlib.util.find_spec("triton")
-        if triton is None:
+        if (has_backend := triton_has("amd")) is None:
             return "the package triton is not installed: reinstall the ROCm build of torch, which requires it"
-        if not any(Path(folder, "backends", "amd").is_dir() for folder in triton.submodule_search_locations or ()):
+        if not has_backend:
             return (
                 "the triton that is installed has no AMD backend: uninstall it, then reinstall the ROCm build of torch "
                 "with the packages it requires"
             )
         return None
 
-    def device_count(self) -> int:
-        """Returns the number of GPUs that torch sees."""
-        import torch
-
-        return torch.cuda.device_count()
-
     def properties(self, index: int) -> DeviceProperties:
         """Returns the properties of GPU `index`. Raises PlanError for an architecture without plans."""
         return present_gpu(index)
-
-    def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns the properties of one example GPU per architecture, by LLVM's name of the architecture."""
-        return ARCHITECTURES
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Ignores `options`, because this backend has none."""
@@ -75,20 +59,10 @@ class Rocm:
         """Returns the resources of a compiled kernel. Registers and spills are read from its assembly."""
         return read_resources(asm["amdgcn"], shared_memory)
 
-    def stream(self, index: int) -> int:
+    def raw_stream(self, index: int) -> int:
         """Returns the raw handle of torch's current stream."""
-        import torch
-
-        try:
-            return torch._C._cuda_getCurrentRawStream(index)  # faster, because it creates no Stream object
-        except AttributeError:  # this version of torch lacks the private function
-            return int(torch.cuda.current_stream(index).cuda_stream)
-
-    def guard(self, index: int) -> AbstractContextManager[Any]:
-        """Returns torch's device guard, or an empty context if GPU `index` is already the current device."""
-        import torch
-
-        return _EMPTY_CONTEXT if torch.cuda.current_device() == index else torch.cuda.device(index)
+        handle: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)  # faster than an import
+        return handle
 
 
 backend = Rocm()

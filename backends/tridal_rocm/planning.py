@@ -9,7 +9,7 @@ The constants are calculated, not measured.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 
 from tridal.devices.types import (
     DeviceProperties,
@@ -17,17 +17,16 @@ from tridal.devices.types import (
     LaunchPlan,
     Probe,
     Problem,
-    Resources,
     next_power_of_2,
     with_row_range,
 )
 from tridal.errors import PlanError
+from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_rocm.resources import MAX_THREADS, occupancy
 
 _KIB = 1 << 10
 _CACHE_LINE = 128  # bytes
 _MAX_LAUNCHED_THREADS = (1 << 32) - 1  # of all programs of a launch, a limit of HIP
-_VECTORS_PEELED = 4  # narrower rows have too few aligned vectors to peel
 # An MI300X reads 5.3 TB/s, so each of its 304 compute units needs 14 KiB in flight for a latency of 0.8 us. Programs
 # load for a part of their time only. An MI355X needs 25 KiB for 8 TB/s and 256 compute units.
 _BYTES_IN_FLIGHT = 64 * _KIB
@@ -42,18 +41,6 @@ _MAX_HALVINGS = 3  # of a tile, to spill less; each takes a compilation
 _EXP2_BIAS = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """A compiled configuration with its resources and its occupancy."""
-
-    config: KernelConfig
-    resources: Resources
-    occupancy: int
-    """Programs that one core can hold at the same time."""
-    formula: str
-    """The calculation of `occupancy`, as text."""
-
-
 @with_row_range
 def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
     """Returns a plan with the first configuration that fits and does not spill: of `whole_row`, then of `column_loop`.
@@ -63,48 +50,38 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     Raises:
         PlanError: no program of any configuration fits on a core.
     """
-    fitted: _Fit | None = None
-    for config in (*_whole_rows(problem, device), *_column_loops(problem, device)):
-        found = _fit(problem, device, probe, config)
+    gpu_problem, fitted = DeviceProblem(**asdict(problem), device=device, probe=probe), None
+    for config in (*_whole_rows(gpu_problem), *_column_loops(gpu_problem)):
+        found = _fit(gpu_problem, config)
         if found.occupancy and (fitted is None or found.resources.spills < fitted.resources.spills):
             fitted = found
         if fitted is not None and not fitted.resources.spills:
             break
     if fitted is None:
         raise PlanError(f"{found.config} does not fit on {device.name}: {found.formula}")
-    config, tiles = fitted.config, problem.tiles(fitted.config.rows)
-    programs, explanation = _count_programs(problem, device, fitted, tiles)
-    spilled = f"; {fitted.resources.spills} bytes per thread are spilled" if fitted.resources.spills else ""
-    reason = (
-        f"occupancy {fitted.occupancy} = {fitted.formula}; {device.cores} {device.core_name}s x {fitted.occupancy} = "
-        f"{device.cores * fitted.occupancy} resident programs; {problem.rows} rows in {tiles} tiles of {config.rows} x "
-        f"{config.cols}: {explanation}{spilled}"
-    )
-    return LaunchPlan(config, programs, reason, fitted.occupancy, fitted.resources)
+    tiles = problem.tiles(fitted.config.rows)
+    programs, explanation = _count_programs(fitted, tiles)
+    return fitted.launch_plan(programs, tiles, explanation)
 
 
-def _fit(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig) -> _Fit:
+def _fit(problem: DeviceProblem, config: KernelConfig) -> Compiled:
     """Sets `exp2_bias`, compiles the configuration, and computes its occupancy, which is 0 if it does not fit."""
-    # The error of exp2 is visible in float32 outputs only. float64 statistics need the device's exp.
-    bias = _EXP2_BIAS if problem.writes[:1] == ("float32",) else 0.0
-    config = replace(config, exp2_bias=bias if problem.accumulator == 4 else None)
-    resources = probe(config)
-    return _Fit(config, resources, *occupancy(config, resources, device))
+    config = replace(config, exp2_bias=problem.exp2_bias(_EXP2_BIAS))
+    resources = problem.probe(config)
+    return Compiled(problem, config, resources, *occupancy(config, resources, problem.device))
 
 
-def _count_programs(problem: Problem, device: DeviceProperties, fitted: _Fit, tiles: int) -> tuple[int, str]:
+def _count_programs(fitted: Compiled, tiles: int) -> tuple[int, str]:
     """Returns the number of programs to launch, and the explanation for the plan's `reason`.
 
     Programs that loop are as many as keep `_BYTES_IN_FLIGHT` in flight. More would write more partial sums. With
     `column_loop`, they are fewer if their rows would fill more than half of the cache, from which they are read again.
     The other half is for the results.
     """
-    config = fitted.config
+    config, problem, device = fitted.config, fitted.problem, fitted.problem.device
     if not config.persistent:
-        resident = device.cores * fitted.occupancy
-        return tiles, f"one program per tile, {tiles / resident:.1f} times as many as are resident"
-    tile = config.rows * min(config.cols, problem.cols) * problem.bytes_read
-    per_core = min(fitted.occupancy, max(_MIN_PERSISTENT, -(-_BYTES_IN_FLIGHT // tile)))
+        return fitted.one_program_per_tile(tiles)
+    per_core = min(fitted.occupancy, max(_MIN_PERSISTENT, cdiv(_BYTES_IN_FLIGHT, problem.bytes_per_tile(config))))
     rows, cache = config.rows * problem.cols * problem.bytes_read, device.l2_cache or 0
     writes = bool(problem.writes or problem.column_writes)
     read_twice = config.schedule == "column_loop" and problem.statistics > 0 and writes
@@ -118,18 +95,15 @@ def _count_programs(problem: Problem, device: DeviceProperties, fitted: _Fit, ti
     return programs, explanation
 
 
-def _whole_rows(problem: Problem, device: DeviceProperties) -> Iterator[KernelConfig]:
+def _whole_rows(problem: DeviceProblem) -> Iterator[KernelConfig]:
     """Yields configurations of `whole_row`, each with twice the warps, too; fewer and fewer inner-dim rows per tile."""
-    warp_size = device.warp_size or 64
-    peel = problem.layout == "row" and not problem.aligned and not problem.column_writes
-    peel = peel and problem.cols >= _VECTORS_PEELED * problem.vector
-    cols = next_power_of_2(problem.cols // problem.vector * problem.vector if peel else problem.cols)
+    warp_size, cols, peel = problem.device.warp_size or 64, problem.tile_cols, problem.peel
     weight = _registers_per_element(problem)
     rows = max(1, _NARROW_ELEMENTS * warp_size // cols)
     rows = next_power_of_2(problem.inner, rows)
     min_rows = rows
     if problem.layout == "inner":
-        min_rows, most = _inner_rows(problem, device)
+        min_rows, most = _inner_rows(problem)
         rows = max(rows, most)
     while rows >= min_rows:
         if rows * cols <= MAX_THREADS * _MAX_ELEMENTS // weight:
@@ -143,23 +117,23 @@ def _whole_rows(problem: Problem, device: DeviceProperties) -> Iterator[KernelCo
         rows //= 2
 
 
-def _column_loops(problem: Problem, device: DeviceProperties) -> Iterator[KernelConfig]:
+def _column_loops(problem: DeviceProblem) -> Iterator[KernelConfig]:
     """Yields configurations of `column_loop` with smaller and smaller tiles. The next tile's loads are prefetched."""
-    threads, rows = MAX_THREADS // 2, _inner_rows(problem, device)[1] if problem.layout == "inner" else 1
+    threads, rows = MAX_THREADS // 2, _inner_rows(problem)[1] if problem.layout == "inner" else 1
     elements = threads * _LOOP_ELEMENTS // _registers_per_element(problem)
     for _ in range(1 + _MAX_HALVINGS):
         cols = max(1, min(elements // rows, next_power_of_2(problem.cols)))
-        yield KernelConfig("column_loop", rows, cols, threads // (device.warp_size or 64), num_stages=2)
+        yield KernelConfig("column_loop", rows, cols, threads // (problem.device.warp_size or 64), num_stages=2)
         elements //= 2
 
 
-def _inner_rows(problem: Problem, device: DeviceProperties) -> tuple[int, int]:
+def _inner_rows(problem: DeviceProblem) -> tuple[int, int]:
     """Returns the fewest and the most inner-dim rows of a tile: half of a cache line, and a full line.
 
     If there are fewer tiles of full lines than cores, the most are half of a line, too.
     """
     line = _CACHE_LINE // problem.itemsize
-    few = problem.tiles(line) < device.cores
+    few = problem.tiles(line) < problem.device.cores
     return next_power_of_2(problem.inner, line // 2), next_power_of_2(problem.inner, line // 2 if few else line)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
+from tridal_accelerator.gpu import round_up, smallest_limit
 
 MAX_THREADS = 1024  # per program
 _SIMDS = 4
@@ -40,7 +41,7 @@ def waves_per_simd(registers: int, device: DeviceProperties) -> tuple[int, str]:
     """Returns the number of waves that the registers of a SIMD can hold, and the calculation as text."""
     lanes = _SIMDS * (device.warp_size or 64)
     per_lane, most = (device.registers or 131_072) // lanes, (device.max_threads or 2048) // lanes
-    allocated = _round_up(max(1, registers), per_lane // _REGISTER_UNITS)
+    allocated = round_up(max(1, registers), per_lane // _REGISTER_UNITS)
     return min(most, per_lane // allocated), f"min({most}, {per_lane}//{allocated})"
 
 
@@ -53,14 +54,10 @@ def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperti
     programs = _SIMDS * waves // config.num_warps
     limits = [(programs, f"waves {_SIMDS}*{formula}//{config.num_warps}={programs}")]
     if resources.shared_memory and device.shared_memory:
-        used = _round_up(resources.shared_memory, device.shared_memory // _LDS_UNITS)
+        used = round_up(resources.shared_memory, device.shared_memory // _LDS_UNITS)
         most = device.shared_memory // (2 if device.warp_size == 32 else 1)  # half of a workgroup processor's
         available = device.shared_memory if used <= most else most
         limits.append((available // used, f"LDS {available}//{used}={available // used}"))
     if device.max_programs:
         limits.append((device.max_programs, f"programs {device.max_programs}"))
-    return min(programs for programs, _ in limits), f"min({', '.join(text for _, text in limits)})"
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+    return smallest_limit(limits)

@@ -1,0 +1,50 @@
+"""What the backends of accelerators share: a base class for devices of torch. It names no device."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from tridal.devices.types import BackendBase
+
+_EMPTY_CONTEXT = nullcontext()
+
+
+class TorchBackend(BackendBase):
+    """Base class of backends whose devices are those of the module `torch.<device type>`."""
+
+    def module(self) -> Any:
+        """Returns the module `torch.<device type>`, or None. A vendor's package registers it when it is imported."""
+        import torch
+
+        return getattr(torch, self.device_type, None)
+
+    def device_count(self) -> int:
+        """Returns the number of devices that torch sees."""
+        return int(self.module().device_count())
+
+    def raw_stream(self, index: int) -> int:
+        """Returns the raw handle of torch's current stream by a private function, which creates no Stream object."""
+        raise NotImplementedError
+
+    def stream(self, index: int) -> int:
+        """Returns the raw handle of torch's current stream."""
+        try:
+            return self.raw_stream(index)
+        except (AttributeError, ImportError):  # this version of torch lacks the private function
+            return int(getattr(self.module().current_stream(index), f"{self.device_type}_stream"))
+
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """Returns torch's device guard, or an empty context if the device is already the current one."""
+        module = getattr(sys.modules["torch"], self.device_type)  # faster than an import, and every call uses the guard
+        return _EMPTY_CONTEXT if module.current_device() == index else module.device(index)
+
+
+def triton_has(backend: str) -> bool | None:
+    """Returns whether the triton that is installed has a backend, or None if there is no triton."""
+    spec = importlib.util.find_spec("triton")
+    folders = (spec and spec.submodule_search_locations) or ()
+    return None if spec is None else any(Path(folder, "backends", backend).is_dir() for folder in folders)

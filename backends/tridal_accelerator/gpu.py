@@ -1,0 +1,94 @@
+"""Plans for GPUs: a problem with its GPU, and compiled configurations with their occupancy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources, next_power_of_2
+
+MIN_PEELED_VECTORS = 4
+"""Narrower rows have too few aligned vectors to peel."""
+
+
+def cdiv(value: int, divisor: int) -> int:
+    """Returns the quotient, rounded up."""
+    return -(-value // divisor)
+
+
+def round_up(value: int, unit: int) -> int:
+    """Returns the smallest multiple of `unit` that is not less than `value`."""
+    return cdiv(value, unit) * unit
+
+
+def smallest_limit(limits: list[tuple[int, str]]) -> tuple[int, str]:
+    """Returns the smallest of the limits on resident programs, at least one of which is known, and their texts."""
+    return min((programs for programs, _ in limits), default=1), f"min({', '.join(text for _, text in limits)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProblem(Problem):
+    """A problem with the GPU that it is planned for and the probe that compiles its kernel."""
+
+    device: DeviceProperties
+    probe: Probe
+
+    @property
+    def peels_sums(self) -> bool:
+        """Whether rows can be peeled if the kernel sums over rows."""
+        return False
+
+    @property
+    def peel(self) -> bool:
+        """Whether rows are peeled: they are if they are unaligned and have enough vectors."""
+        wide = self.cols >= MIN_PEELED_VECTORS * self.vector
+        return self.layout == "row" and not self.aligned and wide and (not self.column_writes or self.peels_sums)
+
+    @property
+    def tile_cols(self) -> int:
+        """Columns of a tile for a whole row. The tile of a peeled row holds its aligned vectors only."""
+        return next_power_of_2(self.cols // self.vector * self.vector if self.peel else self.cols)
+
+    def exp2_bias(self, bias: float) -> float | None:
+        """Returns the field `exp2_bias` of a configuration for a GPU whose exp2 has this mean error.
+
+        The error is visible in float32 elements only: in a sum, it is smaller than the sum's rounding. float64 needs
+        the device's exp.
+        """
+        return None if self.accumulator == 8 else bias if self.writes[:1] == ("float32",) else 0.0
+
+    def bytes_per_tile(self, config: KernelConfig) -> int:
+        """Returns the bytes that a program reads for one tile. Padding columns are not read."""
+        return config.rows * min(config.cols, self.cols) * self.bytes_read
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled configuration with its resources and its occupancy."""
+
+    problem: DeviceProblem
+    config: KernelConfig
+    resources: Resources
+    occupancy: int
+    """Programs that one core can hold at the same time."""
+    formula: str
+    """The calculation of `occupancy`, as text."""
+
+    @property
+    def resident(self) -> int:
+        """Programs that the whole GPU can hold at the same time."""
+        return self.occupancy * self.problem.device.cores
+
+    def launch_plan(self, programs: int, tiles: int, explanation: str) -> LaunchPlan:
+        """Returns the plan with so many programs. The reason has the occupancy, the tiles and the explanation."""
+        config, problem, device, spills = self.config, self.problem, self.problem.device, self.resources.spills
+        spilled = f"; {spills} bytes per thread are spilled" if spills else ""
+        reason = (
+            f"occupancy {self.occupancy} = {self.formula}; {device.cores} {device.core_name}s x {self.occupancy} = "
+            f"{self.resident} resident programs; {problem.rows} rows in {tiles} tiles of "
+            f"{config.rows} x {config.cols}: {explanation}{spilled}"
+        )
+        return LaunchPlan(config, programs, reason, self.occupancy, self.resources)
+
+    def one_program_per_tile(self, tiles: int) -> tuple[int, str]:
+        """Returns the number of programs that do not loop, and the explanation for the plan's `reason`."""
+        return tiles, f"one program per tile, {tiles / self.resident:.1f} times as many as are resident"
