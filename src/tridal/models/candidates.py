@@ -14,7 +14,7 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import loss_comparison, norm_comparison, norm_identity
+from tridal.models import activations, loss_comparison, norm_comparison, norm_identity
 from tridal.models.losses import CausalLM, CausalLMForm, Head
 from tridal.models.replacements import Function, Norm, Replacement
 
@@ -50,11 +50,14 @@ def class_name(module: torch.nn.Module) -> str:
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
-    return _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module)
+    known = _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module)
+    return known or (_may_be_activation(module) and activations.find_function(module) is not None)
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
+    if _may_be_activation(module):
+        return _decide_activation(module)
     if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
@@ -70,6 +73,15 @@ def decide(module: torch.nn.Module) -> Decision | None:
     if found.form is None:
         return Decision(reason=found.reason)
     return Decision(Norm, found.form, str(found.form), norm_comparison.describe(found, module))
+
+
+def _decide_activation(module: torch.nn.Module) -> Decision | None:
+    found = activations.find_function(module)
+    if found is None:
+        return None
+    if (reason := _why_not(module)) is not None:
+        return Decision(reason=reason)
+    return Decision(reason=found[1]) if isinstance(found, tuple) else Decision(activations.Activation, found, found)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
@@ -102,6 +114,13 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
     if module._modules or isinstance(module, Replacement):
         return False
     return isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or bool(NORM.search(class_name(module)))
+
+
+def _may_be_activation(module: torch.nn.Module) -> bool:
+    """Returns whether a module may be an activation. Those of torch already call one function of torch."""
+    if isinstance(module, (Replacement, torch.jit.ScriptModule)) or type(module).__module__.startswith("torch."):
+        return False
+    return bool(activations.NAME.search(class_name(module)))
 
 
 def _may_be_function(module: torch.nn.Module) -> bool:
