@@ -21,10 +21,11 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
     """Makes tridal compute the norms, the softmax modules and the loss of a model, whose modules stay the same objects.
 
     Replaced are RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, and the loss of causal
-    language models of transformers. An activation that takes several operations is replaced by torch's function, if it
-    computes the same; a compiler gets the operations of the class. A class of norms is replaced only if a copy with random weights computes the same
-    as tridal, including the order of rounding. Parameters, hooks, state dicts, copies and pickles are as before. On
-    devices that no backend serves, and for dtypes for which the class computes something else, its own forward runs.
+    language models of transformers. An activation that takes several operations is replaced by torch's function, if
+    it computes the same; a compiler gets the operations of the class. A class of norms is replaced only if a copy
+    with random weights computes the same as tridal, including the order of rounding. Parameters, hooks, state
+    dicts, copies and pickles are as before. On devices that no backend serves, and for dtypes for which the class
+    computes something else, its own forward runs.
 
     Args:
         model: any module. Its submodules are searched, too.
