@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
@@ -120,3 +123,15 @@ def install_wheel(package: Path, folder: Path, name: str) -> Path:
     install = [*pip, "install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
     subprocess.run(install, check=True, timeout=240)
     return site
+
+
+def at_the_same_time(*functions: Callable[[], object]) -> list[Any]:
+    """Calls functions in threads that start together. Returns their results in order."""
+    barrier = threading.Barrier(len(functions))
+
+    def run(function: Callable[[], object]) -> object:
+        barrier.wait(timeout=10)
+        return function()
+
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return list(threads.map(run, functions))

@@ -1,10 +1,8 @@
-"""The CUDA backend without a GPU: occupancy, resources of compiled kernels, the stream, and what is missing."""
+"""The CUDA backend without a GPU: occupancy, and resources of compiled kernels."""
 
 from __future__ import annotations
 
-import re
 import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +10,6 @@ import pytest
 
 from tridal.devices import registry
 from tridal.devices.types import DeviceProperties, KernelConfig, Resources
-from tridal_cuda.architectures import present_gpu
 from tridal_cuda.resources import max_registers_for, occupancy, read_resources
 
 CUDA = registry.get("cuda")
@@ -62,65 +59,6 @@ def test_max_registers_for_admits_that_many_programs_and_no_more_registers_do(pr
     assert occupancy(config, Resources(registers + 8, 0, 0), registers_only)[0] < programs
 
 
-def test_unavailable_names_what_is_missing_without_a_gpu() -> None:
-    import torch
-
-    reason = CUDA.unavailable()
-    if torch.cuda.is_available():
-        assert reason is None
-    else:
-        assert reason is not None
-        assert re.search("built without CUDA|sees no CUDA device|ROCm", reason)
-
-
-@pytest.mark.parametrize(
-    ("capability", "max_programs"),
-    [((9, 0), 32), ((7, 0), 16), ((8, 6), 16), ((8, 9), 24), ((8, 7), 16), ((11, 0), None)],
-)
-def test_properties_of_a_present_gpu_are_those_of_torch_and_triton(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], max_programs: int | None
-) -> None:
-    runtime = pytest.importorskip("triton.runtime")
-    import torch
-
-    major, minor = capability
-    from_torch = {"major": major, "minor": minor, "name": "Some GPU", "max_threads_per_multi_processor": 2048}
-    from_torch |= {"L2_cache_size": 60 << 20, "total_memory": 141 << 30}
-    from_triton = {"multiprocessor_count": 78, "max_num_regs": 65_536, "max_shared_mem": 232_448, "warpSize": 32}
-    active = SimpleNamespace(utils=SimpleNamespace(get_device_properties=lambda index: from_triton))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**from_torch))
-    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=active))
-    assert present_gpu.__wrapped__(0) == DeviceProperties(
-        name="Some GPU",
-        arch=f"sm_{major}{minor}",
-        cores=78,
-        core_name="SM",
-        target=("cuda", 10 * major + minor, 32),
-        warp_size=32,
-        registers=65_536,
-        shared_memory=232_448,
-        max_threads=2048,
-        max_programs=max_programs,
-        l2_cache=60 << 20,
-        memory=141 << 30,
-    )
-
-
-def test_the_stream_is_read_by_the_private_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index, raising=False)
-    assert CUDA.stream(1) == 101
-
-
-def test_without_the_private_function_the_stream_is_read_by_public_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=200 + index))
-    assert CUDA.stream(1) == 201
-
-
 def test_an_unreadable_cubin_raises_with_the_output_of_cuobjdump() -> None:
     pytest.importorskip("triton")
     with pytest.raises(RuntimeError, match=r"cuobjdump reports no registers: .*cuobjdump"):
@@ -132,13 +70,3 @@ def test_spills_are_the_stack_and_local_memory(monkeypatch: pytest.MonkeyPatch) 
     printed = "Function x:\n REG:64 STACK:24 SHARED:0 LOCAL:8 CONSTANT[0]:600"
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=printed, stderr=""))
     assert read_resources(b"", 512) == Resources(registers=64, spills=32, shared_memory=512)
-
-
-def test_importing_the_backend_imports_neither_torch_nor_triton() -> None:
-    code = (
-        "import sys; sys.modules['tridal'] = tridal = __import__('types').ModuleType('tridal')\n"  # it imports torch
-        f"sys.path[:0] = {sys.path!r}; tridal.__path__ = [{registry.__file__.rpartition('/devices/')[0]!r}]\n"
-        "import tridal_cuda; print(sorted({'torch', 'triton'} & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert result.stdout.strip() == "[]"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cuda_invariants import check_plan
 from golden_plans import Question
+from plan_invariants import check_cuda_plan
 from tridal.devices import registry
 from tridal.devices.types import ITEMSIZE
 from tridal.ops import table
@@ -62,7 +62,7 @@ def check_spills(call: KernelCall, arch: str) -> None:
     assert compiler.resources.cache_info().misses - before <= MOST_COMPILED
     assert plan.resources is not None
     assert plan.resources.spills <= MAX_SPILL, plan
-    check_plan(call.problem, device, plan)
+    check_cuda_plan(call.problem, device, plan)
 
 
 @pytest.mark.parametrize(

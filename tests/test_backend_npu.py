@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from tridal.devices import registry
-from tridal.devices.types import Backend
 from tridal_npu import backend
 from tridal_npu.architectures import unified_buffer_of
 
@@ -31,57 +27,6 @@ def test_the_unified_buffer_is_found_by_the_name_of_the_device():
     assert unified_buffer_of("Ascend910_9382") == 196_608
     assert unified_buffer_of("Ascend910_9589") == unified_buffer_of("Ascend950PR_958b") == 253_952
     assert unified_buffer_of("Ascend310P3") == 196_608, "the smallest size for an unknown name"
-
-
-def test_the_registry_has_the_backend_and_its_default_architecture():
-    assert isinstance(backend, Backend)
-    assert registry.get("npu").plugin is backend
-    assert next(iter(backend.architectures())) == "ascend910b"
-
-
-def test_resources_of_compiled_kernels_are_not_supported():
-    with pytest.raises(NotImplementedError, match="does not define resources"):
-        backend.resources({}, 1)
-
-
-@pytest.fixture
-def torch_npu_c(monkeypatch):
-    """An empty module `torch_npu._C`."""
-    module = ModuleType("torch_npu._C")
-    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
-    monkeypatch.setitem(sys.modules, "torch_npu._C", module)
-    return module
-
-
-def test_the_stream_is_read_by_the_private_function_of_torch_npu(torch_npu_c):
-    torch_npu_c._npu_getCurrentRawStream = lambda index: 100 + index
-    assert backend.stream(1) == 101
-
-
-@pytest.mark.usefixtures("torch_npu_c")
-def test_without_the_private_function_the_stream_is_read_by_public_torch_npu(monkeypatch):
-    import torch
-
-    npu = SimpleNamespace(current_stream=lambda index: SimpleNamespace(npu_stream=200 + index))
-    monkeypatch.setattr(torch, "npu", npu, raising=False)
-    assert backend.stream(1) == 201
-
-
-def test_importing_the_backend_imports_neither_torch_nor_torch_npu_nor_triton():
-    check = "import sys, tridal_npu; print(sorted({'torch', 'torch_npu', 'triton'} & set(sys.modules)))"
-    path = [str(Path(module.__file__).parents[1]) for module in map(importlib.import_module, ("tridal_npu", "tridal"))]
-    code = f"import sys; sys.path[:0] = {path!r}; sys.modules['tridal'] = __import__('types').ModuleType('tridal')\n"
-    code += f"sys.modules['tridal'].__path__ = [{path[1]!r} + '/tridal']\n{check}"  # `import tridal` itself needs torch
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
-def test_properties_of_a_present_npu_are_those_of_torch_npu(monkeypatch):
-    import torch
-
-    from_torch = SimpleNamespace(name="Ascend910B4", vector_core_num=40, L2_cache_size=192 << 20, total_memory=32 << 30)
-    monkeypatch.setattr(torch, "npu", SimpleNamespace(get_device_properties=lambda index: from_torch), raising=False)
-    assert backend.properties(0) == backend.architectures()["ascend910b4"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rocm_invariants import check_plan
+from plan_invariants import check_rocm_plan
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig
 from tridal.library.softmax.softmax import SOFTMAX
@@ -112,7 +112,7 @@ def check_kernel(kernel: RowKernel, case: Case) -> None:
     before = compiler.resources.cache_info().misses
     plan = launch.plan(call, ROCM, device, {})
     assert compiler.resources.cache_info().misses - before <= 12
-    check_plan(call.problem, device, plan)
+    check_rocm_plan(call.problem, device, plan)
     assert plan.resources is not None
     assert plan.resources.spills == 0, plan
     compiled = compiler.compile_kernel(call.specialize(plan.config), device.target)

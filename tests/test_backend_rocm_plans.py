@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocm_invariants import check_plan
+from plan_invariants import check_rocm_plan, problems
 from tridal.devices import registry
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal.errors import PlanError
@@ -48,34 +48,6 @@ def plan(problem: Problem, device: DeviceProperties = MI300X) -> LaunchPlan:
 
 # Invariants
 
-DTYPES = st.sampled_from(["float16", "bfloat16", "float32", "float64"])
-
-
-@st.composite
-def problems(choose: st.DrawFn) -> Problem:
-    def tensors(largest: int, least: int = 0) -> tuple[str, ...]:
-        return (choose(DTYPES),) * choose(st.integers(least, largest))
-
-    widest = choose(st.sampled_from([64, 2000, 5000, 300_000, 20_000_000, 3_000_000_000]))
-    writes = tensors(2)
-    return Problem(
-        cols=choose(st.integers(1, widest)),
-        inner=choose(st.sampled_from([1, 2, 3, 16, 31, 132, 4096, 100_000, 3_000_000_000])),
-        outer=choose(st.sampled_from([1, 2, 512])),
-        reads=tensors(2, 1),
-        writes=writes,
-        row_reads=tensors(2),
-        column_reads=tensors(2),
-        row_writes=tensors(2, 0 if writes else 1),
-        column_writes=tensors(2),
-        passes=choose(st.integers(1, 3)),
-        live_tiles=choose(st.integers(1, 4)),
-        statistics=choose(st.integers(0, 2)),
-        layout=choose(st.sampled_from(["row", "inner", "strided"])),
-        aligned=choose(st.booleans()),
-        scale_mask=choose(st.booleans()),
-    )
-
 
 @settings(max_examples=300, deadline=None)
 @given(problems(), st.sampled_from(sorted(ARCHITECTURES)), st.data())
@@ -98,7 +70,7 @@ def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, 
     finally:
         assert len(probed) <= MOST_COMPILED
     assert probed[plan.config] == plan.resources
-    check_plan(problem, device, plan)
+    check_rocm_plan(problem, device, plan)
     plan_check.check_plan(ROCM, problem, device, plan, probe)
     if probed[plan.config].spills:
         fitting = [used.spills for config, used in probed.items() if occupancy(config, used, device)[0]]
@@ -108,22 +80,40 @@ def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, 
 # Decisions, with a modelled compiler
 
 
+SUMS, UNALIGNED = {"column_writes": ("float32",)}, {"aligned": False}
+MORE_TENSORS = {"row_reads": ("float32",) * 2, "column_reads": ("bfloat16",) * 2, "row_writes": ("float32",)}
+
+
 @pytest.mark.parametrize(
-    ("cols", "reads", "dtype", "schedule"),
+    ("problem", "expected"),
     [
-        (32_768, 1, "bfloat16", "whole_row"),
-        (65_536, 1, "bfloat16", "whole_row"),
-        (65_537, 1, "bfloat16", "column_loop"),
-        (32_768, 2, "bfloat16", "whole_row"),
-        (32_769, 2, "bfloat16", "column_loop"),
-        (16_384, 2, "float64", "whole_row"),
-        (16_385, 2, "float64", "column_loop"),
+        # rows of more elements than 64 registers hold are column loops
+        (problem(32_768, 4096), {"schedule": "whole_row"}),
+        (problem(65_536, 4096), {"schedule": "whole_row"}),
+        (problem(65_537, 4096), {"schedule": "column_loop"}),
+        (problem(32_768, 4096, reads=2), {"schedule": "whole_row"}),
+        (problem(32_769, 4096, reads=2), {"schedule": "column_loop"}),
+        (problem(16_384, 4096, "float64", 2), {"schedule": "whole_row"}),
+        (problem(16_385, 4096, "float64", 2), {"schedule": "column_loop"}),
+        # unaligned rows with several vectors are peeled, but not with sums over rows
+        (problem(781, 4096, **UNALIGNED), {"peel": True}),
+        (problem(50_257, 4096, **UNALIGNED), {"peel": True}),
+        (problem(784, 4096), {"peel": False}),
+        (problem(31, 4096, **UNALIGNED), {"peel": False}),
+        (problem(781, 4096, **UNALIGNED, **SUMS), {"peel": False}),
+        # programs loop only if they sum over rows
+        (problem(4096, 100_000, reads=2, **SUMS), {"persistent": True}),
+        (problem(4096, 100_000, reads=2), {"persistent": False}),
+        # inner-dim rows fill cache lines if there are enough tiles
+        (problem(50_257, 100_000, layout="inner"), {"rows": 64}),
+        (problem(50_257, 512, layout="inner"), {"rows": 32}),
+        # tensors per row and per column, and the number of statistics, change nothing
+        (problem(4096, 4096, **MORE_TENSORS, statistics=1), asdict(plan(problem(4096, 4096)).config)),
     ],
 )
-def test_rows_of_more_elements_than_64_registers_hold_are_column_loops(
-    cols: int, reads: int, dtype: str, schedule: str
-) -> None:
-    assert plan(problem(cols, 4096, dtype, reads)).schedule == schedule
+def test_decision(problem: Problem, expected: dict[str, Any]) -> None:
+    found = plan(problem).config
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_rows_that_would_spill_get_more_warps_then_a_column_loop() -> None:
@@ -193,31 +183,7 @@ def test_narrow_rows_share_a_tile_of_one_wave(arch: str, reads: int) -> None:
     assert config.rows * config.cols == 16 * (device.warp_size or 0)
 
 
-@pytest.mark.parametrize(("cols", "peel"), [(781, True), (784, False), (31, False), (50_257, True)])
-def test_unaligned_rows_with_several_vectors_are_peeled(cols: int, peel: bool) -> None:
-    unaligned = problem(cols, 4096, aligned=cols % 16 == 0)
-    assert plan(unaligned).config.peel == peel
-    assert not plan(problem(cols, 4096, aligned=cols % 16 == 0, column_writes=("float32",))).config.peel
-
-
 def test_programs_that_sum_over_rows_are_few_and_loop() -> None:
     summed = problem(4096, 100_000, reads=2, column_writes=("float32",))
     launch_plan = plan(summed)
-    assert launch_plan.config.persistent
     assert launch_plan.programs == 4 * MI300X.cores, "64 KiB of two tensors are in flight, 16 KiB per program"
-    assert not plan(problem(4096, 100_000, reads=2)).config.persistent
-
-
-@pytest.mark.parametrize(("inner", "rows"), [(100_000, 64), (512, 32)])
-def test_inner_dim_rows_fill_cache_lines_if_there_are_enough_tiles(inner: int, rows: int) -> None:
-    assert plan(problem(50_257, inner, layout="inner")).config.rows == rows
-
-
-def test_plans_do_not_depend_on_the_number_of_tensors_per_row_and_per_column() -> None:
-    more = {
-        "row_reads": ("float32",) * 2,
-        "column_reads": ("bfloat16",) * 2,
-        "row_writes": ("float32",),
-        "statistics": 1,
-    }
-    assert plan(problem(4096, 4096, **more)) == plan(problem(4096, 4096))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import enum
+from collections import UserDict, namedtuple
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy
 import pytest
 
 from backend_helpers import FakeBackend
 from tridal.devices import registry
 from tridal.devices.checked import CheckedBackend, forget_answers
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
+from tridal.devices.plugin_data import exact_copy
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 from tridal.errors import DeviceUnavailableError, PluginError
 
 CONFIG = KernelConfig("whole_row", 4, 8)
@@ -41,45 +46,35 @@ def test_plan_gets_copies_of_its_arguments() -> None:
     assert plan.resources == Resources(0, 0, 0)
 
 
-def test_plan_that_changes_between_reads_is_copied() -> None:
-    class Changing(KernelConfig):
-        reads = 0
+class Changing(KernelConfig):
+    """Returns another value each time `cols` is read."""
 
-        @property
-        def cols(self) -> int:  # type: ignore[override]
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "cols":
             Changing.reads += 1
-            return 8 if Changing.reads == 1 else 1
-
-    class Lazy(FakeBackend):
-        def plan(self, *_: Any) -> LaunchPlan:
-            config = Changing.__new__(Changing)
-            for name in ("schedule", "rows", "num_warps"):
-                object.__setattr__(config, name, getattr(CONFIG, name))
-            for name in KernelConfig.__dataclass_fields__.keys() - {"schedule", "rows", "num_warps", "cols"}:
-                object.__setattr__(config, name, getattr(CONFIG, name))
-            return LaunchPlan(config, 1, "because")
-
-    plan = checked(Lazy()).plan(Problem(8, 4), DEVICE, lambda config: Resources(1, 0, 0), {})
-    assert type(plan.config) is KernelConfig
-    assert [plan.config.cols, plan.config.cols] == [8, 8]
+            return 8 * Changing.reads
+        return super().__getattribute__(name)
 
 
-def test_probe_gets_a_copy_of_the_configuration() -> None:
-    class Wider(KernelConfig):
-        pass
-
-    class Probing(FakeBackend):
-        def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
-            return LaunchPlan(CONFIG, 1, "because", resources=probe(Wider("whole_row", 4, 8)))
-
+def test_plan_and_probed_configuration_are_copied_and_each_field_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Changing, "reads", 0)
     probed: list[KernelConfig] = []
 
     def probe(config: KernelConfig) -> Resources:
         probed.append(config)
         return Resources(1, 0, 0)
 
-    checked(Probing()).plan(Problem(8, 4), DEVICE, probe, {})
-    assert [type(config) for config in probed] == [KernelConfig]
+    class Lazy(FakeBackend):
+        def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+            config = Changing("whole_row", 4, 8)
+            return LaunchPlan(config, 1, "because", resources=probe(config))
+
+    plan = checked(Lazy()).plan(Problem(8, 4), DEVICE, probe, {})
+    assert [type(config) for config in (*probed, plan.config)] == [KernelConfig, KernelConfig]
+    assert [probed[0].cols, plan.config.cols, plan.config.cols] == [8, 16, 16]
+    assert Changing.reads == 2
 
 
 def test_resources_get_a_copy_of_the_compilers_output() -> None:
@@ -114,19 +109,14 @@ def test_attributes_are_read_once_and_copied() -> None:
     assert list(backend.options) == ["size"]
 
 
-def test_properties_that_change_between_reads_are_copied() -> None:
+def test_properties_are_copied() -> None:
     class Growing(DeviceProperties):
         pass
 
-    class Lazy(FakeBackend):
-        def properties(self, index: int) -> DeviceProperties:
-            return Growing("Toy", "toy1", 2)
-
-        def architectures(self) -> dict[str, DeviceProperties]:
-            return {"toy1": self.properties(0)}
-
-    backend = checked(Lazy())
-    assert type(backend.properties(0)) is type(backend.architectures()["toy1"]) is DeviceProperties
+    plugin: Any = FakeBackend()
+    plugin.properties = lambda index: Growing("Toy", "toy1", 2)
+    backend = checked(plugin)
+    assert type(backend.properties(0)) is type(backend.architectures()["fake1"]) is DeviceProperties
 
 
 def test_members_that_describe_the_machine_are_called_once_until_the_registry_changes() -> None:
@@ -225,47 +215,46 @@ def test_exception_inside_a_guard_stays_as_it_is() -> None:
     assert raised.value is error
 
 
-@pytest.mark.parametrize("leaving", [False, True])
-def test_fault_of_a_guard_names_the_backend_and_what_it_did(leaving: bool) -> None:
-    class Broken(nullcontext[None]):
-        def __enter__(self) -> None:
-            if not leaving:
-                raise OSError("no such device")
+# -- copies
 
-        def __exit__(self, *_: Any) -> None:
-            raise OSError("no such device")
 
-    class Guarded(FakeBackend):
-        def guard(self, index: int) -> Any:
-            return Broken()
+class Name(str, enum.Enum):
+    whole_row = "whole_row"
 
-    doing = "leaving" if leaving else "entering"
-    message = rf"^backend 'fake' \(vendor 1.0\): {doing} guard\(1\) raised OSError: no such device$"
-    with pytest.raises(PluginError, match=message), checked(Guarded()).entered(1):
-        pass
+    def __str__(self) -> str:
+        return "something else"
+
+
+PLAN = LaunchPlan(CONFIG, 2, "because", resources=Resources(1, 2, 3))
 
 
 @pytest.mark.parametrize(
-    ("properties", "expected"),
-    [
-        (
-            {"target": ("cuda", 90, 64), "warp_size": 32},
-            "target: expected (backend, architecture, warp size) with the ",
-        ),
-        (
-            {"target": ("cuda", 90.0, 32)},
-            "target: expected (backend, architecture, warp size) or None, found ('cuda', ",
-        ),
-        ({"aliases": 5}, "aliases: expected a tuple of texts, found 5"),
-        ({"aliases": (5,)}, "aliases: expected a tuple of texts, found (5,)"),
-    ],
+    "data",
+    [CONFIG, PLAN, replace(DEVICE, aliases=("t1",)), Problem(8, 4), Option(1, "one", bool), PLAN.resources],
 )
-def test_target_or_alias_of_a_wrong_form_is_an_error(properties: dict[str, Any], expected: str) -> None:
-    plugin: Any = FakeBackend()
-    plugin.properties = lambda index: DeviceProperties("Toy", "toy1", 2, **properties)
-    with pytest.raises(PluginError) as raised:
-        checked(plugin).properties(0)
-    assert str(raised.value).startswith(f"backend 'fake' (vendor 1.0): properties(0).{expected}")
+def test_copy_of_a_subclass_has_the_type_of_the_protocol_and_equal_fields(data: Any) -> None:
+    class Lazy(type(data)):  # type: ignore[misc]
+        pass
+
+    copied = exact_copy(Lazy(**{field.name: getattr(data, field.name) for field in fields(data)}))
+    assert type(copied) is type(data)
+    assert copied == data
+    assert copied is not data
+
+
+def test_texts_and_containers_become_those_of_python() -> None:
+    pair = namedtuple("pair", "first second")
+    copied = exact_copy([pair(Name.whole_row, 1), UserDict({Name.whole_row: Name.whole_row}), {Name.whole_row}])
+    assert type(copied) is list, "no member of a backend is a list, so a list stays as it is"
+    copied = [exact_copy(part) for part in copied]
+    assert copied == [("whole_row", 1), {"whole_row": "whole_row"}, {"whole_row"}]
+    assert [type(part) for part in copied] == [tuple, dict, frozenset]
+    assert {type(text) for part in copied for text in part} == {str, int}
+
+
+@pytest.mark.parametrize("number", [True, 2.0, numpy.int64(3), Name, None])
+def test_numbers_and_other_objects_stay_as_they_are(number: Any) -> None:
+    assert exact_copy(number) is number
 
 
 @pytest.fixture(autouse=True)

@@ -33,163 +33,93 @@ def count_devices() -> None:
 
 
 PLAN = "Toy.plan = lambda self, problem, device, probe, options: "
-CALLING = {
-    "unavailable raises": (
-        "Toy.unavailable = lambda self: 1 / 0",
-        ask_availability,
-        "unavailable() raised ZeroDivisionError: division by zero",
-    ),
-    "unavailable exits": (
-        "def unavailable(self): raise SystemExit(2)\nToy.unavailable = unavailable",
-        ask_availability,
-        "unavailable() raised SystemExit: 2",
-    ),
-    "unavailable returns False": (
-        "Toy.unavailable = lambda self: False",
-        ask_availability,
-        "unavailable(): expected a reason as text, or None, found False",
-    ),
-    "count is None": (
-        "Toy.device_count = lambda self: None",
-        count_devices,
-        "device_count(): expected a count from 0 to 128, found nothing",
-    ),
-    "count is larger than any index of torch": (
-        "Toy.device_count = lambda self: 10**7",
-        compute,
-        "device_count(): expected a count from 0 to 128, found 10000000",
-    ),
-    "count is negative": (
-        "Toy.device_count = lambda self: -1",
-        count_devices,
-        "device_count(): expected a count from 0 to 128, found -1",
-    ),
-    "stream is None": (
-        "Toy.stream = lambda self, index: None",
-        compute,
-        "stream(0): expected an integer, 0 for a device without streams, found nothing",
-    ),
-    "stream is negative": ("Toy.stream = lambda self, index: -1", compute, "stream(0): expected an integer"),
-    "stream is an object": ("Toy.stream = lambda self, index: 1.5", compute, "stream(0): expected an integer"),
-    "guard is None": (
-        "Toy.guard = lambda self, index: None",
-        compute,
-        "guard(0): expected a context manager, found nothing",
-    ),
-    "guard raises": (
-        "Toy.guard = lambda self, index: 1 / 0",
-        compute,
-        "guard(0) raised ZeroDivisionError: division by zero",
-    ),
-    "guard raises when it is entered": (
+CALLING: dict[Callable[[], None], dict[str, str]] = {
+    ask_availability: {
+        "Toy.unavailable = lambda self: 1 / 0": "unavailable() raised ZeroDivisionError: division by zero",
+        "def unavailable(self): raise SystemExit(2)\nToy.unavailable = unavailable":
+            "unavailable() raised SystemExit: 2",
+        "Toy.unavailable = lambda self: False": "unavailable(): expected a reason as text, or None, found False",
+    },
+    count_devices: {
+        "Toy.device_count = lambda self: None": "device_count(): expected a count from 0 to 128, found nothing",
+        "Toy.device_count = lambda self: -1": "device_count(): expected a count from 0 to 128, found -1",
+    },
+    compute: {
+        "Toy.device_count = lambda self: 10**7": "device_count(): expected a count from 0 to 128, found 10000000",
+        "Toy.stream = lambda self, index: None":
+            "stream(0): expected an integer, 0 for a device without streams, found nothing",
+        "Toy.stream = lambda self, index: -1": "stream(0): expected an integer",
+        "Toy.stream = lambda self, index: 1.5": "stream(0): expected an integer",
+        "Toy.guard = lambda self, index: None": "guard(0): expected a context manager, found nothing",
+        "Toy.guard = lambda self, index: 1 / 0": "guard(0) raised ZeroDivisionError: division by zero",
         "from contextlib import ExitStack\n"
-        "class Guard(ExitStack):\n    def __enter__(self): raise OSError('no such device')\n"
-        "Toy.guard = lambda self, index: Guard()",
-        compute,
-        "entering guard(0) raised OSError: no such device",
-    ),
-    "guard raises when it is left": (
+        "class Guard(ExitStack):\n"
+        "    def __enter__(self): raise OSError('no such device')\n"
+        "Toy.guard = lambda self, index: Guard()":
+            "entering guard(0) raised OSError: no such device",
         "from contextlib import ExitStack\n"
-        "class Guard(ExitStack):\n    def __exit__(self, *_): raise OSError('no such device')\n"
-        "Toy.guard = lambda self, index: Guard()",
-        compute,
-        "leaving guard(0) raised OSError: no such device",
-    ),
-    "guard can be entered only once": (
+        "class Guard(ExitStack):\n"
+        "    def __exit__(self, *_): raise OSError('no such device')\n"
+        "Toy.guard = lambda self, index: Guard()":
+            "leaving guard(0) raised OSError: no such device",
         "from contextlib import contextmanager\n"
-        "@contextmanager\ndef guard():\n    yield\n"
-        "once = guard()\nToy.guard = lambda self, index: once",
-        compute,
-        "entering guard(0) raised AttributeError: '_GeneratorContextManager' object has no attribute 'args'",
-    ),
-    "guard suppresses exceptions": (
-        "from contextlib import suppress\nToy.guard = lambda self, index: suppress(Exception)",
-        compute,
-        "guard(0) suppressed _Inside",
-    ),
-    "properties raise": (
-        "Toy.properties = lambda self, index: self.handle",
-        compute,
-        "properties(0) raised AttributeError: 'Toy' object has no attribute 'handle'",
-    ),
-    "properties are a mapping": (
-        "Toy.properties = lambda self, index: {'cores': 4}",
-        compute,
-        "properties(0): expected DeviceProperties, found {'cores': 4}",
-    ),
-    "properties have no cores": (
-        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 0)",
-        compute,
-        "properties(0).cores: expected a positive integer, found 0",
-    ),
-    "properties have a wrong size": (
-        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, registers='64K')",
-        compute,
-        "properties(0).registers: expected a positive integer or None, found '64K'",
-    ),
-    "properties have a wrong target": (
-        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, target='cuda')",
-        compute,
-        "properties(0).target: expected (backend, architecture, warp size) or None, found 'cuda'",
-    ),
-    "properties have no name": (
-        "Toy.properties = lambda self, index: DeviceProperties(None, 'toy1', 1)",
-        compute,
-        "properties(0).name: expected text, found nothing",
-    ),
-    "plan raises several lines": (
-        "def plan(self, problem, device, probe, options): raise ValueError('no\\n\\nplan')\nToy.plan = plan",
-        compute,
-        "plan() raised ValueError: no plan",
-    ),
-    "plan raises an assertion": (
-        "def plan(self, problem, device, probe, options): assert problem.cols < 2\nToy.plan = plan",
-        compute,
-        "plan() raised AssertionError",
-    ),
-    "plan raises an error of tridal": (
+        "@contextmanager\n"
+        "def guard():\n"
+        "    yield\n"
+        "once = guard()\n"
+        "Toy.guard = lambda self, index: once":
+            "entering guard(0) raised AttributeError: '_GeneratorContextManager' object has no attribute 'args'",
+        "from contextlib import suppress\nToy.guard = lambda self, index: suppress(Exception)":
+            "guard(0) suppressed _Inside",
+        "Toy.properties = lambda self, index: self.handle":
+            "properties(0) raised AttributeError: 'Toy' object has no attribute 'handle'",
+        "Toy.properties = lambda self, index: {'cores': 4}":
+            "properties(0): expected DeviceProperties, found {'cores': 4}",
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 0)":
+            "properties(0).cores: expected a positive integer, found 0",
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, registers='64K')":
+            "properties(0).registers: expected a positive integer or None, found '64K'",
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, target='cuda')":
+            "properties(0).target: expected (backend, architecture, warp size) or None, found 'cuda'",
+        "Toy.properties = lambda self, index: DeviceProperties('T', 't', 1, target=('cuda', 90, 64), warp_size=32)":
+            "properties(0).target: expected (backend, architecture, warp size) with the warp size 32 of `warp_size`",
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, target=('cuda', 90.0, 32))":
+            "properties(0).target: expected (backend, architecture, warp size) or None, found ('cuda', 90.0, 32)",
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, aliases=(5,))":
+            "properties(0).aliases: expected a tuple of texts, found (5,)",
+        "Toy.properties = lambda self, index: DeviceProperties('Toy', 'toy1', 1, aliases=5)":
+            "properties(0).aliases: expected a tuple of texts, found 5",
+        "Toy.properties = lambda self, index: DeviceProperties(None, 'toy1', 1)":
+            "properties(0).name: expected text, found nothing",
+        "def plan(self, problem, device, probe, options): raise ValueError('no\\n\\nplan')\nToy.plan = plan":
+            "plan() raised ValueError: no plan",
+        "def plan(self, problem, device, probe, options): assert problem.cols < 2\nToy.plan = plan":
+            "plan() raised AssertionError",
         "from tridal.errors import PluginError\n"
-        "def plan(self, problem, device, probe, options): raise PluginError('no plan')\nToy.plan = plan",
-        compute,
-        "plan() raised PluginError: no plan",
-    ),
-    "plan is None": (PLAN + "None", compute, "plan(): expected a LaunchPlan, found nothing"),
-    "plan is a tuple": (PLAN + "(1, 2)", compute, "plan(): expected a LaunchPlan, found (1, 2)"),
-    "config is None": (
-        PLAN + "LaunchPlan(None, 1, '')",
-        compute,
-        "plan().config: expected a KernelConfig, found nothing",
-    ),
-    "plan has an unknown schedule": (
-        PLAN + "LaunchPlan(KernelConfig('wholerow', 1, 8), 1, '')",
-        compute,
-        "plan() raised ValueError: unknown schedule 'wholerow'; did you mean 'whole_row'? (known: whole_row, ",
-    ),
-    "plan has no rows": (
-        PLAN + "LaunchPlan(KernelConfig('whole_row', 0, 8), problem.tiles(0), '')",
-        compute,
-        "plan(): rows = 0: a tile has at least one row",
-    ),
-    "plan probes with a tuple": (
-        PLAN + "probe((1, 2))",
-        compute,
-        "plan() called probe(config): expected a KernelConfig",
-    ),
-    "plan does not cover a row": (
-        PLAN + "LaunchPlan(KernelConfig('whole_row', 4, 4), 1, '')",
-        compute,
-        "made a wrong plan: cols = 4, expected at least 5, because a tile holds whole rows",
-    ),
-    "kernels are compiled for the CPU": (
-        "Toy.interpreted = False",
-        compute,
-        "properties(0).target: expected Triton's target, because kernels are compiled, found nothing",
-    ),
-}
+        "def plan(self, problem, device, probe, options): raise PluginError('no plan')\n"
+        "Toy.plan = plan":
+            "plan() raised PluginError: no plan",
+        PLAN + "None": "plan(): expected a LaunchPlan, found nothing",
+        PLAN + "(1, 2)": "plan(): expected a LaunchPlan, found (1, 2)",
+        PLAN + "LaunchPlan(None, 1, '')": "plan().config: expected a KernelConfig, found nothing",
+        PLAN + "LaunchPlan(KernelConfig('wholerow', 1, 8), 1, '')":
+            "made a wrong plan: schedule = 'wholerow', expected one of the backend's `schedules`: column_loop, ",
+        PLAN + "LaunchPlan(KernelConfig('whole_row', 0, 8), problem.tiles(0), '')":
+            "plan(): rows = 0: a tile has at least one row",
+        PLAN + "probe((1, 2))": "plan() called probe(config): expected a KernelConfig",
+        PLAN + "LaunchPlan(KernelConfig('whole_row', 4, 4), 1, '')":
+            "made a wrong plan: cols = 4, expected at least 5, because a tile holds whole rows",
+        "Toy.interpreted = False":
+            "properties(0).target: expected Triton's target, because kernels are compiled, found nothing",
+    },
+}  # fmt: skip
+"""Code that breaks the class `Toy` of a plugin, and a part of the error, by the action that finds the fault."""
 
 
 @pytest.mark.parametrize(
-    ("fault", "action", "expected"), CALLING.values(), ids=[key.replace(" ", "-") for key in CALLING]
+    ("action", "fault", "expected"),
+    [(action, fault, expected) for action, faults in CALLING.items() for fault, expected in faults.items()],
+    ids=[fault for faults in CALLING.values() for fault in faults],
 )
 def test_fault_in_a_call_names_backend_distribution_and_member(
     install_plugin: Callable[..., None], fault: str, action: Callable[[], None], expected: str

@@ -16,102 +16,61 @@ pytestmark = pytest.mark.usefixtures("fresh_registry")
 
 
 LOADING = {
-    "raises at import": ("raise RuntimeError('no luck')", "it could not be loaded: RuntimeError: no luck"),
-    "raises several lines": ("raise RuntimeError('no\\n  luck')", "it could not be loaded: RuntimeError: no luck"),
-    "raises a long text": ("raise RuntimeError('x' * 9999)", " ... xxx"),
-    "raises an error that cannot be printed": (
-        "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd",
-        "it could not be loaded: Odd",
-    ),
-    "exits at import": ("raise SystemExit(3)", "it could not be loaded: SystemExit: 3"),
-    "raises a BaseException": ("class Odd(BaseException): pass\nraise Odd", "it could not be loaded: Odd"),
-    "imports a missing module": ("import no_such_module", "No module named 'no_such_module'"),
-    "has a syntax error": ("def backend(:", "it could not be loaded: SyntaxError"),
-    "has no backend": ("", "it could not be loaded: AttributeError: module 'badly' has no attribute 'backend'"),
-    "is None": ("backend = None", "it lacks protocol, name, device_type, dtypes"),
-    "is a class": (faulty("backend = Toy"), "expected an instance or a module, found the class 'Toy'"),
-    "is not hashable": (faulty("Toy.__hash__ = None"), "it is not hashable: expected a hashable object"),
-    "lacks a method": (faulty("Toy.guard = property(lambda self: self.missing)"), "it lacks guard"),
-    "has no protocol": (faulty("del Toy.protocol"), "it lacks protocol"),
-    "has an old protocol": (
-        faulty("Toy.protocol = 0"),
-        "protocol: it uses version 0 of the protocol, and this tridal version 1: upgrade the plugin",
-    ),
-    "has a new protocol": (
-        faulty("Toy.protocol = 2"),
-        "protocol: it uses version 2 of the protocol, and this tridal version 1: upgrade tridal",
-    ),
-    "has a protocol in text": (faulty("Toy.protocol = '1'"), "protocol: expected an integer, found '1'"),
-    "has the old signature of plan": (
-        faulty("Toy.plan = lambda self, problem, device, probe: None"),
+    "raise RuntimeError('no luck')": "it could not be loaded: RuntimeError: no luck",
+    "raise RuntimeError('no\\n  luck')": "it could not be loaded: RuntimeError: no luck",
+    "raise RuntimeError('x' * 9999)": " ... xxx",
+    "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd": "it could not be loaded: Odd",
+    "raise SystemExit(3)": "it could not be loaded: SystemExit: 3",
+    "class Odd(BaseException): pass\nraise Odd": "it could not be loaded: Odd",
+    "import no_such_module": "No module named 'no_such_module'",
+    "def backend(:": "it could not be loaded: SyntaxError",
+    "": "it could not be loaded: AttributeError: module 'badly' has no attribute 'backend'",
+    "backend = None": "it lacks protocol, name, device_type, dtypes",
+}  # fmt: skip
+"""Sources of plugins, and a part of the fault that is recorded."""
+MEMBERS = {
+    "backend = Toy": "expected an instance or a module, found the class 'Toy'",
+    "Toy.__hash__ = None": "it is not hashable: expected a hashable object",
+    "Toy.guard = property(lambda self: self.missing)": "it lacks guard",
+    "del Toy.protocol": "it lacks protocol",
+    "Toy.protocol = 0": "protocol: it uses version 0 of the protocol, and this tridal version 1: upgrade the plugin",
+    "Toy.protocol = 2": "protocol: it uses version 2 of the protocol, and this tridal version 1: upgrade tridal",
+    "Toy.protocol = '1'": "protocol: expected an integer, found '1'",
+    "Toy.plan = lambda self, problem, device, probe: None":
         "plan: expected the parameters (problem, device, probe, options), found (problem, device, probe)",
-    ),
-    "has a method with too many parameters": (
-        faulty("Toy.stream = lambda self, index, priority: 0"),
-        "stream: expected the parameters (index), found (index, priority)",
-    ),
-    "has a number as method": (faulty("Toy.stream = 0"), "stream: expected a method, found 0"),
-    "has dtypes as a list": (faulty("Toy.dtypes = ['float32']"), "dtypes: expected a Set, found ['float32']"),
-    "has an unknown dtype": (
-        faulty("Toy.dtypes = {'float23'}"),
-        "dtypes: unknown 'float23'; did you mean 'float32'",
-    ),
-    "has torch's dtypes": (
-        faulty("import torch\nToy.dtypes = {torch.float32}"),
-        "dtypes: unknown 'torch.float32'; did you mean 'float32'",
-    ),
-    "has a misspelt schedule": (
-        faulty("Toy.schedules = {'whole_row', 'column_lop'}"),
+    "Toy.stream = lambda self, index, priority: 0": "stream: expected the parameters (index), found (index, priority)",
+    "Toy.stream = 0": "stream: expected a method, found 0",
+    "Toy.dtypes = ['float32']": "dtypes: expected a Set, found ['float32']",
+    "Toy.dtypes = {'float23'}": "dtypes: unknown 'float23'; did you mean 'float32'",
+    "import torch\nToy.dtypes = {torch.float32}": "dtypes: unknown 'torch.float32'; did you mean 'float32'",
+    "Toy.schedules = {'whole_row', 'column_lop'}":
         "schedules: unknown 'column_lop'; did you mean 'column_loop'? (known: whole_row, cooperative, column_loop)",
-    ),
-    "has no schedule": (faulty("Toy.schedules = set()"), "schedules: expected at least one of whole_row"),
-    "lists a feature as a schedule": (
-        faulty("Toy.schedules = {'whole_row', 'peel'}"),
-        "schedules: 'peel' is a feature: list it in `features`",
-    ),
-    "has a misspelt feature": (
-        faulty("Toy.features = {'relod'}"),
+    "Toy.schedules = set()": "schedules: expected at least one of whole_row",
+    "Toy.schedules = {'whole_row', 'peel'}": "schedules: 'peel' is a feature: list it in `features`",
+    "Toy.features = {'relod'}":
         "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, overlap, lanes, scale_mask)",
-    ),
-    "has text as flag": (faulty("Toy.interpreted = 'no'"), "interpreted: expected a bool, found 'no'"),
-    "has no device type": (faulty("Toy.device_type = None"), "device_type: expected a str, found nothing"),
-    "has an option of a wrong type": (
-        faulty("Toy.options = {'rows': 4}"),
-        "options: rows: expected an Option, found 4",
-    ),
-    "has an option with a wrong name": (
-        faulty("Toy.options = {'Rows-': 4}"),
-        "options: expected a name of lower-case",
-    ),
-    "has a wrong default": (
-        faulty("Toy.options = {'rows': Option(3, 'even', lambda value: value % 2 == 0)}"),
+    "Toy.interpreted = 'no'": "interpreted: expected a bool, found 'no'",
+    "Toy.device_type = None": "device_type: expected a str, found nothing",
+    "Toy.options = {'rows': 4}": "options: rows: expected an Option, found 4",
+    "Toy.options = {'Rows-': 4}": "options: expected a name of lower-case",
+    "Toy.options = {'rows': Option(3, 'even', lambda value: value % 2 == 0)}":
         "options: rows.default: expected even, found 3",
-    ),
-    "has an option without text": (
-        faulty("Toy.options = {'rows': Option(3, None, lambda value: True)}"),
+    "Toy.options = {'rows': Option(3, None, lambda value: True)}":
         "options: rows.expected: expected text, found nothing",
-    ),
-    "has an option whose check exits": (
-        faulty("Toy.options = {'rows': Option(3, 'even', exit)}"),
-        "options: rows.default: expected even, found 3",
-    ),
-    "has an option with a list as its default": (
-        faulty("Toy.options = {'rows': Option([3], 'a list', lambda value: True)}"),
+    "Toy.options = {'rows': Option(3, 'even', exit)}": "options: rows.default: expected even, found 3",
+    "Toy.options = {'rows': Option([3], 'a list', lambda value: True)}":
         "options: rows.default: expected text, a number, a bool or None, found [3]",
-    ),
-    "has a device type with an index": (
-        faulty("Toy.device_type = 'cpu:0'"),
-        "device_type: expected a torch.device.type without an index, found 'cpu:0'",
-    ),
-    "has another name": (faulty("Toy.name = 'good'"), "its entry point is called 'bad', but its name is 'good'"),
-    "has a property that raises": (
-        faulty("Toy.name = property(lambda self: 1 / 0)"),
-        "ZeroDivisionError: division",
-    ),
-}
+    "Toy.device_type = 'cpu:0'": "device_type: expected a torch.device.type without an index, found 'cpu:0'",
+    "Toy.name = 'good'": "its entry point is called 'bad', but its name is 'good'",
+    "Toy.name = property(lambda self: 1 / 0)": "ZeroDivisionError: division",
+}  # fmt: skip
+"""Code that breaks the class `Toy` of a plugin, and a part of the fault that is recorded."""
 
 
-@pytest.mark.parametrize(("source", "expected"), LOADING.values(), ids=[key.replace(" ", "-") for key in LOADING])
+@pytest.mark.parametrize(
+    ("source", "expected"), [*LOADING.items(), *((faulty(fault), expected) for fault, expected in MEMBERS.items())],
+    ids=[*LOADING, *MEMBERS],
+)  # fmt: skip
 def test_fault_at_loading_is_recorded_and_logged_once(
     install_plugin: Callable[..., None], caplog: Any, source: str, expected: str
 ) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 
 import pytest
 
-from backend_helpers import BUNDLED, assert_others_work, run_python, toy_source
+from backend_helpers import BUNDLED, assert_others_work, at_the_same_time, run_python, toy_source
 from tridal.devices import plugins, registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import PluginError, SettingsError
@@ -57,19 +56,7 @@ def test_checked_members_are_all_members_of_the_protocol():
 
 def test_threads_discover_plugins_only_once(install_plugin, caplog):
     install_plugin("badly", {"bad": "badly:backend"}, "import time\ntime.sleep(0.1)\nraise RuntimeError('x')")
-    barrier = threading.Barrier(8)
-    results = []
-
-    def look_up() -> None:
-        barrier.wait(timeout=10)
-        results.append(registry.registered())
-
-    threads = [threading.Thread(target=look_up) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 8
+    results = at_the_same_time(*[registry.registered] * 8)
     assert all(entries is results[0] for entries in results)
     assert len(messages_about(caplog, "badly 1.0")) == 1
 

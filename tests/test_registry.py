@@ -33,18 +33,31 @@ def test_bundled_backend_is_available_or_gives_reason_and_install_command(name):
         assert backend.install in str(raised.value)
 
 
-def test_unknown_name_suggests_similar_and_lists_known_names():
+@pytest.mark.parametrize("look_up", [registry.get, registry.resolve])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("interpeter", "; did you mean 'interpreter'?"),
+        ("INTERPRETER", "; did you mean 'interpreter'?"),
+        ("FAKE1", "; it is an architecture of the device 'fake'"),
+        *((word, "; did you mean {}?") for word in ("gpu", "GPU", "accelerator")),
+    ],
+)
+def test_unknown_name_suggests_similar_and_lists_known_names(look_up, name, hint):
+    class Failing(FakeBackend):
+        def architectures(self):
+            raise OSError("driver is odd")
+
+    for backend in (Failing("broken"), FakeBackend(), FakeBackend("slow", interpreted=True)):
+        registry.register(backend)
+    accelerators = [b.name for b in registry.loaded() if b.device_type != "cpu" and not b.interpreted]
+    assert {"broken", "fake"} <= {*accelerators}
     with pytest.raises(UnknownDeviceError) as raised:
-        registry.get("interpeter")
-    assert "no device is called 'interpeter'; did you mean 'interpreter'?" in str(raised.value)
-    assert "known: auto, cpu, cuda, interpreter, meta, npu, rocm" in str(raised.value)
+        look_up(name)
+    suggested = hint.format(" or ".join(map(repr, accelerators)))
+    assert str(raised.value).startswith(f"no device is called {name!r}{suggested} (known: auto, broken, cpu, cuda,")
     assert isinstance(raised.value, ValueError)
     assert isinstance(raised.value, TridalError)
-
-
-def test_suggestion_ignores_case():
-    with pytest.raises(UnknownDeviceError, match="did you mean 'interpreter'"):
-        registry.resolve("INTERPRETER")
 
 
 @pytest.mark.usefixtures("no_plugins")
@@ -72,31 +85,6 @@ def test_backend_that_raises_in_unavailable_is_unavailable():
         registry.available("fake")
     assert registry.serving("faketype") is None
     assert registry.resolve("auto") == (None, "cpu")
-
-
-@pytest.mark.parametrize("name", ["gpu", "GPU", "accelerator"])
-def test_word_for_any_accelerator_suggests_every_accelerator(name):
-    registry.register(FakeBackend())
-    registry.register(FakeBackend("slow", interpreted=True))
-    accelerators = [b.name for b in registry.loaded() if b.device_type != "cpu" and not b.interpreted]
-    assert "fake" in accelerators
-    with pytest.raises(UnknownDeviceError) as raised:
-        registry.resolve(name)
-    assert f"; did you mean {' or '.join(map(repr, accelerators))}?" in str(raised.value)
-
-
-@pytest.mark.usefixtures("no_plugins")
-def test_architecture_as_device_suggests_its_backend():
-    class Failing(FakeBackend):
-        def architectures(self):
-            raise OSError("driver is odd")
-
-    registry.register(Failing("broken"))
-    registry.register(FakeBackend())
-    with pytest.raises(
-        UnknownDeviceError, match="no device is called 'FAKE1'; it is an architecture of the device 'fake'"
-    ):
-        registry.resolve("FAKE1")
 
 
 # -- registration in code
@@ -178,16 +166,6 @@ def test_serving_uses_the_settings_argument():
         pass
     assert registry.serving("cpu") is None
     assert registry.serving("cpu", changed) is registry.get("interpreter")
-
-
-def test_unknown_device_in_settings_raises_and_gives_its_source(monkeypatch):
-    monkeypatch.setenv("TRIDAL_DEVICE", "interpeter")
-    settings.reload()
-    for attempt in (lambda: registry.serving("cpu"), lambda: registry.check_device(settings.current())):
-        with pytest.raises(UnknownDeviceError) as raised:
-            attempt()
-        assert "environment TRIDAL_DEVICE: device: no device is called 'interpeter'" in str(raised.value)
-        assert "did you mean 'interpreter'" in str(raised.value)
 
 
 def test_known_types_adds_valid_device_types():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plan_invariants import compiler
 from tridal.devices import registry
 from tridal.devices.types import (
     MAX_RANGE_ROWS,
@@ -19,9 +20,7 @@ from tridal.devices.types import (
     DeviceProperties,
     KernelConfig,
     LaunchPlan,
-    Probe,
     Problem,
-    Resources,
     next_power_of_2,
     with_row_range,
 )
@@ -139,25 +138,13 @@ def test_all_rows_in_a_range_give_the_same_answers(
 # -- the plans of bundled backends
 
 
-def modelled(problem: Problem) -> Probe:
-    """Models a compiler whose registers depend on the elements of a thread."""
-
-    def probe(config: KernelConfig) -> Resources:
-        elements = config.rows * config.cols // (32 * config.num_warps) * len(problem.reads)
-        needed = 16 + elements * problem.itemsize // 8 if config.reload else 24 + elements * problem.accumulator // 4
-        allowed = min(255, 65_536 // (32 * config.num_warps), config.max_registers or 255)
-        return Resources(allowed if config.max_registers else min(needed, allowed), max(0, 4 * (needed - allowed)), 0)
-
-    return probe
-
-
 def planner(arch: str, problem: Problem, batch_invariant: bool = False) -> Callable[[Problem], LaunchPlan]:
     """Returns plan(problem) for problems with the traits of `problem` and any number of rows."""
     backend: Backend = registry.get(ARCHITECTURES[arch])
     backend = invariant(backend) if batch_invariant else backend
     device: DeviceProperties = backend.architectures()[arch]
     options = {name: option.default for name, option in backend.options.items()}
-    return lambda problem: backend.plan(problem, device, modelled(problem), options)
+    return lambda problem: backend.plan(problem, device, compiler(problem), options)
 
 
 @st.composite
@@ -218,8 +205,8 @@ def test_a_range_changes_no_other_field_of_a_plan(arch: str, problem: Problem) -
 
     device = registry.get(ARCHITECTURES[arch]).architectures()[arch]
     plain: dict[str, Callable[[], LaunchPlan]] = {
-        "cuda": lambda: tridal_cuda.planning.plan.__wrapped__(problem, device, modelled(problem)),
-        "rocm": lambda: tridal_rocm.planning.plan.__wrapped__(problem, device, modelled(problem)),
+        "cuda": lambda: tridal_cuda.planning.plan.__wrapped__(problem, device, compiler(problem)),
+        "rocm": lambda: tridal_rocm.planning.plan.__wrapped__(problem, device, compiler(problem)),
         "npu": lambda: tridal_npu.planning.plan.__wrapped__(problem, device, 32),
         "interpreter": lambda: tridal_interpreter._plan.__wrapped__(problem, 4),
     }

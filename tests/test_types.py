@@ -1,4 +1,4 @@
-"""Public types: schedules, the base class of backends, and the documentation of all fields."""
+"""Public types: the base class of backends, and the documentation of all fields."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ from tridal.devices.types import (
     Resources,
 )
 from tridal.errors import PlanError
-
-
-def test_unknown_schedule_raises_value_error_with_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"unknown schedule 'wholerow'; did you mean 'whole_row'\? \(known: "):
-        KernelConfig("wholerow", 1, 1)  # type: ignore[arg-type]
-
 
 # -- the base class
 

@@ -83,9 +83,7 @@ class CheckedBackend(BackendBase):
             setattr(self, member, exact_copy(getattr(plugin, member)))
         self.label = f"backend {self.name!r} ({origin})"
         """Name and distribution, for error messages."""
-        self.bundled = is_bundled(origin)
-        """Whether tridal's own distribution provides the backend."""
-        if self.bundled:
+        if is_bundled(origin):
             _bundled.add(self)
         self.seconds: dict[str, float] = {}
         """The longest time of a call of each member, without the time of the compiler."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from tridal.errors import nearest
-
 Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -51,9 +49,3 @@ class KernelConfig:
     lanes: int = 1
     """For "column_loop": number of parts of a row with their own statistics, a power of two. They are combined after
     the loop. With as many lanes as threads, threads exchange nothing in the loop."""
-
-    def __post_init__(self) -> None:
-        """Rejects an unknown schedule."""
-        if self.schedule not in SCHEDULES:
-            near = nearest(str(self.schedule), SCHEDULES)
-            raise ValueError(f"unknown schedule {self.schedule!r}{near} (known: {', '.join(SCHEDULES)})")

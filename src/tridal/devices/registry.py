@@ -295,4 +295,5 @@ def _unknown_device(name: str, source: str = "") -> UnknownDeviceError:
         with suppress(Exception):  # a third party's backend can raise anything
             if find_architecture(name, backend.architectures()) is not None:
                 near = f"; it is an architecture of the device {backend.name!r}"
+                break
     return UnknownDeviceError(f"{source}no device is called {name!r}{near} (known: {', '.join(known)})")

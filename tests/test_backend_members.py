@@ -1,0 +1,256 @@
+"""The members of bundled backends without their devices: streams, what is missing, imports, and names."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from backend_helpers import BUNDLED
+from tridal.devices import registry
+from tridal.devices.types import Backend
+from tridal.errors import DeviceUnavailableError, PlanError, UnknownDeviceError
+from tridal.testing import check_runtime
+
+pytestmark = pytest.mark.usefixtures("nothing_prepared")  # tests pretend other machines
+
+DEVICES = ("cuda", "rocm", "npu")
+EACH = pytest.mark.parametrize("name", DEVICES)
+
+
+@pytest.fixture
+def torch_modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The module with the private function of the stream of each device type, which is empty."""
+    private = ModuleType("torch_npu._C")
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    monkeypatch.setitem(sys.modules, "torch_npu._C", private)
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+    return {"cuda": torch._C, "npu": private}
+
+
+@EACH
+def test_the_stream_is_read_by_a_private_function(
+    name: str, torch_modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = registry.get(name).device_type
+    function = f"_{kind}_getCurrentRawStream"
+    monkeypatch.setattr(torch_modules[kind], function, lambda index: 100 + index, raising=False)
+    assert registry.get(name).stream(1) == 101
+
+
+@EACH
+@pytest.mark.usefixtures("torch_modules")
+def test_without_the_private_function_the_stream_is_read_by_a_public_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = registry.get(name).device_type
+    module = SimpleNamespace(current_stream=lambda index: SimpleNamespace(**{f"{kind}_stream": 200 + index}))
+    monkeypatch.setattr(torch, kind, module, raising=False)
+    assert registry.get(name).stream(1) == 201
+
+
+@EACH
+def test_the_guard_is_torch_s_unless_the_device_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = registry.get(name)
+    module = SimpleNamespace(current_device=lambda: 1, device=lambda index: f"guard {index}")
+    monkeypatch.setattr(torch, backend.device_type, module, raising=False)
+    assert backend.plugin.guard(0) == "guard 0"
+    with backend.plugin.guard(1) as entered:
+        assert entered is None
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm"])
+def test_runtime_members_work_with_two_devices(name: str) -> None:
+    pytest.importorskip("triton", minversion="3.5", reason="older versions need ld.lld to compile for AMD GPUs")
+    assert check_runtime(registry.get(name).plugin) == ()
+
+
+@pytest.mark.parametrize("name", sorted(BUNDLED))
+def test_import_of_a_backend_imports_neither_torch_nor_triton(name: str) -> None:
+    paths = [Path(module.__file__).parents[1] for module in (sys.modules[f"tridal_{name}"], tridal) if module.__file__]
+    code = f"""
+        import sys, types
+        sys.path[:0] = {[str(path) for path in paths]!r}
+        sys.modules["tridal"] = types.ModuleType("tridal")  # `import tridal` itself needs torch
+        sys.modules["tridal"].__path__ = [{str(paths[1] / "tridal")!r}]
+        import tridal_{name}
+        print(sorted({{"torch", "torch_npu", "triton"}} & set(sys.modules)))
+    """
+    lines = "\n".join(line.strip() for line in code.splitlines())
+    result = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=120)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(BUNDLED))
+def test_the_registry_has_the_backend_with_its_architectures(name: str) -> None:
+    backend = registry.get(name)
+    assert isinstance(backend.plugin, Backend)
+    first = {"cuda": "sm_90", "rocm": "gfx942", "npu": "ascend910b", "interpreter": "interpreter"}[name]
+    assert next(iter(backend.architectures())) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"), [("gfx943", "gfx942"), ("gfx1101", "gfx1100"), ("mi300", "mi300x"), ("sm_91", "sm_90")]
+)
+def test_an_unknown_architecture_suggests_known_ones(name: str, suggested: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=f"unknown architecture '{name}'; did you mean .*'{suggested}'"):
+        tridal.plan(4, 4, arch=name)
+
+
+def test_resources_of_compiled_npu_kernels_are_not_supported() -> None:
+    with pytest.raises(NotImplementedError, match="does not define resources"):
+        registry.get("npu").plugin.resources({}, 1)
+
+
+# -- properties of a present device
+
+
+def gpu(**values: Any) -> SimpleNamespace:
+    """What torch reports for an MI300X in partition mode CPX: one die with 38 compute units and its L2 cache."""
+    known = {"name": "AMD Instinct MI300X", "gcnArchName": "gfx942:sramecc+:xnack-", "multi_processor_count": 38}
+    known |= {"L2_cache_size": 4 << 20, "total_memory": 24 << 30, "regs_per_multiprocessor": 65_536}
+    return SimpleNamespace(**known | values)
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """present(kind, reported) makes torch report these properties for all devices of a type."""
+
+    def pretend(kind: str, reported: SimpleNamespace) -> None:
+        for module in ("tridal_cuda", "tridal_rocm"):
+            sys.modules[f"{module}.architectures"].present_gpu.cache_clear()
+        functions = SimpleNamespace(get_device_properties=lambda index: reported)
+        monkeypatch.setattr(torch, kind, functions, raising=False)
+
+    yield pretend
+    for module in ("tridal_cuda", "tridal_rocm"):
+        sys.modules[f"{module}.architectures"].present_gpu.cache_clear()
+
+
+def test_properties_of_a_present_amd_gpu_are_those_of_torch_and_of_the_table(present: Any) -> None:
+    present("cuda", gpu())
+    found = registry.get("rocm").plugin.properties(0)
+    assert (found.cores, found.memory, found.arch, found.target) == (38, 24 << 30, "gfx942", ("hip", "gfx942", 64))
+    assert (found.registers, found.shared_memory, found.l2_cache) == (131_072, 65_536, 256 << 20)
+    assert found.aliases == ()
+
+
+def test_an_amd_gpu_without_plans_raises_with_known_names_and_what_to_do(present: Any) -> None:
+    present("cuda", gpu(name="AMD Radeon VII", gcnArchName="gfx906:sramecc-:xnack-"))
+    with pytest.raises(PlanError, match="device 1, AMD Radeon VII, has the architecture gfx906") as raised:
+        registry.get("rocm").properties(1)
+    for part in ("gfx942, gfx90a, gfx950, gfx1100, gfx1201", "TRIDAL_PLUGINS=-rocm", "HIP_VISIBLE_DEVICES"):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("capability", "max_programs"),
+    [((9, 0), 32), ((7, 0), 16), ((8, 6), 16), ((8, 9), 24), ((8, 7), 16), ((11, 0), None)],
+)
+def test_properties_of_a_present_nvidia_gpu_are_those_of_torch_and_triton(
+    present: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], max_programs: int | None
+) -> None:
+    runtime = pytest.importorskip("triton.runtime")
+    major, minor = capability
+    reported = {"major": major, "minor": minor, "name": "Some GPU", "max_threads_per_multi_processor": 2048}
+    present("cuda", SimpleNamespace(**reported, L2_cache_size=60 << 20, total_memory=141 << 30))
+    from_triton = {"multiprocessor_count": 78, "max_num_regs": 65_536, "max_shared_mem": 232_448, "warpSize": 32}
+    active = SimpleNamespace(utils=SimpleNamespace(get_device_properties=lambda index: from_triton))
+    monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=active))
+    found = registry.get("cuda").plugin.properties(0)
+    assert (found.name, found.arch, found.cores, found.core_name) == ("Some GPU", f"sm_{major}{minor}", 78, "SM")
+    assert (found.target, found.warp_size) == (("cuda", 10 * major + minor, 32), 32)
+    limits = (found.registers, found.shared_memory, found.max_threads, found.max_programs, found.l2_cache, found.memory)
+    assert limits == (65_536, 232_448, 2048, max_programs, 60 << 20, 141 << 30)
+
+
+def test_properties_of_a_present_npu_are_those_of_torch_npu(present: Any) -> None:
+    reported = SimpleNamespace(name="Ascend910B4", vector_core_num=40, L2_cache_size=192 << 20, total_memory=32 << 30)
+    present("npu", reported)
+    assert registry.get("npu").plugin.properties(0) == registry.get("npu").architectures()["ascend910b4"]
+
+
+# -- availability of a GPU; test_backend_npu.py has that of an NPU
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, hip: str | None, cuda: str | None, present: bool = True) -> None:
+    """Makes torch look like a build for a vendor's GPUs, with or without a GPU."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(present))
+
+
+NO_GPU, NO_NVIDIA = (
+    ("torch sees no AMD GPU", "rocminfo", "render", "HIP_VISIBLE_DEVICES"),
+    ("torch sees no CUDA device",),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "hip", "cuda", "present", "reasons"),
+    [
+        ("rocm", "6.4.1", None, True, None),
+        ("cuda", "6.4.1", None, True, (torch.__version__, "is built for ROCm")),
+        ("cuda", None, "12.8", True, None),
+        ("rocm", None, "12.8", True, (torch.__version__, "is built for CUDA")),
+        ("rocm", None, None, True, (torch.__version__, "is built without ROCm")),
+        ("cuda", None, None, True, (torch.__version__, "is built without CUDA")),
+        ("rocm", "6.4.1", None, False, ("sees no AMD GPU", "rocminfo", "render", "HIP_VISIBLE_DEVICES")),
+        ("cuda", None, "12.8", False, ("sees no CUDA device", "nvidia-smi", "CUDA_VISIBLE_DEVICES")),
+    ],
+)
+def test_a_build_of_torch_and_a_missing_gpu_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, hip: Any, cuda: Any, present: bool, reasons: tuple[str, ...] | None
+) -> None:
+    pytest.importorskip("triton")
+    pretend(monkeypatch, hip, cuda, present)
+    found = registry.get(name).unavailable()
+    assert found is None if reasons is None else all(part in (found or "") for part in reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "reason"),
+    [
+        ("rocm", None, "triton is not installed: reinstall the ROCm build of torch"),
+        (
+            "rocm",
+            SimpleNamespace(submodule_search_locations=["/nowhere"]),
+            "has no AMD backend: uninstall it",
+        ),
+        ("cuda", None, "the package triton is not installed"),
+    ],
+)
+def test_a_missing_triton_and_one_without_the_backend_are_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, found: Any, reason: str
+) -> None:
+    pretend(monkeypatch, *(("6.4.1", None) if name == "rocm" else (None, "12.8")))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: found)
+    assert reason in (registry.get(name).unavailable() or "")
+
+
+@pytest.mark.parametrize(("present", "state"), [(True, "available"), (False, "not available")])
+def test_cuda_by_name_with_a_rocm_torch_names_rocm(
+    monkeypatch: pytest.MonkeyPatch, fresh_registry: None, present: bool, state: str
+) -> None:
+    pytest.importorskip("triton")
+    pretend(monkeypatch, "6.4.1", None, present)
+    with (
+        tridal.use(device="cuda"),
+        pytest.raises(DeviceUnavailableError, match=f"'rocm', which also serves 'cuda' tensors, is {state}"),
+    ):
+        tridal.device()
+
+
+@pytest.mark.parametrize("name", ["interpreter", "npu", "rocm"])
+def test_the_extra_of_a_backend_exists_and_is_in_the_install_text(name: str) -> None:
+    assert name in (metadata.metadata("tridal").get_all("Provides-Extra") or [])
+    assert f"'tridal[{name}]'" in registry.get(name).install
