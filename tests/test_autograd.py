@@ -16,10 +16,11 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tridal
+from op_samples import EACH, EACH_OP, Sample, as_one, as_tuple, gradients, registered_calls
 from tridal.devices import settings
 from tridal.pytorch.path import row_calls
 
-Op = Callable[..., torch.Tensor]
+Fn = Callable[..., torch.Tensor]
 
 
 @pytest.fixture(params=["softmax", "log_softmax"])
@@ -31,66 +32,70 @@ def leaf(device: torch.device, *shape: int, dtype: torch.dtype = torch.float64) 
     return torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((2, 3), -1), ((2, 2, 2), 1), ((4,), 0)])
-def test_gradcheck(device: torch.device, name: str, shape: tuple[int, ...], dim: int) -> None:
-    x = leaf(device, *shape)
-    op = getattr(tridal, name)
-    assert gradcheck(
-        lambda z: op(z, dim), (x,), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
-    )
-    assert gradgradcheck(
-        lambda z: op(z, dim), (x,), check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True
-    )
+def expected_gradient(sample: Sample, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of the sum of sines."""
+    return torch.autograd.grad(sample.theirs(x).sin().sum(), x)[0]
 
 
-def test_gradcheck_with_a_transposed_input(device: torch.device, name: str) -> None:
-    x = leaf(device, 3, 2)
-    assert gradcheck(lambda z: getattr(tridal, name)(z.t(), -1), (x,), check_forward_ad=True)
+@EACH_OP
+def test_gradcheck(device: torch.device, sample: Sample) -> None:
+    tensors = sample.leaves(2, 3, device=device)
+    leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+
+    def function(*values: torch.Tensor) -> Any:
+        return sample.function(**{**tensors, **dict(zip(leaves, values, strict=True))})
+
+    options = {"fast_mode": True, "check_batched_grad": True, "atol": 1e-5}
+    assert gradcheck(function, (*leaves.values(),), check_forward_ad=True, check_batched_forward_grad=True, **options)
+    assert gradgradcheck(function, (*leaves.values(),), check_fwd_over_rev=True, check_rev_over_rev=True, **options)
 
 
+@EACH_OP
+def test_gradcheck_with_a_transposed_input_of_three_dims(device: torch.device, sample: Sample) -> None:
+    x = leaf(device, 2, 3, 2)
+    assert gradcheck(lambda z: sample.ours(z.transpose(0, 1)), (x,), check_forward_ad=True, fast_mode=True, atol=1e-5)
+
+
+@EACH_OP
 @pytest.mark.parametrize("order", [2, 3])
-def test_higher_order_gradients_equal_torch(device: torch.device, name: str, order: int) -> None:
-    def derivative(op: Op, x: torch.Tensor) -> torch.Tensor:
-        y = op(x, -1).square().sum()
+def test_higher_order_gradients_equal_torch(device: torch.device, sample: Sample, order: int) -> None:
+    def derivatives(function: Fn, x: torch.Tensor) -> list[torch.Tensor]:
+        y = function(x).square().sum()
         for _ in range(order - 1):
             (g,) = torch.autograd.grad(y, x, create_graph=True)
             y = g.sin().sum()
-        return torch.autograd.grad(y, x)[0]
+        return [g, *(torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in (y, g.sum()))]
 
     x = leaf(device, 3, 5)
-    assert_close(derivative(getattr(tridal, name), x), derivative(getattr(torch, name), x))
+    assert_close(derivatives(sample.ours, x), derivatives(sample.theirs, x))
 
 
-def test_gradient_launches_one_kernel(device: torch.device, name: str) -> None:
-    x = leaf(device, 3, 5)
-    y = getattr(tridal, name)(x).square().sum()
+@EACH
+def test_gradient_launches_one_kernel_and_has_the_same_bits_in_every_run(device: torch.device, sample: Sample) -> None:
+    tensors = sample.leaves(50, 6, device=device)
+    results, leaves = as_one(sample.function(**tensors)), [t for t in tensors.values() if t.requires_grad]
+    dy = torch.randn_like(results)
     with tridal.record_calls() as calls:
-        (dx,) = torch.autograd.grad(y, x)
-    assert [(call.op, call.reason) for call in calls] == [(f"{name}_backward", None)]
-    assert_close(dx, torch.autograd.grad(getattr(torch, name)(x, -1).square().sum(), x)[0])
+        found = torch.autograd.grad(results, leaves, dy, retain_graph=True)
+    of_kernels = [(call.op, call.reason) for call in calls if call.op.endswith("backward")]
+    assert not sample.op.of_rows or of_kernels == [(f"{sample.op.name}_backward", None)]
+    assert_close(found, torch.autograd.grad(as_one(sample.expected(**tensors)), leaves, dy))
+    assert all(map(torch.equal, found, torch.autograd.grad(results, leaves, dy)))
 
 
-def test_double_backward_equals_torch(device: torch.device, name: str) -> None:
-    x = leaf(device, 3, 5)
-    (first,) = torch.autograd.grad(getattr(tridal, name)(x).square().sum(), x, create_graph=True)
-    (expected,) = torch.autograd.grad(getattr(torch, name)(x, -1).square().sum(), x, create_graph=True)
-    assert_close(first, expected)
-    for loss in (torch.sum, lambda g: g.sin().sum()):
-        second = torch.autograd.grad(loss(first), x, retain_graph=True)
-        assert_close(second, torch.autograd.grad(loss(expected), x, retain_graph=True))
-
-
+@EACH_OP
 @pytest.mark.parametrize("stride", ["expanded", "transposed", "sliced", "negative view"])
-def test_output_gradients_with_any_strides(device: torch.device, name: str, stride: str) -> None:
+def test_output_gradients_with_any_strides(device: torch.device, sample: Sample, stride: str) -> None:
     x = leaf(device, 4, 6)
+    ours, theirs = sample.ours(x), sample.theirs(x)
+    plain = theirs.detach().cos()
     grad = {
-        "expanded": lambda: torch.randn(4, 1, dtype=torch.float64, device=device).expand(4, 6),
-        "transposed": lambda: torch.randn(6, 4, dtype=torch.float64, device=device).t(),
-        "sliced": lambda: torch.randn(4, 13, dtype=torch.float64, device=device)[:, 1::2],
-        "negative view": lambda: torch._neg_view(torch.randn(4, 6, dtype=torch.float64, device=device)),
+        "expanded": lambda: plain[:1].expand(plain.shape) if plain.dim() else plain,
+        "transposed": lambda: plain.mT.contiguous().mT if plain.dim() > 1 else plain,
+        "sliced": lambda: torch.stack([plain, plain], -1)[..., 1],
+        "negative view": lambda: torch._neg_view(plain),
     }[stride]()
-    ours = torch.autograd.grad(getattr(tridal, name)(x), x, grad)
-    assert_close(ours, torch.autograd.grad(getattr(torch, name)(x, -1), x, grad))
+    assert_close(torch.autograd.grad(ours, x, grad), torch.autograd.grad(theirs, x, grad))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -107,52 +112,73 @@ def test_gradients_have_the_dtype_of_the_input(
     assert_close(dx.double(), expected.double(), rtol=2e-2, atol=2e-2)
 
 
-def test_backward_uses_the_settings_of_the_forward(backend: Any, name: str) -> None:
+@EACH_OP
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_gradients_have_the_dtypes_of_their_tensors(device: torch.device, sample: Sample, dtype: torch.dtype) -> None:
+    tensors = sample.leaves(4, 6, dtype=dtype, device=device)
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    wide = {name: t.detach().double().requires_grad_(t.requires_grad) for name, t in floating.items()}
+    found, expected = gradients(sample.function, tensors), gradients(sample.expected, {**tensors, **wide})
+    assert {gradient.dtype for gradient in found.values()} == {dtype}
+    for name, gradient in found.items():
+        largest = max(1.0, float(expected[name].abs().max()))
+        assert_close(gradient.double(), expected[name], rtol=0, atol=8 * torch.finfo(dtype).eps * largest)
+
+
+@EACH_OP
+def test_backward_uses_the_settings_of_the_forward(backend: Any, sample: Sample) -> None:
     with tridal.use(device=backend.name):
         x = leaf(tridal.device(), 3, 5)
-        y = getattr(tridal, name)(x)
-    with tridal.use(device="auto"), tridal.record_calls() as calls:
-        y.sin().sum().backward()
-    assert_close(x.grad, torch.autograd.grad(getattr(torch, name)(x, -1).sin().sum(), x)[0])
-    assert [(call.op, call.backend) for call in calls] == [(f"{name}_backward", backend.name)]
+        results = [sample.ours(x) for _ in range(3)]  # the third call is prepared
+    for y in results:
+        with tridal.use(device="auto"), tridal.record_calls() as calls:
+            (found,) = torch.autograd.grad(y.sin().sum(), x)
+        assert_close(found, expected_gradient(sample, x))
+        assert {call.backend for call in calls} <= {backend.name}
+        assert calls or not sample.op.of_rows
 
 
-def test_saved_tensor_hooks_see_one_tensor(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_the_backward_reads_what_saved_tensor_hooks_return(device: torch.device, sample: Sample) -> None:
     packed, unpacked = [], []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         packed.append(tensor)
-        return tensor.t().contiguous()
+        return torch.stack([tensor, tensor], -1)
 
     def unpack(tensor: torch.Tensor) -> torch.Tensor:
         unpacked.append(tensor)
-        return tensor.t()
+        return tensor[..., 1]
 
     x = leaf(device, 3, 5)
-    with saved_tensors_hooks(pack, unpack):
-        y = getattr(tridal, name)(x)
-    y.sin().sum().backward()
-    assert len(packed) == len(unpacked) == 1
-    assert_close(x.grad, torch.autograd.grad(getattr(torch, name)(x, -1).sin().sum(), x)[0])
+    tensors = {**sample.tensors(x.detach()), "input": x}
+    expected = gradients(sample.expected, tensors)
+    for _ in range(3):
+        packed, unpacked = [], []
+        with saved_tensors_hooks(pack, unpack):
+            loss = sample.function(**tensors)
+        assert len(packed) == 1 or not sample.op.one_tensor
+        assert_close(gradients(lambda loss=loss, **_: loss, tensors), expected)
+        assert len(packed) == len(unpacked) > 0
     with save_on_cpu():
-        y = getattr(tridal, name)(x)
-    assert_close(torch.autograd.grad(y.sin().sum(), x)[0], x.grad)
+        loss = sample.function(**tensors)
+    assert_close(gradients(lambda **_: loss, tensors), expected)
 
 
+@EACH_OP
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint(device: torch.device, name: str, reentrant: bool) -> None:
+def test_checkpoint(device: torch.device, sample: Sample, reentrant: bool) -> None:
     x = leaf(device, 3, 5)
-    y = checkpoint(lambda z: getattr(tridal, name)(z * 2).sin(), x, use_reentrant=reentrant)
-    y.sum().backward()
-    assert_close(x.grad, torch.autograd.grad(getattr(torch, name)(x * 2, -1).sin().sum(), x)[0])
+    checkpoint(lambda z: sample.ours(z).sin(), x, use_reentrant=reentrant).sum().backward()
+    assert_close(x.grad, expected_gradient(sample, x))
 
 
+@EACH_OP
 @pytest.mark.filterwarnings("ignore:Error detected in")
-def test_anomaly_mode(device: torch.device, name: str) -> None:
-    x = leaf(device, 3, 5)
+def test_anomaly_mode(device: torch.device, sample: Sample) -> None:
     with torch.autograd.detect_anomaly(check_nan=True):
-        getattr(tridal, name)(x).sum().backward()
-        y = getattr(tridal, name)(torch.full((2, 3), torch.nan, device=device, requires_grad=True))
+        sample.ours(leaf(device, 3, 5)).sum().backward()
+        y = sample.ours(torch.full((2, 3), torch.nan, device=device, requires_grad=True))
         with pytest.raises(RuntimeError, match="returned nan values"):
             y.sum().backward()
 
@@ -164,49 +190,57 @@ def test_inplace_change_of_the_output_raises_in_backward(device: torch.device, n
         y.sum().backward()
 
 
-def test_backward_twice_needs_retain_graph(device: torch.device, name: str) -> None:
-    y = getattr(tridal, name)(leaf(device, 3, 5)).sum()
+@EACH_OP
+def test_backward_twice_needs_retain_graph(device: torch.device, sample: Sample) -> None:
+    y = as_one(sample.function(**sample.leaves(3, 5, device=device))).sum()
     y.backward(retain_graph=True)
     y.backward()
     with pytest.raises(RuntimeError, match="second time"):
         y.backward()
 
 
-def test_no_grad_and_inference_mode(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_no_grad_and_inference_mode(device: torch.device, sample: Sample) -> None:
     x = leaf(device, 3, 5)
+    expected = sample.theirs(x)
+    op, arguments = registered_calls(lambda: sample.ours(x))[sample.op.name]
     with torch.no_grad():
-        assert not getattr(tridal, name)(x).requires_grad
-    with torch.inference_mode():
-        y = getattr(tridal, name)(x)
-        assert y.is_inference()
-        again = getattr(tridal, name)(y)
-    assert_close(again, getattr(torch, name)(y, -1))
-    assert_close(getattr(tridal, name)(y), again)  # an inference tensor outside inference mode
-    assert not getattr(tridal, name)(x.detach()).requires_grad
+        assert not sample.ours(x).requires_grad
+    with torch.inference_mode(), torch.enable_grad():
+        y, made = sample.ours(x), x.clone()
+        registered = op(made, *(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments[1:]))
+    assert y.is_inference()
+    assert not any(result.requires_grad for result in (y, *as_tuple(registered)))
+    for result in (y, sample.ours(made), sample.ours(x.detach())):  # an inference tensor outside inference mode
+        assert_close(result, expected)
+        assert not result.requires_grad
 
 
-def test_hooks_and_gradient_accumulation(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_hooks_and_gradient_accumulation(device: torch.device, sample: Sample) -> None:
     x = leaf(device, 3, 5)
     seen = []
-    y = getattr(tridal, name)(x)
+    y = sample.ours(x)
     y.register_hook(lambda g: g * 2)
     x.register_hook(lambda g: seen.append(g))
     y.sin().sum().backward()
-    assert len(seen) == 1
-    assert_close(x.grad, 2 * torch.autograd.grad(getattr(torch, name)(x, -1).sin().sum(), x)[0])
+    assert seen
+    assert_close(x.grad, 2 * expected_gradient(sample, x))
     before = x.grad.clone()
-    getattr(tridal, name)(x).sin().sum().backward()
+    sample.ours(x).sin().sum().backward()
     assert_close(x.grad, 1.5 * before)
 
 
-def test_output_is_freed_when_the_last_reference_is_deleted(device: torch.device, name: str) -> None:
-    x = leaf(device, 3, 5)
-    for op in (getattr(tridal, name), lambda z: getattr(torch.ops.tridal, name)(z, -1, z.dtype)):
-        y = op(x)
-        alive = weakref.ref(y)
-        del y
+@EACH_OP
+def test_output_is_freed_when_the_last_reference_is_deleted(device: torch.device, sample: Sample) -> None:
+    tensors = sample.leaves(3, 5, device=device)
+    op, arguments = registered_calls(lambda: sample.function(**tensors))[sample.op.name]
+    for compute in (lambda: sample.function(**tensors), lambda: op(*arguments)):
+        results = as_tuple(compute())
+        alive = [weakref.ref(result) for result in results]
+        del results
         gc.collect()
-        assert alive() is None
+        assert not any(reference() is not None for reference in alive)
 
 
 def test_backward_in_another_thread_uses_the_settings_of_the_forward(

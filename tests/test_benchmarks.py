@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import tridal
+from op_samples import LOGSUMEXP, SKIP_NORM
 from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
 from third_party_op import UNIT_NORM, add_op, unit_norm_in_table  # noqa: F401  a fixture
-from third_party_tensors import LOGSUMEXP, SKIP_NORM
 from tridal.benchmarks import measuring, timing, workloads
 from tridal.benchmarks.measuring import make_row
 from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops, random_tensor

@@ -268,16 +268,6 @@ def test_an_error_of_the_registered_op_is_not_hidden_for_other_subclasses(
         tridal.softmax(torch.ones(2, 3, device=device).as_subclass(Subclass))
 
 
-@pytest.mark.parametrize("module", [tridal.nn.Softmax, tridal.nn.LogSoftmax])
-@pytest.mark.parametrize("dim", [1, None])
-def test_modules_compile_and_script_with_and_without_a_dim(device: torch.device, module: Any, dim: int | None) -> None:
-    x = torch.randn(4, 6, device=device)
-    wanted = (torch.softmax if module is tridal.nn.Softmax else torch.log_softmax)(x, 1)
-    compiled_module = torch.compile(module(dim), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled_module(x), wanted)
-    torch.testing.assert_close(torch.jit.script(module(dim))(x), wanted)
-
-
 def test_an_override_inside_a_compiled_function_computes(device: torch.device) -> None:
     def overridden(x: torch.Tensor) -> torch.Tensor:
         with tridal.override_torch():

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 from torch.testing import assert_close
 
 import tridal
+from op_samples import OPS, SAMPLES, Sample, gradients
 from torch_versions import aot_inductor, compiled_error
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+COMPILED = OPS | {name: SAMPLES[name] for name in ("softmax, scaled and masked", "cross_entropy of probabilities")}
+EACH = pytest.mark.parametrize("sample", COMPILED.values(), ids=COMPILED)
 
 
 @pytest.fixture(autouse=True)
@@ -30,43 +34,62 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def tensors_of(
+    sample: Sample, rows: int, device: torch.device | None = None, **options: Any
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a call with this number of rows, which have 5 columns."""
+    return sample.leaves(*((5, rows) if sample.dim == 0 else (rows, 5)), device=device, **options)
+
+
 class GraphRecorder:
-    """A compiler backend that records the ops of each graph."""
+    """A compiler backend that records the ops of tridal in each graph."""
 
     def __init__(self) -> None:
         self.graphs: list[list[str]] = []
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        self.graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        self.graphs.append([name for name in names if "tridal" in name])
         return graph.forward
 
 
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("dynamic", [False, True, None])
+@EACH
+@pytest.mark.parametrize(("compiler", "dynamic"), [("eager", None), ("aot_eager", True), ("inductor", None)])
 def test_compiled_forward_and_backward_equal_torch(
-    device: torch.device, name: str, compiler: str, dynamic: bool | None
+    device: torch.device, sample: Sample, compiler: str, dynamic: bool | None
 ) -> None:
-    def block(softmax: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return softmax(x * 2 @ w, -1).square() + softmax(x.float(), 0, torch.float64).cos().sum(0)[:3]
+    def block(function: Callable[..., Any], input: torch.Tensor, others: dict[str, torch.Tensor]) -> Any:
+        return function(input=input * 2, **others)
 
     compiled = torch.compile(block, fullgraph=True, dynamic=dynamic, backend=compiler)
     for rows in (6, 9):
-        x = torch.randn(rows, 5, dtype=torch.float64, device=device, requires_grad=True)
-        w = torch.randn(5, 3, dtype=torch.float64, device=device, requires_grad=True)
-        ours = compiled(getattr(tridal, name), x, w)
-        theirs = block(getattr(torch, name), x, w)
-        assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        grads = torch.autograd.grad(ours.sin().sum(), (x, w))
-        assert_close(grads, torch.autograd.grad(theirs.sin().sum(), (x, w)), rtol=1e-5, atol=1e-5)
+        tensors = tensors_of(sample, rows, device)
+        others = {name: tensor for name, tensor in tensors.items() if name != "input"}
+        ours = compiled(sample.function, tensors["input"], others)
+        theirs = block(sample.expected, tensors["input"], others)
+        assert_close(ours, theirs)
+        assert_close(*(gradients(lambda y=y, **_: y, tensors) for y in (ours, theirs)))
 
 
-def test_one_graph_with_one_op_for_all_batch_sizes(device: torch.device, name: str) -> None:
+@EACH
+def test_one_graph_with_one_op_for_all_row_counts(device: torch.device, sample: Sample) -> None:
     recorder = GraphRecorder()
-    compiled = torch.compile(lambda x: getattr(tridal, name)(x), fullgraph=True, dynamic=True, backend=recorder)
-    for rows in (6, 9, 2, 64, 1000):
-        x = torch.randn(rows, 5, device=device)
-        assert_close(compiled(x), getattr(torch, name)(x, -1))
-    assert recorder.graphs == [[f"tridal.{name}.default"]]
+    compiled = torch.compile(lambda tensors: sample.function(**tensors), fullgraph=True, dynamic=True, backend=recorder)
+    for rows in (6, 9, 2, 100):
+        tensors = {name: t.detach() for name, t in tensors_of(sample, rows, device).items()}
+        assert_close(compiled(tensors), sample.expected(**tensors))
+    assert recorder.graphs == [[f"tridal.{sample.op.name}.default"]]
+
+
+@EACH
+def test_gradient_is_one_op(device: torch.device, sample: Sample) -> None:
+    forward, backward = GraphRecorder(), GraphRecorder()
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward)
+    compiled = torch.compile(lambda tensors: sample.function(**tensors), fullgraph=True, backend=backend)
+    tensors = tensors_of(sample, 4, device)
+    assert_close(gradients(lambda **_: compiled(tensors), tensors), gradients(sample.expected, tensors))
+    assert forward.graphs == [[f"tridal.{sample.op.name}.default"]]
+    assert backward.graphs == [[f"tridal.{sample.op.name}_backward.default"]]
 
 
 def test_automatic_dynamic_shapes_recompile_once(device: torch.device, name: str) -> None:
@@ -78,14 +101,32 @@ def test_automatic_dynamic_shapes_recompile_once(device: torch.device, name: str
     assert 1 <= len(recorder.graphs) <= 2
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_devices_without_a_backend_compile_to_torch_ops(name: str, dynamic: bool) -> None:
+@EACH
+def test_devices_without_a_backend_compile_to_torch_ops(sample: Sample) -> None:
+    """Those of losses contain the registered op, which torch computes."""
     recorder = GraphRecorder()
-    compiled = torch.compile(lambda x: getattr(tridal, name)(x), fullgraph=True, dynamic=dynamic, backend=recorder)
-    x = torch.randn(6, 5)
-    assert_close(compiled(x), getattr(torch, name)(x, -1))
-    assert len(recorder.graphs) == 1
-    assert "tridal" not in str(recorder.graphs)
+    compiled = torch.compile(lambda tensors: sample.function(**tensors), fullgraph=True, dynamic=True, backend=recorder)
+    tensors = {name: tensor.detach() for name, tensor in tensors_of(sample, 6).items()}
+    with tridal.use(device="auto"):
+        assert_close(compiled(tensors), sample.expected(**tensors))
+    assert recorder.graphs == [[] if sample.op.of_rows else [f"tridal.{sample.op.name}.default"]]
+
+
+def test_devices_without_a_backend_compile_the_reference_if_torch_has_no_function() -> None:
+    x, weight = torch.randn(3, 6), torch.randn(6)
+    with tridal.use(device="auto"):
+        compiled = torch.compile(tridal.rms_norm, fullgraph=True, backend="aot_eager")
+        for options in ({"casting": "llama"}, {"casting": "gemma", "weight_offset": 1.0, "residual": x}):
+            assert_close(compiled(x, (6,), weight, **options), tridal.rms_norm(x, (6,), weight, **options))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_compiled_norm_with_dynamic_shapes_names_a_wrong_shape(device: torch.device, name: str) -> None:
+    compiled = torch.compile(
+        lambda x: getattr(tridal, name)(x, (x.shape[0] + 1,)), fullgraph=True, dynamic=True, backend="eager"
+    )
+    with pytest.raises(Exception, match=compiled_error("normalized_shape has to be the last sizes of the input")):
+        compiled(torch.randn(3, 7, device=device))
 
 
 def test_compiled_op_selects_the_backend_at_each_call(backend: Any, device: torch.device) -> None:
@@ -138,18 +179,20 @@ def test_compiled_double_backward_raises_the_error_of_torch(device: torch.device
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((2,), "dim|Dimension"), ((-1, torch.int64), "dtype|not implemented|floating")],
-    ids=["dim", "dtype"],
+    [
+        ((2, None), "dim|Dimension"),
+        ((-1, torch.int64), "dtype|not implemented|floating"),
+        ((-1, None, torch.ones(3)), "cannot be broadcast"),
+    ],
+    ids=["dim", "dtype", "mask"],
 )
 def test_compiled_invalid_arguments_raise(device: torch.device, arguments: tuple[Any, ...], message: str) -> None:
-    compiled = torch.compile(lambda x: tridal.softmax(x, *arguments), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=message):
-        compiled(torch.randn(3, 5, device=device))
+    def function(x: torch.Tensor) -> torch.Tensor:
+        dim, dtype, *masks = arguments
+        return tridal.softmax(x, dim, dtype, mask=masks[0] if masks else None)
 
-
-def test_compiled_stream_argument_raises(device: torch.device) -> None:
-    compiled = torch.compile(lambda x: tridal.softmax(x, stream=0), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=compiled_error("no meaning in a compiled function")):
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=message if len(arguments) < 3 else compiled_error(message)):
         compiled(torch.randn(3, 5, device=device))
 
 
@@ -157,53 +200,17 @@ def attention(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return tridal.softmax(x * 2, scale=0.5, mask=mask, causal=True, masked_rows="zero")
 
 
-def test_masked_softmax_is_one_op_for_all_batch_sizes(device: torch.device) -> None:
-    recorder = GraphRecorder()
-    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=recorder)
-    for batch in (6, 9, 2, 64):
-        x, mask = torch.randn(batch, 3, 4, 5, device=device), torch.rand(batch, 1, 4, 5, device=device) > 0.3
-        assert_close(compiled(x, mask), attention(x, mask), rtol=0, atol=0)
-    assert [[name for name in graph if "built-in" not in name] for graph in recorder.graphs] == [
-        ["tridal.softmax.default"]
-    ]
-
-
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
-def test_compiled_masks_forward_and_backward_equal_eager(
-    device: torch.device, compiler: str, kind: torch.dtype
-) -> None:
-    compiled = torch.compile(attention, fullgraph=True, backend=compiler)
+@pytest.mark.parametrize("kind", ["boolean", "added", "with a gradient"])
+def test_compiled_masks_equal_eager(device: torch.device, kind: str) -> None:
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for batch in (6, 9):
         x = torch.randn(batch, 4, 5, device=device, requires_grad=True)
-        mask = (torch.rand(4, 5, device=device) > 0.3).to(kind)
+        mask = torch.rand(4, 5, device=device, requires_grad=kind == "with a gradient")
+        mask = mask if kind != "boolean" else mask > 0.3
+        wrt = (x, mask) if mask.requires_grad else (x,)
         ours, theirs = compiled(x, mask), attention(x, mask)
         assert_close(ours, theirs)
-        assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
-
-
-def test_gradient_of_masked_softmax_is_one_op(device: torch.device) -> None:
-    from torch._dynamo.backends.common import aot_autograd
-
-    backward = GraphRecorder()
-    compiled = torch.compile(
-        lambda x: tridal.softmax(x, scale=0.5, causal=True),
-        fullgraph=True,
-        backend=aot_autograd(fw_compiler=GraphRecorder(), bw_compiler=backward),
-    )
-    x = torch.randn(4, 5, device=device, requires_grad=True)
-    compiled(x).backward(torch.randn(4, 5, device=device))
-    assert [name for name in backward.graphs[0] if "detach" not in name] == ["tridal.softmax_backward.default"]
-
-
-def test_compiled_gradient_of_the_mask(device: torch.device) -> None:
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    x = torch.randn(3, 4, 5, device=device, requires_grad=True)
-    mask = torch.randn(4, 5, device=device, requires_grad=True)
-    ours, theirs = compiled(x, mask), attention(x, mask)
-    assert_close(ours, theirs)
-    for got, wanted in zip(*(torch.autograd.grad(y.sin().sum(), (x, mask)) for y in (ours, theirs)), strict=True):
-        assert_close(got, wanted)
+        assert_close(*(torch.autograd.grad(y.sin().sum(), wrt) for y in (ours, theirs)))
 
 
 @pytest.mark.parametrize("transform", [vmap, lambda f: grad(lambda z: f(z).square().sum()), jacfwd])
@@ -215,46 +222,29 @@ def test_compiled_transforms_of_masked_softmax_equal_eager(
     assert_close(ours, transform(lambda z: attention(z, mask))(x))
 
 
-def test_masks_compile_to_torch_ops_on_devices_without_a_backend() -> None:
-    recorder = GraphRecorder()
-    x, mask = torch.randn(3, 4, 5), torch.rand(4, 5) > 0.3
-    compiled = torch.compile(attention, fullgraph=True, backend=recorder)
-    assert_close(compiled(x, mask), attention(x, mask))
-    assert len(recorder.graphs) == 1
-    assert "tridal" not in str(recorder.graphs)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"mask": torch.ones(3)}, "cannot be broadcast"),
-        ({"scale": 0.5, "stream": 0}, "no meaning in a compiled function"),
-    ],
-    ids=["mask", "stream"],
-)
-def test_compiled_invalid_masks_and_streams_raise(
-    device: torch.device, arguments: dict[str, Any], message: str
-) -> None:
-    compiled = torch.compile(lambda x: tridal.softmax(x, **arguments), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=compiled_error(message)):
-        compiled(torch.randn(3, 5, device=device))
-
-
+@EACH
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported_masked_softmax_is_one_op(device: torch.device, strict: bool, tmp_path: Path) -> None:
-    class Attention(torch.nn.Module):
-        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return attention(x, mask)
+def test_exported_program_has_the_op_and_its_gradient(
+    device: torch.device, sample: Sample, strict: bool, tmp_path: Path
+) -> None:
+    """The number of rows is dynamic."""
 
-    batch = torch.export.Dim.DYNAMIC
-    inputs = torch.randn(6, 4, 5, device=device), torch.rand(6, 1, 5, device=device) > 0.3
-    program = torch.export.export(Attention(), inputs, dynamic_shapes=({0: batch}, {0: batch}), strict=strict)
-    torch.export.save(program, tmp_path / "attention.pt2")
-    loaded = torch.export.load(tmp_path / "attention.pt2")
-    assert "tridal.softmax.default" in [str(node.target) for node in loaded.graph.nodes]
+    class Model(torch.nn.Module):
+        def forward(self, tensors: dict[str, torch.Tensor]) -> Any:
+            return sample.function(**tensors)
+
+    given = {name: tensor.detach() for name, tensor in tensors_of(sample, 6, device).items()}
+    rows = {"input": sample.dim == 0, "residual": sample.dim == 0, "target": False}
+    shapes = {name: {int(rows[name]): torch.export.Dim.DYNAMIC} if name in rows else None for name in given}
+    program = torch.export.export(Model(), (given,), dynamic_shapes=(shapes,), strict=strict)
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    assert [node for node in loaded.graph.nodes if str(node.target) == f"tridal.{sample.op.name}.default"]
     for count in (6, 11):
-        x, mask = torch.randn(count, 4, 5, device=device), torch.rand(count, 1, 5, device=device) > 0.3
-        assert_close(loaded.module()(x, mask), attention(x, mask))
+        tensors = tensors_of(sample, count, device)
+        results = loaded.module()(tensors)
+        assert_close(results, sample.expected(**tensors))
+        assert_close(gradients(lambda r=results, **_: r, tensors), gradients(sample.expected, tensors))
 
 
 class Block(torch.nn.Module):
@@ -266,23 +256,6 @@ class Block(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.op(x * 2, -1)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_program_has_the_op_and_its_gradient(
-    device: torch.device, name: str, strict: bool, tmp_path: Path
-) -> None:
-    x = torch.randn(6, 5, device=device)
-    program = torch.export.export(Block(name), (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=strict)
-    torch.export.save(program, tmp_path / "block.pt2")
-    loaded = torch.export.load(tmp_path / "block.pt2")
-    assert f"tridal.{name}.default" in [str(node.target) for node in loaded.graph.nodes]
-    for rows in (6, 11):
-        x = torch.randn(rows, 5, device=device, requires_grad=True)
-        ours, theirs = loaded.module()(x), getattr(torch, name)(x * 2, -1)
-        assert_close(ours, theirs)
-        (g,) = torch.autograd.grad(ours.sin().sum(), x)
-        assert_close(g, torch.autograd.grad(theirs.sin().sum(), x)[0])
 
 
 @aot_inductor

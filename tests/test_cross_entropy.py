@@ -171,33 +171,6 @@ def test_gradient_of_probabilities_and_of_the_weight_equal_torch(device: torch.d
         assert_close(torch.autograd.grad(ours, tensors), torch.autograd.grad(theirs, tensors))
 
 
-def test_derivatives_of_all_kinds_equal_torch(device: torch.device) -> None:
-    x, target = torch.randn(4, 6, dtype=torch.float64, device=device), torch.tensor([1, -100, 5, 0], device=device)
-
-    def ours(x: torch.Tensor) -> torch.Tensor:
-        return tridal.cross_entropy(x, target, label_smoothing=0.1)  # type: ignore[return-value]
-
-    def theirs(x: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(x, target, label_smoothing=0.1)
-
-    with tridal.use(device="auto"):  # gradcheck makes hundreds of calls
-        assert torch.autograd.gradcheck(ours, x.clone().requires_grad_(), check_batched_grad=True)
-        assert torch.autograd.gradgradcheck(ours, x.clone().requires_grad_())
-    (first,) = torch.autograd.grad(ours(leaf := x.clone().requires_grad_()), leaf, create_graph=True)
-    (wanted,) = torch.autograd.grad(theirs(leaf), leaf, create_graph=True)
-    assert_close(torch.autograd.grad(first.sin().sum(), leaf), torch.autograd.grad(wanted.sin().sum(), leaf))
-    assert_close(torch.func.hessian(ours)(x), torch.func.hessian(theirs)(x))
-    assert_close(torch.func.jvp(ours, (x,), (x,)), torch.func.jvp(theirs, (x,), (x,)))
-
-    def per_sample(function: Any) -> Any:
-        def loss(row: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-            return function(row.unsqueeze(0), index.unsqueeze(0))  # type: ignore[no-any-return]
-
-        return torch.vmap(torch.func.grad(loss))(x, target.clamp(min=0))
-
-    assert_close(per_sample(tridal.cross_entropy), per_sample(functional.cross_entropy))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_autocast_computes_in_float32(device: torch.device, dtype: torch.dtype) -> None:
     x, target = torch.randn(4, 6, device=device).to(dtype).requires_grad_(), torch.tensor([1, 2, 5, 0], device=device)

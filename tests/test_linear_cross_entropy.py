@@ -91,31 +91,6 @@ def test_loss_and_gradients_agree_with_float64(device: torch.device, case: dict[
         assert_close(ours.double(), reference, rtol=unit, atol=4 * unit * scale, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_repeated_and_higher_derivatives_equal_torch(device: torch.device, reduction: Any) -> None:
-    x, matrix = (torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
-    target = torch.tensor([1, -100, 0], device=device)
-
-    def ours(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        return tridal.linear_cross_entropy(x, matrix, target, reduction=reduction, chunk_size=2)
-
-    def theirs(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(x @ matrix.t(), target, reduction=reduction)
-
-    loss, wanted = ours(x, matrix).sum(), theirs(x, matrix).sum()
-    first = torch.autograd.grad(loss, (x, matrix), retain_graph=True)
-    assert_close(torch.autograd.grad(2 * loss, (x, matrix), retain_graph=True), tuple(2 * grad for grad in first))
-    assert_close(first, torch.autograd.grad(wanted, (x, matrix), retain_graph=True))
-    tangents = (torch.ones_like(x), torch.ones_like(matrix))
-    inputs = (x.detach(), matrix.detach())
-    assert_close(torch.func.jvp(ours, inputs, tangents), torch.func.jvp(theirs, inputs, tangents))
-    if reduction == "mean":
-        assert_close(torch.func.hessian(ours)(*inputs), torch.func.hessian(theirs)(*inputs))
-    with tridal.use(device="auto"):  # gradcheck makes hundreds of calls
-        assert torch.autograd.gradcheck(ours, (x, matrix), check_batched_grad=True)
-        assert torch.autograd.gradgradcheck(ours, (x, matrix))
-
-
 def test_only_requested_gradients_are_computed(device: torch.device) -> None:
     target = torch.tensor([1, 2, 0], device=device)
     for needs in ((True, False), (False, True), (False, False)):
@@ -355,11 +330,3 @@ def test_a_mean_with_a_denominator_of_zero_has_the_gradients_of_torch(
         found = torch.autograd.grad(loss, (x, matrix, bias))
     assert loss.isnan()
     torch.testing.assert_close(found, expected, equal_nan=True)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_loss_can_be_traced(device: torch.device) -> None:
-    arguments = torch.randn(2, 4, device=device), torch.randn(5, 4, device=device), torch.tensor([0, 1], device=device)
-    traced = torch.jit.trace(lambda x, weight, target: tridal.linear_cross_entropy(x, weight, target), arguments)
-    x, weight, target = torch.randn(2, 4, device=device), *arguments[1:]
-    torch.testing.assert_close(traced(x, weight, target), torch.nn.functional.cross_entropy(x @ weight.t(), target))

@@ -1,48 +1,66 @@
-"""tridal.nn: the modules equal those of torch.nn, and tridal computes them."""
+"""tridal.nn: the modules equal those of torch.nn, share their state dicts, and tridal computes them."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import tridal
 
-NAMES = ["Softmax", "LogSoftmax"]
+MODULES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "softmax of dim 0": ("Softmax", (0,), {}),
+    "softmax": ("Softmax", (-1,), {}),
+    "log_softmax": ("LogSoftmax", (2,), {}),
+    "rms_norm": ("RMSNorm", ((3, 5),), {}),
+    "rms_norm with eps": ("RMSNorm", ((3, 5),), {"eps": 0.1}),
+    "rms_norm without a weight": ("RMSNorm", (5,), {"elementwise_affine": False}),
+    "layer_norm": ("LayerNorm", ((3, 5),), {}),
+    "layer_norm in float64": ("LayerNorm", (5,), {"dtype": torch.float64}),
+    "layer_norm without a weight": ("LayerNorm", (5,), {"elementwise_affine": False}),
+    "layer_norm without a bias": ("LayerNorm", (5,), {"bias": False}),
+}
+"""The class, its arguments and its options."""
+NORMS = ["RMSNorm", "LayerNorm"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_forward_and_backward_equal_torch(device: torch.device, name: str, dim: int) -> None:
-    ours, theirs = getattr(tridal.nn, name)(dim), getattr(torch.nn, name)(dim)
-    x = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
-    assert_close(ours(x), theirs(x))
+def gradients(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(module(x).sin().sum(), [x, *module.parameters()])
+
+
+@pytest.mark.parametrize(("name", "arguments", "options"), MODULES.values(), ids=MODULES)
+def test_modules_their_copies_and_their_gradients_equal_torch(
+    device: torch.device, name: str, arguments: Any, options: dict[str, Any]
+) -> None:
+    torch.compiler.reset()
+    ours, theirs = (getattr(library, name)(*arguments, **options).to(device) for library in (tridal.nn, torch.nn))
+    assert isinstance(ours, type(theirs))
+    assert repr(ours) == repr(theirs)
+    names = list(inspect.signature(type(theirs)).parameters)
+    assert list(inspect.signature(type(ours)).parameters)[: len(names)] == names
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 3, 5, device=device, dtype=options.get("dtype"), requires_grad=True)
     assert type(ours(x).grad_fn).__name__ == "CallNodeBackward", "a kernel computed it"
-    assert_close(torch.autograd.grad(ours(x).sin().sum(), x), torch.autograd.grad(theirs(x).sin().sum(), x))
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    for module in (ours, copy.copy(ours), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), compiled):
+        assert module is compiled or type(module) is type(ours)
+        assert_close(module(x), theirs(x))
+        assert_close(gradients(module, x), gradients(theirs, x))
+    again = checkpoint(ours, x, use_reentrant=False)
+    assert_close(torch.autograd.grad(again.sin().sum(), [x, *ours.parameters()]), gradients(theirs, x))
+    assert_close(torch.jit.script(ours)(x), theirs(x))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_modules_are_subclasses_with_the_same_signature(name: str) -> None:
-    ours, theirs = getattr(tridal.nn, name), getattr(torch.nn, name)
-    assert issubclass(ours, theirs)
-    assert inspect.signature(ours) == inspect.signature(theirs)
-    assert repr(ours(dim=1)) == repr(theirs(dim=1))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_copies_and_pickles_compute_the_same(name: str) -> None:
-    module = getattr(tridal.nn, name)(dim=1)
-    x = torch.randn(3, 5)
-    for twin in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
-        assert type(twin) is type(module)
-        assert_close(twin(x), module(x))
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("shape", [(), (5,), (3, 5), (2, 3, 5), (2, 3, 4, 5)])
 def test_missing_dim_warns_and_equals_torch(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
@@ -50,10 +68,71 @@ def test_missing_dim_warns_and_equals_torch(name: str, shape: tuple[int, ...]) -
         expected = getattr(torch.nn, name)()(x)
     with pytest.warns(UserWarning, match="deprecated: pass dim="):
         assert_close(getattr(tridal.nn, name)()(x), expected)
+    if len(shape) == 2:
+        module = getattr(tridal.nn, name)(None)
+        for function in (torch.compile(module, fullgraph=True, backend="eager"), torch.jit.script(module)):
+            assert_close(function(x), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_compiles_to_one_graph(device: torch.device, name: str) -> None:
-    x = torch.randn(3, 5, device=device)
-    compiled = torch.compile(torch.nn.Sequential(getattr(tridal.nn, name)(-1)), fullgraph=True, backend="eager")
-    assert_close(compiled(x), getattr(torch.nn, name)(-1)(x))
+@pytest.mark.parametrize("name", NORMS)
+def test_residual_returns_the_sum_except_in_torchscript(device: torch.device, name: str) -> None:
+    module = getattr(tridal.nn, name)(6).to(device)
+    x, residual = torch.randn(2, 4, 6, device=device)
+    y, total = module(x, residual)
+    assert torch.equal(total, x + residual)
+    assert_close(y, module(total))
+    with pytest.raises(torch.jit.Error, match="TorchScript has torch's norm, without a residual"):
+        torch.jit.script(module)(x, residual)
+
+
+def test_a_new_module_with_an_offset_scales_by_one(device: torch.device) -> None:
+    module = tridal.nn.RMSNorm(6, weight_offset=1.0, casting="gemma", device=device)
+    assert not module.weight.any()
+    assert repr(module) == "RMSNorm((6,), eps=None, elementwise_affine=True, weight_offset=1, casting='gemma')"
+    x = torch.randn(4, 6, device=device)
+    assert_close(module(x), torch.nn.RMSNorm(6, device=device)(x))
+    module.half()
+    assert module(x.half()).dtype is torch.float16
+
+
+def test_bad_casting_is_refused_when_the_module_is_made() -> None:
+    with pytest.raises(ValueError, match="casting must be None, 'llama' or 'gemma', got 'bf16'"):
+        tridal.nn.RMSNorm(6, casting="bf16")  # type: ignore[arg-type]
+
+
+def test_loss_modules_equal_the_functions_and_share_state_dicts_with_torch(device: torch.device) -> None:
+    x, target = torch.randn(4, 7, device=device), torch.tensor([1, -100, 5, 0], device=device)
+    weight = torch.rand(7, device=device)
+    module = tridal.nn.CrossEntropyLoss(weight, label_smoothing=0.1, z_loss=0.1)
+    theirs = torch.nn.CrossEntropyLoss(weight, label_smoothing=0.1)
+    assert isinstance(module, torch.nn.CrossEntropyLoss)
+    assert_close(module(x, target), tridal.cross_entropy(x, target, weight, label_smoothing=0.1, z_loss=0.1))
+    theirs.load_state_dict(module.state_dict())
+    names = list(inspect.signature(torch.nn.CrossEntropyLoss).parameters)
+    assert list(inspect.signature(tridal.nn.CrossEntropyLoss).parameters)[: len(names)] == names
+    assert repr(copy.deepcopy(module)) == "CrossEntropyLoss(z_loss=0.1)"
+
+
+@pytest.mark.parametrize("outputs", [(), (3,)])
+def test_linear_module_equals_torch(device: torch.device, outputs: tuple[int, ...]) -> None:
+    x = torch.randn(4, 5, device=device)
+    target = torch.randint(7, (4, *outputs), device=device)
+    module = tridal.nn.LinearCrossEntropyLoss(5, 7, out_features=outputs, bias=True, device=device)
+    expected = tridal.linear_cross_entropy(
+        x, module.linear.weight.view(7, *outputs, 5), target, linear_bias=module.linear.bias.view(7, *outputs)
+    )
+    assert_close(module(x, target), expected)
+    if hasattr(torch.nn, "LinearCrossEntropyLoss"):
+        theirs = torch.nn.LinearCrossEntropyLoss(5, 7, out_features=outputs, bias=True, device=device)
+        theirs.load_state_dict(module.state_dict())
+        assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
+        assert_close(theirs(x, target), expected)
+    with pytest.raises(RuntimeError, match=r"expected weight shape to be \(7,\)"):
+        tridal.nn.LinearCrossEntropyLoss(5, 7, weight=torch.ones(3))
+
+
+def test_a_scripted_loss_refuses_what_torchs_function_does_not_have() -> None:
+    x, target = torch.randn(4, 7), torch.zeros(4, dtype=torch.int64)
+    for module in (tridal.nn.CrossEntropyLoss(z_loss=0.1), tridal.nn.CrossEntropyLoss(softcap=2.0)):
+        with pytest.raises(torch.jit.Error, match="TorchScript has torch's loss"):
+            torch.jit.script(module)(x, target)

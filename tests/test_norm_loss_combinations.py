@@ -12,12 +12,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import tridal
-from feature_axes import ACCELERATOR_CONTEXTS, CALLS, CONTEXTS, INPUTS, SHAPE, SLOW_CALLS, Module, like, plain
+from feature_axes import ACCELERATOR_CONTEXTS, CALLS, CONTEXTS, INPUTS, SHAPE, SLOW_CALLS, like, plain
 from feature_derivatives import DERIVATIVES, Function
 from pairwise import Row, covering_rows
 from refused_features import LEAKS_IN_TORCH, REFUSED, UNSTABLE_IN_TORCH
 from test_combinations import NOT_ON_STREAMS, failures_of, mesh, name_of, refusals_are_known, same_kind, values_for
-from torch_versions import exports_globals
 
 assert mesh
 ON_CPU = {
@@ -172,19 +171,3 @@ def test_streams_and_graphs_compute_the_result_of_torch(device: torch.device, co
         pytest.skip("needs an accelerator")
     rows = covering_rows(AXES | {"context": [context]}, allowed, through=("context", context))
     assert not failures_of(check, rows, device)
-
-
-@exports_globals
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("op", OPS)
-def test_strict_export_keeps_the_registered_op_and_its_result(device: torch.device, op: str) -> None:
-    torch.compiler.reset()
-    x, (ours, theirs) = torch.randn(SHAPE, device=device), OPS[op]
-    rows = torch.export.Dim("rows", min=2) if op in ("rms_norm", "layer_norm") else None
-    shapes = None if rows is None else {"x": {0: rows}}
-    program = torch.export.export(Module(ours), (x,), strict=True, dynamic_shapes=shapes)
-    assert f"tridal.{op.partition(',')[0]}" in str(program.graph)
-    torch.testing.assert_close(program.module()(x), theirs(x), rtol=1e-5, atol=1e-5)
-    if rows is not None:
-        longer = torch.randn(7, *SHAPE[1:], device=device)
-        torch.testing.assert_close(program.module()(longer), theirs(longer), rtol=1e-5, atol=1e-5)

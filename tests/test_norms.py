@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import tridal
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
 from tridal.library.norms import rms_norm as rms_norm_op
+from tridal.pytorch.torch import private
 
 NORMS = ["rms_norm", "layer_norm"]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -218,19 +219,23 @@ def test_devices_without_a_backend_compute_the_same_with_torch(device: torch.dev
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_only_requested_gradients_are_computed(device: torch.device, name: str) -> None:
-    ours, _ = both(name)
-    x, w = torch.randn(4, 6, device=device), torch.randn(6, device=device)
-    for wanted in ((x,), (w,), (x, w)):
-        for tensor in (x, w):
-            tensor.requires_grad_(any(tensor is t for t in wanted))
-        with tridal.record_calls() as calls:
-            ours(x, (6,), w).sum().backward()
-        assert [call.op for call in calls] == [name, f"{name}_backward"]
-        assert all(call.schedule is not None for call in calls), "kernels computed both"
-        for tensor in (x, w):
-            assert (tensor.grad is not None) == any(tensor is t for t in wanted)
-            tensor.grad = None
+def test_autocast_follows_torchs_list(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs, kind = getattr(tridal, name), getattr(functional, name), device.type
+    x, w = torch.randn(3, 8, device=device, dtype=torch.bfloat16), torch.randn(8, device=device, dtype=torch.bfloat16)
+    with torch.autocast(kind, dtype=torch.bfloat16):
+        assert ours(x, (8,), w).dtype is theirs(x, (8,), w).dtype
+        monkeypatch.setattr(private, "autocasts", lambda op, device_type: (op, device_type) == (name, kind))
+        y, total = ours(x, (8,), w, residual=x)
+        assert y.dtype is total.dtype is torch.float32
+        assert ours(x.double(), (8,)).dtype is torch.float64
+    assert_close(y, theirs((x.float() * 2), (8,), w.float()))
+
+
+def test_autocast_list_is_torchs() -> None:
+    assert [private.autocasts(name, "cuda") for name in NORMS] == [
+        torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA") for name in NORMS
+    ]
+    assert not private.autocasts("layer_norm", "cpu")
 
 
 def test_records_say_why_torch_computes_a_norm(device: torch.device) -> None:

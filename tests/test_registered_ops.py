@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from typing import Any
 
@@ -11,13 +13,13 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import tridal
+from op_samples import EACH, EACH_OP, OPS, SAMPLES, SKIP_NORM, Sample, as_tuple, gradients, loss_of, registered_calls
 from third_party_op import UNIT_NORM
 from tridal.errors import DimensionError, DTypeError, ShapeError, TensorDeviceError
 from tridal.ops import table
-from tridal.pytorch.path.function import register
 from tridal.runtime import launch
 
 
@@ -26,14 +28,36 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
+CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@EACH
+@pytest.mark.parametrize("served", [True, False])
+def test_opcheck(device: torch.device, sample: Sample, served: bool) -> None:
+    """With each set of gradients that autograd may need. Without a backend, torch computes."""
+    tensors = sample.leaves(3, 4, 5, dtype=torch.float32, device=device)
+    calls = registered_calls(lambda: loss_of(sample.function(**tensors)).backward())
+    place = device if served else torch.device("cpu")
+    (forward, given), (backward, saved) = (
+        (op, tuple(a.to(place) if isinstance(a, torch.Tensor) else a for a in arguments))
+        for op, arguments in calls.values()
+    )
+    saved = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in saved)
+    masks = [*itertools.product((True, False), repeat=len(saved[-1]))][:-1] if isinstance(saved[-1], list) else []
+    kinds = (*["test_schema"] * (sample.op is not SKIP_NORM), *CHECKS)  # it reads no default before another argument
+    with tridal.use(device=None if served else "auto"):
+        torch.library.opcheck(forward, given)
+        torch.library.opcheck(backward, saved, test_utils=kinds)
+        for mask in masks if served else ():
+            torch.library.opcheck(backward, (*saved[:-1], list(mask)), test_utils="test_faketensor")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_opcheck(device: torch.device, name: str, requires_grad: bool, dtype: torch.dtype) -> None:
-    x = torch.randn(3, 4, 5, device=device).transpose(0, 1).requires_grad_(requires_grad)
+def test_opcheck_of_strided_tensors_without_gradients(device: torch.device, name: str, dtype: torch.dtype) -> None:
+    x, y = (torch.randn(3, 4, 5, device=device).transpose(0, 1) for _ in range(2))
     torch.library.opcheck(getattr(torch.ops.tridal, name), (x, -2, dtype))
-    g = torch.randn(4, 3, 5, device=device, requires_grad=requires_grad)
-    y = torch.softmax(x.detach(), 1).contiguous().requires_grad_(requires_grad)
-    torch.library.opcheck(getattr(torch.ops.tridal, f"{name}_backward"), (g, y, 1, torch.float32))
+    torch.library.opcheck(getattr(torch.ops.tridal, f"{name}_backward"), (y, x, 1, torch.float32))
+    torch.library.opcheck(getattr(torch.ops.tridal, name), (torch.randn((), device=device), 0, torch.float32))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -47,33 +71,40 @@ def test_opcheck_with_masks(device: torch.device, requires_grad: bool, kind: tor
     torch.library.opcheck(torch.ops.tridal.softmax_backward, (g, g.detach().softmax(-1), -1, torch.float32, 0.5))
 
 
-def test_opcheck_on_a_device_without_a_backend(name: str) -> None:
-    x, mask = torch.randn(3, 5), torch.arange(5) != 3
-    torch.library.opcheck(torch.ops.tridal.softmax, (x, -1, torch.float32, mask, 2.0, True))
-    torch.library.opcheck(getattr(torch.ops.tridal, name), (torch.randn(3, 5), -1, torch.float32))
+@EACH
+def test_fake_and_meta_results_are_like_real_ones(device: torch.device, sample: Sample) -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float16, device=device).transpose(0, 2)
+    results = as_tuple(sample.function(**sample.tensors(x)))
+    with FakeTensorMode() as mode:
+        fake = as_tuple(sample.function(**sample.tensors(mode.from_tensor(x))))
+    meta = as_tuple(sample.function(**sample.tensors(x.to("meta"))))
+    assert [(t.stride(), t.device) for t in fake] == [(t.stride(), t.device) for t in results]
+    for found in (fake, meta):
+        assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in results]
+    assert {t.device.type for t in meta} == {"meta"}
 
 
-def test_fake_tensors_have_shape_dtype_and_device(device: torch.device, name: str) -> None:
-    with FakeTensorMode():
-        x = torch.empty(3, 4, 5, device=device).transpose(0, 2)
-        y = getattr(tridal, name)(x, 1, torch.float64)
-    assert (y.shape, y.dtype, y.device.type) == ((5, 4, 3), torch.float64, device.type)
-    assert y.is_contiguous()
+def test_a_result_that_a_call_does_not_have_is_empty_and_statistics_have_no_gradient(device: torch.device) -> None:
+    tensors = SAMPLES["rms_norm"].leaves(3, 5, device=device)
+    op, arguments = registered_calls(lambda: SAMPLES["rms_norm"].function(**tensors))["rms_norm"]
+    y, total, inverse_rms = op(*arguments)
+    assert (total.shape, inverse_rms.shape) == ((0,), (3,))
+    assert (y.requires_grad, inverse_rms.requires_grad) == (True, False)
 
 
-def test_meta_tensors_have_shape_dtype_and_device(name: str) -> None:
-    y = getattr(tridal, name)(torch.empty(3, 5, device="meta"), -1)
-    assert (y.shape, y.device.type) == ((3, 5), "meta")
-    y = getattr(torch.ops.tridal, name)(torch.empty(3, 5, device="meta"), -1, torch.float16)
-    assert (y.shape, y.dtype, y.device.type) == ((3, 5), torch.float16, "meta")
-
-
-@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_make_fx_records_the_op(device: torch.device, name: str, mode: str) -> None:
-    graph = make_fx(lambda x: getattr(tridal, name)(x), tracing_mode=mode)(torch.randn(3, 5, device=device))
-    assert f"tridal.{name}.default" in [str(node.target) for node in graph.graph.nodes]
-    x = torch.randn(3, 5, device=device)
-    assert_close(graph(x), getattr(torch, name)(x, -1))
+@EACH_OP
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic", "jit"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tracers_record_the_op(device: torch.device, sample: Sample, mode: str) -> None:
+    x, other = torch.randn(2, 3, 5, dtype=torch.float64, device=device)
+    if mode == "jit":
+        traced = torch.jit.trace(lambda x: sample.ours(x), (x,))
+        names = [node.kind() for node in traced.graph.nodes()]
+    else:
+        traced = make_fx(lambda x: sample.ours(x), tracing_mode=mode)(x)
+        names = [str(node.target).replace(".", "::").removesuffix("::default") for node in traced.graph.nodes]
+    assert f"tridal::{sample.op.name}" in names or (mode == "jit" and not sample.op.of_rows)
+    assert_close(traced(other), sample.theirs(other))
 
 
 def test_symbolic_trace_records_the_function(name: str) -> None:
@@ -81,67 +112,46 @@ def test_symbolic_trace_records_the_function(name: str) -> None:
     assert getattr(tridal, name) in [node.target for node in graph.nodes]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_jit_trace_records_the_op(device: torch.device, name: str) -> None:
-    traced = torch.jit.trace(lambda x: getattr(tridal, name)(x), (torch.randn(3, 5, device=device),))
-    x = torch.randn(3, 5, device=device)
-    assert_close(traced(x), getattr(torch, name)(x, -1))
+@EACH
+def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: torch.device, sample: Sample) -> None:
+    for needed in sample.differentiable:
+        tensors = {n: t.requires_grad_(n == needed) for n, t in sample.leaves(3, 5, device=device).items()}
+        calls = registered_calls(lambda tensors=tensors: loss_of(sample.function(**tensors)).backward())
+        assert list(calls) == [sample.op.name, f"{sample.op.name}_backward"]
+        groups, arguments = sample.op.gradient_groups, calls[f"{sample.op.name}_backward"][1]
+        assert len(groups) == 1 or arguments[-1] == [needed in names for names in groups]
+        assert_close(tensors[needed].grad, gradients(sample.expected, tensors)[needed])
 
 
-def test_dispatch_modes_see_the_op(device: torch.device, name: str) -> None:
-    class Record(TorchDispatchMode):
-        seen: list[str]
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    x = torch.randn(3, 5, device=device, requires_grad=True)
-    with Record() as record:
-        record.seen = []
-        getattr(tridal, name)(x).sum().backward()
-    assert {f"tridal.{name}.default", f"tridal.{name}_backward.default"} <= set(record.seen)
-
-
-def test_function_modes_see_the_function(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_function_modes_see_the_function(device: torch.device, sample: Sample) -> None:
     class Record(TorchFunctionMode):
-        seen: list[Any]
-
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.append(func)
+            seen.append(getattr(func, "__name__", ""))
             return func(*args, **(kwargs or {}))
 
-    x = torch.randn(3, 5, device=device)
-    with Record() as record:
-        record.seen = []
-        y = getattr(tridal, name)(x)
-    assert getattr(tridal, name) in record.seen
-    assert_close(y, getattr(torch, name)(x, -1))
-
-
-def test_default_device_does_not_change_the_result(device: torch.device, name: str) -> None:
-    x = torch.randn(3, 5, device=device)
+    seen: list[str] = []
+    x = torch.randn(3, 5, dtype=torch.float64, device=device)
+    with Record():
+        y = sample.ours(x)
+    assert sample.op.name in seen
     with torch.device("meta"):
-        y = getattr(tridal, name)(x)
-    assert_close(y, getattr(torch, name)(x, -1))
+        again = sample.ours(x)
+    for result in (y, again):
+        assert_close(result, sample.theirs(x))
 
 
-def test_subclasses_keep_their_type(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_subclasses_keep_their_type_and_parameters_give_plain_tensors(device: torch.device, sample: Sample) -> None:
     class Named(torch.Tensor):
         pass
 
-    x = torch.randn(3, 5, device=device).as_subclass(Named).requires_grad_()
-    y = getattr(tridal, name)(x)
-    assert type(y) is Named
-    y.square().sum().backward()
-    assert isinstance(x.grad, torch.Tensor)
-
-
-def test_parameter_input_gives_a_plain_tensor(device: torch.device, name: str) -> None:
-    p = torch.nn.Parameter(torch.randn(3, 5, device=device))
-    y = getattr(tridal, name)(p)
-    assert type(y) is torch.Tensor
-    assert y.requires_grad
+    plain = torch.randn(3, 5, device=device)
+    for x, kind in ((plain.as_subclass(Named).requires_grad_(), Named), (torch.nn.Parameter(plain), torch.Tensor)):
+        y = sample.ours(x)
+        assert type(y) is kind
+        y.square().sum().backward()
+        assert isinstance(x.grad, torch.Tensor)
 
 
 class Wrapper(torch.Tensor):
@@ -164,32 +174,31 @@ class Wrapper(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.seen.append(str(func))
         unwrapped = [a.held if isinstance(a, Wrapper) else a for a in args]
-        result = func(*unwrapped, **(kwargs or {}))
-        return cls(result) if isinstance(result, torch.Tensor) else result
+        return tree_map_only(torch.Tensor, cls, func(*unwrapped, **(kwargs or {})))
 
 
-def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, sample: Sample) -> None:
     Wrapper.seen = []
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
-    g = torch.randn(3, 5, dtype=torch.float64, device=device)
-    wrapped = Wrapper(x).requires_grad_()
-    y = getattr(tridal, name)(wrapped)
+    wrapped, plain = Wrapper(x).requires_grad_(), x.clone().requires_grad_()
+    y, expected = sample.ours(wrapped), sample.theirs(plain)
     assert type(y) is Wrapper
-    (dx,) = torch.autograd.grad(y, wrapped, Wrapper(g))
-    assert {f"tridal.{name}.default", f"tridal.{name}_backward.default"} <= set(Wrapper.seen)
-    plain = x.clone().requires_grad_()
-    expected = getattr(torch, name)(plain, -1)
+    grad = expected.detach().cos()
+    (dx,) = torch.autograd.grad(y, wrapped, Wrapper(grad))
+    assert {f"tridal.{sample.op.name}.default", f"tridal.{sample.op.name}_backward.default"} <= set(Wrapper.seen)
     assert_close(y.held, expected.detach())
-    assert_close(dx.held, torch.autograd.grad(expected, plain, g)[0])
+    assert_close(dx.held, torch.autograd.grad(expected, plain, grad)[0])
 
 
-def test_wrapper_subclasses_compile(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_wrapper_subclasses_compile(device: torch.device, sample: Sample) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
     x = torch.randn(3, 5, device=device)
     two = TwoTensor(x, x * 2).requires_grad_()
-    y = torch.compile(getattr(tridal, name), fullgraph=True, backend="aot_eager")(two)
-    assert_close(y.b, getattr(torch, name)(x * 2, -1))
+    y = torch.compile(sample.ours, fullgraph=True, backend="aot_eager")(two)
+    assert_close(y.b, sample.theirs(x * 2))
     y.sum().backward()
 
 
@@ -200,23 +209,23 @@ def test_torch_computes_nested_tensors(device: torch.device) -> None:
         assert_close(ours, torch.softmax(theirs, -1))
 
 
-def test_negative_views(device: torch.device, name: str) -> None:
-    for x in (torch.randn(3, 5, dtype=torch.complex64, device=device).conj().imag, torch._neg_view(torch.randn(3, 5))):
-        x = x.to(device)
-        assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
+@EACH_OP
+def test_negative_views_and_zero_tensors_without_memory(device: torch.device, sample: Sample) -> None:
+    conjugate = torch.randn(3, 5, dtype=torch.complex64, device=device).conj().imag
     negated = torch._neg_view(torch.randn(3, 5, device=device))
     assert negated.is_neg()
-    assert_close(getattr(tridal, name)(negated), getattr(torch, name)(negated, -1))
+    for x in (conjugate, negated, torch._efficientzerotensor((3, 5), device=device)):
+        assert_close(sample.ours(x), sample.theirs(x.clone()))
 
 
-def test_zero_tensors_without_memory(device: torch.device, name: str) -> None:
-    zeros = torch._efficientzerotensor((3, 5), device=device)
-    assert_close(getattr(tridal, name)(zeros), getattr(torch, name)(torch.zeros(3, 5, device=device), -1))
-
-
-def test_opcheck_of_zero_dim_tensors(device: torch.device, name: str) -> None:
-    x = torch.randn((), device=device)
-    torch.library.opcheck(getattr(torch.ops.tridal, name), (x, 0, torch.float32))
+@pytest.mark.parametrize("op", [sample.op for sample in OPS.values()], ids=OPS)
+def test_a_compiled_call_finds_the_properties_of_the_declaration_computed(op: Any) -> None:
+    """torch.compile cannot trace the lock that computes them in Python 3.11."""
+    for declaration in (op, op.signature, op.gradient_signature):
+        members = vars(type(declaration)).items()
+        names = {name for name, value in members if isinstance(value, functools.cached_property)}
+        assert names
+        assert names <= vars(declaration).keys()
 
 
 @pytest.fixture
@@ -256,7 +265,7 @@ INVALID_GRADIENTS: dict[str, tuple[tuple[Any, ...], type[Exception]]] = {
 def test_invalid_gradients_raise_before_a_kernel_is_prepared(
     device: torch.device, name: str, mode: str, arguments: tuple[Any, ...], error: type[Exception]
 ) -> None:
-    register(UNIT_NORM)
+    tridal.row_function(UNIT_NORM)
     grad, saved, dim, dtype = arguments
     op = getattr(torch.ops.tridal, f"{name}_backward")
     target = {"meta": torch.device("meta"), "no backend": torch.device("cpu")}.get(mode, device)

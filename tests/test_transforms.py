@@ -1,7 +1,8 @@
-"""Transforms of torch.func and torch.autograd on every backend: results equal those of torch's functions."""
+"""Transforms of torch.func and torch.autograd of every op: results equal those of torch's functions."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.testing import assert_close
 
 import tridal
+from op_samples import EACH, EACH_OP, SAMPLES, Sample, as_one, as_tuple, registered_calls
 
 Fn = Callable[[torch.Tensor], torch.Tensor]
 
@@ -23,10 +25,19 @@ def squares(f: Fn) -> Fn:
 def is_grads_batched(f: Fn) -> Fn:
     def rows(z: torch.Tensor) -> torch.Tensor:
         z = z.detach().requires_grad_()
-        basis = torch.eye(z.numel(), dtype=z.dtype, device=z.device).view(-1, *z.shape)
-        return torch.autograd.grad(f(z), z, basis, is_grads_batched=True)[0]
+        y = f(z)
+        basis = torch.eye(y.numel(), dtype=y.dtype, device=y.device).view(-1, *y.shape)
+        return torch.autograd.grad(y, z, basis, is_grads_batched=True)[0]
 
     return rows
+
+
+def gradients_of_outputs(f: Fn) -> Fn:
+    def pulled(z: torch.Tensor) -> torch.Tensor:
+        y, pull = vjp(f, z)
+        return torch.cat([pull(y.cos())[0], *vmap(pull)(torch.stack([y, y.sin()]))[0]])
+
+    return pulled
 
 
 def dual_number(f: Fn) -> Fn:
@@ -49,7 +60,7 @@ def reverse_over_dual(f: Fn) -> Fn:
 
 TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
     "vmap": vmap,
-    "vmap of an inner dimension": lambda f: vmap(f, in_dims=1, out_dims=1),
+    "vmap of an inner dimension": lambda f: vmap(f, in_dims=1, out_dims=-1),
     "vmap of the last dimension": lambda f: vmap(f, in_dims=-1),
     "vmap of vmap": lambda f: vmap(vmap(f, in_dims=1), in_dims=1),
     "vmap down to single numbers": lambda f: lambda z: vmap(vmap(vmap(lambda x: f(x.reshape(1)))))(z),
@@ -57,8 +68,7 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
     "grad": lambda f: grad(squares(f)),
     "vmap of grad": lambda f: vmap(grad(squares(f))),
     "grad of vmap": lambda f: grad(squares(vmap(f))),
-    "vjp": lambda f: lambda z: vjp(f, z)[1](z.flip(0))[0],
-    "vmap of vjp": lambda f: lambda z: vmap(vjp(f, z)[1])(torch.stack([z, z.flip(0)]))[0],
+    "vjp, and vmap of it": gradients_of_outputs,
     "jvp": lambda f: lambda z: jvp(f, (z,), (z.flip(0),))[1],
     "linearize": lambda f: lambda z: linearize(f, z)[1](z.flip(0)),
     "jacrev": jacrev,
@@ -83,23 +93,66 @@ TRANSFORMS: dict[str, Callable[[Fn], Fn]] = {
 }
 
 
+@EACH_OP
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-@pytest.mark.parametrize("dim", [0, -1])
-def test_transform_equals_torch(device: torch.device, transform: Callable[[Fn], Fn], name: str, dim: int) -> None:
+def test_transform_equals_torch(device: torch.device, transform: Callable[[Fn], Fn], sample: Sample) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
-    got = transform(lambda z: getattr(tridal, name)(z, dim))(x)
-    assert_close(got, transform(lambda z: getattr(torch, name)(z, dim))(x))
+    assert_close(transform(sample.ours)(x), transform(sample.theirs)(x))
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_transforms_of_the_registered_op_equal_torch(device: torch.device, name: str) -> None:
+@EACH_OP
+def test_transforms_of_the_registered_op_equal_torch(device: torch.device, sample: Sample) -> None:
     """A graph can contain the registered op without the public function."""
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
-    op = getattr(torch.ops.tridal, name)
-    for transform in (jacfwd, jacrev, vmap, lambda f: hessian(squares(f))):
-        got = transform(lambda z: op(z, -1, torch.float64))(x)
-        assert_close(got, transform(lambda z: getattr(torch, name)(z, -1))(x))
+    tensors = sample.tensors(x)
+    op, (_, *others) = next(iter(registered_calls(lambda: sample.ours(x)).values()))
+
+    def ours(z: torch.Tensor) -> torch.Tensor:
+        results = op(z, *others)
+        return results if isinstance(results, torch.Tensor) else results[0]
+
+    def theirs(z: torch.Tensor) -> torch.Tensor:
+        results = sample.expected(**{**tensors, "input": z})
+        return results if isinstance(results, torch.Tensor) else results[0]
+
+    for transform in (jacfwd, jacrev, lambda f: hessian(squares(f)), lambda f: lambda z: vmap(f)(torch.stack([z, -z]))):
+        assert_close(transform(ours)(x), transform(theirs)(x))
+
+
+@EACH
+def test_derivatives_with_respect_to_each_tensor_and_for_each_sample_equal_torch(
+    device: torch.device, sample: Sample
+) -> None:
+    batch = torch.randn(2, 3, 4, dtype=torch.float64, device=device)
+    tensors = sample.tensors(batch[0])
+    for name in [name for name in tensors if name == "mask" or name in sample.differentiable]:
+
+        def squared(value: torch.Tensor, x: torch.Tensor, function: Any, name: str = name) -> torch.Tensor:
+            return as_one(function(**{**sample.tensors(x), name: value})).square().sum()
+
+        for transform, x in ((jacrev, batch[0]), (hessian, batch[0]), (lambda f: vmap(grad(f), (None, 0)), batch)):
+            losses = (functools.partial(squared, function=function) for function in (sample.function, sample.expected))
+            results = (transform(loss)(tensors[name], x) for loss in losses)
+            assert_close(*results, msg=lambda message, name=name: f"{name}: {message}")
+
+
+@EACH
+def test_vmap_runs_one_kernel_unless_a_tensor_with_a_number_per_column_is_batched(
+    device: torch.device, sample: Sample
+) -> None:
+    tensors = sample.tensors(torch.randn(4, 6, dtype=torch.float64, device=device))
+    for batched in (*([name] for name in tensors), list(tensors)):
+        given = {n: torch.stack([t, t.roll(1), t.roll(2)], 1) if n in batched else t for n, t in tensors.items()}
+        dims = tuple(1 if name in batched else None for name in given)
+        with tridal.record_calls() as calls:
+            found = vmap(lambda *values: sample.function(**dict(zip(tensors, values, strict=True))), dims)(
+                *given.values()
+            )
+        samples = [{n: t.select(1, i) if n in batched else t for n, t in given.items()} for i in range(3)]
+        wanted = zip(*(as_tuple(sample.expected(**values)) for values in samples), strict=True)
+        assert_close(as_tuple(found), tuple(map(torch.stack, wanted)))
+        joins = sample.op.of_rows and "column" not in {sample.roles.get(name) for name in batched}
+        assert not joins or [(call.op, call.reason) for call in calls] == [(sample.op.name, None)]
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
@@ -134,11 +187,16 @@ def test_vmap_raises_for_a_dim_out_of_range(device: torch.device) -> None:
         vmap(lambda z: tridal.softmax(z, 1))(torch.randn(2, device=device))
 
 
-@pytest.mark.parametrize("name", ["softmax", "rms_norm"])
-def test_vmap_launches_one_kernel_for_all_samples(device: torch.device, name: str) -> None:
-    x = torch.randn(3, 4, 5, device=device)
-    function = tridal.softmax if name == "softmax" else lambda z: tridal.rms_norm(z, (5,))
-    with tridal.record_calls() as calls:
-        found = vmap(function)(x)
-    assert [(call.op, call.reason) for call in calls] == [(name, None)]
-    assert_close(found, function(x))
+@pytest.mark.parametrize("name", ["softmax of dim -1", "skip_norm of dim 0"])
+def test_vmap_of_a_gradient_accepts_an_empty_batch(device: torch.device, name: str) -> None:
+    sample = SAMPLES[name]
+    tensors = sample.leaves(3, 5, device=device)
+    calls = registered_calls(lambda: as_one(sample.function(**tensors)).sum().backward())
+    (backward, (dy, *others)) = calls[f"{sample.op.name}_backward"]
+    for size in (2, 0):
+        found = vmap(lambda dy: backward(dy, *others))(dy.detach().expand(size, *dy.shape))
+        results = found if isinstance(found, tuple) else (found,)
+        single = backward(dy, *others)
+        wanted = single if isinstance(single, tuple) else (single,)
+        for result, one in zip(results, wanted, strict=True):
+            assert_close(result, one.detach().expand(size, *one.shape))

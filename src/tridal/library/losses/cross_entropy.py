@@ -254,7 +254,7 @@ def gradient(
     dx = p * factor - wanted
     if softcap is not None:
         dx = dx * (1 - (y / softcap).square())
-    return dx.to(input.dtype), target_gradient
+    return dx.to(input.dtype) if output_mask[0] else None, target_gradient
 
 
 _KERNELS = (FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD)

@@ -246,7 +246,7 @@ def _fake_gradient(*arguments: Any) -> tuple[Tensor | None, ...]:
     input, target, output_mask = arguments[2], arguments[3], arguments[-1]
     return (
         new_gradient(input) if output_mask[0] else None,
-        target.new_empty(target.shape) if output_mask[1] else None,
+        target.new_empty(target.shape) if output_mask[1] and target.is_floating_point() else None,
     )
 
 

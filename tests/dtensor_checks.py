@@ -1,0 +1,310 @@
+"""Checks of DTensor, which test_dtensor.py runs on every rank: results, and the number of bytes that ranks exchange."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.testing import assert_close
+
+import tridal
+from exchanged_bytes import ExchangedBytes
+from op_samples import OPS, SAMPLES, Sample, as_tuple
+
+NAMES = ("softmax", "log_softmax")
+CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
+
+
+def check(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+class Compared(NamedTuple):
+    """The bytes that a rank exchanged, and the placements of the gradients by the names of the tensors."""
+
+    forward: int
+    backward: int
+    gradients: dict[str, Any]
+
+
+def compare(
+    sample: Sample, mesh: DeviceMesh, shape: tuple[int, ...], *placements: Placement, grads: Placement | None = None,
+    columns: Placement | None = None,
+) -> Compared:  # fmt: skip
+    """Compares results and gradients with torch's of whole tensors. Gradients have the placement `grads` if given."""
+    torch.manual_seed(0)
+    whole = sample.leaves(*shape)
+    leaves = [name for name, tensor in whole.items() if tensor.requires_grad]
+    expected = as_tuple(sample.expected(**whole))
+    upstream = [torch.randn_like(result) for result in expected]
+    x = distribute_tensor(whole["input"].detach(), mesh, placements)
+    tensors = {name: tensor.detach().requires_grad_(name in leaves) for name, tensor in sample.tensors(x).items()}
+    for name in [name for name in leaves if columns is not None and sample.roles.get(name) == "column"]:
+        tensors[name] = distribute_tensor(whole[name].detach(), mesh, [columns]).requires_grad_()
+    with ExchangedBytes() as forward:
+        results: Any = as_tuple(sample.function(**tensors))
+    of_grads = [
+        [grads or (Replicate() if isinstance(p, Partial) else p) for p in result.placements] for result in results
+    ]
+    dy = [distribute_tensor(g, mesh, p) for g, p in zip(upstream, of_grads, strict=True)]
+    with ExchangedBytes() as backward:
+        found: Any = torch.autograd.grad(results, [tensors[name] for name in leaves], dy)
+    wanted = torch.autograd.grad(expected, [whole[name] for name in leaves], upstream)
+    for result, exact in zip((*results, *found), (*expected, *wanted), strict=True):
+        assert_close(result.full_tensor(), exact.detach())
+    if results[0].shape == x.shape and "mask" not in sample.roles:
+        found_placements = [tuple(result.placements) for result in results]
+        assert set(found_placements) == {placements}, (sample.op.name, sample.dim, shape, found_placements)
+    of_gradients = {name: gradient.placements for name, gradient in zip(leaves, found, strict=True)}
+    return Compared(forward.bytes, backward.bytes, of_gradients)
+
+
+def row_dim(sample: Sample) -> int:
+    """The dim of a row in a tensor of three dims."""
+    return sample.dim % 3
+
+
+@check
+def every_placement_equals_torch(mesh: DeviceMesh) -> None:
+    """A gradient of a number per column is a sum over rows. It is `Partial` if these are sharded."""
+    for name, sample in SAMPLES.items():
+        for placement in (*map(Shard, range(3)), Replicate()):
+            shape = (3, 5, 6) if name != "linear_cross_entropy" else (4, 2, 6)  # torch flattens even shards only
+            found = compare(sample, mesh, shape, placement).gradients
+            if sample.op.of_rows:
+                assert found["input"] == (placement,), name
+            per_row = Partial() if isinstance(placement, Shard) else Replicate()
+            wanted = Shard(0) if placement == Shard(row_dim(sample)) else per_row
+            for column in [column for column in found if sample.roles.get(column) == "column"]:
+                assert found[column] == (wanted,), (name, placement, found)
+
+
+@check
+def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
+    numbers = {
+        "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 2),
+        "logsumexp": (2, 2),
+    }  # fmt: skip
+    for name, sample in SAMPLES.items():
+        if sample.op.of_rows:
+            dim = sample.dim % 2
+            found = compare(sample, mesh, (512, 16) if dim == 0 else (16, 512), Shard(dim), columns=Shard(0))
+            assert found[:2] == tuple(8 * 16 * number for number in numbers[sample.op.name]), name
+            for placement in (Shard(1 - dim), Replicate()):
+                assert compare(sample, mesh, (5, 3), placement)[:2] == (0, 0), name
+
+
+@check
+def norms_of_two_dims_equal_torch(mesh: DeviceMesh) -> None:
+    whole = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 5, 6), (5, 6))]
+    for name, placement in itertools.product(("rms_norm", "layer_norm"), (*map(Shard, range(3)), Replicate())):
+        expected = getattr(torch.nn.functional, name)(whole[0], (5, 6), whole[1])
+        pairs = zip(whole, (placement, Replicate()), strict=True)
+        x, weight = (distribute_tensor(tensor.detach(), mesh, [p]).requires_grad_() for tensor, p in pairs)
+        y = getattr(tridal, name)(x, (5, 6), weight)
+        assert_close(y.full_tensor(), expected.detach())
+        found = torch.autograd.grad(y, (x, weight), y.detach().cos())
+        wanted = torch.autograd.grad(expected, whole, expected.detach().cos())
+        assert_close([gradient.full_tensor() for gradient in found], list(wanted))
+        assert found[1].placements == (
+            {Shard(0): Partial(), Shard(1): Shard(0), Shard(2): Shard(1)}.get(placement, Replicate()),
+        )
+
+
+@check
+def scaled_and_masked_scores_exchange_two_numbers_per_row(mesh: DeviceMesh) -> None:
+    rows, cols = 8, 64
+    whole, keep = torch.randn(rows, cols, dtype=torch.float64), torch.rand(rows, cols) > 0.3
+    torch.distributed.broadcast(keep, 0)
+    x, mask = (distribute_tensor(tensor, mesh, [Shard(-1)]) for tensor in (whole, keep))
+    with ExchangedBytes() as exchanged:
+        y = tridal.softmax(x, scale=0.5, mask=mask)
+    assert exchanged.bytes == 2 * 8 * rows
+    expected = torch.softmax((0.5 * whole).masked_fill(~keep, -torch.inf), -1)
+    assert_close(y.full_tensor(), expected)
+    assert_close(torch.ops.tridal.softmax(x, -1, x.dtype, mask, 0.5).full_tensor(), expected)
+    with pytest.raises(IndexError, match="dim 2 is out of range"):
+        torch.ops.tridal.softmax(x, 2, x.dtype)
+    with pytest.raises(ValueError, match="has a number per element: expected the shape"):
+        torch.ops.tridal.softmax_backward(distribute_tensor(whole[:4], mesh, [Shard(-1)]), y, -1, x.dtype)
+
+
+@check
+def causal_scores_with_every_placement_equal_torch(mesh: DeviceMesh) -> None:
+    whole, g = (torch.randn(3, 4, 6, dtype=torch.float64) for _ in range(2))
+    upper = ~torch.ones(4, 6, dtype=torch.bool).tril()
+    for placement, scale, zero in itertools.product((*map(Shard, range(3)), Replicate()), (1.0, 0.5), ("nan", "zero")):
+        reference = whole.clone().requires_grad_()
+        expected = torch.softmax((reference * scale).masked_fill(upper, -torch.inf), -1)
+        expected.backward(g)
+        x = distribute_tensor(whole, mesh, [placement]).requires_grad_()
+        y = tridal.softmax(x, causal=True, scale=scale, masked_rows=zero)  # type: ignore[arg-type]
+        y.backward(distribute_tensor(g, mesh, [placement]))
+        assert_close(y.full_tensor(), expected.detach())
+        assert x.grad is not None
+        assert_close(x.grad.full_tensor(), reference.grad)
+
+
+@check
+def values_are_cast_before_the_computation(mesh: DeviceMesh) -> None:
+    for values in (torch.tensor([[7e4, 0.0]]), torch.tensor([[2049, 2048, 0, 1]])):
+        for placement in (Shard(1), Shard(0), Replicate()):
+            x = distribute_tensor(values, mesh, [placement])
+            y = tridal.softmax(x, -1, dtype=torch.float16).full_tensor()
+            assert_close(y, torch.softmax(values, -1, dtype=torch.float16), equal_nan=True)
+
+
+@check
+def uneven_shards(mesh: DeviceMesh) -> None:
+    samples = [sample for name, sample in SAMPLES.items() if name != "linear_cross_entropy"]
+    for sample, size in itertools.product(samples, (101, 3, mesh.size() - 1, 1)):
+        compare(sample, mesh, (5, size), Shard(1))
+        compare(sample, mesh, (size, 5), Shard(0))
+
+
+@check
+def gradients_with_other_placements(mesh: DeviceMesh) -> None:
+    for name, placement in itertools.product(NAMES, (Shard(0), Replicate())):
+        compare(SAMPLES[f"{name} of dim -1"], mesh, (6, 10), Shard(1), grads=placement)
+
+
+@check
+def partial_input_is_reduced_first(mesh: DeviceMesh) -> None:
+    for sample in OPS.values():
+        torch.manual_seed(dist.get_rank())
+        x = DTensor.from_local(torch.randn(4, 6), mesh, [Partial()])
+        y, whole = (
+            sample.function(**{**sample.tensors(x.redistribute(mesh, [Replicate()])), "input": x}),
+            x.full_tensor(),
+        )
+        expected = sample.expected(**sample.tensors(whole))
+        for result, exact in zip(as_tuple(y), as_tuple(expected), strict=True):
+            assert tuple(result.placements) == (Replicate(),)
+            assert_close(result.full_tensor(), exact)
+
+
+@check
+def dtypes_equal_torch(mesh: DeviceMesh) -> None:
+    for name, dtype, cast in itertools.product(NAMES, (torch.bfloat16, torch.float32), (None, torch.float32)):
+        whole = torch.randn(4, 10).to(dtype)
+        x = distribute_tensor(whole, mesh, [Shard(1)]).requires_grad_()
+        y = getattr(tridal, name)(x, -1, cast)
+        expected = getattr(torch, name)(whole, -1, cast)
+        assert y.dtype == expected.dtype
+        assert_close(y.full_tensor(), expected, rtol=2e-2, atol=1e-2)
+        y.sum().backward()
+        assert x.grad is not None
+        assert x.grad.dtype == dtype
+
+
+@check
+def rows_with_inf_and_nan(mesh: DeviceMesh) -> None:
+    whole = torch.randn(4, 10, dtype=torch.float64)
+    whole[0] = -torch.inf
+    whole[1, 0] = torch.nan
+    whole[2, 9] = torch.inf
+    whole[3, :5] = -torch.inf
+    for name in NAMES:
+        y = getattr(tridal, name)(distribute_tensor(whole, mesh, [Shard(1)])).full_tensor()
+        assert_close(y, getattr(torch, name)(whole, -1), equal_nan=True)
+
+
+@check
+def compiled_functions_and_double_backward_equal_torch(mesh: DeviceMesh) -> None:
+    for sample in OPS.values():
+        torch.compiler.reset()
+        whole = torch.randn(4, 11, dtype=torch.float64, requires_grad=True)
+        wanted = torch.autograd.grad(sample.theirs(whole).sin().sum(), whole, create_graph=True)[0]
+        second = torch.autograd.grad(wanted.sin().sum(), whole)[0]
+        x = distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_()
+        compiled = torch.compile(lambda x, sample=sample: sample.ours(x), backend="aot_eager")
+        twice = sample.op.of_rows  # losses have one derivative of sharded classes
+        for function, differentiable in ((compiled, False), (sample.ours, twice)):
+            y = function(x)
+            assert_close(y.full_tensor(), sample.theirs(whole).detach())
+            (found,) = torch.autograd.grad(y.sin().sum(), x, create_graph=differentiable)
+            assert_close(found.full_tensor(), wanted.detach())
+        if twice:
+            assert_close(torch.autograd.grad(found.sin().sum(), x)[0].full_tensor(), second)
+
+
+@check
+def gradient_on_another_mesh_raises(mesh: DeviceMesh) -> None:
+    y = tridal.softmax(distribute_tensor(torch.randn(4, 6), mesh, [Shard(1)]).requires_grad_())
+    other = init_device_mesh(mesh.device_type, (1, mesh.size()))
+    grad = distribute_tensor(torch.randn(4, 6), other, [Replicate(), Shard(1)])
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=r"(?i)mesh|placements"):
+        y.backward(grad)
+
+
+def _full(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
+
+
+@check
+def cross_entropy_of_sharded_logits(mesh: DeviceMesh) -> None:
+    """Classes or rows are sharded, evenly and unevenly. Results equal torch's of the whole tensors."""
+    for shape, placement in (((6, 8), Shard(1)), ((5, 7), Shard(1)), ((6, 8), Shard(0)), ((2, 7, 4), Shard(1))):
+        for probabilities in (False, True):
+            for options in ({}, {"label_smoothing": 0.1, "weight": True}, {"reduction": "sum"}, {"reduction": "none"}):
+                _compare(mesh, shape, placement, probabilities, dict(options))
+
+
+def _compare(
+    mesh: DeviceMesh, shape: tuple[int, ...], placement: Placement, probabilities: bool, options: dict[str, Any]
+) -> None:
+    x, weight = torch.randn(shape), torch.rand(shape[1]) if options.pop("weight", False) else None
+    rows = (shape[0], *shape[2:])
+    target = torch.rand(shape) if probabilities else torch.randint(shape[1], rows)
+    if not probabilities:
+        target.view(-1)[1] = -100
+    whole = x.clone().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(whole, target, weight, **options)
+    sharded = distribute_tensor(x, mesh, [placement]).requires_grad_()
+    arguments = [None if t is None else distribute_tensor(t, mesh, [Replicate()]) for t in (target, weight)]
+    loss, lse = tridal.cross_entropy(sharded, *arguments, return_lse=True, **options)  # type: ignore[arg-type]
+    assert_close(_full(loss), expected)
+    assert_close(_full(lse), x.logsumexp(1))
+    _full(loss).sum().backward()
+    expected.sum().backward()
+    assert sharded.grad is not None
+    assert sharded.grad.placements == (placement,)  # type: ignore[attr-defined]
+    assert_close(_full(sharded.grad), whole.grad)
+
+
+@check
+def linear_cross_entropy_with_a_sharded_vocabulary(mesh: DeviceMesh) -> None:
+    x, matrix, target = torch.randn(6, 4), torch.randn(9, 4), torch.tensor([1, 8, -100, 0, 5, 3])
+    for reduction in ("none", "mean", "sum"):
+        whole = [tensor.clone().requires_grad_() for tensor in (x, matrix)]
+        expected = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*whole), target, reduction=reduction)
+        placed = [
+            distribute_tensor(tensor, mesh, [placement]).requires_grad_()
+            for tensor, placement in ((x, Replicate()), (matrix, Shard(0)))
+        ]
+        targets = distribute_tensor(target, mesh, [Replicate()])
+        loss = tridal.linear_cross_entropy(*placed, targets, reduction=reduction, chunk_size=4)  # type: ignore[arg-type]
+        assert_close(_full(loss), expected)
+        _full(loss).sum().backward()
+        expected.sum().backward()
+        for ours, theirs in zip(placed, whole, strict=True):
+            assert_close(_full(ours.grad), theirs.grad)
+
+
+def two_dimensional(mesh: DeviceMesh) -> None:
+    square = init_device_mesh(mesh.device_type, (2, 2))
+    for name in NAMES:
+        rows, columns = SAMPLES[f"{name} of dim -1"], SAMPLES[f"{name} of dim 0"]
+        assert compare(rows, square, (8, 12), Shard(0), Shard(1))[:2] == (2 * 8 * 4, 8 * 4)
+        assert compare(rows, square, (8, 12), Shard(1), Shard(1))[:2] == (2 * 2 * 8 * 8, 2 * 8 * 8)
+        compare(rows, square, (7, 13), Shard(1), Shard(0))
+        compare(columns, square, (7, 13), Shard(1), Shard(0))
+        compare(rows, square, (7, 13), Shard(1), Replicate())
+        compare(rows, square, (3, 5), Shard(1), Shard(1))

@@ -1,0 +1,212 @@
+"""A call of each op: tridal's function, the same in torch's ops, and tensors for any input, made by their roles."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tridal
+from tridal.ops.op import Op
+from tridal.ops.table import op_named
+
+PACKAGE = Path(__file__).with_name("tensor_op_package")
+if str(PACKAGE) not in sys.path:
+    sys.path.append(str(PACKAGE))
+
+from tridal_skipnorm import LOGSUMEXP, SKIP_NORM, logsumexp, skip_norm  # noqa: E402
+
+Tensor = torch.Tensor
+CLASSES = 5
+"""The classes of a linear layer."""
+
+
+class Sample(NamedTuple):
+    """A call of an op."""
+
+    op: Op
+    function: Callable[..., Any]
+    expected: Callable[..., Any]
+    roles: Mapping[str, str]
+    """For each tensor after the input: a number per "element", "column" or class ("bias"), an "index" of a column or of
+    a "class" per row, or a "matrix" with a row for each class."""
+    dim: int
+
+    def tensors(self, x: Tensor) -> dict[str, Tensor]:
+        """Returns the tensors of the call for an input of any kind. Tensors with a number per element depend on it."""
+        return {"input": x} | {n: self._value(i + 1.0, role, x) for i, (n, role) in enumerate(self.roles.items())}
+
+    def _value(self, number: float, role: str, x: Tensor) -> Tensor:
+        dim = min(self.dim, x.dim() - 1) % max(x.dim(), 1)
+        cols, rows = x.shape[dim], [size for axis, size in enumerate(x.shape) if axis != dim]
+        made = functools.partial(torch.arange, device=x.device)
+        if role == "element":
+            return (x + number).cos()
+        if role in ("index", "class"):
+            return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else CLASSES), x)
+        shape = {"column": (cols,), "bias": (CLASSES,), "matrix": (CLASSES, cols)}[role]
+        value = (made(math.prod(shape), dtype=torch.float32).view(shape) + number).sin()
+        return like((value + 1.5 if role == "column" else value).to(x.dtype), x)
+
+    def ours(self, x: Tensor) -> Tensor:
+        """Computes one tensor from an input by tridal."""
+        return as_one(self.function(**self.tensors(x)))
+
+    def theirs(self, x: Tensor) -> Tensor:
+        """Computes the same by torch."""
+        return as_one(self.expected(**self.tensors(x)))
+
+    def leaves(
+        self, *shape: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None
+    ) -> dict[str, Tensor]:
+        """Returns tensors with a random input. Those for which the op has a gradient require one."""
+        made = self.tensors(torch.randn(shape, dtype=torch.float64, device=device).to(dtype))
+        return {name: t.detach().requires_grad_(name in self.differentiable) for name, t in made.items()}
+
+    @property
+    def differentiable(self) -> list[str]:
+        """The names of the tensors for which the op has a gradient."""
+        names = [argument.name for argument in self.op.arguments if argument.differentiable]
+        return [name for name in names if name == "input" or self.roles.get(name, "index") != "index"]
+
+
+def like(value: Tensor, x: Tensor) -> Tensor:
+    """Returns a tensor on the mesh of another one, if that is a DTensor."""
+    if not hasattr(x, "device_mesh"):
+        return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    return distribute_tensor(value, x.device_mesh, [Replicate()] * x.device_mesh.ndim)
+
+
+def as_tuple(results: Any) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
+def as_one(results: Any) -> Tensor:
+    """Adds several results, with a factor for each."""
+    return results if isinstance(results, Tensor) else results[0] + 2 * results[1]
+
+
+def loss_of(results: Any) -> Tensor:
+    """Returns a number that depends on all elements of all results, with a gradient that is not constant."""
+    return sum(((1 + i) * r.double()).sin().sum() for i, r in enumerate(as_tuple(results)))  # type: ignore[return-value]
+
+
+def gradients(function: Callable[..., Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the gradients of `loss_of` by the names of the tensors that require one."""
+    needed = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    found = torch.autograd.grad(loss_of(function(**tensors)), list(needed.values()))
+    return dict(zip(needed, found, strict=True))
+
+
+def registered_calls(compute: Callable[[], object]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Returns the registered ops of tridal that a dispatch mode sees: the op and its arguments, by the op's name."""
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "tridal":
+                seen[func.__name__.partition(".")[0]] = func, args
+            return func(*args, **(kwargs or {}))
+
+    seen: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    with Record():
+        compute()
+    return seen
+
+
+def _skip_norm(input: Tensor, weight: Tensor, skip: Tensor, residual: Tensor | None = None, dim: int = -1) -> Any:
+    total = input if residual is None else input + residual
+    x = total.to(torch.promote_types(total.dtype, torch.float32)).movedim(dim, -1)
+    y = x * (torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight + skip)
+    y = y.movedim(-1, dim).to(total.dtype)
+    return y if residual is None else (y, total)
+
+
+def _logsumexp(input: Tensor, dim: int = -1) -> Tensor:
+    return torch.logsumexp(input.to(torch.promote_types(input.dtype, torch.float32)), dim)
+
+
+def _layer_norm(x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
+    """torch's function has wrong derivatives of third order."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
+
+
+def _norm(module: Any, name: str) -> Callable[..., Any]:
+    def norm(input: Tensor, *, residual: Tensor | None = None, **parameters: Tensor) -> Any:
+        sizes = input.shape[-1:]
+        if module is tridal:
+            return getattr(tridal, name)(input, sizes, **parameters, eps=1e-5, residual=residual)
+        total = input if residual is None else input + residual
+        is_rms = name == "rms_norm"
+        y = functional.rms_norm(total, sizes, **parameters, eps=1e-5) if is_rms else _layer_norm(total, **parameters)
+        return y if residual is None else (y, total)
+
+    return norm
+
+
+def _masked(input: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(input * 0.5 + mask, -1)
+
+
+def _linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:
+    logits = functional.linear(input, linear_weight, linear_bias).view(-1, CLASSES)
+    return functional.cross_entropy(logits, target.reshape(-1))
+
+
+def _sample(
+    op: Op, function: Any, expected: Any, *absent: str, roles: Mapping[str, str] | None = None, dim: int = -1
+) -> Sample:
+    """Returns a sample. The roles are those of the declaration, unless they are given."""
+    tensors = [argument for argument in op.arguments[1:] if argument.type == "Tensor"]
+    declared = {argument.name: str(argument.role) for argument in tensors if argument.name not in absent}
+    return Sample(op, function, expected, declared if roles is None else roles, dim)
+
+
+def _samples() -> dict[str, Sample]:
+    softmax, entropy, linear = map(op_named, ("softmax", "cross_entropy", "linear_cross_entropy"))
+    entropies = tridal.cross_entropy, functional.cross_entropy
+    smooth = (functools.partial(function, label_smoothing=0.1) for function in entropies)
+    found = {
+        "softmax, scaled and masked": _sample(
+            softmax, functools.partial(tridal.softmax, scale=0.5), _masked, roles={"mask": "column"}
+        ),
+        "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
+        "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
+        "linear_cross_entropy": _sample(
+            linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), _linear_loss,
+            roles={"linear_weight": "matrix", "target": "class", "linear_bias": "bias"},
+        ),
+    }  # fmt: skip
+    for name in ("rms_norm", "layer_norm"):
+        op, norms = op_named(name), (_norm(tridal, name), _norm(functional, name))
+        found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
+        found[name] = _sample(op, *norms, "residual")
+        found[f"{name} with residual"] = _sample(op, *norms)
+    rows = {
+        "softmax": (softmax, tridal.softmax, torch.softmax),
+        "log_softmax": (op_named("log_softmax"), tridal.log_softmax, torch.log_softmax),
+        "logsumexp": (LOGSUMEXP, logsumexp, _logsumexp),
+        "skip_norm": (SKIP_NORM, skip_norm, _skip_norm),
+    }
+    for dim, (name, (op, *functions)) in itertools.product((-1, 0), rows.items()):
+        along_dim = (functools.partial(function, dim=dim) for function in functions)
+        found[f"{name} of dim {dim}"] = _sample(op, *along_dim, *["residual"] * (dim < 0), dim=dim)
+    return found
+
+
+SAMPLES = _samples()
+OPS = {sample.op.name: sample for sample in SAMPLES.values()}
+"""A sample of each op, the one with the most tensors."""
+EACH_OP = pytest.mark.parametrize("sample", OPS.values(), ids=OPS)
+EACH = pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
