@@ -17,12 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tridal
 from feature_derivatives import Derivative, Function
+from op_samples import SAMPLES
 from tridal.devices.settings import current, restored
-from tridal.ops.op import Op
+from tridal.ops import table
 from tridal.ops.row_maths import reference_of
-from tridal.pytorch.path.function import FUNCTIONS, row_function
 
 SHAPE = (3, 4, 6)
+
+
+SEVERAL_TENSORS = {
+    name: sample for name, sample in SAMPLES.items() if not (sample.op.one_tensor or name.endswith("a weight"))
+}
+"""The samples of ops that `ARGUMENTS` does not fit."""
 
 
 class Subclass(torch.Tensor):
@@ -232,13 +238,19 @@ def like(value: Any, x: torch.Tensor) -> Any:
     return distribute_tensor(moved, x.device_mesh, [Replicate()]) if isinstance(x, DTensor) else moved
 
 
-def ours(op: Op, keywords: dict[str, Any]) -> Function:
-    function = FUNCTIONS.get(op.name) or row_function(op)
+def ours(name: str, keywords: dict[str, Any]) -> Function:
+    if name in SEVERAL_TENSORS:
+        return SEVERAL_TENSORS[name].ours
+    function = tridal.row_function(table.one_tensor_ops()[name])
     return lambda x: function(x, **keywords)
 
 
-def by_torch(op: Op, keywords: dict[str, Any], wide: bool = False) -> Function:
+def by_torch(name: str, keywords: dict[str, Any], wide: bool = False) -> Function:
     """The op by torch's functions. With `wide`, in float64 after the cast to `dtype`."""
+    if name in SEVERAL_TENSORS:
+        theirs = SEVERAL_TENSORS[name].theirs
+        return lambda x: theirs(x.double() if wide else x)
+    op = table.one_tensor_ops()[name]
     dim, scale, mask = keywords.get("dim", -1), keywords.get("scale", 1.0), keywords.get("mask")
     modified = bool(keywords.keys() - {"dim", "dtype"})
 

@@ -41,14 +41,15 @@ _BY_TORCH: dict[str, tuple[str, ...]] = {
 REFUSED = {frozenset({one, other}) for one, others in _BY_TORCH.items() for other in others}
 """torch's functions raise an error of the same kind."""
 _INFERENCE = ("inference", "enable_grad in inference")
-_OF_THREE = [
+_OF_SEVERAL = [
     *itertools.product(["jagged"], ["log_softmax", "compiled autograd"], _NEED_GRAD[:3]),
     *itertools.product(DISTRIBUTED, ["exported"], ["boolean mask", "float mask", "zero rows", "all at once"]),
     *itertools.product(DISTRIBUTED, ["exported", "traced", "vmap", "vmap of gradient"], _INFERENCE),
+    *itertools.product(["jagged"], ["override_torch"], ["scale"], _NEED_GRAD[:3]),
     *itertools.product(DISTRIBUTED, ["compiled whole"], ["batched gradients"]),
     *itertools.product(MODES, ["batched gradients"], ["settings of torch"]),
 ]
-REFUSED |= set(map(frozenset, _OF_THREE))
+REFUSED |= set(map(frozenset, _OF_SEVERAL))
 
 UNSTABLE_IN_TORCH = {frozenset({kind, "compiled whole", "backward in compiled"}) for kind in DISTRIBUTED}
 """torch raises an error, or computes the result, depending on what it compiled before."""
