@@ -16,6 +16,7 @@ from torch.testing import assert_close
 import tridal
 from exchanged_bytes import ExchangedBytes
 from op_samples import OPS, SAMPLES, Sample, as_tuple
+from several_results import ARGMAX
 
 NAMES = ("softmax", "log_softmax")
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
@@ -78,7 +79,7 @@ def every_placement_equals_torch(mesh: DeviceMesh) -> None:
         for placement in (*map(Shard, range(3)), Replicate()):
             shape = (3, 5, 6) if name != "linear_cross_entropy" else (4, 2, 6)  # torch flattens even shards only
             found = compare(sample, mesh, shape, placement).gradients
-            if sample.op.of_rows:
+            if sample.op.steps is None:
                 assert found["input"] == (placement,), name
             per_row = Partial() if isinstance(placement, Shard) else Replicate()
             wanted = Shard(0) if placement == Shard(row_dim(sample)) else per_row
@@ -93,7 +94,7 @@ def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
         "logsumexp": (2, 2),
     }  # fmt: skip
     for name, sample in SAMPLES.items():
-        if sample.op.of_rows:
+        if sample.op.steps is None:
             dim = sample.dim % 2
             found = compare(sample, mesh, (512, 16) if dim == 0 else (16, 512), Shard(dim), columns=Shard(0))
             assert found[:2] == tuple(8 * 16 * number for number in numbers[sample.op.name]), name
@@ -225,7 +226,7 @@ def compiled_functions_and_double_backward_equal_torch(mesh: DeviceMesh) -> None
         second = torch.autograd.grad(wanted.sin().sum(), whole)[0]
         x = distribute_tensor(whole.detach(), mesh, [Shard(1)]).requires_grad_()
         compiled = torch.compile(lambda x, sample=sample: sample.ours(x), backend="aot_eager")
-        twice = sample.op.of_rows  # losses have one derivative of sharded classes
+        twice = sample.op.steps is None  # losses have one derivative of sharded classes
         for function, differentiable in ((compiled, False), (sample.ours, twice)):
             y = function(x)
             assert_close(y.full_tensor(), sample.theirs(whole).detach())
@@ -296,6 +297,32 @@ def linear_cross_entropy_with_a_sharded_vocabulary(mesh: DeviceMesh) -> None:
         expected.sum().backward()
         for ours, theirs in zip(placed, whole, strict=True):
             assert_close(_full(ours.grad), theirs.grad)
+
+
+@check
+def the_registered_op_reduces_the_losses_of_all_ranks(mesh: DeviceMesh) -> None:
+    op, x, target = torch.ops.tridal.cross_entropy, torch.randn(5, 7), torch.tensor([1, 6, -100, 0, 5])
+    for probabilities, (reduction, name) in itertools.product((False, True), enumerate(("none", "mean", "sum"))):
+        whole, targets = x.clone().requires_grad_(), x.softmax(1) if probabilities else target
+        expected = torch.nn.functional.cross_entropy(whole, targets, reduction=name)
+        expected.sum().backward()
+        for placement in (Shard(0), Shard(1), Replicate()):
+            sharded = distribute_tensor(x, mesh, [placement]).requires_grad_()
+            placed = distribute_tensor(targets, mesh, [Replicate()])
+            loss = op(sharded, placed, None, reduction, -100, 0.0, 0.0, None, torch.float32)[0]
+            assert_close(_full(loss), expected)
+            _full(loss).sum().backward()
+            assert_close(_full(sharded.grad), whole.grad)
+
+
+@check
+def shards_know_the_columns_of_their_elements(mesh: DeviceMesh) -> None:
+    row_argmax = tridal.row_function(ARGMAX)
+    for shape, dim in (((5, 7), 1), ((7, 5), 0), ((2, 7, 3), 1)):
+        x = torch.randn(shape)
+        for placement in (Shard(dim), Shard(1 - dim), Replicate()):
+            found: Any = row_argmax(distribute_tensor(x, mesh, [placement]), dim)
+            assert torch.equal(found.full_tensor(), x.argmax(dim))
 
 
 def two_dimensional(mesh: DeviceMesh) -> None:

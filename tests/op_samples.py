@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).with_name("tensor_op_package")
 if str(PACKAGE) not in sys.path:
     sys.path.append(str(PACKAGE))
 
-from tridal_skipnorm import LOGSUMEXP, SKIP_NORM, logsumexp, skip_norm  # noqa: E402
+from tridal_skipnorm import LOGSUMEXP, MEAN_ENERGY, SKIP_NORM, logsumexp, mean_energy, skip_norm  # noqa: E402
 
 Tensor = torch.Tensor
 CLASSES = 5
@@ -136,6 +136,10 @@ def _logsumexp(input: Tensor, dim: int = -1) -> Tensor:
     return torch.logsumexp(input.to(torch.promote_types(input.dtype, torch.float32)), dim)
 
 
+def _mean_energy(input: Tensor, dim: int = -1) -> Tensor:
+    return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(dim).mean()
+
+
 def _layer_norm(x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
     """torch's function has wrong derivatives of third order."""
     centred = x - x.mean(-1, keepdim=True)
@@ -198,6 +202,7 @@ def _samples() -> dict[str, Sample]:
         "log_softmax": (op_named("log_softmax"), tridal.log_softmax, torch.log_softmax),
         "logsumexp": (LOGSUMEXP, logsumexp, _logsumexp),
         "skip_norm": (SKIP_NORM, skip_norm, _skip_norm),
+        "mean_energy": (MEAN_ENERGY, mean_energy, _mean_energy),
     }
     for dim, (name, (op, *functions)) in itertools.product((-1, 0), rows.items()):
         along_dim = (functools.partial(function, dim=dim) for function in functions)

@@ -78,7 +78,7 @@ def test_gradient_launches_one_kernel_and_has_the_same_bits_in_every_run(device:
     with tridal.record_calls() as calls:
         found = torch.autograd.grad(results, leaves, dy, retain_graph=True)
     of_kernels = [(call.op, call.reason) for call in calls if call.op.endswith("backward")]
-    assert not sample.op.of_rows or of_kernels == [(f"{sample.op.name}_backward", None)]
+    assert sample.op.steps or of_kernels == [(f"{sample.op.name}_backward", None)]
     assert_close(found, torch.autograd.grad(as_one(sample.expected(**tensors)), leaves, dy))
     assert all(map(torch.equal, found, torch.autograd.grad(results, leaves, dy)))
 
@@ -135,7 +135,7 @@ def test_backward_uses_the_settings_of_the_forward(backend: Any, sample: Sample)
             (found,) = torch.autograd.grad(y.sin().sum(), x)
         assert_close(found, expected_gradient(sample, x))
         assert {call.backend for call in calls} <= {backend.name}
-        assert calls or not sample.op.of_rows
+        assert calls or sample.op.steps
 
 
 @EACH_OP

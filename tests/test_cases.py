@@ -48,7 +48,7 @@ def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_overrid
 
 def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
     found = of_row_ops()
-    assert {case.op for case in found} == {name for name, op in table.ops().items() if op.of_rows}
+    assert {case.op for case in found} == {name for name, op in table.ops().items() if op.cases is None}
     for op in {case.op for case in found}:
         assert {case.direction for case in found if case.op == op} == set(get_args(Direction))
     assert {case.layout for case in found} == set(get_args(Layout))

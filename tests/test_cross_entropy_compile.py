@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
 from tridal.devices.types import KernelConfig
-from tridal.library.losses import cross_entropy as maths
+from tridal.library.losses import steps
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.runtime import compiler
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
@@ -50,12 +53,12 @@ def test_a_compiled_loss_that_overwrites_its_logits_equals_an_eager_one(device: 
 def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...], softcap: float | None) -> None:
     layout = row_layout((64, 1000), (1000, 1), 1)
     assert layout is not None
-    for kernel in maths.CROSS_ENTROPY.kernels:
+    for kernel in CROSS_ENTROPY.kernels:
         can_be_absent = (*kernel.column_reads, *(kernel.parameters if len(kernel.parameters) > 1 else ()))
-        constants = [(name, None) for name in absent if name in can_be_absent]
-        base = next(k for k in vars(maths).values() if getattr(k, "name", None) == kernel.name and k is not kernel)
-        options = (("IGNORE_INDEX", -100), ("CLASSES", 1000), *constants)
-        bound = maths.bound(base, softcap, options)
+        constants = {name: None for name in absent if name in can_be_absent}
+        base = next(k for k in vars(steps).values() if getattr(k, "name", None) == kernel.name)
+        base = base if softcap is None else replace(base, neutral_padding=False)
+        bound = base.bind(SOFTCAP=softcap, IGNORE_INDEX=-100, CLASSES=1000, **constants)
         kinds = {"index_ptr": "int64", "out_ptr": "bfloat16", "in_ptr": "bfloat16", "in2_ptr": "bfloat16"}
         dtypes = tuple(kinds.get(pointer, "float32") for pointer in bound.pointers)
         call = KernelCall(bound, layout, dtypes, (), (0.1,) * len(bound.parameters))
@@ -110,3 +113,17 @@ def test_fake_gradients_have_the_strides_of_the_real_ones(device: torch.device, 
     (eager,) = torch.autograd.grad(function(x), x)
     (compiled,) = torch.autograd.grad(torch.compile(function)(x), x)
     assert_close(compiled, eager)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 7), (3, 7), (3, 2, 7, 5)], ids=str)
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_vmap_of_losses_per_row_runs_kernels(device: torch.device, shape: tuple[int, ...], probabilities: bool) -> None:
+    x, dim = torch.randn(shape, device=device), min(len(shape) - 2, 1) + 1
+    target = x.softmax(dim) if probabilities else x.argmax(dim)
+    with tridal.record_calls() as records:
+        found = torch.vmap(lambda x, t: tridal.cross_entropy(x, t, reduction="none"))(x, target)
+    assert_close(found, torch.vmap(lambda x, t: functional.cross_entropy(x, t, reduction="none"))(x, target))
+    assert records
+    assert all(record.backend != "torch" for record in records)
+    means = torch.vmap(tridal.cross_entropy)(x, target)
+    assert_close(means, torch.vmap(functional.cross_entropy)(x, target))

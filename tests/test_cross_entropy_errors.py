@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
+from tridal.errors import ShapeError
 
 X, TARGET = torch.randn(4, 5), torch.tensor([0, 4, 1, 2])
 LONG = torch.long
@@ -148,3 +149,15 @@ def test_a_linear_layer_without_outputs_has_an_empty_loss(device: torch.device, 
     target = torch.zeros(7, 0, dtype=torch.int64, device=device)
     expected = functional.cross_entropy(torch.randn(7, 5, 0, device=device), target, reduction=reduction)
     assert_close(tridal.linear_cross_entropy(x, matrix, target, reduction=reduction), expected, equal_nan=True)
+
+
+def test_the_registered_op_checks_its_arguments() -> None:
+    x, op = torch.randn(3, 5), torch.ops.tridal.cross_entropy
+    numbers = (1, -100, 0.0, 0.0, None, torch.float32)
+    with pytest.raises(ShapeError, match=r"cross_entropy: target has a number per row: expected the shape \(3,\)"):
+        op(x, torch.zeros(4, dtype=torch.long), None, *numbers)
+    with pytest.raises(ShapeError, match=r"cross_entropy: weight has a number per column: expected the shape \(5,\)"):
+        op(x, torch.zeros(3, dtype=torch.long), torch.ones(4), *numbers)
+    given = (x, torch.zeros(3, dtype=torch.long), None, torch.zeros(3), None)
+    with pytest.raises(ShapeError, match=r"grad is one number: expected the shape \(\), got \(3,\)"):
+        torch.ops.tridal.cross_entropy_backward(torch.ones(3), None, *given, *numbers[:-1], [True, False])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_add_an_op_shows_the_tested_package() -> None:
     shown = list(code_blocks(ADD_AN_OP, "python", "toml"))
     for file in ("tridal_l2norm/kernels.py", "tridal_l2norm/__init__.py", "pyproject.toml", "test_l2_norm.py"):
         assert (ROW_OP_PACKAGE / file).read_text() in shown, f"the page does not contain {file} verbatim"
-    for file in ("skip_norm_kernels.py", "skip_norm.py", "logsumexp_kernels.py", "logsumexp.py"):
+    for file in map("".join, product(("skip_norm", "logsumexp", "mean_energy"), ("_kernels.py", ".py"))):
         source = (TENSOR_OP_PACKAGE / "tridal_skipnorm" / file).read_text()
         assert source in shown, f"the page does not contain {file} verbatim"
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tridal.library.losses import cross_entropy as maths
+from tridal.library.losses import maths
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_cases import LinearLossCase, cases
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from tridal.ops.row_maths import compute
 from tridal.testing import Implementation, check
 
 BACKEND: Any = SimpleNamespace(dtypes=frozenset({"float16", "bfloat16", "float32", "float64"}))
@@ -53,7 +55,8 @@ def implementation(fault: str = "") -> Implementation:
         logits = torch.nn.functional.linear(input, matrix, linear_bias)
         logits = logits.half().to(logits.dtype) if fault == "rounded logits" else logits
         numbers = (-100, options["label_smoothing"], options["z_loss"], options["softcap"])
-        loss: Any = maths.reference(logits, target, weight, maths.REDUCTIONS[reduction], *numbers, logits.dtype)[0]
+        given = (logits, target, weight, maths.REDUCTIONS[reduction], *numbers, logits.dtype)
+        loss: Any = compute(CROSS_ENTROPY, *given)[0]
         return loss  # type: ignore[no-any-return]
 
     return Implementation(torch.device("cpu"), lambda _: function, interpreted=False)

@@ -15,7 +15,6 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from conformance_helpers import INTERPRETER
 from tridal import testing
 from tridal.devices.types import KernelConfig
-from tridal.errors import LayoutError
 from tridal.ops.planning import tensor_dtypes
 from tridal.runtime import compiler
 from tridal.testing.implementation import implementation
@@ -152,10 +151,3 @@ def test_kernels_with_the_column_in_a_term_compile() -> None:
     for config in (WHOLE_ROW, loop, cooperative):
         call = kernel_call((64, 1000), kernel=ARGMAX.forward, dtypes=("int64", *names[1:]))
         compiler.compile_kernel(call.specialize(config), SM_90)
-
-
-def test_a_shard_of_a_row_has_no_columns() -> None:
-    dtensor = pytest.importorskip("tridal.pytorch.torch.dtensor")
-    mesh: Any = None
-    with pytest.raises(LayoutError, match="the op needs the columns of elements, so its rows cannot be sharded"):
-        dtensor.ShardedReduce(8, -1, mesh, ()).columns(torch.ones(2, 4))

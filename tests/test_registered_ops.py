@@ -103,7 +103,7 @@ def test_tracers_record_the_op(device: torch.device, sample: Sample, mode: str) 
     else:
         traced = make_fx(lambda x: sample.ours(x), tracing_mode=mode)(x)
         names = [str(node.target).replace(".", "::").removesuffix("::default") for node in traced.graph.nodes]
-    assert f"tridal::{sample.op.name}" in names or (mode == "jit" and not sample.op.of_rows)
+    assert f"tridal::{sample.op.name}" in names or (mode == "jit" and not sample.op.prepares)
     assert_close(traced(other), sample.theirs(other))
 
 

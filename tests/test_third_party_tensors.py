@@ -45,6 +45,7 @@ def lines_of_code(*names: str) -> int:
 def test_the_package_is_small() -> None:
     assert 30 < lines_of_code("skip_norm.py", "skip_norm_kernels.py") <= 100
     assert 30 < lines_of_code("logsumexp.py", "logsumexp_kernels.py") <= 60
+    assert 30 < lines_of_code("mean_energy.py", "mean_energy_kernels.py") <= 70
 
 
 @pytest.mark.parametrize("op", [SKIP_NORM, LOGSUMEXP], ids=lambda op: op.name)

@@ -12,7 +12,7 @@ from backend_helpers import install_wheel, run_python
 from torch_versions import TRITON
 
 PACKAGE = Path(__file__).with_name("tensor_op_package")
-KERNELS = ("skip_norm", "skip_norm_backward", "logsumexp", "logsumexp_backward")
+KERNELS = ("skip_norm", "skip_norm_backward", "logsumexp", "logsumexp_backward", "mean_energy", "mean_energy_backward")
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +24,18 @@ def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CALLS = """
     import torch, tridal
     from tridal.ops import table
-    from tridal_skipnorm import skip_norm, logsumexp
+    from tridal_skipnorm import skip_norm, logsumexp, mean_energy
 
     assert {entry.name: entry.origin for entry in table.registered() if entry.origin != "tridal"} == {
-        "skip_norm": "tridal-skipnorm 1.0.0", "logsumexp": "tridal-skipnorm 1.0.0"
+        name: "tridal-skipnorm 1.0.0" for name in ("skip_norm", "logsumexp", "mean_energy")
     }
     with tridal.use(device="interpreter", fallback="error"):
         x, weight, skip = torch.randn(3, 5, requires_grad=True), torch.ones(5), torch.zeros(5)
         y, total = skip_norm(x, weight, skip, residual=x, eps=1e-5)
         torch.testing.assert_close(y, torch.nn.functional.rms_norm(2 * x, (5,), eps=1e-5))
         torch.testing.assert_close(logsumexp(x, 0), torch.logsumexp(x, 0))
-        (y.sum() + total.sum() + logsumexp(x).sum()).backward()
+        torch.testing.assert_close(mean_energy(x), x.square().sum(1).mean())
+        (y.sum() + total.sum() + logsumexp(x).sum() + mean_energy(x)).backward()
 """
 
 
@@ -73,7 +74,7 @@ def test_kernels_of_both_directions_are_planned_and_compiled_for_absent_devices(
     wide = {"sm_90": ["cooperative"], "ascend910b": ["column_loop"], "gfx942": []}[arch]
     expected = {kernel: ["whole_row", *wide] for kernel in KERNELS}
     if arch == "sm_90":  # it reads each element once, because it writes numbers per row only
-        expected["logsumexp"] = ["whole_row", "column_loop"]
+        expected["logsumexp"] = expected["mean_energy"] = ["whole_row", "column_loop"]
     assert schedules == expected
 
 
@@ -92,7 +93,12 @@ def test_the_command_plan_knows_the_kernels(site_folder: Path, op: str, arch: st
 
 
 @pytest.mark.parametrize(
-    ("op", "traffic"), [("skip_norm", {"forward": 4, "backward": 4}), ("logsumexp", {"forward": 1, "backward": 2})]
+    ("op", "traffic"),
+    [
+        ("skip_norm", {"forward": 4, "backward": 4}),
+        ("logsumexp", {"forward": 1, "backward": 2}),
+        ("mean_energy", {"forward": 1, "backward": 2}),
+    ],
 )
 def test_the_command_bench_measures_both_directions(
     site_folder: Path, tmp_path: Path, op: str, traffic: dict[str, int]

@@ -151,7 +151,7 @@ def test_vmap_runs_one_kernel_unless_a_tensor_with_a_number_per_column_is_batche
         samples = [{n: t.select(1, i) if n in batched else t for n, t in given.items()} for i in range(3)]
         wanted = zip(*(as_tuple(sample.expected(**values)) for values in samples), strict=True)
         assert_close(as_tuple(found), tuple(map(torch.stack, wanted)))
-        joins = sample.op.of_rows and "column" not in {sample.roles.get(name) for name in batched}
+        joins = sample.op.steps is None and "column" not in {sample.roles.get(name) for name in batched}
         assert not joins or [(call.op, call.reason) for call in calls] == [(sample.op.name, None)]
 
 

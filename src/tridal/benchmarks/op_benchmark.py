@@ -76,7 +76,7 @@ def benchmark_of(name: str) -> OpBenchmark:
     functions = {**(_derived(op, tensors) if "dim" in op.signature.names else {}), **declared.functions}
     eager = functions.get("torch") or functions["reference"]
     functions.setdefault("torch.compile", lambda dim: _compiled(eager(dim)))
-    traffic, gradients = _traffic(op, tensors) if op.of_rows else ({}, declared.gradients)
+    traffic, gradients = ({}, declared.gradients) if declared.traffic else _traffic(op, tensors)
     return replace(
         declared,
         functions=functions,

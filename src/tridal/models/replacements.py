@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from tridal.pytorch.device_context import device_context
+from tridal.pytorch.device_context import device_context, is_served
 
 FORM = "_tridal_form"
 """The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
@@ -30,9 +30,7 @@ def is_traced() -> bool:
 def torch_computes(device: torch.device) -> bool:
     """Returns whether modules and losses compute as before: no backend serves a device, or TorchScript traces."""
     if torch.compiler.is_dynamo_compiling():
-        from tridal.pytorch.torch import dynamo
-
-        return not dynamo.is_served(device.type)
+        return not is_served(device.type)
     return is_traced() or (device_context(device).torch_computes and not COMPARING)
 
 

@@ -11,9 +11,13 @@ import torch
 
 from tridal.ops.row_reduce import accumulator
 
-Role: TypeAlias = Literal["element", "row", "column", "index", "mask", "whole"]
-"""What a tensor holds: a number per element, per row, per column, a column index per row, a mask that is broadcast to
-the elements, or something else ("whole")."""
+Role: TypeAlias = Literal["element", "row", "column", "index", "number", "mask", "whole"]
+"""What a tensor holds: a number per element, per row, per column, a column index per row, one number of all rows, a
+mask that is broadcast to the elements, or something else ("whole")."""
+Named: TypeAlias = Mapping[str, Any]
+"""The arguments of a call by name."""
+RoleOf: TypeAlias = Role | Callable[[Named], Role]
+"""A role, or a function that returns the role in a call."""
 
 _TYPES: Mapping[type, str] = {bool: "bool", int: "int", float: "float", str: "str"}
 
@@ -25,7 +29,7 @@ class Argument:
     name: str
     type: str = "Tensor"
     """The type in torch's schema, without "?"."""
-    role: Role | None = None
+    role: RoleOf | None = None
     """What a tensor holds; None for other types."""
     optional: bool = False
     """Whether the argument may be None."""
@@ -50,16 +54,17 @@ class Result:
     """A result of a registered op."""
 
     name: str
-    role: Role
-    dtype: torch.dtype | Callable[[Mapping[str, Any]], torch.dtype] | None = None
+    role: RoleOf
+    dtype: torch.dtype | Callable[[Named], torch.dtype] | None = None
     """The dtype, or dtype(arguments by name). By default, numbers per element have the argument `dtype`, or else the
     promoted dtype of the inputs with a number per element, and all others have the dtype of sums."""
-    needs: str | None = None
-    """The argument without which there is no such result."""
+    needs: str | Callable[[Named], bool] | None = None
+    """The argument without which there is no such result, or needs(arguments by name), which tells if there is one."""
+    new: Callable[[Named], torch.Tensor] | None = None
+    """new(arguments by name) returns an empty tensor like the result. It gives the shape of a result with the role
+    "whole", and the strides of a result that is not contiguous."""
     gradient: str | None = None
     """The name of its gradient among the arguments of the op's gradient; None if it has none."""
-    optional: bool = False
-    """Whether an op that is not of rows may leave it out."""
     returned: bool = True
     """Whether the op's function returns it. The others come last."""
 
@@ -79,24 +84,33 @@ def per_column(name: str, *, optional: bool = False, differentiable: bool = True
     return Argument(name, role="column", optional=optional, differentiable=differentiable)
 
 
-def index_per_row(name: str) -> Argument:
-    """Returns an argument for an int64 tensor with a column index per row."""
+def index_per_row(name: str, *, or_per_element: bool = False) -> Argument:
+    """Returns an argument for an int64 tensor with a column index per row.
+
+    With `or_per_element`, it may also be a floating-point tensor with a number per element, which has a gradient.
+    """
+    if or_per_element:
+        return Argument(name, role=functools.partial(_index_or_element, name), differentiable=True)
     return Argument(name, role="index")
 
 
+def _index_or_element(name: str, named: Named) -> Role:
+    return "element" if named[name].is_floating_point() else "index"
+
+
 def whole(name: str, *, optional: bool = False, differentiable: bool = False) -> Argument:
-    """Returns an argument for a tensor of an op that is not of rows."""
+    """Returns an argument for a tensor of another shape, which the op's steps check."""
     return Argument(name, role="whole", optional=optional, differentiable=differentiable)
 
 
 def number(
     name: str, default: float | str | None = None, *, type: str | None = None, neutral: float | None = None,
-    range: tuple[Any, ...] | None = None,
+    range: tuple[Any, ...] | None = None, optional: bool = False,
 ) -> Argument:  # fmt: skip
     """Returns an argument that is no tensor. Its type in torch's schema follows from the default."""
     if type is None:
         type = "float" if default is None else _TYPES[default.__class__]
-    return Argument(name, type, default=default, neutral=neutral, range=range)
+    return Argument(name, type, optional=optional, default=default, neutral=neutral, range=range)
 
 
 DIM = Argument("dim", "int")
@@ -114,6 +128,6 @@ def element_dtype(arguments: Sequence[Argument], tensors: Sequence[Any]) -> torc
     return functools.reduce(torch.promote_types, given)  # type: ignore[no-any-return]
 
 
-def sum_dtype(named: Mapping[str, Any]) -> torch.dtype:
+def sum_dtype(named: Named) -> torch.dtype:
     """Returns the dtype of sums and statistics of a call."""
     return accumulator(*(value for value in named.values() if isinstance(value, torch.Tensor)))

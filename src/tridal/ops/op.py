@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from tridal.ops.arguments import DIM, DTYPE, SCALE_MASK, Argument, Result
+from tridal.ops.arguments import DIM, DTYPE, SCALE_MASK, Argument, Named, Result
 from tridal.ops.op_faults import faults
 from tridal.ops.signature import Signature
 from tridal.runtime.row_kernel import RowKernel
+
+
+class NoKernel(Exception):
+    """No kernel computes a call, so the op's reference does. Call records contain the message as the reason."""
+
 
 OUTPUT = (Result("output", "element", gradient="grad"),)
 
@@ -27,10 +33,11 @@ class Op:
     Attributes:
         name: lower-case letters, digits and underscores; no keyword of Python.
         arguments: the arguments of the registered op, tensors first. The first tensor has a number per element. If
-            there is no argument `dims`, `dim` and `dtype` are added after the tensors. `dims` is the number of last
-            dims that a row has. The names of numbers are those of the kernels' parameters.
+            there is neither an argument `dims` nor the attribute `dim`, `dim` and `dtype` are added after the tensors.
+            `dims` is the number of last dims that a row has. The names of numbers are those of the kernels' parameters.
         kernels: the kernel of the op, and that of its gradient, if there is one. Their tensors are those of the
-            arguments, by role and in order. The outputs of the gradient's kernel are `gradients`.
+            arguments, by role and in order. The outputs of the gradient's kernel are `gradients`. If the op has
+            `steps`, these are all kernels that they launch.
         reference: the op in torch's ops: `reference(*tensors, reduce, **numbers)`. It is the op's definition. Tensors
             have the dtype of sums and can be broadcast to each other; an absent one is None. Returns a result, or a
             tuple of all; a number per row keeps its dim. Autograd can differentiate it. In float64, it is the reference
@@ -38,7 +45,13 @@ class Op:
             forward mode, and rows that are sharded over ranks. For sharded rows, `reduce` spans the ranks.
         gradient: the gradient in torch's ops: `gradient(*gradients of results, *saved tensors, reduce, **numbers)`.
             Returns the gradients in order. That of a tensor with a number per column is the term of each element,
-            without the sum over rows.
+            without the sum over rows. It gets `output_mask` if it has a parameter of this name.
+        steps: steps(call, arguments by name), for a call of several launches. It launches kernels with `call.kernel`,
+            and returns the results in order, see `tridal.pytorch.path.steps.Steps`.
+        gradient_steps: the same for the gradient. An op with `steps` and `gradient` has it.
+        prepares: whether calls with `steps` that have the same description share a prepared call. If not, each call
+            computes its steps, which may then use the values of tensors and torch's ops.
+        dim: the dim along which rows run, if no argument gives it. A tensor of one dim is one row.
         results: the results. By default, one tensor with a number per element.
         saves: names of the arguments and results that the gradient needs. A tuple is the name of the saved tensor,
             followed by the names of arguments and results, of which the first that a call has is saved.
@@ -50,8 +63,6 @@ class Op:
             call.
         unsupported: unsupported(arguments by name, dtypes of results), the reason why no kernel computes a call, or
             None.
-        of_rows: whether the above holds. If not, `reference` and `gradient` have the arguments and results of the
-            registered ops, and `tridal.pytorch.path` gets functions that run the kernels.
         torch_function: torch's own function, if there is one: `f(input, dim, dtype=dtype)`. It computes calls without a
             kernel, and benchmarks compare with it.
         aten: "module:mapping", the functions with which `tridal.override_torch` replaces ATen ops, by their names.
@@ -60,8 +71,7 @@ class Op:
         bounds: the error bounds of an op of one tensor in the conformance suite: an object with the methods of
             `tridal.testing.tolerance.Bounds`. The default is `tridal.testing.tolerance.DerivedBounds`, which measures
             how sensitive the reference is to rounding errors.
-        cases: "module:function" of an op that is not of rows: function(op, backend) yields its conformance cases.
-        dtensor: the module that registers the DTensor rules of an op that is not of rows.
+        cases: "module:function" of an op with steps: function(op, backend) yields its conformance cases.
         example: an input, a gradient, and the result and the input's gradient, which were calculated by hand to four
             decimals. Rows are along dim -1. `tridal check` computes it.
         benchmark: "module:object" of a `tridal.benchmarks.op_benchmark.OpBenchmark`, with what `tridal bench` cannot
@@ -78,15 +88,17 @@ class Op:
     gradients: tuple[tuple[str, ...], ...] = ()
     gradient_results: tuple[Result, ...] = ()
     gradient_numbers: tuple[Argument, ...] | None = None
-    constants: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    unsupported: Callable[[Mapping[str, Any], Sequence[torch.dtype]], str | None] | None = None
-    of_rows: bool = True
+    steps: Callable[[Any, Named], Sequence[torch.Tensor | None]] | None = None
+    gradient_steps: Callable[[Any, Named], Sequence[torch.Tensor | None]] | None = None
+    prepares: bool = True
+    dim: int | None = None
+    constants: Callable[[Named], Mapping[str, Any]] | None = None
+    unsupported: Callable[[Named, Sequence[torch.dtype]], str | None] | None = None
     torch_function: Callable[..., torch.Tensor] | None = None
     aten: str | None = None
     autocast: bool = False
     bounds: Any = None
     cases: str | None = None
-    dtensor: str | None = None
     example: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     benchmark: str | None = None
 
@@ -106,13 +118,13 @@ class Op:
     @functools.cached_property
     def scale_mask(self) -> bool:
         """Whether the op takes `scale`, `mask`, `causal` and `masked_rows`."""
-        return self.of_rows and self.forward.scale_mask
+        return self.steps is None and self.forward.scale_mask
 
     @property
     def one_tensor(self) -> bool:
         """Whether the op reads one tensor and returns one, both with a number per element."""
         tensors = [argument for argument in self.arguments if argument.type == "Tensor"]
-        return self.of_rows and len(tensors) == len(self.results) == 1 and self.results[0].role == "element"
+        return self.steps is None and len(tensors) == len(self.results) == 1 and self.results[0].role == "element"
 
     @functools.cached_property
     def parameters(self) -> dict[str, float]:
@@ -124,32 +136,40 @@ class Op:
         """The signature of the op."""
         tensors = tuple(argument for argument in self.arguments if argument.type == "Tensor")
         numbers = self.arguments[len(tensors) :]
-        added = (DIM, DTYPE) if self.of_rows and all(n.name != "dims" for n in numbers) else ()
+        added = (DIM, DTYPE) if self.dim is None and all(n.name != "dims" for n in numbers) else ()
         arguments = (*tensors, *added, *numbers, *(SCALE_MASK if self.scale_mask else ()))
-        return Signature(self.name, arguments, self.results, self.forward if self.of_rows else None, 0)
+        kernel = self.forward if self.steps is None else None
+        return Signature(self.name, arguments, self.results, kernel, 0, self.dim, self.steps)
 
     @functools.cached_property
     def gradient_signature(self) -> Signature:
         """The signature of the gradient: gradients of results, saved tensors, numbers and `output_mask`."""
         given = [result for result in self.results if result.gradient is not None]
-        added = None if self.gradient is None or not self.of_rows else self.backward.added
-        optional = not self.of_rows or (len(given) == 2 and given[1].gradient == added)
+        kernel = self.backward if self.steps is None and len(self.kernels) > 1 else None
+        added = None if kernel is None else kernel.added
+        optional = self.steps is not None or (len(given) == 2 and given[1].gradient == added)
         grads = [Argument(r.gradient or "", role=r.role, optional=optional) for r in given]
         saved = [self._saved_argument(name, sources[-1]) for name, sources in self.saved.items()]
-        rows = [a for a in self.signature.arguments if a.name in ("dim", "dims", "dtype")] if self.of_rows else []
+        rows = [a for a in self.signature.arguments if a.name in ("dim", "dims", "dtype")] if self.dim is None else []
         numbers = self.gradient_numbers
         if numbers is None:
             numbers = tuple(a for a in self.arguments if a.type == "float") + SCALE_MASK[1:2] * self.scale_mask
         mask = [Argument("output_mask", "bool[]")] * (len(self.gradient_groups) > 1)
         arguments = (*grads, *saved, *rows, *numbers, *mask)
-        main = max((i for i, a in enumerate(arguments) if a.role == "element" and not a.optional), default=0)
+        required = [i for i, a in enumerate(arguments) if a.role is not None and not a.optional]
+        main = max((i for i in required if arguments[i].role == "element"), default=min(required, default=0))
         roles = [(names[0], self._argument(names[0]).role) for names in self.gradient_groups]
-        derived = [Result(name, "element" if role == "element" else "column", None) for name, role in roles]
+        derived = [
+            Result(name, "whole", new=functools.partial(_like, name))
+            if role == "whole"
+            else Result(name, "element" if role == "element" else "column")
+            for name, role in roles
+        ]
         if not any(argument.name == "dtype" for argument in arguments):
             of_main = functools.partial(_dtype_of, arguments[main].name)
             derived = [replace(r, dtype=of_main) if r.role == "element" else r for r in derived]
-        kernel = self.backward if self.of_rows and len(self.kernels) > 1 else None
-        return Signature(f"{self.name}_backward", arguments, self.gradient_results or tuple(derived), kernel, main)
+        results = self.gradient_results or tuple(derived)
+        return Signature(f"{self.name}_backward", arguments, results, kernel, main, self.dim, self.gradient_steps)
 
     @functools.cached_property
     def saved(self) -> dict[str, list[str]]:
@@ -185,6 +205,11 @@ class Op:
         return sum(result.gradient is not None for result in self.results)
 
     @functools.cached_property
+    def gradient_takes_mask(self) -> bool:
+        """Whether `gradient` has the parameter `output_mask`."""
+        return self.gradient is not None and "output_mask" in inspect.signature(self.gradient).parameters
+
+    @functools.cached_property
     def fills_gradients(self) -> bool:
         """Whether zeros replace a gradient that autograd does not have, because the gradient's kernel needs all.
 
@@ -207,10 +232,10 @@ class Op:
         for sources in self.saved.values():
             source = next((name for name in sources if known[name] is not None), sources[-1])
             tensor = known[source]
-            cast = source in named and "dtype" in named and tensor is not None and tensor.is_floating_point()
+            cast = source in named and self.signature.casts and tensor is not None and tensor.is_floating_point()
             tensors.append(tensor.to(named["dtype"]) if cast and self._argument(source).role == "element" else tensor)
         known["dtype"] = arguments[0].dtype
-        numbers = [a for a in self.gradient_signature.arguments if a.type not in ("Tensor", "bool[]")]
+        numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
 
     def gradient_values(self, values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
@@ -231,8 +256,13 @@ class Op:
         known: dict[str, Argument | Result] = {result.name: result for result in self.results}
         known |= {argument.name: argument for argument in self.arguments}
         found = known[source]
-        return Argument(name, role=found.role, optional=found.optional)
+        optional = found.optional if isinstance(found, Argument) else callable(found.needs)
+        return Argument(name, role=found.role, optional=optional)
 
 
-def _dtype_of(name: str, named: Mapping[str, Any]) -> torch.dtype:
+def _dtype_of(name: str, named: Named) -> torch.dtype:
     return named[name].dtype  # type: ignore[no-any-return]
+
+
+def _like(name: str, named: Named) -> torch.Tensor:
+    return named[name].new_empty(named[name].shape)  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tridal.ops.arguments import Argument, Result
+from tridal.ops.arguments import DTYPE, Argument, Result
 from tridal.ops.names import name_fault, parameter_fault
 from tridal.ops.signature import Signature
 from tridal.runtime.row_kernel import RowKernel
@@ -31,36 +31,42 @@ def faults(op: Any) -> Iterator[str]:
         return
     if not isinstance(op.benchmark, str | None):
         yield f"benchmark: expected the name of an OpBenchmark as 'module:object', found {op.benchmark!r}"
-    if op.of_rows:
-        yield from _row_faults(op)
-
-
-def _row_faults(op: Any) -> Iterator[str]:
-    numbers = [argument for argument in op.arguments if argument.type != "Tensor"]
-    if op.arguments[0].role != "element" or op.arguments[0].optional:
+    if op.arguments[0].role not in ("element", "whole") or op.arguments[0].optional:
         yield "arguments: expected a tensor with a number per element as the first argument"
     if any(a.type != "Tensor" and b.type == "Tensor" for a, b in zip(op.arguments, op.arguments[1:], strict=False)):
         yield "arguments: expected the tensors before the numbers"
     for argument in op.arguments:
-        allowed = argument.name == "input" and argument.type == "Tensor"
+        allowed = (argument.name == "input" and argument.type == "Tensor") or (argument == DTYPE and op.dim is not None)
         if not allowed and (fault := parameter_fault(argument.name)) is not None:
             yield fault
     names = [item.name for item in op.arguments]
     if len({*names}) < len(names):
         yield f"arguments: expected a name for each, found {', '.join(names)}"
-    for argument in numbers:
-        yield from _number_faults(op, argument)
+    yield from _result_faults(op)
+    if op.gradient is not None:
+        yield from _gradient_faults(op)
+    if op.steps is None:
+        yield from _kernels_faults(op)
+    elif not callable(op.steps) or (op.gradient is None) != (op.gradient_steps is None):
+        yield "steps: expected functions `steps` and, if the op has a `gradient`, `gradient_steps`"
+
+
+def _kernels_faults(op: Any) -> Iterator[str]:
+    """Yields where the kernels of an op without steps do not fit its arguments and results."""
+    for argument in op.arguments:
+        if argument.type != "Tensor":
+            yield from _number_faults(op, argument)
     names = [op.name, f"{op.name}_backward"][: len(op.kernels)]
     if not op.kernels or len(op.kernels) > 2 or [kernel.name for kernel in op.kernels] != names:
         found = " and ".join(repr(kernel.name) for kernel in op.kernels)
         yield f"its kernels are called {found or 'nothing'}: expected {op.name!r}, and {f'{op.name}_backward'!r} if any"
         return
-    yield from _result_faults(op)
     if op.gradient is None and len(op.kernels) == 2:
         yield f"kernel {names[1]!r} needs the same maths in torch's ops: declare the function `gradient`"
         return
-    if op.gradient is not None:
-        yield from _gradient_faults(op)
+    if op.gradient is not None and len(op.kernels) == 1:
+        kernel = f"{op.name}_backward"
+        yield f"gradient: expected a kernel {kernel!r}, or no gradient: autograd differentiates `reference`"
     yield from _kernel_faults(op.signature)
     if op.gradient is not None:
         yield from _kernel_faults(op.gradient_signature)
@@ -105,12 +111,12 @@ def _result_faults(op: Any) -> Iterator[str]:
             yield f"results: expected those {what} first, found {', '.join(result.name for result in op.results)}"
     optional = {argument.name for argument in op.arguments if argument.optional}
     for result in op.results:
-        if result.needs is not None and result.needs not in optional:
+        if isinstance(result.needs, str) and result.needs not in optional:
             yield f"results: {result.name!r} needs {result.needs!r}: expected the name of an optional tensor"
-    if len({result.needs for result in op.results if result.needs is not None and result.returned}) > 1:
+    if len({result.needs for result in op.results if isinstance(result.needs, str) and result.returned}) > 1:
         yield "results: expected one optional tensor that returned results need, found several"
-    added = op.kernels[1].added if len(op.kernels) == 2 else None
-    if wrong := [r for r in op.results if r.needs is not None and r.gradient not in (None, added)]:
+    added = op.kernels[1].added if op.steps is None and len(op.kernels) == 2 else None
+    if wrong := [r for r in op.results if isinstance(r.needs, str) and r.gradient not in (None, added)]:
         name = wrong[0].name
         yield f"results: the gradient of {name!r} may be absent: expected it in `added` of the gradient's kernel"
 
@@ -120,9 +126,6 @@ def _gradient_faults(op: Any) -> Iterator[str]:
     if not callable(op.gradient):
         yield f"gradient: expected a function made of torch's ops, found {op.gradient!r}"
         return
-    if len(op.kernels) == 1:
-        kernel = f"{op.name}_backward"
-        yield f"gradient: expected a kernel {kernel!r}, or no gradient: autograd differentiates `reference`"
     if all(result.gradient is None for result in op.results):
         yield "results: no result has a gradient: name it with gradient=..., as the kernel of the gradient does"
     if not isinstance(op.saves, tuple):

@@ -43,16 +43,13 @@ def compute(
     if reduce is None and op.torch_function is not None:
         return (op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),)
     found = _call(op.reference, op.signature, arguments, named, reduce)
-    rows, main = op.signature.rows(arguments), arguments[0]
-    dtypes = op.signature.dtypes(named)
+    shapes, dtypes = op.signature.rows(arguments).shapes(arguments[0].shape), op.signature.dtypes(named)
     results: list[Tensor | None] = []  # torch.compile does not trace a call of `list[...]`
-    for index, (tensor, dtype) in enumerate(zip(found, dtypes, strict=True)):
-        if op.signature.is_absent(index, named) or tensor is None:
+    for tensor, role, dtype in zip(found, op.signature.result_roles(named), dtypes, strict=True):
+        if role is None or tensor is None:
             results.append(None)
-            continue
-        of_elements = op.results[index].role == "element"
-        shape = main.shape if of_elements else rows.per_row(main.shape)
-        results.append(tensor.reshape(shape).to(dtype))
+        else:
+            results.append((tensor if role == "whole" else tensor.reshape(shapes[role])).to(dtype))
     return tuple(results)
 
 
@@ -69,7 +66,8 @@ def raw_results(op: Op, *arguments: Any) -> tuple[Any, ...]:
 
 def raw_gradients(op: Op, *arguments: Any) -> tuple[Any, ...]:
     """Returns what the gradient computes, in the dtype of sums, for the arguments of the registered gradient."""
-    return _call(op.gradient, op.gradient_signature, arguments, op.gradient_signature.named(arguments), None)
+    signature = op.gradient_signature
+    return _call(op.gradient, signature, arguments, signature.named(arguments), None, op.gradient_takes_mask)
 
 
 def _compute_scores(
@@ -96,20 +94,22 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
     """
     signature = op.gradient_signature
     named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]
-    addend = named.get(op.backward.added) if op.backward.added else None
+    addend = None if signature.kernel is None else named.get(str(signature.kernel.added))
     addend = addend if addend is not None and addend.shape == main.shape else None
     needed = [not signature.is_absent(index, named) for index in range(len(signature.results))]
     dtypes = signature.dtypes(named)
-    if arguments[0] is None:
+    if arguments[0] is None and signature.steps is None:
         shapes = [main.shape if r.role == "element" else rows.per_column(main.shape) for r in signature.results]
         zeros = [main.new_zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
         first = None if addend is None else addend.clone()
         return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
-    found = _call(op.gradient, signature, arguments, named, reduce)
+    found = _call(op.gradient, signature, arguments, named, reduce, op.gradient_takes_mask)
     results: list[Tensor | None] = []
     for result, tensor, dtype, need in zip(signature.results, found, dtypes, needed, strict=True):
-        if not need:
+        if not need or tensor is None:
             results.append(None)
+        elif result.role == "whole":
+            results.append(tensor.to(dtype))
         elif result.role == "element":
             gradient = tensor.reshape(main.shape)
             gradient = gradient + addend if addend is not None and not results else gradient
@@ -122,35 +122,35 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
 
 
 def _call(
-    function: Any, signature: Signature, arguments: tuple[Any, ...], named: dict[str, Any], reduce: RowReduce | None
-) -> tuple[Any, ...]:
+    function: Any, signature: Signature, arguments: tuple[Any, ...], named: dict[str, Any], reduce: RowReduce | None,
+    takes_mask: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
     """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other."""
     rows, main = signature.rows(arguments), arguments[signature.main]
     is_gradient = signature.main > 0
-    cast = None if is_gradient else named.get("dtype")  # an op casts its inputs before it computes them
-    tensors = {signature.arguments[index]: arguments[index] for index in signature.tensors}
-    wide = accumulator(*(t if cast is None or a.role != "element" else cast for a, t in tensors.items()))
+    cast = named["dtype"] if signature.casts and not is_gradient else None  # an op casts its inputs before it computes
+    roles = dict(zip(signature.names, signature.roles(named), strict=True))
+    tensors = {name: (role, named[name]) for name, role in roles.items() if role not in (None, "mask")}
+    wide = accumulator(*(t if cast is None or role != "element" else cast for role, t in tensors.values()))
     added = None if signature.kernel is None else signature.kernel.added
-    rank = max(main.dim(), 1)
-    given = [_broadcast(t, a.role, rows, rank, cast, wide) for a, t in tensors.items() if a.name != added]
-    given = given[:-1] if signature.arguments[signature.tensors[-1]].role == "mask" else given
+    given = [_broadcast(t, role, rows, main, cast, wide) for name, (role, t) in tensors.items() if name != added]
     reduce = reduce or RowReduce(rows.flat(main), rows.first)
-    reduce.dtypes = {argument.name: tensor.dtype for argument, tensor in tensors.items() if tensor is not None}
-    left_out = _ROW_ARGUMENTS - {"scale"} if is_gradient else _ROW_ARGUMENTS
-    numbers = {a.name: named[a.name] for a in signature.arguments if a.role is None and a.name not in left_out}
+    reduce.dtypes = {name: tensor.dtype for name, (_, tensor) in tensors.items() if tensor is not None}
+    left_out = _ROW_ARGUMENTS - {*["scale"] * is_gradient, *["output_mask"] * takes_mask}
+    numbers = {name: named[name] for name, role in roles.items() if role is None and name not in left_out}
     found = function(*given, reduce, **numbers)
     return found if isinstance(found, tuple) else (found,)
 
 
 def _broadcast(
-    tensor: Tensor | None, role: Any, rows: Rows, rank: int, cast: torch.dtype | None, wide: torch.dtype
+    tensor: Tensor | None, role: Any, rows: Rows, main: Tensor, cast: torch.dtype | None, wide: torch.dtype
 ) -> Tensor | None:
-    if tensor is None:
-        return None
+    if tensor is None or role == "whole":
+        return tensor
     if role == "element":
         return rows.flat(tensor if cast is None else tensor.to(cast)).to(wide)
-    if role == "index":
-        return tensor.unsqueeze(rows.first)
-    if role == "row":
-        return tensor.to(wide).unsqueeze(rows.first)
-    return tensor.to(wide).view(-1, *[1] * (rank - rows.first - rows.dims))
+    tensor = tensor if role == "index" else tensor.to(wide)
+    if role in ("index", "row"):
+        shape = rows.shapes(main.shape)["row"]
+        return (tensor if tensor.shape == shape else tensor.reshape(shape)).unsqueeze(rows.first)
+    return tensor if role == "number" else tensor.view(-1, *[1] * (max(main.dim(), 1) - rows.first - rows.dims))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -13,18 +14,28 @@ class RowReduce:
 
     count: int
     """Number of elements of a row."""
+    rows: int
+    """Number of rows."""
+    dim: int
+    """The dim of a row."""
+    sharded = False
+    """Whether rows are sharded over ranks, so that each rank has a part of each row, or of all rows."""
     dtypes: Mapping[str, torch.dtype]
     """The dtypes of the tensors of a call, by name. A reference gets them in the dtype of sums."""
 
     def __init__(self, x: torch.Tensor, dim: int) -> None:
-        self.count = x.shape[dim]
-        self._dim = dim
+        self.count, self.dim = x.shape[dim], dim
+        self.rows = math.prod(x.shape[:dim]) * math.prod(x.shape[dim:][1:])
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
         """Returns the maximum or the sum of each row. The dim is kept with size 1."""
         if how == "sum" or self.count == 0:  # amax rejects empty rows; their sum is never used
-            return x.sum(self._dim, keepdim=True)
-        return x.amax(self._dim, keepdim=True)
+            return x.sum(self.dim, keepdim=True)
+        return x.amax(self.dim, keepdim=True)
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of a number per row over all rows, without dims."""
+        return x.sum()
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the mean of each row. The dim is kept with size 1."""
@@ -33,7 +44,7 @@ class RowReduce:
     def columns(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the column of each element, in int64. It can be broadcast to x."""
         shape = [1] * x.dim()
-        shape[self._dim] = self.count
+        shape[self.dim] = self.count
         return torch.arange(self.count, device=x.device).view(shape)
 
     def rounded(self, x: torch.Tensor, dtype: torch.dtype, result: str | None = None) -> torch.Tensor:

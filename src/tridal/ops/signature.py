@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from tridal.ops.arguments import Argument, Result, element_dtype, sum_dtype
+from tridal.ops.arguments import Argument, Named, Result, Role, RoleOf, element_dtype, sum_dtype
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -31,13 +31,20 @@ class Rows(NamedTuple):
         """Returns the tensor with the dims of a row as one. A tensor without dims gets one."""
         return tensor.flatten(self.first) if self.dims > 1 or not tensor.dim() else tensor
 
-    def per_row(self, shape: torch.Size) -> tuple[int, ...]:
-        """Returns the shape of a tensor with a number per row."""
-        return (*shape[: self.first], *shape[self.first + self.dims :])
-
     def per_column(self, shape: torch.Size) -> tuple[int, ...]:
         """Returns the shape of a tensor with a number per column."""
         return tuple(shape[self.first : self.first + self.dims])
+
+    def shapes(self, shape: torch.Size) -> dict[Any, tuple[int, ...]]:
+        """Returns the shapes of tensors by role, from that of a tensor with a number per element."""
+        per_row = (*shape[: self.first], *shape[self.first + self.dims :])
+        return {
+            "element": tuple(shape),
+            "row": per_row,
+            "index": per_row,
+            "column": self.per_column(shape),
+            "number": (),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +55,13 @@ class Signature:
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     kernel: RowKernel | None
-    """The kernel with all of its tensors; None if the op's own function runs kernels."""
+    """The kernel with all of its tensors; None if the call has steps, or if there is none."""
     main: int
     """The position of the tensor whose shape is that of all tensors with a number per element."""
+    dim: int | None = None
+    """The dim of rows if no argument gives it, see `Op.dim`."""
+    steps: Callable[..., Any] | None = None
+    """The steps of a call, see `Op.steps`."""
 
     @functools.cached_property
     def schema(self) -> str:
@@ -100,23 +111,39 @@ class Signature:
         return tuple(both[index] for index in range(len(both)))
 
     def with_role(self, *roles: str) -> tuple[int, ...]:
-        """Returns the positions of the tensors with one of the roles."""
+        """Returns the positions of the tensors with one of the roles in every call."""
         return tuple(index for index in self.tensors if self.arguments[index].role in roles)
+
+    def roles(self, named: Named) -> tuple[Role | None, ...]:
+        """Returns the role of each argument in a call."""
+        return tuple(role_in(argument.role, named) for argument in self.arguments)
+
+    def result_roles(self, named: Named) -> tuple[Role | None, ...]:
+        """Returns the role of each result in a call, or None for those that are absent."""
+        roles = (role_in(result.role, named) for result in self.results)
+        return tuple(None if self.is_absent(index, named) else role for index, role in enumerate(roles))
 
     def rows(self, arguments: tuple[Any, ...]) -> Rows:
         """Returns where the rows of a call are."""
         named, rank = self.named(arguments), max(arguments[self.main].dim(), 1)
         if "dims" in named:
             return Rows(rank - named["dims"], named["dims"])
-        return Rows(named["dim"] % rank, 1)
+        return Rows((named["dim"] if self.dim is None else self.dim) % rank, 1)
+
+    @property
+    def casts(self) -> bool:
+        """Whether tensors with a number per element are cast to the argument `dtype`."""
+        return self.dim is None and "dtype" in self.names
 
     def dtypes(self, named: Mapping[str, Any]) -> tuple[torch.dtype, ...]:
         """Returns the dtype of each result."""
-        return tuple(self._dtype(result, named) for result in self.results)
+        return tuple(self._dtype(index, result, named) for index, result in enumerate(self.results))
 
-    def _dtype(self, result: Result, named: Mapping[str, Any]) -> torch.dtype:
+    def _dtype(self, index: int, result: Result, named: Named) -> torch.dtype:
         if result.dtype is not None:
             return result.dtype if isinstance(result.dtype, torch.dtype) else result.dtype(named)
+        if result.role == "whole" and result.new is not None and not self.is_absent(index, named):
+            return result.new(named).dtype
         if result.role != "element":
             return sum_dtype(named)
         return named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()])
@@ -131,6 +158,11 @@ class Signature:
     def is_absent(self, index: int, named: Mapping[str, Any]) -> bool:
         """Returns whether a call has no such result."""
         needs = self.results[index].needs
-        if needs is not None and named[needs] is None:
+        if needs is not None and not (needs(named) if callable(needs) else named[needs] is not None):
             return True
         return "output_mask" in named and not named["output_mask"][index]
+
+
+def role_in(role: RoleOf | None, named: Named) -> Role | None:
+    """Returns a role in a call."""
+    return role(named) if callable(role) else role

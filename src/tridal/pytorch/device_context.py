@@ -12,6 +12,7 @@ from tridal.devices.checked import CheckedBackend
 from tridal.devices.settings import Settings, current
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.devices import TORCH_TYPES
+from tridal.pytorch.torch.private import constant_in_graphs
 
 log = logging.getLogger("tridal")
 
@@ -35,11 +36,16 @@ class DeviceContext:
         self.runs: BoundedCache[tuple[Any, ...], Any] = BoundedCache(_CAPACITY)
 
 
+@constant_in_graphs
 def is_served(device_type: str) -> bool:
-    """Returns whether a backend serves tensors of this device type under the current settings."""
+    """Returns whether a backend serves tensors of this device type under the current settings.
+
+    A compiled graph keeps the result, but its ops select the backend again at each call.
+    """
     return registry.serving(device_type, current(), TORCH_TYPES) is not None
 
 
+@constant_in_graphs
 def has_autocast(device_type: str) -> bool:
     """Returns whether autocast computes softmax in float32 on a device type. The CPU's autocast does not."""
     return device_type != "cpu" and torch.amp.is_autocast_available(device_type)

@@ -85,7 +85,7 @@ def _kernel_of(kind: CallKind) -> tuple[RowKernel, tuple[str, ...], tuple[float 
 def call_kinds(backend: Backend, ops: Sequence[str] | None) -> Iterator[CallKind]:
     """Yields every kind of call that the backend computes. float32 is the first dtype of an op."""
     for op, dtype, layout in product(
-        [op for op in table.selected(ops) if op.of_rows],
+        [op for op in table.selected(ops) if op.steps is None],
         sorted(backend.dtypes, key=lambda name: (name != "float32", name)),
         get_args(Layout),
     ):

@@ -170,7 +170,7 @@ def _results(
     required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
     found: Any = implementation.function(case.op)(*required, **keywords)
     found = (found,) if isinstance(found, Tensor) else found
-    names = [r.name for r in op.results if r.returned and (r.needs is None or tensors.get(r.needs) is not None)]
+    names = [r.name for r in op.results if r.returned and (r.needs is None or tensors.get(str(r.needs)) is not None)]
     return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Checks the declarations of ops of rows, in seconds: the maths in torch's ops, and the Triton functions."""
+"""Checks the declarations of ops, in seconds: the maths in torch's ops, and the Triton functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-6
 
 
 def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
-    """Checks the declaration of each op of rows. No device is needed.
+    """Checks the declaration of each op. No device is needed.
 
     - The reference and the gradient return tensors of the right shapes and dtypes, with and without optional tensors.
     - The gradient of each tensor is that of autograd, given the tensors that the op saves.
@@ -35,7 +35,7 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
       checked for an architecture of each backend, if the installed Triton compiles for it.
 
     Args:
-        ops: names of ops; None stands for all ops. Ops that are not of rows are left out.
+        ops: names of ops; None stands for all ops. Ops with their own conformance cases are left out.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
@@ -43,7 +43,7 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
     return tuple(
         _result(f"{op.name} declaration {what}", check)
         for op in table.selected(ops)
-        if op.of_rows
+        if op.cases is None
         for what, check in _checks(op)
     )
 
@@ -84,7 +84,7 @@ def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | N
     x, found = arguments[0], row_maths.raw_results(op, *arguments)
     for result, tensor in zip(op.results, found, strict=False):
         expected = dtype if dtypes[result.name].is_floating_point else dtypes[result.name]
-        if (fault := _fault("reference", tensor, x, result.role == "row", expected)) is not None:
+        if (fault := _fault("reference", tensor, x, result.role, expected)) is not None:
             return fault
     if len(found) != len(op.results):
         return f"the reference returned {len(found)} tensors: expected {len(op.results)}, one for each result"
@@ -97,7 +97,7 @@ def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | N
     call.found = {name: tensor for name, tensor in call.results().items() if dtypes[name].is_floating_point}
     grads = [make_values("normal", tuple(call.found[n].shape), -1, seed=i + 1) for i, n in enumerate(call.given)]
     for tensor in row_maths.raw_gradients(op, *call.gradient_arguments([grad.to(dtype) for grad in grads], dtype)):
-        if (fault := _fault("gradient", tensor, x, False, dtype)) is not None:
+        if (fault := _fault("gradient", tensor, x, "element", dtype)) is not None:
             return fault
     if dtype is not torch.float64:
         return None
@@ -120,11 +120,11 @@ def _errors(call: Call, exact: Named, grads: list[torch.Tensor]) -> dict[str, fl
     return {n: float((found[n] - tensor).abs().max() / tensor.abs().max()) for n, tensor in exact.items()}
 
 
-def _fault(function: str, found: object, x: torch.Tensor, per_row: bool, dtype: torch.dtype) -> str | None:
+def _fault(function: str, found: object, x: torch.Tensor, role: Any, dtype: torch.dtype) -> str | None:
     """Returns why a result has the wrong shape or dtype, or None."""
     if not isinstance(found, torch.Tensor):
         return f"the {function} returned a {type(found).__name__}: expected a tensor"
-    shape = (*x.shape[:-1], 1) if per_row else tuple(x.shape)
+    shape = {"row": (*x.shape[:-1], 1), "number": ()}.get(role, tuple(x.shape))
     if tuple(found.shape) != shape or found.dtype is not dtype:
         same = dtype is x.dtype and shape == tuple(x.shape)
         return (

@@ -123,15 +123,14 @@ class Call:
 
     def _reduce(self, arguments: Sequence[Any], trial: Trial, found: Named) -> _Reduce:
         rows = self.op.signature.rows(tuple(arguments))
-        return _Reduce(self, rows.flat(arguments[0]).shape[rows.first], rows.first, trial, found)
+        return _Reduce(self, rows.flat(arguments[0]), rows.first, trial, found)
 
 
 class _Reduce(RowReduce):
     """Reduces rows in a trial."""
 
-    def __init__(self, call: Call, count: int, dim: int, trial: Trial, found: Named) -> None:
-        self.count = count
-        self._dim = dim
+    def __init__(self, call: Call, x: Tensor, dim: int, trial: Trial, found: Named) -> None:
+        super().__init__(x, dim)
         self._call = call
         self._trial = trial
         self._found = found
@@ -150,6 +149,9 @@ class _Reduce(RowReduce):
 
     def __call__(self, x: Tensor, how: Literal["max", "sum"]) -> Tensor:
         return self._trial.change(super().__call__(x, how))
+
+    def total(self, x: Tensor) -> Tensor:
+        return self._trial.change(super().total(x))
 
     def rounded(self, x: Tensor, dtype: torch.dtype, result: str | None = None) -> Tensor:
         if result is not None and result in self._found:

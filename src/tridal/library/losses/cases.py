@@ -23,8 +23,11 @@ from typing import Any
 import torch
 
 from tridal.devices.types import Backend
-from tridal.library.losses import cross_entropy as maths
+from tridal.library.losses import maths
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.ops.op import Op
+from tridal.ops.row_maths import compute, compute_gradient
+from tridal.ops.row_reduce import RowReduce
 from tridal.testing.cases import DIRECTIONS, FusedCase, Values
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
@@ -125,6 +128,15 @@ def _compare(case: LossCase, implementation: Implementation) -> tuple[float, flo
     return worst
 
 
+def row_targets(y: Tensor, target: Tensor, weight: Tensor | None, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """Returns the weighted target of each class, and the weight of each row in the mean."""
+    dim = maths.classes_dim(y)
+    target = target if target.is_floating_point() else target.unsqueeze(dim)
+    weight = None if weight is None else weight.view(-1, *[1] * (y.dim() - 1 - dim))
+    wanted, scale = maths.targets(y, target, weight, RowReduce(y, dim), -100, label_smoothing)
+    return wanted, scale.squeeze(dim)
+
+
 class _Exact:
     """The results of a call in float64, and the bounds of their errors before they are stored."""
 
@@ -142,9 +154,8 @@ class _Exact:
         in_order = case.layout == "contiguous" and len(case.shape) < 3  # elements of rows are neighbours in memory
         arithmetic = Arithmetic.of((wide,), wide, columns, implementation.interpreted, in_order)
         self.unit, self.roundings = arithmetic.accumulator, arithmetic.sum_roundings
-        results: Any = maths.reference(
-            self.x, self.target, self.weight, self.reduction, *self.options, torch.float64
-        )  # fmt: skip
+        given = (self.x, self.target, self.weight, self.reduction, *self.options, torch.float64)
+        results: Any = compute(CROSS_ENTROPY, *given)
         self.loss, self.lse, self.denominator = results
         self.y = self.x if case.softcap is None else case.softcap * torch.tanh(self.x / case.softcap)
         a = self.unit
@@ -153,10 +164,7 @@ class _Exact:
         self.capped = capped.amax(self.dim) if capped.dim() else capped
         spread = arithmetic.noise((finite.amax(self.dim) - finite.amin(self.dim)) / 4) if columns else torch.zeros(())
         self.lse_error = self.capped + 2 * a * (self.lse.abs() + finite.abs().amax(self.dim)) + spread
-        self.wanted, scale = maths._targets(
-            self.y, self.target, self.weight, -100, case.label_smoothing, maths.all_classes(self.y)
-        )
-        self.scale = scale.squeeze(self.dim)
+        self.wanted, self.scale = row_targets(self.y, self.target, self.weight, case.label_smoothing)
 
     def forward(self, name: str) -> tuple[Tensor, Tensor]:
         """Returns the exact value of the loss or the log-sum-exp, and the bound of its error."""
@@ -180,12 +188,11 @@ class _Exact:
         """Returns the exact gradient of the logits, and the bound of its error."""
         a, dim = self.unit, self.dim
         lse_grad = grads[1] if self.case.lse else None
-        exact, _ = maths.gradient(
-            grads[0], lse_grad, self.x, self.target, self.weight, self.lse, self.denominator, self.reduction,
-            *self.options, [True, False],
-        )  # fmt: skip
+        given = (grads[0], lse_grad, self.x, self.target, self.weight, self.lse, self.denominator, self.reduction)
+        exact, _ = compute_gradient(CROSS_ENTROPY, *given, *self.options, [True, False])
         assert exact is not None
-        rows = maths.row_gradient(grads[0], self.lse, self.denominator, self.reduction).abs().unsqueeze(dim)
+        rows = maths.row_gradient(grads[0], self.lse.numel(), self.denominator, self.reduction)
+        rows = rows.abs().expand(self.lse.shape).unsqueeze(dim)
         lse, error, z = (t.unsqueeze(dim) for t in (self.lse, self.lse_error, 2 * self.case.z_loss * self.scale.abs()))
         p = (self.y - lse).exp()
         factor = rows * (self.wanted.abs().sum(dim, keepdim=True) + z * lse.abs())

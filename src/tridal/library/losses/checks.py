@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError, LayoutError
-from tridal.library.losses.cross_entropy import REDUCTIONS
+from tridal.library.losses.maths import REDUCTIONS
 
 Tensor = torch.Tensor
 INDEX_DTYPES = (torch.int64, torch.uint8)

@@ -1,108 +1,46 @@
-"""DTensor rules of cross-entropy. See `dtensor_rules` for when it is imported.
-
-If the classes are not sharded, each rank computes its rows. If they are, each rank computes the maths of cross-entropy
-in torch's ops on its shard, and the ranks exchange only numbers per row.
-"""
+"""Cross-entropy of DTensors: the losses of rows by the op, and their reduction over ranks by torch's ops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
-from tridal.library.losses import cross_entropy as maths
-from tridal.library.losses.cross_entropy import NONE, classes_dim
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import chunk_rows
 from tridal.library.losses.linear_cross_entropy import logits_of
+from tridal.library.losses.maths import MEAN, NONE, target_weights
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.path.calls import call
-from tridal.pytorch.path.registered import on_dispatch
-from tridal.pytorch.path.rules import DEFINED, overload
-from tridal.pytorch.torch.dtensor import ShardedReduce, from_shards, redistributed
+from tridal.pytorch.path.rules import DEFINED
+from tridal.pytorch.torch.dtensor import from_shards
 
 Tensor = torch.Tensor
 
 
-class _Placed:
-    """The placements of a call's tensors, which follow from those of the logits."""
-
-    def __init__(self, input: DTensor) -> None:
-        self.mesh, self.shape, self.dim = input.device_mesh, input.shape, classes_dim(input)
-        kept: list[Placement] = [p if isinstance(p, Shard) else Replicate() for p in input.placements]
-        self.elements = kept
-        self.axes = [axis for axis, p in enumerate(kept) if isinstance(p, Shard) and p.dim == self.dim]
-        self.rows: list[Placement] = [self._row(p) for p in kept]
-        self.columns: list[Placement] = [Shard(0) if axis in self.axes else Replicate() for axis in range(len(kept))]
-
-    def _row(self, placement: Placement) -> Placement:
-        if not isinstance(placement, Shard) or placement.dim == self.dim:
-            return Replicate()
-        return Shard(placement.dim - (placement.dim > self.dim))
-
-    def local(self, tensor: Tensor | None, placements: Sequence[Placement]) -> Any:
-        """Returns this rank's part of a tensor. A tensor that is not distributed is the same on all ranks."""
-        if tensor is None:
-            return None
-        if not isinstance(tensor, DTensor):
-            replicated = [Replicate()] * len(placements)
-            tensor = DTensor.from_local(tensor, self.mesh, replicated, run_check=False)
-        return redistributed(tensor, self.mesh, placements).to_local()
-
-    def placed(self, local: Tensor, placements: Sequence[Placement]) -> DTensor:
-        """Returns the DTensor of this rank's part of the logits or of a tensor with a number per row."""
-        rows = (*self.shape[: self.dim], *self.shape[self.dim + 1 :])
-        return from_shards(local, self.mesh, placements, self.shape if placements is self.elements else rows)
-
-    def target(self, target: Tensor) -> Any:
-        """Returns this rank's part of the targets."""
-        return self.local(target, self.elements if target.is_floating_point() else self.rows)
-
-    def classes(self, input: DTensor, local: Tensor) -> maths.Classes:
-        """Returns the classes of this rank's logits."""
-        count = self.shape[self.dim]
-        columns = self.local(torch.arange(count, device=local.device), self.columns)
-        columns = columns.view(-1, *[1] * (local.dim() - 1 - self.dim))
-        return maths.Classes(columns, count, ShardedReduce(count, self.dim, self.mesh, self.axes))
+def _distributed(*tensors: Any) -> list[Any]:
+    """Returns the tensors as DTensors. A tensor that is not distributed is the same on all ranks."""
+    mesh = next(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
+    whole = [Replicate()] * mesh.ndim
+    return [
+        tensor if tensor is None or isinstance(tensor, DTensor) else
+        DTensor.from_local(tensor, mesh, whole, run_check=False)
+        for tensor in tensors
+    ]  # fmt: skip
 
 
-def _forward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Tensor, ...]:
-    """Returns the loss, the log-sum-exp and the weight of each row."""
-    input, target, weight, reduction, *numbers, dtype = args
-    if reduction != NONE:
-        raise NotImplementedError(
-            "torch.ops.tridal.cross_entropy does not reduce the losses of DTensors: call tridal.cross_entropy"
-        )
-    placed = _Placed(input)
-    x, t, w = placed.local(input, placed.elements), placed.target(target), placed.local(weight, placed.columns)
-    if placed.axes:
-        arguments: list[Any] = [x, t, w, *numbers, placed.classes(input, x)]
-        rows, lse, scale = maths.sharded_rows(*arguments)
-    else:
-        rows, lse, _ = overload("cross_entropy")(x, t, w, NONE, *numbers, dtype)
-        scale = torch.ones_like(lse) if t.is_floating_point() else maths.target_weights(t, w, numbers[0], lse.dtype)
-    return tuple(placed.placed(local, placed.rows) for local in (rows.to(dtype), lse, scale))
-
-
-def _backward(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Tensor, ...]:
-    """Returns the gradient of the logits with their placements, and that of probabilities."""
-    grad, lse_grad, input, target, weight, lse, _, _, *numbers, output_mask = args
-    placed = _Placed(input)
-    x, t, w = placed.local(input, placed.elements), placed.target(target), placed.local(weight, placed.columns)
-    grads = [placed.local(given, placed.rows) for given in (grad, lse_grad, lse)]
-    arguments: list[Any] = [*grads[:2], x, t, w, grads[2], None, NONE, *numbers, output_mask]
-    if placed.axes:
-        arguments.append(placed.classes(input, x))
-        found: Any = maths.gradient(*arguments)
-    else:
-        found = overload("cross_entropy_backward")(*arguments)
-    none = x.new_empty(0)
-    return tuple(
-        placed.placed(local, placed.elements) if wanted else none
-        for local, wanted in zip(found, output_mask, strict=True)
-    )
+def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, reduction: int, ignore_index: int) -> Tensor:
+    """Returns the losses of rows, reduced over all ranks."""
+    if reduction != MEAN:
+        return rows if reduction == NONE else rows.sum()
+    if target.is_floating_point():
+        return rows.sum() / (rows.numel() if target.numel() else 0)
+    full = None if weight is None else weight.full_tensor()
+    local = target_weights(target.to_local(), full, ignore_index, rows.dtype)
+    return rows.sum() / from_shards(local, target.device_mesh, target.placements, target.shape).sum()
 
 
 def reduced(
@@ -110,15 +48,10 @@ def reduced(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
     *rest, dtype = numbers
-    arguments = (input, target, weight, NONE, *rest, accumulator(input, target, weight))
-    rows, lse, scale = call(DEFINED["cross_entropy"], arguments)
-    assert rows is not None
-    assert lse is not None
-    assert scale is not None
-    if reduction == maths.NONE:
-        return rows.to(dtype), lse
-    loss = rows.sum()
-    return (loss / scale.sum() if reduction == maths.MEAN else loss).to(dtype), lse
+    x, targets, weights = _distributed(input, target, weight)
+    wide = accumulator(input, target, weight)
+    results: Any = call(DEFINED[CROSS_ENTROPY.name], (x, targets, weights, NONE, *rest, wide))
+    return _reduced(results[0], targets, weights, reduction, rest[0]).to(dtype), results[1]
 
 
 def linear_cross_entropy(
@@ -131,39 +64,23 @@ def linear_cross_entropy(
     Rows that are sharded over ranks are one chunk, because a chunk of them would have to be redistributed.
     """
     numbers = (ignore_index, label_smoothing, z_loss, softcap)
-    found = next(t for t in (linear_weight, input, target, linear_bias, weight) if isinstance(t, DTensor))
+    x, matrix, bias, all_targets, weights = _distributed(input, linear_weight, linear_bias, target, weight)
+    step = chunk_size or chunk_rows(x.shape[0], linear_weight, matmul_dtype, accum_dtype)
+    step = x.shape[0] if any(placement.is_shard(0) for placement in x.placements) else step
 
-    def distributed(tensor: Any) -> Any:
-        if tensor is None or isinstance(tensor, DTensor):
-            return tensor
-        mesh = found.device_mesh
-        return DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-    x, matrix, bias = distributed(input), distributed(linear_weight), distributed(linear_bias)
-    rows = x.shape[0]
-    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
-    step = rows if any(placement.is_shard(0) for placement in x.placements) else step
-
-    def losses(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def losses(x: Tensor, target: Tensor) -> Any:
         logits = logits_of(x, matrix, bias, matmul_dtype)
         wide = accumulator(logits, target, weight)
-        results: Any = call(DEFINED["cross_entropy"], (logits, target, weight, NONE, *numbers, wide))
-        return results[0], results[2]
+        return call(DEFINED[CROSS_ENTROPY.name], (logits, target, weights, NONE, *numbers, wide))[0]
 
     chunks = [
-        _again(losses, x[start : start + step], target[start : start + step])
-        for start in range(0, max(rows, 1), max(step, 1))
+        _again(losses, x[start : start + step], all_targets[start : start + step])
+        for start in range(0, max(x.shape[0], 1), max(step, 1))
     ]
-    rows_, scale = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True))
-    if reduction == maths.NONE:
-        return rows_.to(dtype)
-    return (rows_.sum() / scale.sum() if reduction == maths.MEAN else rows_.sum()).to(dtype)
+    rows = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+    return _reduced(rows, all_targets, weights, reduction, ignore_index).to(dtype)
 
 
 def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:
     """Calls a function. The backward calls it again instead of saving its tensors."""
     return checkpoint(function, *tensors, use_reentrant=False)
-
-
-on_dispatch("cross_entropy", DTensor, _forward)
-on_dispatch("cross_entropy_backward", DTensor, _backward)

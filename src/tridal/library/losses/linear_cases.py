@@ -19,8 +19,11 @@ from typing import Any
 import torch
 
 from tridal.devices.types import Backend
-from tridal.library.losses import cross_entropy as maths
+from tridal.library.losses import maths
+from tridal.library.losses.cases import row_targets
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.ops.op import Op
+from tridal.ops.row_maths import compute, compute_gradient
 from tridal.testing.cases import DIRECTIONS, FusedCase
 from tridal.testing.checking import difference
 from tridal.testing.implementation import Implementation
@@ -111,16 +114,12 @@ class _Exact:
         errors = self.unit * self.logits.abs() + self.a * (case.features + 4) * products
         self.error = 2 * errors.amax(1)
         self.numbers: tuple[Any, ...] = (-100, case.label_smoothing, case.z_loss, case.softcap)
-        results: Any = maths.reference(
-            self.logits, target, self.weight, maths.REDUCTIONS[case.reduction], *self.numbers, torch.float64
-        )  # fmt: skip
+        given = (self.logits, target, self.weight, maths.REDUCTIONS[case.reduction], *self.numbers, torch.float64)
+        results: Any = compute(CROSS_ENTROPY, *given)
         self.result, self.lse, self.denominator = results
         y = self.logits if case.softcap is None else case.softcap * torch.tanh(self.logits / case.softcap)
         self.p = (y - self.lse.unsqueeze(1)).exp()
-        self.wanted, scale = maths._targets(
-            y, target, self.weight, -100, case.label_smoothing, maths.all_classes(y)
-        )  # fmt: skip
-        self.scale = scale.squeeze(1)
+        self.wanted, self.scale = row_targets(y, target, self.weight, case.label_smoothing)
         self.total = self.wanted.abs().sum(1) + 2 * case.z_loss * self.scale * self.lse.abs()
         self.roundings = 32 + case.shape[1]
 
@@ -138,8 +137,9 @@ class _Exact:
         reduction = maths.REDUCTIONS[self.case.reduction]
         numbers = [self.denominator, reduction, *self.numbers, [True, False]]
         given: list[Any] = [dloss, None, self.logits, self.target, self.weight, self.lse, *numbers]
-        dlogits: Any = maths.gradient(*given)[0]
-        rows = maths.row_gradient(dloss, self.lse, self.denominator, reduction).abs().unsqueeze(1)
+        dlogits: Any = compute_gradient(CROSS_ENTROPY, *given)[0]
+        rows = maths.row_gradient(dloss, self.lse.numel(), self.denominator, reduction)
+        rows = rows.abs().expand(self.lse.shape).unsqueeze(1)
         terms = rows * (self.p * self.total.unsqueeze(1) + self.wanted.abs())
         slope = 1.0 if self.case.softcap is None else 1 + 2 / self.case.softcap
         z = 2 * self.case.z_loss * (self.scale * self.error).unsqueeze(1) * rows * self.p

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from tridal.library.losses import cross_entropy as maths
-from tridal.library.losses.cross_entropy import NONE
-from tridal.library.losses.launches import prepare_gradient, prepare_losses, prepare_losses_with_gradient
+from tridal.library.losses import steps
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY
+from tridal.library.losses.maths import NONE
+from tridal.ops.arguments import Named
+from tridal.ops.op import NoKernel
+from tridal.ops.row_maths import compute, compute_gradient
 from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.device_context import device_context
+from tridal.pytorch.path.steps import Steps
 
 Tensor = torch.Tensor
 _CHUNK_BYTES = 2**26
@@ -112,50 +118,43 @@ def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: 
 
 
 def _losses(
-    context: DeviceContext, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None,
-    numbers: tuple[int, float, float, float | None],
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    call: Steps, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None, numbers: steps.Numbers
+) -> tuple[Tensor, Tensor | None]:
     """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
-    served = not context.torch_computes
-    if served and row_grad is not None and not target.is_floating_point():
-        both = prepare_losses_with_gradient(context, logits, target, weight, row_grad, numbers)
-        if both is not None:
-            return both(logits, target, weight, row_grad)
-    losses: Tensor | None = None
-    lse: Tensor | None = None
-    if served:
-        keeps_lse = row_grad is not None or context.settings.batch_invariant  # as cross_entropy
-        compute = prepare_losses(context, logits, target, weight, *numbers, needs_lse=keeps_lse)
-        losses, lse = (None, None) if compute is None else compute(logits, target, weight)
-    if losses is None:
+    if row_grad is not None and not target.is_floating_point():
+        with suppress(NoKernel):
+            return steps.losses_with_gradient(call, logits, target, weight, row_grad, numbers)
+    lse: Tensor | None
+    try:
+        keeps_lse = row_grad is not None or call.batch_invariant  # as cross_entropy
+        losses, lse = steps.losses(call, logits, target, weight, numbers, needs_lse=keeps_lse)
+    except NoKernel:
         wide = accumulator(logits, target, weight)
-        losses, lse, _ = maths.reference(logits, target, weight, NONE, *numbers, wide)
-    assert losses is not None
+        results: Any = compute(CROSS_ENTROPY, logits, target, weight, NONE, *numbers, wide)
+        losses, lse, _ = results
     if row_grad is None:
         return losses, None
     assert lse is not None
     lse = lse.view(row_grad.shape)
-    if served:
-        given = (logits, target, weight, lse, row_grad, None)
-        differentiate = prepare_gradient(context, *given, numbers, inplace=True)
-        if differentiate is not None:
-            return losses, differentiate(*given)
-    mask = [True, False]
-    return losses, maths.gradient(row_grad, None, logits, target, weight, lse, None, NONE, *numbers, mask)[0]
+    with suppress(NoKernel):
+        given = (logits, target, weight, lse, row_grad, None, numbers)
+        return losses, steps.logits_gradient(call, *given, overwrites=True)
+    saved = (logits, target, weight, lse, None)
+    return losses, compute_gradient(CROSS_ENTROPY, row_grad, None, *saved, NONE, *numbers, [True, False])[0]
 
 
 def chunked(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
-    numbers: tuple[int, float, float, float | None], matmul_dtype: torch.dtype, accum_dtype: torch.dtype,
-    chunk_size: int, needs: list[bool], row_grad: Tensor | None,
-) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+    call: Steps, named: Named, needs: Sequence[bool], row_grad: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
     """Returns the loss of each row, and the gradients of input, weight and bias that `needs` selects.
 
     `row_grad` is the gradient of each row's loss; None is one. It may be a number or a tensor that can be broadcast.
     """
-    context = device_context(input.device)
+    input, linear_weight, target, weight = (named[n] for n in ("input", "linear_weight", "target", "weight"))
+    numbers = tuple(named[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
+    matmul_dtype, accum_dtype, bias = named["matmul_dtype"], named["accum_dtype"], named["linear_bias"]
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
-    bias = None if linear_bias is None else linear_bias.detach().flatten().to(matmul_dtype)
+    bias = None if bias is None else bias.detach().flatten().to(matmul_dtype)
     rows, shape = x.shape[0], linear_weight.shape[:-1]
     wide = accumulator(x, target, weight)
     losses = x.new_empty((rows, *shape[1:]), dtype=wide)
@@ -166,7 +165,7 @@ def chunked(
     ]
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
     row_grad = row_grad.expand(losses.shape)
-    step = chunk_size or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
+    step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
     vector = _vector(x, target, matrix.shape[0])
     memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
     if needs[1] and not rows:
@@ -180,7 +179,7 @@ def chunked(
             else:
                 torch.addmm(bias[columns_part], x[part], matrix[columns_part].t(), out=flat[:, columns_part])
         logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
-        found, dlogits = _losses(context, logits, targets, weight, row_grad[part] if any(needs) else None, numbers)
+        found, dlogits = _losses(call, logits, targets, weight, row_grad[part] if any(needs) else None, numbers)
         losses[part] = found.view(flat.shape[0], *shape[1:])
         if dlogits is None:
             continue

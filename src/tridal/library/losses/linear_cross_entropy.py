@@ -1,17 +1,26 @@
-"""Cross-entropy of a linear layer: its maths in torch's ops. The forward computes the gradients, too.
+"""Cross-entropy of a linear layer: its declaration, its maths in torch's ops, and its steps.
 
-The op's tensors are input (N, H), linear_weight (C, d1, ..., H), and targets of the logits (N, C, d1, ...).
+The op's tensors are input (N, H), linear_weight (C, d1, ..., H), and targets of the logits (N, C, d1, ...). The forward
+computes the gradients, too, except those of a loss for each row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
-from tridal.library.losses import cross_entropy as maths
-from tridal.ops.arguments import DTYPE, Argument, Result, number, whole
+from tridal.library.losses import maths
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS
+from tridal.library.losses.linear_chunks import chunked
+from tridal.library.losses.maths import MEAN, NONE
+from tridal.ops.arguments import DTYPE, Argument, Named, Result, number, whole
 from tridal.ops.op import Op
-from tridal.ops.row_reduce import accumulator
+from tridal.ops.row_maths import compute, compute_gradient
+from tridal.ops.row_reduce import RowReduce, accumulator
+from tridal.pytorch.path.steps import Steps
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 
@@ -25,37 +34,128 @@ def logits_of(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, 
 
 def reference(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
-    reduction: int, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
-    dtype: torch.dtype, matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int, needs: list[bool],
+    reduce: RowReduce, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
+    matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int, needs: list[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Returns the loss in `dtype`. It computes all logits at once, and no gradients: autograd differentiates it."""
+    """Returns the loss. It computes all logits at once, and no gradients: autograd differentiates it."""
     logits = logits_of(input, linear_weight, linear_bias, matmul_dtype)
-    numbers = (reduction, ignore_index, label_smoothing, z_loss, softcap, dtype)
-    return maths.reference(logits, target, weight, *numbers)[0], None, None, None, None
+    numbers = (reduction, ignore_index, label_smoothing, z_loss, softcap, accumulator(logits, target, weight))
+    return compute(CROSS_ENTROPY, logits, target, weight, *numbers)[0], None, None, None, None
 
 
 def gradient(
-    grad: Tensor | None, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None,
+    grad: Tensor, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None,
     weight: Tensor | None, input_grad: Tensor | None, weight_grad: Tensor | None, bias_grad: Tensor | None,
-    denominator: Tensor | None, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float | None, matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int, needs: list[bool],
-    output_mask: list[bool],
+    denominator: Tensor | None, reduce: RowReduce, reduction: int, ignore_index: int, label_smoothing: float,
+    z_loss: float, softcap: float | None, matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int,
+    needs: list[bool], output_mask: list[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of input, weight and bias. It computes all logits again, and reads no saved gradient."""
-    assert grad is not None
     logits = logits_of(input, linear_weight, linear_bias, matmul_dtype)
-    numbers = (ignore_index, label_smoothing, z_loss, softcap)
-    lse = logits.sum(1, dtype=accumulator(logits, target, weight))  # its shape and dtype: `gradient` computes it
+    numbers = (reduction, ignore_index, label_smoothing, z_loss, softcap)
+    lse = logits.sum(1, dtype=accumulator(logits, target, weight))  # its shape and dtype: the gradient computes it
     _, total = maths.reduce_rows(lse, target, weight, reduction, ignore_index)
-    dlogits, _ = maths.gradient(grad, None, logits, target, weight, lse, total, reduction, *numbers, [True, False])
+    given = (grad, None, logits, target, weight, lse, total, *numbers, [True, False])
+    dlogits = compute_gradient(CROSS_ENTROPY, *given)[0]
     assert dlogits is not None
     dlogits = dlogits.flatten(1)
     matrix = linear_weight.flatten(0, -2).to(matmul_dtype)
     return (
-        (dlogits @ matrix).to(input.dtype) if output_mask[0] else None,
+        dlogits @ matrix if output_mask[0] else None,
         (dlogits.t() @ input.to(matmul_dtype)).view(linear_weight.shape) if output_mask[1] else None,
         dlogits.sum(0).view(linear_weight.shape[:-1]) if output_mask[2] else None,
     )
+
+
+def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+    """Returns the loss and the gradients of the mean or of the sum, in the dtypes in which matmuls write them.
+
+    The backward multiplies them and rounds them to the dtypes of the tensors in one operation.
+    Gradients of a mean in float16 are divided by the denominator in the backward, after the scale of the loss.
+    """
+    rows, target, weight, reduction = _rows(named), named["target"], named["weight"], named["reduction"]
+    denominator = None
+    if reduction == MEAN:
+        denominator = maths.reduce_rows(rows, target, weight, MEAN, named["ignore_index"])[1]
+        denominator = rows.new_full((), rows.numel()) if denominator is None else denominator
+    divides_later = _divides_later(named)
+    with private.without_autocast(rows.device.type):
+        row_grad = None if denominator is None or divides_later else 1 / denominator
+        losses, grads = chunked(call, named, named["needs"], row_grad)
+        loss = maths.reduce_rows(losses, target, weight, reduction, named["ignore_index"])[0].to(named["dtype"])
+    return loss, *grads, denominator if divides_later else None
+
+
+def _rows(named: Named) -> Tensor:
+    """Returns a tensor with the shape and the dtype of the loss of each row. Its values are undefined."""
+    input, linear_weight = named["input"], named["linear_weight"]
+    dtype = accumulator(input, named["target"], named["weight"])
+    return input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=dtype)  # type: ignore[no-any-return]
+
+
+def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+    """Multiplies the gradients of the forward with that of the loss, or computes those of each row's loss.
+
+    It may overwrite the saved gradients.
+    """
+    grad, target, mask = named["grad"], named["target"], named["output_mask"]
+    tensors = [named[name] for name in ("input", "linear_weight", "linear_bias")]
+    if any(wanted and not has for wanted, has in zip(mask, named["needs"], strict=True)):
+        rows, reduction = _rows(named), named["reduction"]
+        total = maths.reduce_rows(rows, target, named["weight"], reduction, named["ignore_index"])[1]
+        with private.without_autocast(rows.device.type):
+            row_grad = maths.row_gradient(grad.to(rows.dtype), rows.numel(), total, reduction)
+            _, grads = chunked(call, named, mask, row_grad)
+    else:
+        saved = (named["input_grad"], named["weight_grad"], named["bias_grad"])
+        grads = [found if wanted else None for found, wanted in zip(saved, mask, strict=True)]
+        factors = [grad] * 3
+        if (denominator := named["denominator"]) is not None:
+            grad = grad / denominator
+            kept = _kept(target, named["ignore_index"], tensors[0].shape[0])
+            factors = [torch.where(some, grad, 0.0) for some in kept]
+        given = zip(grads, factors, tensors, strict=True)
+        grads = [None if g is None else _scaled(g, factor, t.dtype, call.overwrites) for g, factor, t in given]
+    return tuple(None if g is None else g.to(t.dtype).view(t.shape) for g, t in zip(grads, tensors, strict=True))
+
+
+def _scaled(grad: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
+    """Returns grad * factor, rounded once to `dtype`."""
+    if torch.promote_types(grad.dtype, dtype) is not grad.dtype:  # the product would be rounded to the narrower dtype
+        return grad.to(dtype).mul_(factor)
+    overwrites = may_overwrite and grad.dtype is dtype
+    return torch.mul(grad, factor, out=grad if overwrites else torch.empty_like(grad, dtype=dtype))
+
+
+def _kept(target: Tensor, ignore_index: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns whether the gradients of input, weight and bias have terms of targets that are not ignored.
+
+    The quotient of zero and a denominator of zero is NaN only for these, as in torch.
+    """
+    if target.is_floating_point():
+        kept = target.new_ones((rows, 1), dtype=torch.bool)
+    else:
+        kept = (target != ignore_index).unsqueeze(1).flatten(1).any(1, keepdim=True)
+    some = kept.any()
+    return kept, some, some
+
+
+def _new_loss(named: Named) -> Tensor:
+    rows = _rows(named)
+    return rows.new_empty(rows.shape if named["reduction"] == NONE else (), dtype=named["dtype"])
+
+
+def _divides_later(named: Named) -> bool:
+    return named["reduction"] == MEAN and named["matmul_dtype"] is torch.float16
+
+
+def _saved(index: int, argument: str, shape: Callable[[Tensor], torch.Size], dtype: str) -> Result:
+    """Returns the result with the gradient of an argument, if item `index` of `needs` is true."""
+    return Result(
+        f"{argument.removeprefix('linear_')}_grad", "whole", returned=False,
+        needs=lambda named: named[argument] is not None and named["needs"][index],
+        new=lambda named: named[argument].new_empty(shape(named[argument]), dtype=named[dtype]),
+    )  # fmt: skip
 
 
 _NUMBERS = (
@@ -66,23 +166,28 @@ LINEAR_CROSS_ENTROPY = Op(
     name="linear_cross_entropy",
     arguments=(
         whole("input", differentiable=True), whole("linear_weight", differentiable=True), whole("target"),
-        whole("linear_bias", optional=True, differentiable=True), whole("weight", optional=True), *maths.NUMBERS, DTYPE,
+        whole("linear_bias", optional=True, differentiable=True), whole("weight", optional=True), *NUMBERS, DTYPE,
         *_NUMBERS,
     ),
     results=(
-        Result("loss", "whole", gradient="grad"), Result("input_grad", "whole", optional=True),
-        Result("weight_grad", "whole", optional=True), Result("bias_grad", "whole", optional=True),
-        Result("denominator", "whole", optional=True),
+        Result("loss", "whole", new=_new_loss, gradient="grad"),
+        _saved(0, "input", lambda tensor: tensor.shape, "matmul_dtype"),
+        _saved(1, "linear_weight", lambda tensor: tensor.flatten(0, -2).shape, "accum_dtype"),
+        _saved(2, "linear_bias", lambda tensor: tensor.flatten().shape, "accum_dtype"),
+        Result("denominator", "number", needs=_divides_later, returned=False),
     ),
     kernels=(),
     reference=reference,
     gradient=gradient,
+    steps=steps,
+    gradient_steps=gradient_steps,
+    prepares=False,
+    dim=-1,
     saves=(
         "input", "linear_weight", "target", "linear_bias", "weight", "input_grad", "weight_grad", "bias_grad",
         "denominator",
     ),
-    gradient_numbers=(*maths.NUMBERS, *_NUMBERS),
-    of_rows=False,
+    gradient_numbers=(*NUMBERS, *_NUMBERS),
     cases="tridal.library.losses.linear_cases:cases",
 )  # fmt: skip
 """It has no kernels of its own: it runs torch's matmul and the kernels of cross-entropy."""

@@ -17,7 +17,7 @@ from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.ops import row_maths
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import device_context
+from tridal.pytorch.device_context import device_context, is_served
 from tridal.pytorch.path.calls import PreparedCall, call, find_call
 from tridal.pytorch.path.function import FUNCTIONS, register
 from tridal.pytorch.path.streams import call_on_stream
@@ -165,7 +165,7 @@ def _autocast(name: str, *tensors: Tensor | None) -> Any:
     """Returns the tensors in float32 if autocast computes the op in float32 on their device."""
     assert tensors[0] is not None
     kind = tensors[0].device.type
-    if not private.autocast_enabled(kind) or not (_dynamo() or private).autocasts(name, kind):
+    if not private.autocast_enabled(kind) or not private.autocasts(name, kind):
         return tensors
     return tuple(t if t is None or t.dtype is torch.float64 else t.float() for t in tensors)
 
@@ -174,25 +174,16 @@ def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
     """Returns whether torch's functions compute the tensors, because no backend serves their device."""
     assert tensors[0] is not None
     device = tensors[0].device
-    if (dynamo := _dynamo()) is not None:
+    if _compiling():
         if private.forward_ad_level() >= 0:  # the registered op cannot see the level of a compiled function
             return True
-        return not dynamo.is_served(device.type) and not is_distributed(*tensors)
+        return not is_served(device.type) and not is_distributed(*tensors)
     context = device_context(device)
     if is_distributed(*tensors) or not context.torch_computes:
         return False
     if RECORDERS:
         record_torch(name, tensors[0], why_torch(context, None, *(t for t in tensors if t is not None)))
     return True
-
-
-def _dynamo() -> Any:
-    """Returns the functions for traced calls in torch.compile, else None."""
-    if not _compiling():
-        return None
-    from tridal.pytorch.torch import dynamo
-
-    return dynamo
 
 
 _RMS_NORM, _LAYER_NORM = register(RMS_NORM), register(LAYER_NORM)

@@ -161,7 +161,8 @@ def served_rows(signature: Signature, arguments: tuple[Any, ...], found: Prepare
     """Returns the rows of the calls that a prepared function computes, or None if it computes these shapes only."""
     if found.served is None:
         return None
-    roles = tuple(str(signature.arguments[index].role) for index in signature.tensors)
+    given = signature.roles(signature.named(arguments))
+    roles = tuple(str(given[index]) for index in signature.tensors)
     return ServedRows(*found.served, signature.rows(arguments).dims, signature.tensors.index(signature.main), roles)
 
 
@@ -212,7 +213,7 @@ class PreparedCall:
     def _save(self, tensors: Sequence[Tensor | None], results: Results) -> Sequence[Tensor | None]:
         """Returns the tensors that the gradient needs. Prepares `saved`, if these are among the given ones."""
         arguments = self.rules.op.signature.joined(tuple(tensors), self.arguments)
-        saved, self.saved_numbers = self.rules.save(arguments, results)
+        saved, self.saved_numbers = self.rules.op.save(arguments, results)
         places = {id(tensor): f"tensors[{index}]" for index, tensor in enumerate(tensors)}
         places |= {id(tensor): f"results[{index}]" for index, tensor in enumerate(results)}
         if all(id(tensor) in places for tensor in saved):

@@ -50,7 +50,7 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str) -> 
 
 
 def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> None:
-    """Checks the arguments of a registered op of rows, or of its gradient.
+    """Checks the arguments of a registered op, or of its gradient.
 
     Raises:
         TypeError, DTypeError, DimensionError, LayoutError: see `check` and `check_scale_mask`.
@@ -58,9 +58,8 @@ def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) ->
         TensorDeviceError: the tensors are on different devices.
     """
     named, main = signature.named(arguments), arguments[signature.main]
-    tensors = {a.name: named[a.name] for a in signature.arguments if a.role not in (None, "mask")}
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    roles = {argument.name: argument.role for argument in signature.arguments}
+    roles = dict(zip(signature.names, signature.roles(named), strict=True))
+    present = {n: named[n] for n, role in roles.items() if role not in (None, "mask") and named[n] is not None}
     if "dim" in named:
         for name, tensor in present.items():
             check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], signature.name)
@@ -69,12 +68,12 @@ def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) ->
         check_scale_mask(main, named["dim"], named["scale"], named["mask"], named["causal"], rows)
     if len(present) == 1:
         return
-    dtypes = [tensor.dtype for name, tensor in present.items() if roles[name] != "index"]
+    dtypes = [tensor.dtype for name, tensor in present.items() if roles[name] not in ("index", "whole")]
     if not all(dtype.is_floating_point for dtype in dtypes):
         given = " and ".join([f"{dtype}" for dtype in dtypes])
         all_of_them = "both" if len(dtypes) == 2 else "all"
         raise DTypeError(f"{signature.name} of {given} is not defined: {all_of_them} must be floating-point dtypes")
-    _check_roles(signature, arguments, present)
+    _check_roles(signature, arguments, roles, present)
     for name, tensor in present.items():
         if tensor.device != main.device:
             first = next(iter(present.values()))
@@ -86,24 +85,23 @@ def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) ->
             )
 
 
-def _check_roles(signature: Signature, arguments: tuple[Any, ...], present: dict[str, torch.Tensor]) -> None:
+def _check_roles(
+    signature: Signature, arguments: tuple[Any, ...], roles: dict[str, Any], present: dict[str, torch.Tensor]
+) -> None:
     """Checks the shapes of tensors. A gradient that is added may have another shape: then it is left out."""
     rows, shape = signature.rows(arguments), arguments[signature.main].shape
     added = None if signature.kernel is None else signature.kernel.added
-    shapes = {"element": shape, "row": rows.per_row(shape), "column": rows.per_column(shape)}
-    shapes["index"] = shapes["row"]
-    for argument in signature.arguments:
-        if argument.name in present and argument.name != added:
-            expected, tensor = tuple(shapes[str(argument.role)]), present[argument.name]
-            if tuple(tensor.shape) != expected and not (
-                argument.role in ("row", "index") and tensor.numel() == math.prod(expected)
-            ):
-                kind = "row" if argument.role == "index" else argument.role
-                raise ShapeError(
-                    f"{signature.name}: {argument.name} has a number per {kind}: expected the shape {expected}, got "
-                    f"{tuple(tensor.shape)}, with {signature.names[signature.main]} of shape {tuple(shape)} along dim "
-                    f"{rows.first}"
-                )
+    shapes = rows.shapes(shape)
+    for name, tensor in present.items():
+        role = roles[name]
+        expected = shapes.get(role, tensor.shape)
+        of_rows = role in ("row", "index") and tensor.numel() == math.prod(expected)
+        if name != added and tensor.shape != expected and not of_rows:
+            held = {"index": "has a number per row", "number": "is one number"}.get(role, f"has a number per {role}")
+            raise ShapeError(
+                f"{signature.name}: {name} {held}: expected the shape {expected}, got {tuple(tensor.shape)}, with "
+                f"{signature.names[signature.main]} of shape {tuple(shape)} along dim {rows.first}"
+            )
 
 
 def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -> None:

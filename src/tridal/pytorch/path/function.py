@@ -22,12 +22,12 @@ from tridal.ops import row_maths, table
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast, is_served
 from tridal.pytorch.path.calls import PreparedCall, call, find_call
 from tridal.pytorch.path.checks import check
 from tridal.pytorch.path.nodes import is_plain
 from tridal.pytorch.path.registered import define
-from tridal.pytorch.path.row_calls import row_rules
+from tridal.pytorch.path.row_calls import rules_of
 from tridal.pytorch.path.rules import DEFINED, Rules, overload
 from tridal.pytorch.path.streams import on_stream
 from tridal.pytorch.path.support import backend_computes, why_torch
@@ -41,7 +41,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 
 def register(op: Op) -> Rules:
-    """Registers an op of rows and its gradient in `torch.ops.tridal`. Does nothing if the op is already registered.
+    """Registers an op and its gradient in `torch.ops.tridal`. Does nothing if the op is already registered.
 
     Raises:
         PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
@@ -52,7 +52,7 @@ def register(op: Op) -> Rules:
     table.check(op)
     if known is not None:
         raise PluginError(f"op {op.name!r} cannot be used: another op with that name is registered")
-    rules = row_rules(op)
+    rules = rules_of(op)
     define(rules)
     return rules
 
@@ -206,8 +206,6 @@ def _compiled(
     results: int,
 ) -> Any:
     """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it."""
-    from tridal.pytorch.torch import dynamo
-
     op, input = rules.op, tensors[0]
     if stream is not None:
         raise StreamError("stream= has no meaning in a compiled function, which runs on the current stream")
@@ -217,8 +215,8 @@ def _compiled(
     kind = input.device.type
     distributed = is_distributed(*tensors, *modification[:1])
     # The registered op cannot see the level of forward-mode AD that a compiled function entered.
-    by_torch = input.is_nested or forward_ad_level() >= 0 or (not dynamo.is_served(kind) and not distributed)
-    if not by_torch and dtype is None and op.autocast and dynamo.has_autocast(kind) and torch.is_autocast_enabled(kind):
+    by_torch = input.is_nested or forward_ad_level() >= 0 or (not is_served(kind) and not distributed)
+    if not by_torch and dtype is None and op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
         dtype = autocast_dtype(input)
     arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
     if not by_torch:

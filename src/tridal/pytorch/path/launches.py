@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,17 @@ from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
 
 Tensor = torch.Tensor
+
+
+@functools.lru_cache(maxsize=1024)
+def variant(
+    kernel: RowKernel, absent: tuple[str, ...], outputs: tuple[str, ...], constants: tuple[tuple[str, Any], ...] = ()
+) -> RowKernel:
+    """Returns the kernel without absent inputs and outputs. Sums of columns alone need no statistics."""
+    others = tuple((name, value) for name, value in kernel.constants if name not in dict(constants))
+    kernel = replace(kernel, constants=others).bind(**dict(constants), **dict.fromkeys(absent)).writing(*outputs)
+    only_sums = kernel.neutral_padding and not (kernel.writes or kernel.row_writes)
+    return replace(kernel, statistics=()) if only_sums else kernel
 
 
 def prepare_kernel(

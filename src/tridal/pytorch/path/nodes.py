@@ -58,7 +58,7 @@ class OpNode(private.Node):
         with redispatch():
             results = compute(*arguments)
         results = (results,) if isinstance(results, torch.Tensor) else results
-        saved, ctx.numbers = rules.save(arguments, results)
+        saved, ctx.numbers = rules.op.save(arguments, results)
         ctx.save_for_backward(*saved)
         ctx.dtypes = [argument.dtype if isinstance(argument, torch.Tensor) else None for argument in arguments]
         ctx.rules, ctx.settings = rules, current()

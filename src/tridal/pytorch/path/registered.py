@@ -121,23 +121,23 @@ def join_batch(
 
     Returns None if there is none: a tensor with a number per column is batched, or a result is a sum over rows.
     """
-    if signature.kernel is None or batch_size == 0:
-        return None
-    columns = {index for index in signature.with_role("column") if in_dims[index] is not None}
     named = signature.named(arguments)
-    sums = [i for i, result in enumerate(signature.results) if result.role == "column"]
-    if columns or not all(signature.is_absent(index, named) for index in sums):
+    roles, results = signature.roles(named), signature.result_roles(named)
+    columns = any(role == "column" and axis is not None for role, axis in zip(roles, in_dims, strict=True))
+    if columns or batch_size == 0 or {"whole", "number"} & {*roles, *results} or "column" in results:
         return None
     main, axis = arguments[signature.main], in_dims[signature.main]
     rank = max(main.dim() - (axis is not None), 1)
     joined = list(arguments)
     for index in signature.tensors:
-        role, tensor = signature.arguments[index].role, arguments[index]
+        role, tensor = roles[index], arguments[index]
         if tensor is not None and role != "column":
             axis = in_dims[index]
             first = tensor.expand(batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
             missing = rank + 1 - first.dim() if role in ("element", "mask") else 0
             joined[index] = first.reshape(batch_size, *[1] * missing, *first.shape[1:])
+            if signature.dim is not None and rank > 1:  # the dim of rows is the same in all calls
+                joined[index] = joined[index].flatten(0, 1)
     if "dim" in named:
         joined[signature.names.index("dim")] = named["dim"] % rank + 1
     return tuple(joined)

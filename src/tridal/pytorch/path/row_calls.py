@@ -1,4 +1,4 @@
-"""The rules of an op of rows, which follow from its declaration: its kernels, its fake results, and its maths in torch.
+"""The rules of an op, which follow from its declaration: its kernels or steps, its fake results, its maths in torch.
 
 Inputs and outputs of a kernel are matched with the arguments and the results of its signature by role and in order.
 """
@@ -7,47 +7,46 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from tridal.ops import row_maths
-from tridal.ops.op import Op
+from tridal.ops.arguments import Result
+from tridal.ops.op import NoKernel, Op
 from tridal.ops.row_maths import modification_of
 from tridal.ops.signature import Rows, Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.launch_source import Launch, Prepared
-from tridal.pytorch.path.launches import described, prepare_kernel
-from tridal.pytorch.path.rules import OpRun, Results, Rules, by_kernels, overload
+from tridal.pytorch.path.launches import described, prepare_kernel, variant
+from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
+from tridal.pytorch.path.steps import Steps, prepare_steps
 from tridal.pytorch.path.support import why_torch
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 
 
-def row_rules(op: Op) -> Rules:
-    """Returns the rules of an op of rows."""
+def rules_of(op: Op, overwrites: Callable[[], bool] | None = None) -> Rules:
+    """Returns the rules of an op. `overwrites` tells whether a backward may write into the memory of saved tensors."""
     forward, backward = op.signature, op.gradient_signature
-    prepare = functools.partial(_prepare, op, forward)
-    prepare_backward = functools.partial(_prepare, op, backward)
     # Kernels compute modified scores. So a gradient of the mask is one of torch's ops, and that of the scores a kernel.
     unmodified = overload_of(op) if op.scale_mask else None
     by_torch = _checked(op, forward, functools.partial(row_maths.compute, op, unmodified=unmodified))
     backward_by_torch = _checked(op, backward, functools.partial(row_maths.compute_gradient, op))
+    prepared = op.prepares and overwrites is None
     return Rules(
         op=op,
-        compute=by_kernels(forward, prepare, _recorded(op, forward, by_torch)),
+        compute=_by_kernels(op, forward, by_torch),
         fake=_checked(op, forward, functools.partial(_fake, forward)),
-        save=op.save,
-        backward=by_kernels(backward, prepare_backward, _recorded(op, backward, backward_by_torch)),
+        backward=_by_kernels(op, backward, backward_by_torch, overwrites),
         fake_backward=_checked(op, backward, functools.partial(_fake, backward)),
         by_torch=by_torch,
         backward_by_torch=backward_by_torch,
-        prepare=prepare,
-        prepare_backward=prepare_backward,
+        prepare=functools.partial(_prepare, op, forward) if prepared else None,
+        prepare_backward=functools.partial(_prepare, op, backward) if prepared else None,
     )
 
 
@@ -66,33 +65,36 @@ def overload_of(op: Op) -> Callable[..., Tensor]:
     return lambda *arguments: overload(op.name)(*arguments)
 
 
-def _recorded(op: Op, signature: Signature, by_torch: OpRun) -> OpRun:
-    """Returns the function for calls without a kernel. It records them, and its results are contiguous."""
+def _by_kernels(op: Op, signature: Signature, by_torch: OpRun, overwrites: Callable[[], bool] | None = None) -> OpRun:
+    """Returns f(*arguments), which computes an op, or its gradient, by kernels, or by torch where no kernel does.
 
-    def compute(*arguments: Any) -> Results:
+    Calls that torch computes are recorded.
+    """
+
+    def compute(*arguments: Any, results: int | None = None) -> Results:
+        found = _find(op, signature, arguments, results, overwrites is not None and overwrites())
+        if isinstance(found, Prepared):
+            try:
+                return found.run(*signature.tensors_of(arguments))
+            except NoKernel as raised:  # by the steps of a call that is not prepared
+                found = raised.with_traceback(None)
+        named = signature.named(arguments)
         if RECORDERS:
-            _record_torch(op, signature, arguments)
-        return tuple(None if result is None else result.contiguous() for result in by_torch(*arguments))
+            tensors = [tensor for tensor in signature.tensors_of(arguments) if tensor is not None]
+            context, dtype = device_context(tensors[0].device), signature.dtypes(named)[0]
+            record_torch(signature.name, tensors[0], why_torch(context, dtype, *tensors, otherwise=str(found) or None))
+        pairs = zip(by_torch(*arguments), signature.results, strict=True)
+        return tuple(None if tensor is None else _like_new(tensor, result, named) for tensor, result in pairs)
 
     return compute
 
 
-def _record_torch(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> None:
-    """Records that torch computes a call, and why."""
-    named = signature.named(arguments)
-    tensors = [tensor for tensor in signature.tensors_of(arguments) if tensor is not None]
-    reason = _why_no_kernel(op, signature, named)
-    dtypes = signature.dtypes(named)
-    reason = why_torch(device_context(tensors[0].device), dtypes[0], *tensors, otherwise=reason)
-    record_torch(signature.name, tensors[0], reason)
-
-
-def _why_no_kernel(op: Op, signature: Signature, named: Mapping[str, Any]) -> str | None:
-    """Returns why no kernel computes a call, whatever the backend is; None if one may."""
-    first = signature.arguments[0]
-    if first.optional and named[first.name] is None:
-        return "only results after the first have a gradient"
-    return None if op.unsupported is None else op.unsupported(named, signature.dtypes(named))
+def _like_new(tensor: Tensor, result: Result, named: dict[str, Any]) -> Tensor:
+    """Returns the tensor, or a copy of it, with the strides that the result of a kernel has."""
+    if result.new is None:
+        return tensor.contiguous()
+    new = result.new(named)
+    return tensor if tensor.stride() == new.stride() else new.copy_(tensor)
 
 
 def _prepare(op: Op, signature: Signature, *arguments: Any, results: int | None = None) -> Prepared | None:
@@ -100,33 +102,62 @@ def _prepare(op: Op, signature: Signature, *arguments: Any, results: int | None 
 
     It is prepared once for all calls with equal numbers, and with tensors of the same description.
     """
+    found = _find(op, signature, arguments, results)
+    return found if isinstance(found, Prepared) else None
+
+
+def _find(
+    op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None, overwrites: bool = False
+) -> Prepared | NoKernel:
+    """Returns the result of `prepare_call`, or what it raises, for tensors of the same description."""
     context = device_context(arguments[signature.main].device)
-    runs = context.runs
+    if not op.prepares:
+        return prepare_call(context, op, signature, arguments, results, overwrites)
+    if context.torch_computes and not overwrites:
+        return NoKernel()
     tensors = [None if t is None else described(t) for t in signature.tensors_of(arguments)]
     numbers = [tuple(n) if type(n) is list else n for n in signature.numbers_of(arguments)]
-    key = (signature, results, *tensors, *numbers)
+    key = (signature, results, overwrites, *tensors, *numbers)
     try:
-        return runs[key]  # type: ignore[no-any-return]
+        return context.runs[key]  # type: ignore[no-any-return]
     except KeyError:
-        found = runs[key] = prepare_call(context, op, signature, arguments, results)
-        return found
+        pass
+    found: Prepared | NoKernel
+    try:
+        found = prepare_call(context, op, signature, arguments, results, overwrites)
+    except NoKernel as raised:
+        found = raised.with_traceback(None)  # it refers to the tensors
+    context.runs[key] = found
+    return found
 
 
 def prepare_call(
-    context: DeviceContext, op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None = None
-) -> Prepared | None:
-    """Returns run(*tensors) with the results of the signature, or only the first `results`; None if no kernel has them.
+    context: DeviceContext, op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None = None,
+    overwrites: bool = False,
+) -> Prepared:  # fmt: skip
+    """Returns run(*tensors) with the results of the signature, or only the first `results`.
 
     Raises:
+        NoKernel: no kernel has them. The message is the reason, if it is not that of the backend.
         TypeError, DTypeError, DimensionError, LayoutError, ShapeError, TensorDeviceError: an argument is wrong.
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
     check_arguments(op, signature, arguments)
     named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]
-    if signature.kernel is None or not main.dim() or _why_no_kernel(op, signature, named) is not None:
-        return None
     count = len(signature.results) if results is None else results
     wanted = [index < count and not signature.is_absent(index, named) for index in range(len(signature.results))]
+    steps = signature.steps
+    if not main.dim():
+        raise NoKernel
+    if steps is not None:
+        if op.prepares:
+            return prepare_steps(op, signature, arguments, context, wanted, overwrites)
+        return Prepared(lambda *_: tuple(steps(Steps(op, context, wanted, overwrites), named)))
+    if signature.arguments[0].optional and arguments[0] is None:
+        raise NoKernel("only results after the first have a gradient")
+    reason = None if op.unsupported is None else op.unsupported(named, signature.dtypes(named))
+    if reason is not None or signature.kernel is None:
+        raise NoKernel(reason or "")
     if not any(wanted):
         return Prepared(lambda *_: (None,) * len(wanted))
     chosen = choose_kernel(op, signature, arguments, wanted)
@@ -145,7 +176,9 @@ def prepare_call(
     )
     given = [_flat(signature, rows, arguments[position], position) for position in order]
     found = prepare_kernel(context, launch, given, modification=modification)
-    return found if found is None or rows.dims == 1 else found._replace(run=_with_dims(signature, rows, launch, found))
+    if found is None:
+        raise NoKernel
+    return found if rows.dims == 1 else found._replace(run=_with_dims(signature, rows, launch, found))
 
 
 class ChosenKernel(NamedTuple):
@@ -172,7 +205,7 @@ def choose_kernel(op: Op, signature: Signature, arguments: tuple[Any, ...], want
     if op.constants is not None and signature is op.signature:
         constants = op.constants(signature.named(arguments))
     assert signature.kernel is not None
-    kernel = _kernel(signature.kernel, absent, tuple(name for _, name in outputs), tuple(constants.items()))
+    kernel = variant(signature.kernel, absent, tuple(name for _, name in outputs), tuple(constants.items()))
     return ChosenKernel(kernel, tuple(p for p, _ in present), tuple(i for i, _ in outputs))
 
 
@@ -214,17 +247,6 @@ def _outputs(signature: Signature) -> tuple[tuple[int, str], ...]:
 _ROLES = ("element", "row", "column")
 
 
-@functools.lru_cache(maxsize=1024)
-def _kernel(
-    kernel: RowKernel, absent: tuple[str, ...], outputs: tuple[str, ...], constants: tuple[tuple[str, Any], ...]
-) -> RowKernel:
-    """Returns the kernel without absent inputs and outputs. Sums of columns alone need no statistics."""
-    others = tuple((name, value) for name, value in kernel.constants if name not in dict(constants))
-    kernel = replace(kernel, constants=others).bind(**dict(constants), **dict.fromkeys(absent)).writing(*outputs)
-    only_sums = kernel.neutral_padding and not (kernel.writes or kernel.row_writes)
-    return replace(kernel, statistics=()) if only_sums else kernel
-
-
 def _flat(signature: Signature, rows: Rows, tensor: Tensor, position: int) -> Tensor:
     """Returns the tensor with the dims of a row as one."""
     role = signature.arguments[position].role
@@ -256,9 +278,10 @@ def _with_dims(signature: Signature, rows: Rows, launch: Launch, found: Prepared
 
 def _fake(signature: Signature, *arguments: Any) -> Results:
     """Returns empty tensors with the shapes and dtypes of the results."""
-    named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]
-    shapes = {"element": main.shape, "row": rows.per_row(main.shape), "column": rows.per_column(main.shape)}
+    named, main = signature.named(arguments), arguments[signature.main]
+    shapes = signature.rows(arguments).shapes(main.shape)
+    given = zip(signature.results, signature.result_roles(named), signature.dtypes(named), strict=True)
     return tuple(
-        None if signature.is_absent(index, named) else main.new_empty(shapes[str(result.role)], dtype=dtype)
-        for index, (result, dtype) in enumerate(zip(signature.results, signature.dtypes(named), strict=True))
+        None if role is None else main.new_empty(shapes[role], dtype=dtype) if result.new is None else result.new(named)
+        for result, role, dtype in given
     )

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 
 from tridal.ops.op import Op
-from tridal.ops.signature import Signature
 from tridal.pytorch.path.launch_source import Prepared
 
 Results: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -28,9 +27,6 @@ class Rules:
     compute(*arguments, results=n) returns at least the first n of them. Only ops with `prepare` have this option."""
     fake: OpRun
     """fake(*arguments) checks the arguments. It returns empty tensors with the shapes and dtypes of the results."""
-    save: Callable[[tuple[Any, ...], Results], tuple[Results, tuple[Any, ...]]]
-    """save(arguments, results) returns two tuples: the tensors, and the other arguments, that the backward gets between
-    the gradients of the results and `output_mask`."""
     backward: OpRun
     """backward(*gradients, *saved, output_mask), by kernels, or by torch where no kernel computes them."""
     fake_backward: OpRun
@@ -48,16 +44,3 @@ class Rules:
 def overload(name: str) -> Any:
     """Returns the registered op with this name, as an `OpOverload`."""
     return getattr(torch.ops.tridal, name).default
-
-
-def by_kernels(signature: Signature, prepare: Callable[..., Prepared | None], by_torch: OpRun) -> OpRun:
-    """Returns f(*arguments), which computes an op, or its gradient, with kernels, and with `by_torch` if there is none.
-
-    Options of `prepare` are passed to it.
-    """
-
-    def compute(*arguments: Any, **options: int) -> Results:
-        found = prepare(*arguments, **options)
-        return by_torch(*arguments) if found is None else found.run(*signature.tensors_of(arguments))
-
-    return compute

@@ -1,22 +1,23 @@
-"""DTensor rules of the ops of rows. They follow from the roles of the tensors.
+"""The DTensor rules of the ops. They follow from the roles of the tensors.
 
 If no dim of a row is sharded, each rank computes its complete rows, and sums over rows are `Partial`. If one is, each
 rank computes the op's reference on its shard. The ranks then exchange only row statistics: one number per row and
-reduction, in the accumulator's dtype. The first call after the import of torch's DTensor module imports this module.
+reduction, in the accumulator's dtype. If a call has one number of all rows, such as a mean, and ranks have some of the
+rows, each rank computes the reference, too. The first call after the import of torch's DTensor module imports this
+module.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from tridal.errors import DTypeError, LayoutError
+from tridal.errors import DTypeError
 from tridal.ops import row_maths
 from tridal.ops.op import Op
 from tridal.ops.row_maths import modification_of
@@ -33,36 +34,48 @@ _all_reduce = mesh_all_reduce()
 
 
 class ShardedReduce(RowReduce):
-    """Reduces rows of `count` elements that are sharded over the mesh dims `axes`. Each rank passes its shards."""
+    """Reduces rows that are sharded. Each rank passes its shards, which may have no elements."""
 
-    def __init__(self, count: int, dim: int, mesh: DeviceMesh, axes: Sequence[int]) -> None:
-        self.count, self._dim, self._mesh, self._axes = count, dim, mesh, axes
+    sharded = True
+
+    def __init__(self, main: DTensor, rows: Rows, placements: _Placements) -> None:
+        sizes = rows.shapes(main.shape)
+        self.count, self.rows = math.prod(sizes["column"]), math.prod(sizes["row"])
+        self.dim = -1 if rows.dims > 1 else rows.first
+        self._mesh, self._placements, self._sizes = main.device_mesh, placements, sizes["column"]
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """Returns the maximum or the sum of each row over all ranks. A shard may have no elements."""
+        """Returns the maximum or the sum of each row over all ranks."""
         if how == "sum":
-            reduced = x.sum(self._dim, keepdim=True)
-        elif x.shape[self._dim]:
-            reduced = x.amax(self._dim, keepdim=True)
+            reduced = x.sum(self.dim, keepdim=True)
+        elif x.shape[self.dim]:
+            reduced = x.amax(self.dim, keepdim=True)
         else:
-            reduced = x.sum(self._dim, keepdim=True) - torch.inf
-        for axis in self._axes:
-            reduced = _all_reduce(reduced, how, self._mesh, axis)
-        return reduced
+            reduced = x.sum(self.dim, keepdim=True) - torch.inf
+        return self._over(self._placements.axes, reduced, how)
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of a number per row over all rows of all ranks."""
+        return self._over(self._placements.row_axes, x.sum(), "sum")
+
+    def _over(self, axes: Sequence[int], x: torch.Tensor, how: str) -> torch.Tensor:
+        for axis in axes:
+            x = _all_reduce(x, how, self._mesh, axis)
+        return x
 
     def columns(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises LayoutError, because a rank does not know the columns of its shard."""
-        raise LayoutError("the op needs the columns of elements, so its rows cannot be sharded: redistribute the input")
+        """Returns the column of each element of the shard, in int64."""
+        columns = torch.arange(self.count, device=x.device).view(self._sizes)
+        whole = DTensor.from_local(columns, self._mesh, [_WHOLE] * self._mesh.ndim, run_check=False)
+        shard = redistributed(whole, self._mesh, self._placements.column).to_local().flatten()
+        return shard.view(-1, *[1] * (x.dim() - 1 - self.dim % x.dim()))
 
 
 def _register(rules: Rules) -> None:
-    """Registers the DTensor rules of an op of rows and of its gradient."""
+    """Registers the DTensor rules of an op and of its gradient."""
     op = rules.op
-    if op.dtensor is not None:
-        import_module(op.dtensor)
-    if op.of_rows:
-        on_dispatch(op.name, DTensor, _rule(op, op.signature, row_maths.compute))
-    if op.of_rows and op.gradient is not None:
+    on_dispatch(op.name, DTensor, _rule(op, op.signature, row_maths.compute))
+    if op.gradient is not None:
         rule = _rule(op, op.gradient_signature, row_maths.compute_gradient)
         on_dispatch(f"{op.name}_backward", DTensor, rule)
 
@@ -77,12 +90,14 @@ class _Placements(NamedTuple):
     """The placements of sums over rows with a number per column."""
     axes: list[int]
     """The mesh dims over which a dim of a row is sharded."""
+    row_axes: list[int]
+    """The mesh dims of which each rank has some of the rows."""
 
     @classmethod
-    def of(cls, main: DTensor, rows: Rows) -> _Placements:
+    def of(cls, main: Sequence[Placement], rows: Rows) -> _Placements:
         """Returns the placements that follow from those of the tensor with a number per element."""
-        found = cls([], [], [], [], [])
-        for axis, placement in enumerate(main.placements):
+        found = cls([], [], [], [], [], [])
+        for axis, placement in enumerate(main):
             element = row = column = column_sum = _WHOLE
             if type(placement) is Shard:  # an op is not linear, so a partial placement is reduced before it
                 element = placement
@@ -92,6 +107,7 @@ class _Placements(NamedTuple):
                 else:
                     row = Shard(placement.dim - rows.dims * (placement.dim >= rows.first))
                     column_sum = Partial()
+                    found.row_axes.append(axis)
             for placements, new in zip(found[:4], (element, row, column, column_sum), strict=True):
                 placements.append(new)
         return found
@@ -101,7 +117,7 @@ _WHOLE: Placement = Replicate()
 
 
 def _rule(op: Op, signature: Signature, maths: Callable[..., Results]) -> Any:
-    """Returns the rule of a registered op of rows."""
+    """Returns the rule of a registered op."""
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         args = signature.complete(args)
@@ -112,39 +128,39 @@ def _rule(op: Op, signature: Signature, maths: Callable[..., Results]) -> Any:
         for index in signature.tensors:
             if args[index] is not None and not isinstance(args[index], DTensor):
                 raise DTypeError(f"{signature.name} got both DTensors and other tensors: distribute all of them")
-        placements, mesh, shape = _Placements.of(main, rows), main.device_mesh, main.shape
-        by_role = {"element": placements.element, "row": placements.row, "index": placements.row}
-        by_role["column"] = placements.column
+        roles, results = signature.roles(named), signature.result_roles(named)
+        placements = _Placements.of(main.placements if roles[signature.main] == "element" else (), rows)
+        mesh, shape = main.device_mesh, main.shape
+        whole = [_WHOLE] * mesh.ndim
+        by_role: dict[Any, list[Placement]] = {"element": placements.element, "row": placements.row}
+        by_role |= {"index": placements.row, "column": placements.column, "number": whole, "whole": whole}
         local: list[Any] = list(args)
         for index in signature.tensors:
             argument, tensor = signature.arguments[index], args[index]
             if argument.optional and argument.role == "element" and tensor is not None and tensor.shape != shape:
                 local[index] = None  # the gradient of a sum that the call does not have
             elif tensor is not None:
-                local[index] = redistributed(tensor, mesh, by_role[str(argument.role)]).to_local()
+                local[index] = redistributed(tensor, mesh, by_role[roles[index]]).to_local()
         if "dim" in named:
             local[signature.names.index("dim")] = rows.first
         found: Any
-        if placements.axes:
+        if placements.axes or (placements.row_axes and "number" in (*roles, *results)):
             if RECORDERS:
                 record_torch(signature.name, local[signature.main], "the rows are sharded over ranks")
-            flat = -1 if rows.dims > 1 else rows.first
-            reduce = ShardedReduce(math.prod(rows.per_column(shape)), flat, mesh, placements.axes)
-            found = maths(op, *local, reduce=reduce)
+            found = maths(op, *local, reduce=ShardedReduce(main, rows, placements))
         else:
             found = overload(signature.name)(*local)
         found = (found,) if isinstance(found, torch.Tensor) else found
-        shapes = {"element": shape, "row": rows.per_row(shape), "column": rows.per_column(shape)}
+        shapes = rows.shapes(shape)
         by_role["column"] = placements.column_sum
 
-        def wrapped(result: Any, index: int) -> torch.Tensor:
-            if result is None or signature.is_absent(index, named):
-                return from_shards(local[signature.main].new_empty(0), mesh, [_WHOLE] * mesh.ndim, (0,))
-            role = str(signature.results[index].role)
-            return from_shards(result.contiguous(), mesh, by_role[role], shapes[role])
+        def wrapped(result: Any, role: Any) -> torch.Tensor:
+            if result is None or role is None:
+                return from_shards(local[signature.main].new_empty(0), mesh, whole, (0,))
+            return from_shards(result.contiguous(), mesh, by_role[role], shapes.get(role, result.shape))
 
-        results = tuple(wrapped(result, index) for index, result in enumerate(found))
-        return results[0] if len(results) == 1 else results
+        wrapped_results = tuple(map(wrapped, found, results))
+        return wrapped_results[0] if len(wrapped_results) == 1 else wrapped_results
 
     return compute
 

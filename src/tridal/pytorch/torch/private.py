@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch.autograd import forward_ad
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 ITEMS: list[str] = []
 """The paths that `_item` looked up. This module and the DTensor rules look them up when they are imported."""
 MISSING: list[str] = []
@@ -77,7 +79,16 @@ _has_kernel = _item("torch._C._dispatch_has_kernel_for_dispatch_key")
 _dispatch_key = _item("torch._C._dispatch_key_for_device")
 
 
-@functools.cache
+def constant_in_graphs(function: Function) -> Function:
+    """Marks a function whose result torch.compile treats as a constant.
+
+    It does what torch.compiler.assume_constant_result does, but that imports dynamo, which is slow.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_in_graphs
 def autocasts(op: str, device_type: str) -> bool:
     """Returns whether autocast has a rule for an ATen op on a device type. The fallback: on all types but the CPU."""
     if None in (_has_kernel, _dispatch_key):
@@ -143,8 +154,6 @@ _Action = _item("torch._C._dynamo.eval_frame._FrameAction")
 
 SKIPS_FRAMES = None not in (_set_strategy, _Strategy, _Action)
 """Whether this version of PyTorch has the private APIs that `skip_frames` needs."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def skip_frames(function: Function, inlined: bool = False) -> Function:

@@ -1,0 +1,153 @@
+"""The maths of cross-entropy in torch's ops: the loss of each row, its reduction, and the gradient of the logits.
+
+Tensors of `reference` and `gradient` can be broadcast to the logits, as those of `Op.reference`. Ranks that have shards
+of the rows exchange only reductions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from tridal.ops.row_reduce import RowReduce
+
+Tensor = torch.Tensor
+NONE, MEAN, SUM = range(3)
+REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
+
+
+def classes_dim(input: Tensor) -> int:
+    """Returns the dim of the classes."""
+    return min(input.dim() - 1, 1)
+
+
+def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """Returns the weight of each target index: zero if it is ignored."""
+    kept = target != ignore_index
+    if weight is None:
+        return kept.to(dtype)
+    if not weight.shape[0]:
+        return torch.zeros_like(target, dtype=dtype)
+    found = weight.to(dtype)[torch.where(kept, target, 0).clamp(0, weight.shape[0] - 1).long()]
+    return torch.where(kept, found, 0.0)
+
+
+def denominator_of(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """Returns the sum of the weights of target indices, by which the sum of the losses is divided for the mean."""
+    if weight is None:
+        return (target != ignore_index).sum(dtype=dtype)
+    return target_weights(target, weight, ignore_index, dtype).sum()
+
+
+def reduce_rows(
+    rows: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the reduced loss, and for the mean over target indices also the sum of their weights."""
+    if reduction == NONE:
+        return rows, None
+    if reduction == SUM:
+        return rows.sum(), None
+    if target.is_floating_point():
+        return rows.sum() / (rows.numel() if target.numel() else 0), None
+    denominator = denominator_of(target, weight, ignore_index, rows.dtype)
+    return rows.sum() / denominator, denominator
+
+
+def row_gradient(grad: Tensor, rows: int, denominator: Tensor | None, reduction: int) -> Tensor:
+    """Returns the gradient of each row's loss, from that of the reduced loss. It can be broadcast to the rows."""
+    if denominator is not None:
+        return grad / denominator
+    return grad / rows if reduction == MEAN else grad
+
+
+def _capped(x: Tensor, softcap: float | None) -> Tensor:
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
+
+
+def targets(
+    y: Tensor, target: Tensor, weight: Tensor | None, reduce: RowReduce, ignore_index: int, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the weighted target of each class, and the weight of each row that z_loss and the mean use.
+
+    The weight of a row is zero if its target is ignored, and NaN if the target is out of range.
+    """
+    if target.is_floating_point():
+        mixed = torch.lerp(target, torch.full_like(y, 1 / max(reduce.count, 1)), label_smoothing)
+        return (mixed if weight is None else mixed * weight), torch.ones_like(mixed.sum(reduce.dim, keepdim=True))
+    kept = target != ignore_index
+    invalid = kept & ((target < 0) | (target >= reduce.count))
+    one_hot = (reduce.columns(y) == target).to(y.dtype)
+    scale = kept.to(y.dtype) if weight is None else kept * reduce(one_hot * weight, "sum")
+    scale = torch.where(invalid, torch.nan, scale)
+    wanted = one_hot * scale * (1 - label_smoothing)
+    if label_smoothing:
+        spread = kept.to(y.dtype) * (label_smoothing / max(reduce.count, 1))
+        wanted = wanted + (spread if weight is None else spread * weight)
+    return wanted, scale
+
+
+def reference(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduce: RowReduce, reduction: int, ignore_index: int,
+    label_smoothing: float, z_loss: float, softcap: float | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the loss, the log-sum-exp of each row, and the denominator of the mean over indices."""
+    x, dim, probabilities = _capped(input, softcap), reduce.dim, target.is_floating_point()
+    if reduce.sharded:
+        row_max = reduce(x, "max")
+        row_max = torch.where(row_max.isfinite(), row_max, 0.0)
+        lse = row_max + reduce((x - row_max).exp(), "sum").log()
+        wanted, scale = targets(x, target, weight, reduce, ignore_index, label_smoothing)
+        rows = reduce(torch.where(wanted == 0, 0.0, wanted * (lse - x)), "sum")
+        rows = torch.where(scale.isnan(), torch.nan, rows)
+    else:
+        lse = x.logsumexp(dim, keepdim=True) if x.shape[dim] else reduce(x, "sum") - torch.inf  # torch needs a class
+        flat = None if weight is None else weight.flatten()
+        rows = cross_entropy(
+            x, target if probabilities else target.squeeze(dim), flat, ignore_index=ignore_index, reduction="none",
+            label_smoothing=label_smoothing,
+        ).unsqueeze(dim)  # fmt: skip
+        scale = torch.ones_like(lse) if probabilities else target_weights(target, flat, ignore_index, x.dtype)
+    if z_loss:
+        rows = rows + torch.where(scale == 0, 0.0, z_loss * lse.square() * scale)
+    if reduction == NONE:
+        return rows, lse, None
+    loss = reduce.total(rows)
+    if reduction == SUM:
+        return loss, lse, None
+    if probabilities:
+        return loss / (reduce.rows if reduce.count else 0), lse, None
+    denominator = reduce.total(scale)
+    return loss / denominator, lse, denominator
+
+
+def gradient(
+    grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
+    denominator: Tensor | None, reduce: RowReduce, reduction: int, ignore_index: int, label_smoothing: float,
+    z_loss: float, softcap: float | None, output_mask: list[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the gradients of the logits and of target probabilities."""
+    y, probabilities = _capped(input, softcap), target.is_floating_point()
+    row_max = reduce(y, "max").detach()  # it cancels out
+    exp = (y - row_max).exp()
+    row_sum = reduce(exp, "sum")
+    p, exact_lse = exp / row_sum, torch.where(row_max.isfinite(), row_max, 0.0) + row_sum.log()
+    factor, wanted, target_gradient = torch.zeros_like(row_sum), torch.zeros_like(y), None
+    if grad is not None:
+        rows = row_gradient(grad, reduce.rows, denominator, reduction)
+        if probabilities and output_mask[1]:
+            target_gradient = (exact_lse - y) * (1 - label_smoothing) * rows
+            target_gradient = target_gradient if weight is None else target_gradient * weight
+        wanted, scale = targets(y, target, weight, reduce, ignore_index, label_smoothing)
+        if not probabilities:
+            rows = torch.where(target == ignore_index, 0.0, rows)
+        factor = reduce(wanted, "sum")
+        factor = rows * (factor + 2 * z_loss * exact_lse * scale if z_loss else factor)
+        wanted = wanted * rows
+    elif probabilities and output_mask[1]:
+        target_gradient = torch.zeros_like(target)
+    if lse_grad is not None:
+        factor = factor + lse_grad
+    dx = p * factor - wanted
+    if softcap is not None:
+        dx = dx * (1 - (y / softcap).square())
+    return dx, target_gradient

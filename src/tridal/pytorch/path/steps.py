@@ -1,0 +1,204 @@
+"""The steps of a call that needs several launches, such as the losses of rows and then their mean.
+
+`Op.steps` describes a call once, with tensors like those of the call. A prepared call then runs the same steps for all
+tensors with the same description. A step is a kernel, a view, or a function of torch's ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tridal.ops.op import NoKernel, Op
+from tridal.ops.row_reduce import accumulator
+from tridal.ops.signature import Signature
+from tridal.pytorch.device_context import DeviceContext
+from tridal.pytorch.path.launch_source import Launch, Prepared
+from tridal.pytorch.path.launches import prepare_kernel, variant
+from tridal.runtime.row_kernel import RowKernel
+
+Tensor = torch.Tensor
+
+
+class Steps:
+    """Computes the steps of a call one after the other. `Recorder` prepares them for later calls.
+
+    Attributes:
+        op: the op.
+        wanted: for each result, whether the call needs it.
+        overwrites: whether the steps may write the results into the memory of saved tensors.
+    """
+
+    def __init__(self, op: Op, context: DeviceContext, wanted: Sequence[bool], overwrites: bool) -> None:
+        self.op, self.wanted, self.overwrites, self._context = op, wanted, overwrites, context
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether results must not depend on other rows, see the setting `batch_invariant`."""
+        return self._context.settings.batch_invariant
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether the interpreter computes the kernels, so that a check of values costs nothing in comparison."""
+        return self._context.backend is not None and self._context.backend.interpreted
+
+    def kernel(
+        self, kernel: RowKernel, *inputs: Tensor | None, dim: int = -1, dtypes: Sequence[torch.dtype] = (),
+        writes: Sequence[str] = (), out: Tensor | None = None, cast: torch.dtype | None = None, **numbers: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Launches a kernel. Returns its outputs.
+
+        Args:
+            inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order. The
+                kernel is compiled without those that are None.
+            dim: the dim of the first input along which rows run.
+            dtypes: the dtypes of the outputs with a number per element, then of those with a number per row. By
+                default, the dtype of the first input, and that of sums.
+            writes: the names of the outputs that are computed, by default all.
+            out: receives the first output with a number per element. It may be the first input.
+            cast: the dtype to which the first input is cast. The kernel casts it when it loads it, if that is exact.
+            numbers: the kernel's parameters and constants. The kernel is compiled without parameters that are None.
+
+        Raises:
+            NoKernel: no kernel computes the tensors.
+            ShapeError: an input has another shape than its kind requires.
+        """
+        *_, reads, added, row_reads, row_index, column_reads = kernel.tensors
+        names = (*reads, *added, *row_reads, *row_index, *column_reads)
+        given = [tensor for tensor in inputs if tensor is not None]
+        absent = [name for name, tensor in zip(names, inputs, strict=True) if tensor is None]
+        absent += [name for name in kernel.parameters if numbers[name] is None]
+        constants = tuple((name, value) for name, value in numbers.items() if name not in kernel.parameters)
+        outputs = tuple(writes) or (*kernel.writes, *kernel.row_writes, *kernel.column_writes)
+        kernel = variant(kernel, tuple(absent), outputs, constants)
+        first, wide = given[0], accumulator(*given)
+        default = (*[first.dtype] * len(kernel.writes), *[wide] * len(kernel.row_writes))
+        parameters = tuple(numbers[name] for name in kernel.parameters)
+        launch = Launch(kernel, dim % first.dim(), tuple(dtypes) or default, parameters, cast)
+        found = None if self._context.torch_computes else prepare_kernel(self._context, launch, given, out)
+        if found is None:
+            raise NoKernel("no kernel supports the dtypes or the strides")
+        return self._launch(launch, found, given, out)
+
+    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Tensor | None) -> tuple[Any, ...]:
+        return found.run(*given) if out is None else found.run(out, *given)
+
+    def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns function(*arguments), a view of one of the tensors."""
+        return function(*arguments)
+
+    def torch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns function(*arguments), which computes new tensors with torch's ops. It must not read their values."""
+        return function(*arguments)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Calls function(*arguments) for its effect, for example a check of values."""
+        function(*arguments)
+
+
+class Recorder(Steps):
+    """Records the steps of a call, and computes nothing. A meta tensor represents a new tensor."""
+
+    def __init__(self, signature: Signature, arguments: tuple[Any, ...], *given: Any) -> None:
+        super().__init__(*given)
+        self._lines: list[str] = []
+        self._scope: dict[str, Any] = {}
+        self._tensors: list[Tensor] = []  # they keep their ids
+        self._names: dict[int, str] = {}
+        self._rows: tuple[int, int] | None = (1, 2**31 - 1)
+        """The first and the last number of rows that all steps compute, or None for this number only."""
+        main, rows = arguments[signature.main], signature.rows(arguments)
+        self._leading = main.shape[: rows.first] if rows.first + rows.dims == main.dim() else None
+        examples = list(arguments)
+        self._parameters = []
+        for index in signature.tensors:
+            self._parameters.append(f"t{index}")
+            if examples[index] is not None:
+                if id(examples[index]) in self._names:  # another call may have two tensors here
+                    examples[index] = examples[index].view_as(examples[index])
+                self._name(examples[index], f"t{index}")
+        self.arguments = tuple(examples)
+        """The arguments of the call. Each tensor occurs once."""
+
+    def _name(self, tensor: Tensor, name: str) -> str:
+        self._tensors.append(tensor)
+        return self._names.setdefault(id(tensor), name)
+
+    def _text(self, value: Any) -> str:
+        """Returns the expression of a tensor of the call, or of a constant."""
+        if value is None or id(value) in self._names:
+            return self._names.get(id(value), "None")
+        assert not isinstance(value, Tensor), "a step used a tensor that no other step returned"
+        name = f"c{len(self._scope)}"
+        self._scope[name] = value
+        return name
+
+    def _step(self, function: Callable[..., Any], arguments: Sequence[Any], results: Any) -> Any:
+        """Adds a step whose results are like the tensors `results`. Returns them."""
+        several = isinstance(results, tuple)
+        names = [f"v{len(self._lines)}_{index}" for index in range(len(results) if several else results is not None)]
+        targets = f"{', '.join(names)}{',' * several} = " if names else ""
+        self._lines.append(f"{targets}{self._text(function)}({', '.join(map(self._text, arguments))})")
+        for tensor, name in zip(results if several else [results], names, strict=False):
+            if tensor is not None:
+                self._name(tensor, name)
+        return results
+
+    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Tensor | None) -> tuple[Any, ...]:
+        kernel, shape, dim = launch.kernel, given[0].shape, launch.dim
+        if found.served is None or dim != len(shape) - 1 or shape[:-1] != self._leading:
+            self._rows = None
+        elif self._rows is not None:
+            self._rows = max(self._rows[0], found.served[0]), min(self._rows[1], found.served[1])
+        shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
+        shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
+        dtypes = (*launch.out_dtypes, *[accumulator(*given)] * len(kernel.column_writes))
+        new = [torch.empty(s, dtype=dtype, device="meta") for s, dtype in zip(shapes, dtypes, strict=True)]
+        if out is not None:
+            new[0] = out
+        results: tuple[Any, ...] = self._step(found.run, given if out is None else [out, *given], tuple(new))
+        return results
+
+    def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Records a view. It is computed now, because it has the alignment of its tensor."""
+        found = function(*arguments)
+        return found if id(found) in self._names else self._step(function, arguments, found)
+
+    def torch(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Records a function of torch's ops."""
+        return self._step(function, arguments, function(*map(_meta, arguments)))
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Records a function without a result."""
+        self._step(function, arguments, None)
+
+    def prepared(self, results: Sequence[Tensor | None]) -> Prepared:
+        """Returns run(*tensors) with these results of the steps."""
+        returned = "".join(f"{self._text(result)}, " for result in results)
+        body = "\n    ".join([*self._lines, f"return ({returned})"])
+        exec(f"def run({', '.join(self._parameters)}):\n    {body}\n", self._scope)
+        served = self._rows if self._rows is not None and self._rows[0] < self._rows[1] else None
+        return Prepared(self._scope["run"], served)
+
+
+def _meta(value: Any) -> Any:
+    """Returns a meta tensor with the description of a tensor, and other values as they are."""
+    if not isinstance(value, Tensor) or value.is_meta:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def prepare_steps(
+    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool],
+    overwrites: bool,
+) -> Prepared:  # fmt: skip
+    """Returns run(*tensors) with the results of the signature, which runs the steps of the call.
+
+    Raises:
+        NoKernel: no kernel computes them.
+    """
+    recorder = Recorder(signature, arguments, op, context, wanted, overwrites)
+    assert signature.steps is not None
+    return recorder.prepared(signature.steps(recorder, signature.named(recorder.arguments)))
