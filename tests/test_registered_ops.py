@@ -195,6 +195,7 @@ def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, sa
 def test_wrapper_subclasses_compile(device: torch.device, sample: Sample) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
+    torch.compiler.reset()  # each sample compiles the same method again
     x = torch.randn(3, 5, device=device)
     two = TwoTensor(x, x * 2).requires_grad_()
     y = torch.compile(sample.ours, fullgraph=True, backend="aot_eager")(two)
