@@ -109,7 +109,7 @@ def test_devices_without_a_backend_compile_to_torch_ops(sample: Sample) -> None:
     tensors = {name: tensor.detach() for name, tensor in tensors_of(sample, 6).items()}
     with tridal.use(device="auto"):
         assert_close(compiled(tensors), sample.expected(**tensors))
-    assert recorder.graphs == [[] if sample.op.steps is None else [f"tridal.{sample.op.name}.default"]]
+    assert recorder.graphs == [[] if sample.op.dim is None else [f"tridal.{sample.op.name}.default"]]
 
 
 def test_devices_without_a_backend_compile_the_reference_if_torch_has_no_function() -> None:
