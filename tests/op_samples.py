@@ -19,10 +19,10 @@ import tridal
 from tridal.ops.op import Op
 from tridal.ops.table import op_named
 
-PACKAGE = Path(__file__).with_name("tensor_op_package")
-if str(PACKAGE) not in sys.path:
-    sys.path.append(str(PACKAGE))
+PACKAGES = [Path(__file__).with_name(name) for name in ("row_op_package", "tensor_op_package")]
+sys.path += [str(package) for package in PACKAGES if str(package) not in sys.path]
 
+from tridal_l2norm import L2_NORM, l2_norm  # noqa: E402
 from tridal_skipnorm import LOGSUMEXP, MEAN_ENERGY, SKIP_NORM, logsumexp, mean_energy, skip_norm  # noqa: E402
 
 Tensor = torch.Tensor
@@ -203,6 +203,7 @@ def _samples() -> dict[str, Sample]:
         "logsumexp": (LOGSUMEXP, logsumexp, _logsumexp),
         "skip_norm": (SKIP_NORM, skip_norm, _skip_norm),
         "mean_energy": (MEAN_ENERGY, mean_energy, _mean_energy),
+        "l2_norm": (L2_NORM, l2_norm, functools.partial(functional.normalize, eps=1e-6)),
     }
     for dim, (name, (op, *functions)) in itertools.product((-1, 0), rows.items()):
         along_dim = (functools.partial(function, dim=dim) for function in functions)
@@ -211,6 +212,8 @@ def _samples() -> dict[str, Sample]:
 
 
 SAMPLES = _samples()
+OF_THIRD_PARTIES = (L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY)
+THIRD_PARTY = {name: sample for name, sample in SAMPLES.items() if sample.op in OF_THIRD_PARTIES}
 OPS = {sample.op.name: sample for sample in SAMPLES.values()}
 """A sample of each op, the one with the most tensors."""
 EACH_OP = pytest.mark.parametrize("sample", OPS.values(), ids=OPS)

@@ -15,15 +15,26 @@ from torch.testing import assert_close
 
 import tridal
 from conformance_helpers import INTERPRETER
-from op_samples import LOGSUMEXP, OPS, PACKAGE, SAMPLES, SKIP_NORM, Sample, as_tuple, gradients, loss_of, skip_norm
+from op_samples import (
+    L2_NORM,
+    LOGSUMEXP,
+    OPS,
+    SKIP_NORM,
+    THIRD_PARTY,
+    Sample,
+    as_tuple,
+    gradients,
+    l2_norm,
+    loss_of,
+    skip_norm,
+)
 from third_party_op import add_op
 from tridal import testing
 from tridal.errors import DimensionError, DTypeError, ShapeError
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
-THIRD_PARTY = [sample for sample in SAMPLES.values() if sample.op in (SKIP_NORM, LOGSUMEXP)]
-EACH = pytest.mark.parametrize("sample", THIRD_PARTY, ids=lambda sample: f"{sample.op.name} of dim {sample.dim}")
+EACH = pytest.mark.parametrize("sample", THIRD_PARTY.values(), ids=THIRD_PARTY)
 SKIP = OPS["skip_norm"]
 """Rows along dim 0, with a residual."""
 
@@ -36,19 +47,7 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-def lines_of_code(*names: str) -> int:
-    """The lines of files of the package, without blank lines, comments and docstrings of one line."""
-    lines = [line.strip() for name in names for line in (PACKAGE / "tridal_skipnorm" / name).read_text().splitlines()]
-    return len([line for line in lines if line and not line.startswith(("#", '"""'))])
-
-
-def test_the_package_is_small() -> None:
-    assert 30 < lines_of_code("skip_norm.py", "skip_norm_kernels.py") <= 100
-    assert 30 < lines_of_code("logsumexp.py", "logsumexp_kernels.py") <= 60
-    assert 30 < lines_of_code("mean_energy.py", "mean_energy_kernels.py") <= 70
-
-
-@pytest.mark.parametrize("op", [SKIP_NORM, LOGSUMEXP], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP], ids=lambda op: op.name)
 def test_conformance_cases_of_every_schedule_pass(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have many shapes, layouts, values, numbers and absent tensors, and both directions."""
     add_op(monkeypatch, op)
@@ -148,3 +147,19 @@ def test_a_wrong_argument_is_an_error_that_names_it(change: dict[str, Any], erro
     given = {"weight": torch.ones(5), "skip": torch.ones(5), **change}
     with pytest.raises(error, match=message):
         skip_norm(torch.ones(3, 5), **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((torch.ones(2), 3), {}, DimensionError, "dim 3 is out of range"),
+        ((torch.ones(2, dtype=torch.int32),), {}, DTypeError, r"l2_norm of torch.int32 is not defined"),
+        ((torch.ones(2),), {"epsilon": 1.0}, TypeError, r"l2_norm\(\) got an unexpected keyword argument 'epsilon'"),
+    ],
+    ids=["dim", "dtype", "name"],
+)
+def test_wrong_arguments_of_an_op_of_one_tensor(arguments: Any, options: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        l2_norm(*arguments, **options)
+    assert_close(l2_norm(torch.arange(4), dtype=torch.float32), torch.nn.functional.normalize(torch.arange(4.0), dim=0))
+    assert_close(l2_norm(1e-9 * torch.ones(3, 5), eps=1e-3), 1e-6 * torch.ones(3, 5))

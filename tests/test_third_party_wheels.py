@@ -1,4 +1,4 @@
-"""The wheel of tests/tensor_op_package is installed: entry points, commands, plans and compiled kernels of its ops."""
+"""The wheels of the ops of third parties are installed: entry points, commands, tests, plans and compiled kernels."""
 
 from __future__ import annotations
 
@@ -11,36 +11,64 @@ import pytest
 from backend_helpers import install_wheel, run_python
 from torch_versions import TRITON
 
-PACKAGE = Path(__file__).with_name("tensor_op_package")
-KERNELS = ("skip_norm", "skip_norm_backward", "logsumexp", "logsumexp_backward", "mean_energy", "mean_energy_backward")
+L2NORM, SKIPNORM = (Path(__file__).with_name(name) for name in ("row_op_package", "tensor_op_package"))
+KERNELS = (
+    "l2_norm", "l2_norm_backward", "skip_norm", "skip_norm_backward", "logsumexp", "logsumexp_backward", "mean_energy",
+    "mean_energy_backward",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel."""
-    return install_wheel(PACKAGE, tmp_path_factory.mktemp("third-party-ops"), "tridal_skipnorm-1.0.0")
+    """A folder with the installed wheels."""
+    folder = tmp_path_factory.mktemp("third-party-ops")
+    install_wheel(L2NORM, folder, "tridal_l2norm-1.0.0")
+    return install_wheel(SKIPNORM, folder, "tridal_skipnorm-1.0.0")
+
+
+@pytest.mark.parametrize(
+    ("files", "largest"),
+    [("tridal_l2norm/*.py", 59), ("tridal_skipnorm/skip_norm*.py", 100), ("tridal_skipnorm/logsumexp*.py", 60), ("tridal_skipnorm/mean_energy*.py", 70)],
+)
+def test_the_packages_are_small(files: str, largest: int) -> None:
+    """Lines of code, without blank lines, comments and docstrings of one line."""
+    found = [file for package in (L2NORM, SKIPNORM) for file in package.glob(files)]
+    lines = [line.strip() for file in found for line in file.read_text().splitlines()]
+    assert 20 < len([line for line in lines if line and not line.startswith(("#", '"""'))]) <= largest
 
 
 CALLS = """
     import torch, tridal
     from tridal.ops import table
+    from tridal_l2norm import l2_norm
     from tridal_skipnorm import skip_norm, logsumexp, mean_energy
 
     assert {entry.name: entry.origin for entry in table.registered() if entry.origin != "tridal"} == {
-        name: "tridal-skipnorm 1.0.0" for name in ("skip_norm", "logsumexp", "mean_energy")
+        "l2_norm": "tridal-l2norm 1.0.0",
+        **{name: "tridal-skipnorm 1.0.0" for name in ("skip_norm", "logsumexp", "mean_energy")},
     }
     with tridal.use(device="interpreter", fallback="error"):
         x, weight, skip = torch.randn(3, 5, requires_grad=True), torch.ones(5), torch.zeros(5)
         y, total = skip_norm(x, weight, skip, residual=x, eps=1e-5)
         torch.testing.assert_close(y, torch.nn.functional.rms_norm(2 * x, (5,), eps=1e-5))
         torch.testing.assert_close(logsumexp(x, 0), torch.logsumexp(x, 0))
+        torch.testing.assert_close(l2_norm(x, 0), torch.nn.functional.normalize(x, dim=0))
         torch.testing.assert_close(mean_energy(x), x.square().sum(1).mean())
-        (y.sum() + total.sum() + logsumexp(x).sum() + mean_energy(x)).backward()
+        (y.sum() + total.sum() + logsumexp(x).sum() + mean_energy(x) + l2_norm(x).sum()).backward()
 """
 
 
 def test_the_installed_ops_are_listed_and_compute(site_folder: Path) -> None:
     run_python(CALLS, site_folder)
+
+
+def test_the_tests_of_a_package_pass(site_folder: Path) -> None:
+    code = f"""
+        import pytest, sys
+        selected = "declaration or 37x53 and stepped or 17x211 and nan"
+        sys.exit(pytest.main([{str(L2NORM / "test_l2_norm.py")!r}, "-qq", "-p", "no:cacheprovider", "-k", selected]))
+    """
+    run_python(code, site_folder)
 
 
 PLANS = """
