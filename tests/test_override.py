@@ -18,7 +18,12 @@ from torch.testing import assert_close
 import tridal
 from tridal.pytorch.call_records import CallRecord
 
-ATEN = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
+HAS_RMS_NORM = hasattr(torch.ops.aten, "_fused_rms_norm")
+NORMS = [F.layer_norm, *[F.rms_norm] * HAS_RMS_NORM]
+ATEN = (
+    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
+    "native_layer_norm_backward", *["_fused_rms_norm"] * HAS_RMS_NORM,
+)  # fmt: skip
 
 
 def registered_kernels() -> list[str]:
@@ -58,7 +63,14 @@ AFFECTED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "eager attention": ("softmax", lambda x: torch.softmax(x @ x.transpose(1, 2) / 5**0.5, -1) @ x),
     "unfused SDPA": ("softmax", lambda x: torch.ops.aten._scaled_dot_product_attention_math(x, x, x)[0]),
     "Categorical": ("softmax", lambda x: torch.distributions.Categorical(logits=x).probs),
-}  # fmt: skip
+    "F.layer_norm": ("layer_norm", lambda x: F.layer_norm(x, (5,))),
+    "F.layer_norm of two dims": ("layer_norm", lambda x: F.layer_norm(x, (3, 5), x[0] + 1, x[1], eps=0.1)),
+    "nn.LayerNorm": ("layer_norm", lambda x: torch.nn.LayerNorm(5, dtype=x.dtype, device=x.device)(x)),
+} | ({} if not HAS_RMS_NORM else {
+    "F.rms_norm": ("rms_norm", lambda x: F.rms_norm(x, (5,))),
+    "F.rms_norm of two dims": ("rms_norm", lambda x: F.rms_norm(x, (3, 5), x[0] + 1, eps=0.1)),
+    "nn.RMSNorm": ("rms_norm", lambda x: torch.nn.RMSNorm(5, dtype=x.dtype, device=x.device)(x)),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "function"), AFFECTED.values(), ids=AFFECTED)
@@ -97,8 +109,9 @@ def test_autocast_transforms_and_higher_orders_are_affected(device: torch.device
     def compute() -> list[torch.Tensor]:
         with torch.autocast(device.type, torch.bfloat16):
             cast = torch.softmax(x.float().bfloat16(), -1)
-        hessian = torch.func.hessian(lambda z: torch.log_softmax(z, -1).square().sum())(x)
-        return [hessian, torch.vmap(lambda z: torch.softmax(z, 0))(x), cast]
+        functions = [lambda z: torch.log_softmax(z, -1), *(lambda z, f=f: f(z, (5,)) for f in NORMS)]
+        hessians = [torch.func.hessian(lambda z, f=f: f(z).sin().sum())(x) for f in functions]
+        return [*hessians, torch.vmap(lambda z: torch.softmax(z, 0))(x), cast]
 
     expected = compute()
     with tridal.override_torch():
@@ -121,11 +134,19 @@ def test_torch_computes_empty_and_zero_dim_tensors(
 
 
 def test_errors_are_those_of_torch(device: torch.device) -> None:
+    x = torch.ones(3, 8, device=device)
     with tridal.override_torch():
         with pytest.raises(IndexError):
-            torch.softmax(torch.randn(3, device=device), 1)
+            torch.softmax(x, 2)
         with pytest.raises((RuntimeError, NotImplementedError)):
-            torch.softmax(torch.arange(3, device=device), 0)
+            torch.softmax(x.long(), 0)
+        for norm in NORMS:
+            with pytest.raises(RuntimeError, match="not implemented for"):
+                norm(x.int(), (8,))
+            with pytest.raises(RuntimeError, match=r"Given normalized_shape=\[7\]"):
+                norm(x, (7,))
+            with pytest.raises(RuntimeError, match="Expected weight to be of same shape"):
+                norm(x, (8,), torch.ones(7, device=device))
 
 
 def test_devices_without_a_backend_are_not_affected(device: torch.device, calls: list[CallRecord]) -> None:
@@ -184,13 +205,39 @@ def test_override_applies_to_all_threads_and_settings_to_one(backend: Any, calls
     assert names(calls) == ["softmax"]
 
 
-def test_backward_after_the_end_is_computed_by_torch(device: torch.device, calls: list[CallRecord]) -> None:
-    x = torch.randn(3, 5, device=device, requires_grad=True)
+@pytest.mark.parametrize(("op", "function"), AFFECTED.values(), ids=AFFECTED)
+def test_backward_after_the_end_is_right(
+    device: torch.device, op: str, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = torch.randn(2, 3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    expected = torch.autograd.grad(function(x).sin().sum(), x)
+    for _ in range(2):
+        with tridal.override_torch():
+            y = function(x).sin().sum()
+        assert_close(torch.autograd.grad(y, x), expected)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, *[torch.nn.RMSNorm] * HAS_RMS_NORM])
+def test_frozen_and_empty_norms(device: torch.device, kind: Any) -> None:
+    module, x = kind(6).to(device), torch.randn(4, 6, device=device)
+    expected = torch.autograd.grad(module(x).sin().sum(), module.weight)
     with tridal.override_torch():
-        y = torch.softmax(x, -1).sin().sum()
-    y.backward()
-    assert names(calls) == ["softmax"]
-    assert_close(x.grad, torch.autograd.grad(torch.softmax(x, -1).sin().sum(), x)[0])
+        assert_close(torch.autograd.grad(module(x).sin().sum(), module.weight), expected)
+        module.requires_grad_(False)
+        assert not module(x).requires_grad
+        empty = torch.randn(0, 6, device=device, requires_grad=True)
+        assert_close(torch.autograd.grad(module(empty).sum(), empty)[0], torch.zeros_like(empty))
+
+
+def test_statistics_have_torchs_shape_and_dtype(device: torch.device) -> None:
+    for dtype, weight in ((torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32,) * 2):
+        x, w = torch.randn(4, 2, 6).to(device, dtype), torch.randn(2, 6).to(device, weight)
+        expected = torch.native_layer_norm(x, (2, 6), w, None, 1e-5) if weight is dtype or x.is_cpu else None
+        with tridal.override_torch():
+            found = torch.native_layer_norm(x, (2, 6), w, None, 1e-5)
+        assert [t.shape for t in found] == [(4, 2, 6), (4, 1, 1), (4, 1, 1)]
+        if expected is not None:
+            assert [t.dtype for t in found] == [t.dtype for t in expected]
 
 
 def test_tridal_functions_give_the_same_under_override(device: torch.device) -> None:
