@@ -21,9 +21,7 @@ from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
 from tridal.runtime import launch
 
-collect_ignore = [
-    "row_op_package"
-]  # tests of a package that is not installed, which test_third_party_wheels.py runs
+collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

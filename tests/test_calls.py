@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tridal
+from op_samples import EACH_OP, Sample, loss_of
 from tridal.devices import registry
 from tridal.pytorch.path import calls, nodes
 from tridal.pytorch.torch import private
@@ -323,49 +324,19 @@ def test_options_of_another_type_or_value_are_checked_again() -> None:
     torch.testing.assert_close(tridal.rms_norm(x, (16,), weight, 2.0), expected)
 
 
-@pytest.mark.parametrize("function", [lambda t: rms(t, residual=t["residual"]), entropy], ids=["rms", "entropy"])
-def test_prepared_nodes_have_derivatives_of_higher_order(function: Callable[[dict[str, Tensor]], Any]) -> None:
-    tensors = make(torch.float64)
-    leaves = [tensor for name, tensor in tensors.items() if tensor.requires_grad and name != "bias"]
-
-    def run(*given: Tensor) -> Any:
-        return function({**tensors, **dict(zip(("x", "residual", "weight"), given, strict=True))})
-
-    for _ in range(2):
-        warm(function, tensors)
-        assert torch.autograd.gradcheck(run, leaves, check_batched_grad=True, fast_mode=True)
-        assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
-
-
-def test_a_prepared_backward_reads_what_saved_tensor_hooks_return() -> None:
-    tensors = make()
-    first = results_of(rms, tensors)
-    warm(rms, tensors)
-    for pack, unpack in (
-        (lambda t: t.clone(), lambda t: t),
-        (lambda t: t.detach(), lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape)),
-        (lambda t: t.detach().double(), lambda t: t.float().expand(2, *t.shape)[1]),
-    ):
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            y = rms(tensors)
-        grads = torch.autograd.grad(y, [tensors["x"], tensors["weight"]], torch.ones_like(y).cumsum(-1))
-        torch.testing.assert_close(list(grads), [first[1], first[3]])
-
-
-def test_the_backward_of_a_prepared_call_uses_the_settings_of_its_forward() -> None:
-    tensors = make()
-    warm(rms, tensors)
-    y = rms(tensors)
-    with tridal.use(device="cpu"), tridal.record_calls() as records:
-        torch.autograd.grad(y, tensors["x"], torch.ones_like(y).t().contiguous().t())
-    assert [call.backend for call in records] == ["interpreter"]
-
-
-def test_prepared_calls_keep_no_tensors_alive() -> None:
-    for function in (rms, entropy, layer):
-        tensors = make()
-        warm(function, tensors)
+@EACH_OP
+def test_prepared_calls_have_derivatives_of_higher_order_and_keep_no_tensors_alive(sample: Sample) -> None:
+    for _ in range(3):
+        tensors = sample.leaves(3, 5)
+        leaves = [tensor for tensor in tensors.values() if tensor.requires_grad]
+        found, expected = (
+            torch.autograd.grad(loss_of(function(**tensors)), leaves, create_graph=True)
+            for function in (sample.function, sample.expected)
+        )
+        torch.testing.assert_close(found, expected)
+        second = (torch.autograd.grad(loss_of(g), leaves, retain_graph=True) for g in (found[:1], expected[:1]))
+        torch.testing.assert_close(*second)
         references = [weakref.ref(tensor) for tensor in tensors.values()]
-        del tensors
+        del tensors, leaves, found, expected, second
         gc.collect()
-        assert [reference() for reference in references] == [None] * len(references)
+        assert not any(reference() is not None for reference in references)

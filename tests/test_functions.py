@@ -1,4 +1,4 @@
-"""The public functions: results, argument errors, autocast, streams, and the choice between a backend and torch."""
+"""The public functions: results, argument errors, autocast, and the choice between a backend and torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ import tridal
 from third_party_op import UNIT_NORM
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
-from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, StreamError, TridalError
+from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, TridalError
 from tridal.pytorch import device_context
 from tridal.pytorch.path import function, support
-from tridal.pytorch.path.rules import DEFINED
-from tridal.pytorch.torch import private
 from tridal.testing.implementation import overridden
 
 NAMES = ["softmax", "log_softmax"]
@@ -214,43 +212,6 @@ def test_torch_computes_without_a_reason_that_nothing_records(name: str, monkeyp
     with tridal.use(device="auto"), monkeypatch.context() as patch:
         patch.setattr(function, "why_torch", None)
         assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
-
-
-def test_stream_raises_where_torch_computes(name: str) -> None:
-    with tridal.use(device="auto"), pytest.raises(StreamError, match="served by torch and have no stream"):
-        getattr(tridal, name)(torch.empty(3, 5, device="meta"), stream=0)
-
-
-@pytest.mark.parametrize("stream", [True, "fast", object(), 1.5])
-def test_invalid_streams_raise(device: torch.device, name: str, stream: Any) -> None:
-    with pytest.raises(StreamError, match="stream must be a torch stream or a raw handle"):
-        getattr(tridal, name)(torch.randn(3, 5, device=device), stream=stream)
-
-
-@pytest.mark.usefixtures("nothing_prepared")
-def test_only_the_output_is_allocated(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
-    monkeypatch.setattr(private, "allocator", lambda device: allocate)  # no mode sees torch.compile's allocator
-
-    class Allocations(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if "empty" in str(func) or "clone" in str(func) or "_to_copy" in str(func):
-                Allocations.elements += result.numel() * (result.device.type != "meta")
-            return result
-
-    for x in (torch.randn(8, 16), torch.randn(8, 16).t(), torch.randn(4, 3, 8).permute(2, 1, 0)[:, :, ::2]):
-        x = x.to(device)
-        Allocations.elements = 0
-        with Allocations():
-            DEFINED[name].compute(*DEFINED[name].op.signature.complete((x, -1, x.dtype)))
-        assert Allocations.elements == x.numel()
 
 
 @pytest.mark.parametrize("cols", [5, 300, 2500])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
+from op_samples import EACH_OP, Sample, gradients, loss_of
 from tridal.devices import registry
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.device_context import device_context
@@ -45,38 +46,14 @@ def prepared_calls(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> l
     return calls
 
 
-def test_equal_calls_are_prepared_once(device: torch.device, name: str, prepared_calls: list[Any]) -> None:
-    x = torch.randn(3, 5, device=device, requires_grad=True)
+@EACH_OP
+def test_equal_calls_are_prepared_once(device: torch.device, sample: Sample, prepared_calls: list[Any]) -> None:
+    kernels = []
     for _ in range(4):
-        FUNCTIONS[name][0](x).sum().backward()
-    assert [call.kernel.name for call in prepared_calls] == [name, f"{name}_backward"]
-
-
-@pytest.mark.usefixtures("nothing_prepared")
-@pytest.mark.parametrize("grad", [False, True])
-def test_the_third_equal_call_and_its_gradient_run_the_prepared_ones(
-    device: torch.device, name: str, grad: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    function, expected = FUNCTIONS[name]
-    x, dy = torch.randn(2, 6, 16, device=device)
-    x.requires_grad_(grad)
-    for _ in range(2):
-        y = function(x)
-    if grad:
-        torch.autograd.grad(function(x), x, dy)
-    with monkeypatch.context() as patch:
-        patch.setattr("tridal.pytorch.path.function.call", None)
-        patch.setattr("tridal.library.norms.functions.call", None)
-        patch.setattr(calls, "gradients", None)
-        y = function(x)
-        dx = torch.autograd.grad(y, x, dy)[0] if grad else None
-    assert_close(y, expected(x))
-    assert y.requires_grad == grad
-    if grad:
-        assert_close(dx, torch.autograd.grad(expected(x), x, dy)[0])
-    registry.invalidate()
-    assert not calls._latest, "another backend may serve the tensors after a change of the registry"
-    assert not calls._calls
+        loss_of(sample.function(**sample.leaves(3, 5, device=device))).backward()
+        kernels.append([call.kernel.name for call in prepared_calls])
+    assert kernels[1:] == kernels[:1] * 3
+    assert not sample.op.of_rows or {*kernels[0]} - {"column_sum"} == {sample.op.name, f"{sample.op.name}_backward"}
 
 
 def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
@@ -89,15 +66,6 @@ def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.d
 
 
 @pytest.mark.usefixtures("nothing_prepared")
-def test_repeated_calls_record_gradients_only_when_they_are_required(device: torch.device, name: str) -> None:
-    x, function = torch.randn(6, 16, device=device), FUNCTIONS[name][0]
-    for required in (False, False, False, True, True, True, False, False, False, True):
-        assert function(x.requires_grad_(required)).requires_grad == required
-        with torch.no_grad():
-            assert not function(x).requires_grad
-
-
-@pytest.mark.usefixtures("nothing_prepared")
 def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None:
     x, (function, expected) = torch.randn(6, 16, device=device).bfloat16(), FUNCTIONS[name]
     for autocast in (nullcontext(), torch.autocast(device.type), nullcontext()):
@@ -105,14 +73,15 @@ def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None
             assert [function(x).dtype for _ in range(4)] == [expected(x).dtype] * 4
 
 
+@EACH_OP
 @pytest.mark.usefixtures("nothing_prepared")
 def test_repeated_calls_work_without_torchs_private_check(
-    device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, sample: Sample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, "_TensorGuards", None)
-    x, (function, expected) = torch.randn(6, 16, device=device), FUNCTIONS[name]
     for _ in range(4):
-        assert_close(function(x), expected(x))
+        tensors = sample.leaves(6, 16, device=device)
+        assert_close(sample.function(**tensors), sample.expected(**tensors))
     assert not calls._latest
 
 
@@ -159,28 +128,18 @@ def test_the_number_of_kept_calls_is_limited(device: torch.device, prepared_call
     assert len(device_context(x.device).runs) <= 4
 
 
+@EACH_OP
 @pytest.mark.usefixtures("nothing_prepared")
-def test_threads_prepare_and_repeat_calls_at_the_same_time(device: torch.device, name: str) -> None:
-    failures: list[BaseException] = []
-    function, expected = FUNCTIONS[name]
+def test_threads_prepare_and_repeat_calls_at_the_same_time(device: torch.device, sample: Sample) -> None:
+    def work(_: int) -> None:
+        for cols in (5, 16, 5):
+            tensors = sample.leaves(3, cols, device=device)
+            for _ in range(3):
+                assert_close(gradients(sample.function, tensors), gradients(sample.expected, tensors))
 
-    def work() -> None:
-        try:
-            for cols in (5, 16, 33, 16, 5):
-                x = torch.randn(3, cols, device=device, requires_grad=True)
-                for _ in range(3):
-                    y = function(x)
-                    assert_close(y, expected(x))
-                    y.sin().sum().backward()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=contextvars.copy_context().run, args=(work,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    contexts = [contextvars.copy_context() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda context: context.run(work, 0), contexts))
 
 
 class SeveralDevices:
