@@ -10,7 +10,8 @@ from conformance_helpers import INTERPRETER
 from tridal import library
 from tridal.errors import PlanError
 from tridal.ops import number, table
-from tridal.testing.cases import DIRECTIONS, Case, Direction, Layout, Mask, Values, ordinary
+from tridal.ops.arguments import Argument
+from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values, ordinary
 from tridal.testing.plan_overrides import overrides
 from tridal.testing.suite import cases
 
@@ -35,35 +36,30 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def of_row_ops(backend: Any = INTERPRETER, ops: list[str] | None = None) -> list[Case]:
-    return [case for case in cases(backend, ops) if isinstance(case, Case)]
-
-
-def test_ops_of_several_tensors_have_cases_in_both_directions_with_every_override() -> None:
-    for op in (op for op in [op for op in library.OPS if not op.one_tensor] if op.kernels):
+def test_every_op_has_enough_cases_in_both_directions_with_every_override() -> None:
+    for op in library.OPS:
         found = cases(INTERPRETER, [op.name])
-        assert {case.direction for case in found} >= set(DIRECTIONS)
-        assert {case.plan for case in found} == {"planned", *overrides(INTERPRETER)}
+        assert len(found) > (100 if op.kernels else 40)
+        assert {case.direction for case in found} == set(get_args(Direction))
+        assert {case.plan for case in found} == {"planned", *(overrides(INTERPRETER) if op.kernels else ())}
 
 
-def test_cases_cover_every_op_direction_layout_value_and_mask() -> None:
-    found = of_row_ops()
-    assert {case.op for case in found} == {name for name, op in table.ops().items() if op.cases is None}
-    for op in {case.op for case in found}:
-        assert {case.direction for case in found if case.op == op} == set(get_args(Direction))
+def test_cases_cover_every_op_layout_value_and_mask() -> None:
+    found = cases(INTERPRETER)
+    assert {case.op for case in found} == set(table.ops())
     assert {case.layout for case in found} == set(get_args(Layout))
     assert {case.values for case in found} == set(get_args(Values))
     assert {case.mask for case in found} == {None, *get_args(Mask)}
 
 
 def test_dtypes_that_a_backend_does_not_compute_are_left_out() -> None:
-    dtypes = {dtype for case in of_row_ops(ONE_DTYPE) for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
+    dtypes = {dtype for case in cases(ONE_DTYPE) for dtype in (case.dtype, case.out_dtype) if "float" in dtype}
     assert dtypes == {"float32"}
     assert {case.dtype for case in cases(ONE_DTYPE)} - {"int64", "uint8", "bool"} == {"float32"}
 
 
 def test_streams_and_second_devices_that_a_backend_does_not_have_are_left_out() -> None:
-    assert not any(case.stream for case in of_row_ops(ONE_DTYPE))
+    assert not any(case.stream for case in cases(ONE_DTYPE))
     assert not any(case.last_device for case in cases(ONE_DTYPE))
 
 
@@ -85,7 +81,7 @@ def test_unknown_op_suggests_a_similar_name() -> None:
 
 
 def test_ops_of_several_tensors_have_cases_of_tensors_dtypes_and_numbers() -> None:
-    found = of_row_ops(ops=["rms_norm"])
+    found = cases(INTERPRETER, ["rms_norm"])
     assert {case.absent for case in found} >= {(), ("residual",), ("weight",), ("residual", "weight")}
     assert {dict(case.dtypes).get("weight", case.dtype) for case in found if case.dtype == "bfloat16"} >= {
         "bfloat16", "float32",
@@ -96,8 +92,25 @@ def test_ops_of_several_tensors_have_cases_of_tensors_dtypes_and_numbers() -> No
     assert {case.dims for case in found} == {1, 2, 3}
 
 
+def test_losses_have_cases_of_targets_choices_and_the_ends_of_their_ranges() -> None:
+    found = cases(INTERPRETER, ["cross_entropy"])
+    for direction in DIRECTIONS:
+        for plan in ("planned", *overrides(INTERPRETER)):
+            chosen = [case for case in found if (case.direction, case.plan) == (direction, plan)]
+            assert {case.dtypes for case in chosen} == {(("target", "int64"),), ()}
+            assert {case.absent for case in chosen} == {(), ("weight",)}
+        given = {pair for case in found if case.direction == direction for pair in case.numbers}
+        assert given >= {
+            ("reduction", "none"), ("reduction", "mean"), ("reduction", "sum"), ("label_smoothing", 1.0),
+            ("z_loss", 0.1), ("softcap", 1.0), ("softcap", 60.0), ("return_lse", True), ("ignore_index", -200),
+        }  # fmt: skip
+    assert {case.dim % len(case.shape) for case in found if len(case.shape) > 1} == {1}, "torch's dim of classes"
+
+
 def test_a_number_that_a_case_does_not_give_is_the_default_or_the_upper_end() -> None:
     assert ordinary(number("eps", 1e-6, range=(0.0, 1.0))) == 1e-6
     assert ordinary(number("eps", range=(1e-12, 1e-2))) == 1e-2
     assert ordinary(number("offset", type="float", neutral=0.0, range=(-1.0, 1.0))) == 0.0
     assert ordinary(number("casting", type="str", range=("", "llama"))) == ""
+    assert ordinary(number("reduction", type="int", range=("none", "mean"))) == "none"
+    assert ordinary(Argument("softcap", "float", optional=True, range=(1.0, 60.0))) is None

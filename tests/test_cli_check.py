@@ -187,13 +187,6 @@ def test_wrong_or_ignored_limit_is_a_usage_error(arguments: list[str], message: 
     assert message in words("check", *arguments, code=2)
 
 
-def test_op_without_a_search_is_described_in_plain_words(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testing, "cases", lambda backend, ops: (Case("softmax", "forward", (3, 5)),))
-    output = check_text(backend, "--op", "cross_entropy")
-    assert "plans were not searched for changes, because only plans of ops of rows are" in output
-    assert "0 cases" not in output
-
-
 def test_progress_is_printed_to_stderr_if_that_is_no_terminal(
     backend: Backend, suite: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

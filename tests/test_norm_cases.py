@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance_helpers import CPU, INTERPRETER
-from tridal import library
-from tridal.testing import Case, Implementation, cases, check
+from conformance_helpers import INTERPRETER, Function, failures
+from tridal.testing import Case, cases
 
 NAMES = ["rms_norm", "layer_norm"]
 Tensor = torch.Tensor
@@ -71,7 +70,7 @@ class Norm(torch.autograd.Function):
         )  # fmt: skip
 
 
-def implementation(name: str, fault: str = "") -> Implementation:
+def norms(name: str, fault: str = "") -> Function:
     def norm(
         x: Tensor, *, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float,
         residual: Tensor | None = None,
@@ -87,7 +86,7 @@ def implementation(name: str, fault: str = "") -> Implementation:
         y, copied = (tensor.to(total.dtype) for tensor in found)
         return y if residual is None else (y, total if fault == "residual is dropped" else copied)
 
-    return Implementation(CPU, lambda op: norm)
+    return norm
 
 
 def small(name: str) -> list[Case]:
@@ -96,22 +95,9 @@ def small(name: str) -> list[Case]:
     return [case for case in found if {"weight_offset", "casting"}.isdisjoint(dict(case.numbers))]
 
 
-def failures(tested: Implementation, chosen: list[Case]) -> list[str]:
-    results = [check(case, tested) for case in chosen]
-    assert results
-    return [f"{result.name}: {result.message}" for result in results if not result.passed]
-
-
-def test_every_op_of_several_tensors_has_cases() -> None:
-    for op in [op for op in library.OPS if not op.one_tensor]:
-        names = [case.name for case in cases(INTERPRETER, [op.name])]
-        assert len(names) > (100 if op.kernels else 40)
-        assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_correct_norms_pass(name: str) -> None:
-    assert failures(implementation(name), small(name)) == []
+    assert failures(norms(name), small(name)) == []
 
 
 def of(case: Case, name: str) -> str | None:
@@ -147,5 +133,5 @@ def test_faults_are_found(name: str, fault: str, finds: Callable[[Case], bool]) 
     if name == "rms_norm" and fault in ("squares minus square of the mean", "no mean of the gradient"):
         pytest.skip("only layer_norm has a mean")
     chosen = [case for case in small(name) if finds(case)]
-    assert failures(implementation(name, fault), chosen)
-    assert failures(implementation(name), chosen) == [], "the same cases pass without the fault"
+    assert failures(norms(name, fault), chosen)
+    assert failures(norms(name), chosen) == [], "the same cases pass without the fault"

@@ -13,8 +13,9 @@ from tridal.ops.op import Op
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.ops.signature import Rows
 from tridal.runtime import launch
-from tridal.testing.exact import EXACT, Call, Named, Trial
-from tridal.testing.tolerance import TINY, UNIT, Arithmetic, DerivedBounds
+from tridal.testing.exact import Call, Named
+from tridal.testing.roundings import Roundings
+from tridal.testing.tolerance import TINY, UNIT, Arithmetic, derived_bounds
 from tridal_npu import backend
 
 from .matrix import OPTIONS, SCALE, Case, properties
@@ -154,11 +155,13 @@ def find_wrong_element(case: Case, out: torch.Tensor, read: Sequence[torch.Tenso
     return None
 
 
-def derived(exact: torch.Tensor, dim: int, arithmetic: Arithmetic, compute: Callable[[Trial], Named]) -> torch.Tensor:
+def derived(
+    exact: torch.Tensor, dim: int, arithmetic: Arithmetic, compute: Callable[[Roundings | None], Named]
+) -> torch.Tensor:
     """The bounds of an op of one tensor without bounds of its own, whose one result or gradient is `compute`'s."""
-    (name,) = compute(EXACT)
-    bounds = DerivedBounds(Rows(dim % exact.dim(), 1), {name: exact}, {name: "element"}, compute)
-    return bounds.bounds({name: arithmetic})[name]
+    (name,) = compute(None)
+    rows = Rows(dim % exact.dim(), 1)
+    return derived_bounds(rows, {name: exact}, {name: "element"}, compute, {name: arithmetic}, "float32", {})[name]
 
 
 def _forward(op: Op, x: torch.Tensor, dim: int) -> torch.Tensor:

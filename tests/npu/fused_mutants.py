@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-from tridal.library.losses.cases import LossCase
-from tridal.library.losses.linear_cases import LinearLossCase
-from tridal.testing.cases import Case, FusedCase
+from tridal.testing.cases import Case, Direction
 
 from .ast_edits import find_function, replace_expression
 
@@ -22,7 +20,7 @@ class FusedMutant(NamedTuple):
     """What the fault breaks."""
     old: str
     new: str
-    case: Case | FusedCase
+    case: Case
     """The case that finds it."""
 
     def __str__(self) -> str:
@@ -35,21 +33,32 @@ class FusedMutant(NamedTuple):
         return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _cases(kind: Callable[..., Any], op: str, shape: tuple[int, ...]) -> Callable[..., Any]:
-    def make(direction: str, **options: Any) -> Any:
-        return kind(op, direction, shape, **options)
-
-    return make
-
-
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD: Direction = "forward"
+BACKWARD: Direction = "backward"
 _EXPANDED_PROJECTION = "tl.expand_dims(dot / count, AXIS)"
 _READ_ADDED = "tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)"
 
-rms = _cases(Case, "rms_norm", (9, 57))
-layer = _cases(Case, "layer_norm", (9, 57))
-loss = _cases(LossCase, "cross_entropy", (9, 57))
-linear = _cases(LinearLossCase, "linear_cross_entropy", (9, 57))
+
+def rms(direction: Direction, **options: Any) -> Case:
+    """A case of rms_norm."""
+    return Case("rms_norm", direction, (9, 57), **options)
+
+
+def layer(direction: Direction, **options: Any) -> Case:
+    """A case of layer_norm."""
+    return Case("layer_norm", direction, (9, 57), **options)
+
+
+def loss(
+    direction: Direction, weight: bool = False, probabilities: bool = False, op: str = "cross_entropy", **numbers: Any
+) -> Case:
+    """A case of a loss of each row."""
+    dtypes = () if probabilities else (("target", "int64"),)
+    absent = () if weight else ("weight",)
+    return Case(op, direction, (9, 57), dtypes=dtypes, absent=absent, numbers=tuple(numbers.items()))
+
+
+linear = partial(loss, op="linear_cross_entropy", reduction="mean")
 
 MUTANTS = [
     FusedMutant(module, function, fault, old, new, case)
@@ -108,7 +117,7 @@ MUTANTS = [
         ("cross_entropy", "loss_of_logit", "the logit of the target is dropped", "target_logit", "target_logit * 0.0",
          linear(BACKWARD)),
         ("cross_entropy", "lse", "the maximum is dropped", "row_max + tl.log(row_sum)", "tl.log(row_sum)",
-         loss(FORWARD, lse=True)),
+         loss(FORWARD, return_lse=True)),
         ("cross_entropy", "_capped", "negative logits are capped as positive ones", "-magnitude", "magnitude",
          loss(FORWARD, softcap=5.0)),
         ("cross_entropy", "_through_cap", "the gradient does not pass the cap",
@@ -125,7 +134,7 @@ MUTANTS = [
          "2.0 * z_loss * row_lse * target_gradient", "z_loss * row_lse * target_gradient",
          loss(BACKWARD, z_loss=0.1)),
         ("cross_entropy", "_index_gradient", "the gradient of the log-sum-exp is dropped", "lse_grad", "lse_grad * 0.0",
-         loss(BACKWARD, lse=True)),
+         loss(BACKWARD, return_lse=True)),
         ("cross_entropy", "probability_loss", "z_loss is dropped", "distances + z_loss * row_lse * row_lse",
          "distances", loss(FORWARD, probabilities=True, z_loss=0.1)),
         ("cross_entropy", "probability_gradient", "the gradient of the row is not applied",

@@ -229,8 +229,6 @@ def _show_search(search: PlanSearch, out: Console) -> None:
     if search.plans:
         found = f"found {count(len(search.cases), 'case')} on both sides of them"
         out.print(f"searched {count(search.plans, 'plan')} for changes, and {found}", soft_wrap=True)
-    elif not search.skipped:
-        out.print("plans were not searched for changes, because only plans of ops of rows are", soft_wrap=True)
     if search.skipped:
         kinds = count(len(search.skipped), "kind")
         out.print(

@@ -69,9 +69,9 @@ class Op:
         autocast: whether autocast computes the op in float32, as torch does for softmax. If not, the op computes in the
             input's dtype under autocast.
         bounds: the error bounds of an op of one tensor in the conformance suite: an object with the methods of
-            `tridal.testing.tolerance.Bounds`. The default is `tridal.testing.tolerance.DerivedBounds`, which measures
-            how sensitive the reference is to rounding errors.
-        cases: "module:function" of an op with steps: function(op, backend) yields its conformance cases.
+            `tridal.library.softmax.bounds.SoftmaxBounds`. By default, the suite simulates roundings of the reference.
+        cases: "module:object", a `tridal.testing.OpCases`: what the conformance cases need that does not follow from
+            the roles of tensors.
         example: an input, a gradient, and the result and the input's gradient, which were calculated by hand to four
             decimals. Rows are along dim -1. `tridal check` computes it.
         benchmark: "module:object" of a `tridal.benchmarks.op_benchmark.OpBenchmark`, with what `tridal bench` cannot

@@ -10,7 +10,7 @@
 `tridal check --all` and `pytest --backend NAME` in this repository run the same cases.
 """
 
-from tridal.testing.cases import Case, FusedCase
+from tridal.testing.cases import Case, OpCases
 from tridal.testing.checking import Result, check, run_case
 from tridal.testing.declarations import check_declarations
 from tridal.testing.example import Worked, worked_example
@@ -23,8 +23,8 @@ from tridal.testing.suite import cases
 __all__ = [
     "PLAN_OVERRIDES",
     "Case",
-    "FusedCase",
     "Implementation",
+    "OpCases",
     "PlanSearch",
     "Result",
     "Worked",

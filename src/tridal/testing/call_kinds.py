@@ -1,98 +1,143 @@
-"""The kinds of calls whose plans are searched: their kernel calls, and the cases of the suite that make these calls."""
+"""The kinds of calls whose plans are searched: the kernels that they launch, and the cases of the suite with them."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, get_args
+from unittest.mock import patch
 
 import torch
 
-from tridal.devices.types import Backend, Layout
+from tridal.devices import registry, settings
+from tridal.devices.types import Backend, KernelConfig, LaunchPlan, Layout
 from tridal.ops import table
 from tridal.ops.op import Op
-from tridal.ops.signature import Signature
-from tridal.pytorch.path.row_calls import choose_kernel
-from tridal.runtime.row_kernel import RowKernel
-from tridal.runtime.row_layout import contiguous_strides, row_layout
-from tridal.runtime.scale_mask import ScaleMask
-from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
-from tridal.testing.cases import DIRECTIONS, Case, Direction, optional_tensors
-from tridal.testing.checking import make_call
+from tridal.runtime import launch
+from tridal.runtime.row_layout import RowLayout, contiguous_strides, row_layout
+from tridal.runtime.specialization import KernelCall
+from tridal.testing.cases import Case, Direction, is_choice, op_cases, optional_tensors
+from tridal.testing.checking import call_function, make_call, make_gradients
+from tridal.testing.exact import gradients_of
+from tridal.testing.implementation import Implementation, overridden, public_function
 from tridal.testing.inputs import make_tensors
+from tridal.testing.suite import directions, is_defined, target_dtypes
 
-_SCALE = 0.25
+_SIZE = (9, 24)
+"""Rows and columns of the calls whose kernels are recorded."""
+_CLASSES = 3
+"""Columns of a case whose rows are the columns of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallKind:
-    """The traits of a call that do not depend on its size."""
+    """A kernel of a call, and the traits of the call that do not depend on its size."""
 
     op: Op
-    direction: Direction
-    dtype: str
+    example: Case
+    """The case with `_SIZE`."""
     layout: Layout
-    scaled: bool = False
-    """Whether the input of a forward is scaled."""
-    bare: bool = False
-    """Whether the optional tensors are absent."""
+    kernel_call: KernelCall
+    """The kernel's call of the example."""
+    of_rows: bool = True
+    """Whether the kernel computes the rows of the case. If not, it reduces a number per row, as one row."""
+
+    @property
+    def direction(self) -> Direction:
+        """The direction of the case."""
+        return self.example.direction
 
     def case(self, rows: int, cols: int) -> Case:
-        """Returns the case with this number of rows, each with `cols` elements."""
-        shape, dim = ((cols, rows), 0) if self.layout == "inner" else ((rows, cols), -1)
-        memory: Any = "stepped" if self.layout == "strided" else "contiguous"
-        return Case(
-            self.op.name, self.direction, shape, dim, self.dtype, layout=memory, grad_layout=memory,
-            scale=_SCALE if self.scaled else None, absent=optional_tensors(self.op) if self.bare else (),
-        )  # fmt: skip
+        """Returns the case whose kernel has this number of rows, each with `cols` elements."""
+        rows, cols = (rows, cols) if self.of_rows else (cols, _CLASSES)
+        return replace(self.example, shape=_shape(self.example, rows, cols))
 
     def call(self, rows: int, cols: int) -> KernelCall:
-        """Returns the kernel call of the same case."""
-        case, (kernel, dtypes, parameters) = self.case(rows, cols), _kernel_of(self)
-        strides = (2 * cols, 2) if self.layout == "strided" else contiguous_strides(case.shape)
-        layout = row_layout(case.shape, strides, case.dim % 2)
-        assert layout is not None
-        return KernelCall(kernel, layout, dtypes, (), parameters, ScaleMask(_SCALE) if self.scaled else NO_SCALE_MASK)
+        """Returns the kernel's call of the same case."""
+        made = _layout(self.case(rows, cols), self.layout) if self.of_rows else row_layout((cols,), (1,), 0)
+        assert made is not None
+        return replace(self.kernel_call, layout=made, addresses=())
 
 
-@functools.lru_cache(maxsize=1024)
-def _kernel_of(kind: CallKind) -> tuple[RowKernel, tuple[str, ...], tuple[float | None, ...]]:
-    """Returns the kernel of a kind of calls, its dtypes and its parameters."""
-    op, case = kind.op, kind.case(4, 8)
-    tensors = {n: t for n, t in make_tensors(case, op, torch.device("cpu")).items() if t is not None}
-    call, dtypes = make_call(case, op, tensors, None)
-    signature: Signature = op.signature
-    arguments = call.arguments
-    if kind.direction == "backward":
-        found = {name: tensor.to(dtypes[name]) for name, tensor in call.results().items()}
-        saved, numbers = op.save(arguments, [found.get(result.name) for result in op.results])
-        grads = [found.get(result.name) for result in op.results[: op.differentiable_results]]
-        mask = [[any(name in tensors for name in names) for names in op.gradient_groups]]
-        mask = mask if len(op.gradient_groups) > 1 else []
-        signature, arguments = op.gradient_signature, (*grads, *saved, *numbers, *mask)
-    named = signature.named(arguments)
-    count = op.returned if signature is op.signature else len(signature.results)  # a call returns no statistics
-    wanted = [i < count and not signature.is_absent(i, named) for i in range(len(signature.results))]
-    kernel, inputs, outputs = choose_kernel(op, signature, arguments, wanted)
-    written = [signature.dtypes(named)[index] for index in outputs]
-    read = [arguments[position].dtype for position in inputs]
-    names = tuple(str(dtype).removeprefix("torch.") for dtype in (*written, *read))
-    return kernel, names, signature.parameters(named, kernel.parameters)
+def _shape(case: Case, rows: int, cols: int) -> tuple[int, ...]:
+    return (rows, cols) if case.dim == -1 else (*case.shape[: case.dim], cols, rows)
 
 
-def call_kinds(backend: Backend, ops: Sequence[str] | None) -> Iterator[CallKind]:
-    """Yields every kind of call that the backend computes. float32 is the first dtype of an op."""
-    for op, dtype, layout in product(
-        [op for op in table.selected(ops) if op.steps is None],
-        sorted(backend.dtypes, key=lambda name: (name != "float32", name)),
-        get_args(Layout),
+def _layout(case: Case, layout: Layout) -> RowLayout | None:
+    strides = (2 * case.shape[1], 2) if layout == "strided" else contiguous_strides(case.shape)
+    return row_layout(case.shape, strides, case.dim % len(case.shape))
+
+
+def call_kinds(backend: Backend, ops: Sequence[str] | None) -> list[CallKind]:
+    """Returns every kind of call that the backend computes. float32 is the first dtype of an op.
+
+    Of several calls of a kernel with the same problem, one is kept.
+    """
+    found: dict[tuple[Any, ...], CallKind] = {}
+    with (
+        overridden(backend, "recorded", lambda plan, problem: plan) as name,
+        settings.use(device=name, fallback="error"),
     ):
-        if layout == "inner" and any(argument.name == "dims" for argument in op.arguments):
-            continue
-        absences = (False, True) if optional_tensors(op) and dtype == "float32" else (False,)
-        for direction, bare in product(DIRECTIONS[: len(op.kernels)], absences):
-            yield CallKind(op, direction, dtype, layout, bare=bare)
-        if op.scale_mask and "scale_mask" in backend.features:
-            yield CallKind(op, "forward", dtype, layout, scaled=True)
+        device = torch.device(backend.device_type)
+        for op in table.selected(ops):
+            registry.invalidate()  # a kernel that was prepared for another op would not be recorded
+            for layout, case in _examples(op, backend):
+                for call in _launched(case, op, Implementation(device, public_function)):
+                    of_rows = call.layout == _layout(case, layout)
+                    if of_rows or call.layout == row_layout(_SIZE[:1], (1,), 0):
+                        kernel, problem = call.kernel.name, replace(call, addresses=()).problem
+                        key = kernel, case.direction, case.dtype, layout, problem
+                        found.setdefault(key, CallKind(op, case, layout, call, of_rows))
+    return list(found.values())
+
+
+def _examples(op: Op, backend: Backend) -> Iterator[tuple[Layout, Case]]:
+    """Yields the cases whose kernels are recorded, and the layouts of their rows."""
+    optional, (first, *others) = optional_tensors(op), target_dtypes(op)
+    choices = [argument for argument in (*op.arguments, *op_cases(op).options) if is_choice(argument)]
+    options: list[dict[str, Any]] = [{"absent": optional}] * bool(optional)
+    options += [{"dtypes": other} for other in others]
+    options += [{"numbers": ((choice.name, value),)} for choice in choices for value in choice.range or ()]
+    for dtype in sorted(backend.dtypes, key=lambda name: (name != "float32", name)):
+        for layout, direction in product(get_args(Layout), directions(op)[:2]):
+            memory: Any = "stepped" if layout == "strided" else "contiguous"
+            grad_memory = memory if op.dim is None else "contiguous"
+            rows, cols = _SIZE
+            forms: Any = (((cols, rows), 0), ((1, cols, rows), 1)) if layout == "inner" else (((rows, cols), -1),)
+            layouts: Any = {"layout": memory, "grad_layout": grad_memory}
+            made = [Case(op.name, direction, shape, dim, dtype, **layouts) for shape, dim in forms]
+            case = next((replace(case, dtypes=first) for case in made if is_defined(op, case)), None)
+            if case is None:
+                continue
+            yield layout, case
+            for changes in options if dtype == "float32" else ():
+                yield layout, replace(case, **changes)
+            if op.scale_mask and direction == "forward" and "scale_mask" in backend.features:
+                yield layout, replace(case, scale=0.25)
+
+
+def _launched(case: Case, op: Op, implementation: Implementation) -> list[KernelCall]:
+    """Returns the calls of kernels that a case makes. No kernel is planned or launched, so the results are wrong."""
+    calls: list[KernelCall] = []
+    plan = LaunchPlan(KernelConfig("whole_row", 1, 1), 1, "")
+
+    def prepare(call: KernelCall, *_: Any) -> launch.PreparedLaunch:
+        calls.append(call)
+        rows = call.problem.rows
+        return launch.PreparedLaunch(plan, lambda *_: None, lambda rows: 0, lambda rows: 1, (rows, rows))
+
+    with patch.object(launch, "prepare", prepare):
+        tensors = make_tensors(case, op, implementation.device)
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        call, _ = make_call(case, op, present, None)
+        leaves = [present[name] for name in call.differentiable(call.arguments)]
+        for leaf in leaves:
+            leaf.requires_grad_(case.direction == "backward")
+        results = call_function(case, op, implementation, tensors, None)
+        if case.direction == "backward":
+            calls.clear()
+            call.found = results
+            outputs = [results[name] for name in call.given]
+            gradients_of(outputs, leaves, make_gradients(case, outputs))
+    return calls

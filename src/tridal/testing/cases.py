@@ -1,12 +1,17 @@
-"""What a case of the suite is: one call of an op's function. Data only."""
+"""What a case of the suite is: one call of an op's function, and what an op adds to its declaration. Data only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any, Literal, TypeAlias
+
+import torch
 
 from tridal.ops.arguments import Argument
 from tridal.ops.op import Op
+from tridal.testing.roundings import Formulas
 
 Direction: TypeAlias = Literal["forward", "backward", "double"]
 Layout: TypeAlias = Literal["contiguous", "transposed", "expanded", "sliced", "stepped", "channels_last", "permuted"]
@@ -55,7 +60,7 @@ class Case:
     dtypes: tuple[tuple[str, str], ...] = ()
     """Names and dtypes of the tensors that do not have the input's dtype."""
     numbers: tuple[tuple[str, Any], ...] = ()
-    """Names and values of the numbers that are given. The others have the value of `ordinary`."""
+    """Names and values of the numbers and choices that are given. The others have the value of `ordinary`."""
 
     @property
     def out_dtype(self) -> str:
@@ -86,49 +91,53 @@ class Case:
         return " ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedCase:
-    """One call of the function of an op that is not of rows. A subclass adds the op's arguments."""
-
-    op: str
-    direction: Direction
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    """The input's dtype."""
-    layout: Layout = "contiguous"
-    """The input's memory layout."""
-    values: Values = "normal"
-    plan: str = "planned"
-    """A key of `tridal.testing.PLAN_OVERRIDES`."""
-    last_device: bool = False
-    """Whether the tensors are on the last device while another device is current."""
-    modified: ClassVar[bool] = False
-
-    @property
-    def name(self) -> str:
-        """One line that identifies the case: the op, the direction, the shape, and the fields that differ."""
-        shape = "x".join(map(str, self.shape)) or "0-d"
-        rest = fields(self)[3:]
-        changed = [
-            (field.name, getattr(self, field.name)) for field in rest if getattr(self, field.name) != field.default
-        ]
-        return " ".join((self.op, self.direction, shape, *(f"{name}={value}" for name, value in changed)))
-
-    def compare(self, implementation: Any) -> tuple[float, float, str | None]:
-        """Calls the function of an `Implementation`. Returns the error, its bound and the message of a `Result`."""
-        raise NotImplementedError
-
-
 TUTORIAL_SHAPE = (1823, 781)
 """The shape of the unit test in Triton's tutorials. No power of two divides its rows or columns."""
 
 
+@dataclass(frozen=True)
+class OpCases:
+    """What the cases of an op need that does not follow from the roles of its tensors. `Op.cases` names it."""
+
+    tensors: Callable[[Case], Mapping[str, torch.Tensor]] = lambda case: {}
+    """tensors(case) returns tensors by name that differ from those that follow from the roles, also if they are absent
+    in the case: on the CPU, with numbers in float64, or indices."""
+    is_defined: Callable[[Case], bool] = lambda case: True
+    """Whether the op is defined for a case of the suite."""
+    options: tuple[Argument, ...] = ()
+    """Arguments of the function that the registered op does not have."""
+    constants: tuple[str, ...] = ()
+    """The tensors whose gradient is not compared, because no kernel computes it."""
+    formulas: Formulas = field(default_factory=dict)
+    """Operations of torch in the op's maths, by name, in smaller operations whose results kernels round."""
+
+
+def op_cases(op: Op) -> OpCases:
+    """Returns what an op adds to its declaration."""
+    return OpCases() if op.cases is None else resolve_name(op.cases)
+
+
 def ordinary(argument: Argument) -> Any:
-    """Returns the value of a number that a case does not give: the default, or the first string or the last number."""
+    """Returns the value of a number that a case does not give: the default, or the first choice or the last number."""
     known = argument.neutral if argument.default is None else argument.default
-    if known is not None or argument.range is None:
+    if known is not None or argument.range is None or argument.optional:
         return known
-    return argument.range[0 if argument.type == "str" else -1]
+    return argument.range[0 if is_choice(argument) else -1]
+
+
+def is_choice(argument: Argument) -> bool:
+    """Returns whether the range of an argument has all of its values."""
+    return argument.range is not None and isinstance(argument.range[0], (str, bool))
+
+
+def index_or_element(op: Op) -> tuple[str, ...]:
+    """Returns the names of the tensors that hold an index per row or a number per element."""
+    return tuple(argument.name for argument in op.arguments if callable(argument.role))
+
+
+def is_index(case: Case, argument: Argument) -> bool:
+    """Returns whether such a tensor holds an index per row in a case."""
+    return (argument.name, "int64") in case.dtypes
 
 
 def optional_tensors(op: Op) -> tuple[str, ...]:

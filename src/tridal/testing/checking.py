@@ -5,21 +5,24 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from tridal.devices.types import Backend
 from tridal.ops import table
+from tridal.ops.arguments import Argument
+from tridal.ops.arguments import Result as OpResult
 from tridal.ops.op import Op
 from tridal.ops.scale_mask import ScoreModification, modify_scores
-from tridal.testing.cases import Case, FusedCase, ordinary
+from tridal.ops.signature import role_in
+from tridal.testing.cases import Case, is_choice, op_cases, ordinary
 from tridal.testing.exact import Call, Named, gradients_of
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_mask, make_tensors, make_values, with_layout
-from tridal.testing.tolerance import Arithmetic, DerivedBounds
+from tridal.testing.tolerance import Arithmetic, derived_bounds
 
 Tensor = torch.Tensor
 Compared: TypeAlias = tuple[float, float, str | None]
@@ -41,40 +44,21 @@ class Result:
     seconds: float
 
 
-def run_case(case: Case | FusedCase, backend: Backend) -> Result:
+def run_case(case: Case, backend: Backend) -> Result:
     """Checks a case on a backend that is available here. An exception of the backend is a failure of the case."""
     index = backend.device_count() - 1 if case.last_device else None
     with implementation(backend, case.plan, index) as tested:
         return check(case, tested)
 
 
-def check(case: Case | FusedCase, implementation: Implementation) -> Result:
+def check(case: Case, implementation: Implementation) -> Result:
     """Checks a case on any implementation. An exception of the implementation is a failure of the case."""
     start = time.perf_counter()
     try:
-        compared = case.compare(implementation) if isinstance(case, FusedCase) else _compare(case, implementation)
-        error, bound, message = compared
+        error, bound, message = _compare(case, implementation)
     except Exception as raised:
         error, bound, message = float("nan"), 0.0, f"raised {type(raised).__name__}: {raised}"
     return Result(case.name, message is None, error, bound, message, time.perf_counter() - start)
-
-
-def worst(checked: Mapping[str, tuple[Tensor, Tensor, Tensor]], device: torch.device) -> Compared:
-    """Returns error, bound and message as in `Result`, those of the result that is closest to its bound.
-
-    `checked` has a result, the exact result and the bound of each error, by name.
-    """
-    closest: Compared = (0.0, 0.0, None)
-    for name, (result, exact, bound) in checked.items():
-        prefix = f"{name}: " if len(checked) > 1 else ""
-        if tuple(result.shape) != tuple(exact.shape) or result.device.type != device.type:
-            expected = f"instead of {tuple(exact.shape)} on {device.type}"
-            return math.nan, 0.0, f"{prefix}shape {tuple(result.shape)} on {result.device} {expected}"
-        error, allowed, message = difference(result.detach().cpu().double(), exact, bound)
-        if message is not None:
-            return error, allowed, f"{prefix}{message}"
-        closest = max(closest, (error, allowed, None), key=lambda part: part[0] / part[1] if part[1] else 0.0)
-    return closest
 
 
 def difference(result: Tensor, exact: Tensor, bound: Tensor) -> Compared:
@@ -97,7 +81,10 @@ def difference(result: Tensor, exact: Tensor, bound: Tensor) -> Compared:
 
 
 def _compare(case: Case, implementation: Implementation) -> Compared:
-    """Compares the results of a case, or the gradients, with the exact ones."""
+    """Compares the results of a case, or the gradients, with the exact ones.
+
+    An op with steps may compute other results if it records a gradient, so both are compared.
+    """
     op, device, forward = table.op_named(case.op), implementation.device, case.direction == "forward"
     tensors = make_tensors(case, op, device)
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
@@ -105,37 +92,58 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
     mask = None if case.mask is None else make_mask(case.mask, case.shape, device)
     call, dtypes = make_call(case, op, before, mask)
     leaves = {} if forward else {name: present[name] for name in call.differentiable(call.arguments)}
-    found = _results(case, op, implementation, tensors | {n: t.requires_grad_() for n, t in leaves.items()}, mask)
+    found = call_function(case, op, implementation, tensors | {n: t.requires_grad_() for n, t in leaves.items()}, mask)
     call.found = {name: _exact_rows(tensor) for name, tensor in found.items()}
-    grads: list[Tensor] = []
+    compared = _Comparison(case, call, implementation.interpreted, dtypes)
+    checked: list[tuple[Named, Callable[[list[str]], tuple[Named, Named]]]] = []
+    if forward or op.steps is not None:
+        checked.append((found, compared.results))
     if not forward:
         outputs = [found[name] for name in call.given]
-        for index, output in enumerate(outputs):
-            values = make_values("normal", tuple(output.shape), case.dim, seed=1 + index)
-            layout = case.grad_layout if output.shape == case.shape else "contiguous"
-            grads.append(with_layout(values, layout, _name(output.dtype), device))
+        grads = make_gradients(case, outputs)
         given = gradients_of(outputs, list(leaves.values()), grads, case.direction == "double")
-        found, dtypes = dict(zip(leaves, given, strict=True)), {name: before[name].dtype for name in leaves}
+        dtypes |= {name: before[name].dtype for name in leaves}
+        exact_grads = [_exact_rows(grad) for grad in grads]
+        checked.append((dict(zip(leaves, given, strict=True)), functools.partial(compared.gradients, exact_grads)))
+    found = {name: tensor for part, _ in checked for name, tensor in part.items()}
     wrong = [f"dtype {t.dtype} instead of {dtypes[n]} of {n}" for n, t in found.items() if t.dtype is not dtypes[n]]
     for name, tensor in before.items():
         if not torch.equal(tensor.nan_to_num(), present[name].detach().nan_to_num()):
             wrong.append(f"{name} was changed")
     if wrong:
         return math.nan, 0.0, ", ".join(wrong)
-    arithmetic = functools.partial(_arithmetic, case, call, implementation.interpreted, dtypes)
-    compute = _exact_results if forward else _exact_gradients
-    exact, bounds = compute(case, call, list(found), [_exact_rows(grad) for grad in grads], arithmetic)
-    return worst(
-        {name: (t, exact[name].reshape(t.shape), bounds[name].reshape(t.shape)) for name, t in found.items()}, device
-    )
+    exact, bounds = Named(), Named()
+    for tensors_of, compute in checked:
+        for known, new in zip((exact, bounds), compute(list(tensors_of)), strict=True):
+            known.update(new)
+    closest: Compared = (0.0, 0.0, None)
+    for name, result in found.items():
+        prefix = f"{name}: " if len(found) > 1 else ""
+        shape = exact[name].shape if case.shape else ()
+        if result.shape != shape or result.device.type != device.type:
+            expected = f"instead of {tuple(shape)} on {device.type}"
+            return math.nan, 0.0, f"{prefix}shape {tuple(result.shape)} on {result.device} {expected}"
+        bound = bounds[name].reshape(shape)
+        error, allowed, message = difference(result.detach().cpu().double(), exact[name].reshape(shape), bound)
+        if message is not None:
+            return error, allowed, f"{prefix}{message}"
+        closest = max(closest, (error, allowed, None), key=lambda part: part[0] / part[1] if part[1] else 0.0)
+    return closest
 
 
 def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[Call, dict[str, torch.dtype]]:
     """Returns the call of a case on the CPU, and the dtypes of its results."""
-    named: dict[str, Any] = {a.name: ordinary(a) for a in op.signature.arguments} | dict(case.numbers)
-    elements = [tensors[a.name].dtype for a in op.arguments if a.role == "element" and a.name in tensors]
-    dtype = functools.reduce(torch.promote_types, elements) if case.cast is None else getattr(torch, case.cast)
-    named |= {"dim": case.dim, "dims": case.dims, "dtype": dtype, "mask": mask, "causal": case.causal, **tensors}
+    numbers = dict(case.numbers)
+    named: dict[str, Any] = {a.name: numbers.get(a.name, ordinary(a)) for a in op.signature.arguments}
+    for argument in op.arguments:
+        if argument.type == "int" and is_choice(argument):
+            named[argument.name] = (argument.range or ()).index(named[argument.name])
+    given = [(a.role, tensors[a.name].dtype) for a in op.arguments if a.name in tensors]
+    floating = [dtype for role, dtype in given if role in ("element", "whole") and dtype.is_floating_point]
+    dtype = functools.reduce(torch.promote_types, floating) if case.cast is None else getattr(torch, case.cast)
+    named |= {a.name: dtype for a in op.signature.arguments if a.type == "ScalarType"}
+    named |= {a.name: [False] * len(op.gradient_groups) for a in op.signature.arguments if a.type == "bool[]"}
+    named |= {"dim": case.dim, "dims": case.dims, "mask": mask, "causal": case.causal, **tensors}
     named |= {"scale": 1.0 if case.scale is None else case.scale, "zero_masked_rows": case.masked_rows == "zero"}
     dtypes = op.signature.dtypes({name: named[name] for name in op.signature.names})
     for argument in op.arguments:
@@ -143,16 +151,17 @@ def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[
             tensor = tensors[argument.name].cpu()
             named[argument.name] = tensor.to(dtype) if case.cast and argument.role == "element" else tensor
     named["mask"] = None if mask is None else mask.cpu()
-    call = Call(op, tuple(named[name] for name in op.signature.names))
+    arguments = tuple(named[name] for name in op.signature.names)
+    call = Call(op, arguments, constants=op_cases(op).constants)
     return call, dict(zip((result.name for result in op.results), dtypes, strict=True))
 
 
-def _results(
+def call_function(
     case: Case, op: Op, implementation: Implementation, tensors: Mapping[str, Tensor | None], mask: Tensor | None
 ) -> Named:
     """Calls the function of a case. Returns its results by name."""
-    device, given = implementation.device, dict(case.numbers)
-    keywords: dict[str, Any] = {"dim": case.dim}
+    device, given, extra = implementation.device, dict(case.numbers), op_cases(op).options
+    keywords: dict[str, Any] = {"dim": case.dim} if "dim" in op.signature.names else {}
     if case.cast is not None:
         keywords["dtype"] = getattr(torch, case.cast)
     if any(argument.name == "dims" for argument in op.arguments):
@@ -161,17 +170,29 @@ def _results(
         keywords["stream"] = torch.get_device_module(device.type).current_stream(device)
     if case.modified:
         keywords |= {"scale": case.scale, "mask": mask, "causal": case.causal, "masked_rows": case.masked_rows}
-    for argument in op.arguments:
-        if argument.optional and tensors.get(argument.name) is not None:
-            keywords[argument.name] = tensors[argument.name]
-        elif argument.name in given or (argument.type == "float" and argument.default is argument.neutral is None):
-            keywords[argument.name] = given.get(argument.name, ordinary(argument))
-            keywords[argument.name] = None if keywords[argument.name] == "" else keywords[argument.name]
+    for argument in (*op.arguments, *extra):
+        name, needed = argument.name, argument.type == "float" or argument.range is not None
+        needed = needed and argument.default is argument.neutral is None and not argument.optional
+        if argument.optional and tensors.get(name) is not None:
+            keywords[name] = tensors[name]
+        elif name in given or needed:
+            keywords[name] = given.get(name, ordinary(argument))
+    keywords = {name: value for name, value in keywords.items() if value != ""}  # "" stands for no choice
     required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
     found: Any = implementation.function(case.op)(*required, **keywords)
     found = (found,) if isinstance(found, Tensor) else found
     names = [r.name for r in op.results if r.returned and (r.needs is None or tensors.get(str(r.needs)) is not None)]
-    return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=True))
+    return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=op.steps is None))
+
+
+def make_gradients(case: Case, results: list[Tensor]) -> list[Tensor]:
+    """Returns random gradients of results."""
+    grads = []
+    for index, result in enumerate(results):
+        values = make_values("normal", tuple(result.shape), case.dim, seed=1 + index)
+        layout = case.grad_layout if result.shape == case.shape else "contiguous"
+        grads.append(with_layout(values, layout, _name(result.dtype), result.device))
+    return grads
 
 
 def _exact_rows(x: Tensor) -> Tensor:
@@ -184,91 +205,75 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _arithmetic(
-    case: Case, call: Call, interpreted: bool, dtypes: Mapping[str, torch.dtype], name: str, role: str | None
-) -> Arithmetic:
-    """Returns the precision of a result or a gradient."""
-    rows, main, element = call.op.signature.rows(call.arguments), call.arguments[0], case.direction != "forward"
-    used = [_name(t.dtype) for t in call.arguments if isinstance(t, Tensor) and t.is_floating_point()]
-    written = [_name(dtypes[name])] if dtypes[name].is_floating_point else []
-    if element and role == "element":  # the sum of gradients is rounded to the dtype of the op's results
-        written.append(_name(main.dtype))
-    written = written or ["float32"]
-    wide = "float64" if "float64" in used else used[0]
-    cols = rows.flat(main).shape[rows.first]
-    in_order = case.layout == case.grad_layout == "contiguous" and rows.first + rows.dims == max(main.dim(), 1)
-    found = Arithmetic.of(tuple(written), wide, cols, interpreted, in_order)
-    if role == "column":  # a sum over rows, one after the other
-        found = replace(found, sum_roundings=found.sum_roundings + main.numel() // max(cols, 1))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """The exact results or gradients of a case, and the bounds of the error of each element."""
 
+    case: Case
+    call: Call
+    interpreted: bool
+    dtypes: Mapping[str, torch.dtype]
+    """The dtypes of the results and gradients."""
 
-def _exact_results(
-    case: Case, call: Call, names: list[str], grads: list[Tensor], arithmetic: Callable[..., Arithmetic]
-) -> tuple[Named, Named]:
-    """Returns the exact results, and the bound of the error of each element."""
-    roles = {result.name: result.role for result in call.op.results}
-    found = call.results()
-    exact = {name: found[name].double() for name in names}
-    if call.op.bounds is None:
-        return exact, _derived(call, exact, roles, call.results, arithmetic)
-    x, y = _row(call.arguments[0].double()), exact[names[0]]
-    scores, scaled = _scores(case, call, x)
-    bound = call.op.bounds.forward(scores, _row(y), case.dim, arithmetic(names[0], "element"), scaled)
-    return exact, {names[0]: bound}
+    def results(self, names: list[str]) -> tuple[Named, Named]:
+        """Returns the exact results with these names, and the bounds."""
+        call, case, bounds = self.call, self.case, self.call.op.bounds
+        found = call.results()
+        exact = {name: found[name].double() for name in names}
+        if bounds is None:
+            return exact, self._derived(exact, call.op.results, call.results)
+        x, y, scaled = _row(call.arguments[0].double()), exact[names[0]], None
+        if case.modified:
+            named = call.op.signature.named(call.arguments)
+            scaled = x * named["scale"]
+            modification = ScoreModification(1.0, named["mask"], case.causal, case.masked_rows == "zero")
+            x = modify_scores(scaled, case.dim, modification)[0]
+        return exact, {names[0]: bounds.forward(x, _row(y), case.dim, self._arithmetic(names[0], "element"), scaled)}
 
+    def gradients(self, grads: list[Tensor], names: list[str]) -> tuple[Named, Named]:
+        """Returns the exact gradients, and the bounds. `grads` are those of the results, in float64.
 
-def _scores(case: Case, call: Call, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Returns the scaled and masked scores, and the scaled ones if the case modifies them."""
-    if not case.modified:
-        return x, None
-    named = call.op.signature.named(call.arguments)
-    scaled = x * named["scale"]
-    modification = ScoreModification(1.0, named["mask"], case.causal, case.masked_rows == "zero")
-    return modify_scores(scaled, case.dim, modification)[0], scaled
+        They are autograd's gradients of the reference. The op's own gradient corrects them for the roundings of saved
+        results, and defines them in rows with infinities or NaN, where several formulas with one value differ.
+        """
+        case, call, op, twice = self.case, self.call, self.call.op, self.case.direction == "double"
+        exact = call.gradients(grads, twice=twice)
+        compute = functools.partial(call.gradients, grads, twice=twice)
+        if not twice and op.gradient is not None:
+            stored, ideal = call.declared_gradients(grads), call.declared_gradients(grads, stored=False)
+            special = case.modified or case.values.startswith(("some", "row"))
+            for name, gradient in exact.items():
+                finite = gradient.isfinite() & (ideal[name].isfinite() | (not special))
+                exact[name] = torch.where(finite, gradient + (stored[name] - ideal[name]), stored[name])
+            compute = functools.partial(call.declared_gradients, grads)
+        if op.bounds is None or twice:
+            return exact, self._derived(exact, op.arguments, compute)
+        (name,), a = names, self._arithmetic(names[0], "element")
+        saved = _row(call.found["output"] if op.saves == ("output",) else call.arguments[0].double())
+        scale = 1.0 if case.scale is None else case.scale
+        return exact, {name: op.bounds.backward(saved, _row(grads[0]), _row(exact[name]), case.dim, a, scale)}
 
+    def _derived(self, exact: Named, declared: Sequence[Argument | OpResult], compute: Any) -> Named:
+        call = self.call
+        named, formulas = call.op.signature.named(call.arguments), op_cases(call.op).formulas
+        roles = {item.name: role_in(item.role, named) for item in declared if item.name in exact}
+        arithmetic = {name: self._arithmetic(name, role) for name, role in roles.items()}
+        return derived_bounds(call.rows, exact, roles, compute, arithmetic, _name(call.arguments[0].dtype), formulas)
 
-def _exact_gradients(
-    case: Case, call: Call, names: list[str], grads: list[Tensor], arithmetic: Callable[..., Arithmetic]
-) -> tuple[Named, Named]:
-    """Returns the exact gradients, and the bound of the error of each element.
-
-    They are autograd's gradients of the reference. The op's own gradient corrects them for the roundings of saved
-    results, and defines them in rows with infinities or NaN, where several formulas with one value differ.
-    """
-    op, twice = call.op, case.direction == "double"
-    exact = call.gradients(grads, twice=twice)
-    compute = functools.partial(call.gradients, grads, twice=twice)
-    if not twice and op.gradient is not None:
-        stored, ideal = call.declared_gradients(grads), call.declared_gradients(grads, stored=False)
-        special = case.modified or case.values.startswith(("some", "row"))
-        for name, gradient in exact.items():
-            finite = gradient.isfinite() & (ideal[name].isfinite() | (not special))
-            exact[name] = torch.where(finite, gradient + (stored[name] - ideal[name]), stored[name])
-        compute = functools.partial(call.declared_gradients, grads)
-    roles = {argument.name: argument.role for argument in op.arguments}
-    if op.bounds is None:
-        return exact, _derived(call, exact, roles, compute, arithmetic)
-    (name,), a = names, arithmetic(names[0], "element")
-    x, dy, wanted = _row(call.arguments[0].double()), _row(grads[0]), _row(exact[names[0]])
-    if twice:
-        return exact, {name: op.bounds.second_order(x, dy, wanted, case.dim, a)}
-    saved = _row(call.found["output"]) if op.saves == ("output",) else x
-    scale = 1.0 if case.scale is None else case.scale
-    return exact, {name: op.bounds.backward(saved, dy, wanted, case.dim, a, scale)}
+    def _arithmetic(self, name: str, role: str | None) -> Arithmetic:
+        """Returns the precision of a result or a gradient."""
+        case, call, dtype = self.case, self.call, self.dtypes[name]
+        rows, main = call.rows, call.arguments[0]
+        used = [_name(t.dtype) for t in call.arguments if isinstance(t, Tensor) and t.is_floating_point()]
+        written = [_name(dtype)] if dtype.is_floating_point else ["float32"]
+        if case.direction != "forward" and role == "element":
+            written.append(_name(main.dtype))  # the sum of gradients is rounded to the dtype of the op's results
+        wide = "float64" if "float64" in used else used[0]
+        cols = math.prod(case.shape[rows.first : rows.first + rows.dims])
+        in_order = case.layout == case.grad_layout == "contiguous" and rows.first + rows.dims == max(main.dim(), 1)
+        return Arithmetic.of(tuple(written), wide, cols, self.interpreted, in_order)
 
 
 def _row(x: Tensor) -> Tensor:
     """Returns the tensor. A 0-d tensor becomes a row of one element."""
     return x.reshape(x.shape or (1,))
-
-
-def _derived(
-    call: Call, exact: Named, roles: Mapping[str, Any], compute: Callable[..., Named],
-    arithmetic: Callable[..., Arithmetic],
-) -> Named:  # fmt: skip
-    rows = call.op.signature.rows(call.arguments)
-    bounds = DerivedBounds(
-        rows, exact, roles, lambda trial: {n: t for n, t in compute(trial=trial).items() if n in exact}
-    )
-    return bounds.bounds({name: arithmetic(name, roles[name]) for name in exact}, call.rounds)

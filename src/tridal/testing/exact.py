@@ -1,34 +1,22 @@
-"""The exact results and gradients of a call, in float64 on the CPU, and in trials with rounding errors."""
+"""The exact results and gradients of a call, in float64 on the CPU, or with simulated roundings."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from tridal.ops import row_maths
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import RowReduce
+from tridal.ops.signature import Rows
+from tridal.testing.roundings import Roundings
 
 Tensor = torch.Tensor
 Named = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A computation with other roundings than the exact one."""
-
-    dtype: torch.dtype = torch.float64
-    change: Callable[[Tensor], Tensor] = lambda x: x
-    """Changes tensors, and results of reductions."""
-    rounding: Callable[[Tensor, torch.dtype], Tensor] = lambda x, dtype: x
-    """Rounds what the reference rounds in between, see `RowReduce.rounded`."""
-
-
-EXACT = Trial()
 
 
 @dataclass(slots=True)
@@ -40,55 +28,64 @@ class Call:
     """The arguments of the registered op, on the CPU. A tensor has the dtype in which the op gets it."""
     found: Named = field(default_factory=dict)
     """The results by name. What the reference computes after `RowReduce.rounded` is exact for these."""
-    rounds: bool = False
-    """Whether the reference rounds a number that is no result."""
+    constants: tuple[str, ...] = ()
+    """Differentiable tensors without a gradient in this call."""
 
-    def results(self, trial: Trial = EXACT) -> Named:
+    @property
+    def rows(self) -> Rows:
+        """Where the rows of the first tensor are."""
+        return self.op.signature.rows(self.arguments)
+
+    def results(self, roundings: Roundings | None = None) -> Named:
         """Returns the results by name. Each of them is exact for the results that the reference rounds before."""
         with torch.no_grad():
-            return self._results(self._arguments(trial), trial, before=True)
+            return self._results(self._arguments(roundings), roundings, before=True)
 
-    def gradients(self, grads: Sequence[Tensor], trial: Trial = EXACT, twice: bool = False) -> Named:
+    def gradients(self, grads: Sequence[Tensor], roundings: Roundings | None = None, twice: bool = False) -> Named:
         """Returns autograd's gradients of the reference, by argument. `grads` are those of the results.
 
         With `twice`, returns the gradients of the sum of the squares of all gradients.
         """
-        arguments = self._arguments(trial)
+        arguments = self._arguments(roundings)
         leaves = self.differentiable(arguments)
-        results = self._results([leaves.get(n, a) for n, a in zip(self._names, arguments, strict=True)], trial)
+        results = self._results([leaves.get(n, a) for n, a in zip(self._names, arguments, strict=True)], roundings)
         outputs = [results[name] for name in self.given]
-        given = [trial.change(grad.double()).to(trial.dtype) for grad in grads]
-        return dict(zip(leaves, gradients_of(outputs, list(leaves.values()), given, twice), strict=True))
+        return dict(zip(leaves, gradients_of(outputs, list(leaves.values()), grads, twice), strict=True))
 
-    def declared_gradients(self, grads: Sequence[Tensor], trial: Trial = EXACT, stored: bool = True) -> Named:
+    def declared_gradients(
+        self, grads: Sequence[Tensor], roundings: Roundings | None = None, stored: bool = True
+    ) -> Named:
         """Returns the gradients of the op's own gradient, by argument. `stored`: for the results that were found."""
-        op, arguments = self.op, self._arguments(trial)
-        given = self.gradient_arguments([trial.change(grad.double()) for grad in grads], trial.dtype, trial, stored)
+        op, arguments = self.op, self._arguments(roundings)
+        given = self.gradient_arguments(grads, torch.float64, roundings, stored)
         with torch.no_grad():
-            found = row_maths.compute_gradient(op, *given, reduce=self._reduce(arguments, trial, {}))
+            found = row_maths.compute_gradient(op, *given, reduce=self._reduce(arguments, roundings, {}))
         by_name = dict(zip(self._names, op.gradient_index, strict=True))
         pairs = {name: found[by_name[name]] for name in self.differentiable(arguments)}
         return {name: tensor.double() for name, tensor in pairs.items() if tensor is not None}
 
     def gradient_arguments(
-        self, grads: Sequence[Tensor], dtype: torch.dtype, trial: Trial = EXACT, stored: bool = True
+        self, grads: Sequence[Tensor], dtype: torch.dtype, roundings: Roundings | None = None, stored: bool = True
     ) -> tuple[Any, ...]:
         """Returns the arguments of the registered gradient in a dtype."""
-        op, arguments = self.op, self._arguments(replace(trial, dtype=dtype))
-        named = dict(zip(self.given, grads, strict=True))
+        op, arguments = self.op, self._arguments(roundings, dtype)
+        known = op.signature.named(tuple(arguments))
         with torch.no_grad():
-            results = self._results(arguments, trial) | (self._found(trial) if stored else {})
-        saved, numbers = op.save(tuple(arguments), [results.get(result.name) for result in op.results])
-        of_results = [named.get(result.name) for result in op.results[: op.differentiable_results]]
-        tensors = [None if t is None else t.to(dtype) for t in (*of_results, *saved)]
+            known |= self._results(arguments, roundings) | (self._found(dtype) if stored else {})
+        for name, sources in op.saved.items():
+            known[name] = next((known[source] for source in sources if known.get(source) is not None), None)
+        given = dict(zip(self.given, grads, strict=True))
+        known |= {result.gradient: given.get(result.name) for result in op.results if result.gradient is not None}
         present = self.differentiable(arguments)
-        mask = [any(name in present for name in names) for names in op.gradient_groups]
-        return (*tensors, *numbers, *([mask] if len(mask) > 1 else []))
+        known["output_mask"] = [any(name in present for name in names) for names in op.gradient_groups]
+        values = [known.get(argument.name, argument.default) for argument in op.gradient_signature.arguments]
+        return tuple(v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for v in values)
 
     def differentiable(self, arguments: Sequence[Any]) -> Named:
         """Returns the tensors that have a gradient, as leaves of autograd."""
         named = zip(self._names, arguments, self.op.gradient_index, strict=True)
-        return {n: a.detach().requires_grad_() for n, a, i in named if i >= 0 and isinstance(a, Tensor)}
+        chosen = {n: a for n, a, i in named if i >= 0 and isinstance(a, Tensor) and n not in self.constants}
+        return {n: a.detach().requires_grad_() for n, a in chosen.items() if a.is_floating_point()}
 
     @property
     def given(self) -> list[str]:
@@ -99,47 +96,46 @@ class Call:
     def _names(self) -> tuple[str, ...]:
         return self.op.signature.names
 
-    def _found(self, trial: Trial) -> Named:
-        return {
-            name: trial.change(t.double()).to(trial.dtype) for name, t in self.found.items() if t.is_floating_point()
-        }
+    def _found(self, dtype: torch.dtype = torch.float64) -> Named:
+        return {name: t.to(dtype) for name, t in self.found.items() if t.is_floating_point()}
 
-    def _arguments(self, trial: Trial) -> list[Any]:
+    def _arguments(self, roundings: Roundings | None, dtype: torch.dtype = torch.float64) -> list[Any]:
         def converted(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_floating_point():
-                return trial.change(value.double()).to(trial.dtype)
-            return trial.dtype if isinstance(value, torch.dtype) else value
+                value = value.to(dtype)
+                return value if roundings is None else roundings.change(value)
+            return dtype if isinstance(value, torch.dtype) else value
 
         return [converted(value) for value in self.arguments]
 
-    def _results(self, arguments: Sequence[Any], trial: Trial, before: bool = False) -> Named:
+    def _results(self, arguments: Sequence[Any], roundings: Roundings | None, before: bool = False) -> Named:
         """Returns the results. `before`: those that the reference rounds are as before the rounding."""
-        reduce = self._reduce(arguments, trial, self._found(trial))
-        own = None if trial is EXACT and self.op.torch_function is not None else reduce
+        reduce = self._reduce(arguments, roundings, self._found(arguments[0].dtype))
+        own = None if roundings is None and self.op.torch_function is not None else reduce
         computed = row_maths.compute(self.op, *arguments, reduce=own)
         named = zip((result.name for result in self.op.results), computed, strict=True)
         results = {name: tensor for name, tensor in named if tensor is not None}
         return results | {n: t.reshape(results[n].shape) for n, t in reduce.before.items() if before}
 
-    def _reduce(self, arguments: Sequence[Any], trial: Trial, found: Named) -> _Reduce:
-        rows = self.op.signature.rows(tuple(arguments))
-        return _Reduce(self, rows.flat(arguments[0]), rows.first, trial, found)
+    def _reduce(self, arguments: Sequence[Any], roundings: Roundings | None, found: Named) -> _Reduce:
+        rows = self.rows
+        return _Reduce(self, rows.flat(arguments[0]), rows.first, roundings, found)
 
 
 class _Reduce(RowReduce):
-    """Reduces rows in a trial."""
+    """Reduces rows, and rounds as the kernels did."""
 
-    def __init__(self, call: Call, x: Tensor, dim: int, trial: Trial, found: Named) -> None:
+    def __init__(self, call: Call, x: Tensor, dim: int, roundings: Roundings | None, found: Named) -> None:
         super().__init__(x, dim)
         self._call = call
-        self._trial = trial
+        self._roundings = roundings
         self._found = found
         self.before: Named = {}
         """The numbers that were rounded to a result, before they were rounded."""
 
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
-        """The dtypes of the tensors of the call, instead of those of the trial."""
+        """The dtypes of the tensors of the call, instead of float64."""
         named = zip(self._call.op.signature.names, self._call.arguments, strict=True)
         return {name: value.dtype for name, value in named if isinstance(value, Tensor)}
 
@@ -147,18 +143,11 @@ class _Reduce(RowReduce):
     def dtypes(self, _: Any) -> None:
         pass
 
-    def __call__(self, x: Tensor, how: Literal["max", "sum"]) -> Tensor:
-        return self._trial.change(super().__call__(x, how))
-
-    def total(self, x: Tensor) -> Tensor:
-        return self._trial.change(super().total(x))
-
     def rounded(self, x: Tensor, dtype: torch.dtype, result: str | None = None) -> Tensor:
         if result is not None and result in self._found:
             self.before[result] = x
             return _Replaced.apply(x, self._found[result].reshape(x.shape))  # type: ignore[no-any-return, no-untyped-call]
-        self._call.rounds = True
-        return self._trial.rounding(x, dtype)
+        return x if self._roundings is None else self._roundings.stored(x, dtype)
 
 
 class _Replaced(torch.autograd.Function):

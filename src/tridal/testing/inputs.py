@@ -7,34 +7,44 @@ import functools
 import torch
 
 from tridal.ops.op import Op
-from tridal.testing.cases import Case, Layout, Mask, Values
+from tridal.testing.cases import Case, Layout, Mask, Values, is_index, op_cases
 
 Tensor = torch.Tensor
 
 
 def make_tensors(case: Case, op: Op, device: torch.device) -> dict[str, Tensor | None]:
-    """Returns the tensors of a case by name, by their role; None for absent ones. The first one has `case.values`.
+    """Returns the tensors of a case by name; None for absent ones. Those with a number per element have its layout."""
+    made = {**_by_role(case, op), **op_cases(op).tensors(case)}
+    tensors: dict[str, Tensor | None] = {}
+    for index, argument in enumerate(a for a in op.arguments if a.type == "Tensor"):
+        tensor = made[argument.name]
+        dtype = dict(case.dtypes).get(argument.name, case.dtype)
+        dtype = dtype if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+        layout = case.layout if argument.role == "element" or index == 0 else "contiguous"
+        absent = argument.name in case.absent
+        tensors[argument.name] = None if absent else with_layout(tensor, layout, dtype, device)
+    return tensors
+
+
+def _by_role(case: Case, op: Op) -> dict[str, Tensor]:
+    """Returns the tensors of a case by their role. The first one has `case.values`.
 
     The others have ordinary values, except that all numbers per element are small or constant together.
     """
     first = len(case.shape) - case.dims if case.dims > 1 else case.dim % max(len(case.shape), 1)
     columns = case.shape[first : first + case.dims]
     per_row = case.shape[:first] + case.shape[first + case.dims :]
-    tensors: dict[str, Tensor | None] = {}
+    tensors: dict[str, Tensor] = {}
     for index, argument in enumerate(a for a in op.arguments if a.type == "Tensor"):
-        if argument.name in case.absent:
-            tensors[argument.name] = None
-            continue
-        shape = {"element": case.shape, "column": columns}.get(str(argument.role), per_row)
-        dtype = dict(case.dtypes).get(argument.name, case.dtype)
-        if argument.role == "index":
+        role = "element" if callable(argument.role) else argument.role
+        shape = {"element": case.shape, "column": columns}.get(str(role), per_row)
+        if argument.role == "index" or is_index(case, argument):
             generator = torch.Generator().manual_seed(index)
-            tensors[argument.name] = torch.randint(max(1, *columns), shape, generator=generator).to(device)
+            tensors[argument.name] = torch.randint(max(1, *columns), per_row, generator=generator)
             continue
         alike = index == 0 or (argument.role == "element" and case.values in ("small", "constant"))
         values = make_values(case.values if alike else "normal", shape, case.dim, seed=index and index + 3)
-        layout = case.layout if argument.role == "element" else "contiguous"
-        tensors[argument.name] = with_layout(values, layout, dtype, device)
+        tensors[argument.name] = values
     return tensors
 
 

@@ -29,10 +29,9 @@ from tridal.devices.types import (
 from tridal.runtime import launch
 from tridal.runtime.specialization import KernelCall, Specialization
 from tridal.testing.call_kinds import CallKind, call_kinds
-from tridal.testing.cases import Case
+from tridal.testing.cases import Case, op_cases
 from tridal.testing.implementation import Overridden
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
-from tridal.testing.row_ranges import range_fault
 
 _LONGEST = 1 << 21
 """Elements of the largest tensor with few rows. Its rows are wider than Triton's widest tile."""
@@ -94,13 +93,14 @@ def search_plans(
             skipped.append(kind.case(64, 64).name)
             continue
         for change in _changes(kind, planner, backend.interpreted):
-            found.setdefault(
-                (kind.op.one_tensor, kind.direction, kind.layout, kind.scaled, kind.bare, change), []
-            ).append(kind)
+            scaled, bare = kind.example.scale is not None, bool(kind.example.absent)
+            traits = kind.op.one_tensor, kind.of_rows, kind.direction, kind.layout, scaled, bare, change
+            found.setdefault(traits, []).append(kind)
     cases: dict[Case, None] = {}
     for (*_, change), kinds in found.items():
         kind = kinds[zlib.crc32(repr(change).encode()) % len(kinds)]
-        cases |= dict.fromkeys(kind.case(*size) for size in (change.below, change.above))
+        sides = (kind.case(*size) for size in (change.below, change.above))
+        cases |= dict.fromkeys(case for case in sides if op_cases(kind.op).is_defined(case))
     not_reached = (backend.schedules | backend.features) - planner.used if planner.plans else frozenset()
     if not_reached:
         not_reached -= _used_by_overrides(backend, not_reached)
@@ -115,12 +115,13 @@ def _used_by_overrides(backend: Backend, wanted: Set[str]) -> set[str]:
     because plans may compile kernels.
     """
     found: set[str] = set()
+    kinds = call_kinds(backend, None)
     for name in sorted(overrides(backend), key=lambda name: wanted.isdisjoint(name.split("+"))):
         override = PLAN_OVERRIDES[name]
         assert override is not None
         overridden: Any = Overridden(backend, "", override)
         planner = _Planner(overridden)
-        for kind in call_kinds(backend, None):
+        for kind in kinds:
             planner.signature(kind.call(300, 781), exact=True)
             found |= planner.used
             if wanted <= found:
@@ -155,25 +156,43 @@ class _Planner:
 
         return self._backend.plan(problem, device, count, options)
 
-    def _plan_for(self, call: KernelCall, problem: Problem) -> LaunchPlan:
-        """Returns the plan for a call with the rows of another problem."""
-        self.plans, self._call, planner = self.plans + 1, call.with_rows(problem.inner), cast(Backend, self)
-        return launch.plan(self._call, planner, self._device, self._options)
+    def _plan_for(self, call: KernelCall) -> LaunchPlan:
+        self.plans, self._call = self.plans + 1, call
+        return launch.plan(call, cast(Backend, self), self._device, self._options)
+
+    def _range_fault(self, call: KernelCall, plan: LaunchPlan) -> str | None:
+        """Returns a description of a row count in the range whose plan is another one, or None if the range holds.
+
+        Plans the ends of the range, and random row counts. An exception counts as another plan.
+        """
+        assert plan.row_range is not None
+        (first, last), inner, generator = plan.row_range, call.problem.inner, random.Random(repr(call.problem))
+        near = max(first, inner // 2), min(last, 2 * inner)
+        for rows in dict.fromkeys((first, last, generator.randint(first, last), generator.randint(*near))):
+            try:
+                other = self._plan_for(call.with_rows(rows))
+            except Exception as error:
+                found = f"raises {type(error).__name__}: {error}"
+            else:
+                programs = plan.programs_for(call.problem, rows)
+                if (other.config, other.programs) == (plan.config, programs):
+                    continue
+                found = f"has {other.programs} programs with {other.config}, not {programs} with {plan.config}"
+            ranged = f"{call.kernel.name} of {call.problem.cols} columns: the plan for {inner} rows has row_range"
+            return f"{ranged} = {plan.row_range}, but the plan for {rows} rows {found}"
+        return None
 
     def signature(self, call: KernelCall, exact: bool) -> Any:
         """Returns the signature of a call's plan, see `_signature`. An exception counts as a plan."""
-        self.plans, self._call = self.plans + 1, call
-        planner: Any = self
         try:
-            plan = launch.plan(call, planner, self._device, self._options)
+            plan = self._plan_for(call)
         except Exception as error:  # the call fails in the same way when it is launched, if it is on a side of a change
             return type(error).__name__
         config = plan.config
         sizes = replace(config, cols=0), plan.row_range  # one width is enough for each tile that differs otherwise
         key = call.kernel, call.dtypes, call.problem.layout, call.scale_mask, *sizes
         if plan.row_range is not None and key not in self.ranges:
-            fault = range_fault(plan, call.problem, partial(self._plan_for, call))
-            self.ranges[key] = fault and f"{call.kernel.name} of {call.problem.cols} columns: {fault}"
+            self.ranges[key] = self._range_fault(call, plan)
         features = {
             "peel": config.peel,
             "reload": config.reload,
@@ -189,12 +208,12 @@ def _changes(kind: CallKind, planner: _Planner, interpreted: bool) -> Iterator[_
     """Yields the changes of a kind of calls. A change between two plans that was found before is left out."""
     known: set[tuple[Any, Any]] = set()
     largest = _LARGEST_INTERPRETED if interpreted else _LARGEST
-    for index, rows in enumerate(_ROWS[kind.layout]):
-        exact = index == 0 and kind.layout != "strided" and not kind.scaled
+    for index, rows in enumerate(_ROWS[kind.layout] if kind.of_rows else (1,)):
+        exact = index == 0 and kind.layout != "strided" and kind.example.scale is None and kind.of_rows
         limit = (_LONGEST if exact and kind.layout == "row" else largest) // rows
         for step, offset in _alignments(kind.layout != "inner"):
             yield from _new(_line(kind, planner, limit, step, offset, partial(_size, rows), exact), known)
-    for cols in _COLS:
+    for cols in _COLS if kind.of_rows else ():
         for step, offset in _alignments(kind.layout == "inner"):
             size = partial(_size, cols=cols)
             yield from _new(_line(kind, planner, largest // cols, step, offset, size, exact=False), known)

@@ -1,8 +1,7 @@
-"""Stand-ins for a device: its torch module, Triton's driver and tensors. They record calls and need no hardware."""
+"""Stand-ins for a device: its torch module and Triton's driver. They record calls and need no hardware."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -103,31 +102,6 @@ class _Stream:
         if name.endswith("_stream"):
             return self._handle
         raise AttributeError(name)
-
-
-class FakeTensor(torch.Tensor):
-    """A contiguous tensor on any device, with an address and without memory."""
-
-    _addresses = itertools.count(1 << 32, 1 << 24)
-    address: int
-
-    @staticmethod
-    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
-        """Returns a tensor with a new, aligned address."""
-        made: FakeTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.address = next(cls._addresses)
-        return made
-
-    def data_ptr(self) -> int:
-        """Returns the address."""
-        return self.address
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Supports `new_empty` only."""
-        if func is not torch.ops.aten.new_empty.default:
-            raise NotImplementedError(f"{func} of a tensor without memory")
-        return cls(args[1], (kwargs or {}).get("dtype") or args[0].dtype, args[0].device)
 
 
 class RecordedBackend:

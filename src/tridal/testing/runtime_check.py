@@ -16,7 +16,7 @@ from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.row_calls import prepare_call
 from tridal.runtime.compiler import can_compile
-from tridal.testing.recording import COUNT, FakeTensor, RecordedBackend, RecordingDevice, recording
+from tridal.testing.recording import COUNT, RecordedBackend, RecordingDevice, recording
 
 _SHAPE = (64, 96)
 
@@ -146,19 +146,18 @@ def _launch_faults(
             yield from _argument_faults(device, recorded, index, (y, x))
 
 
-def _prepare(recorded: RecordedBackend, index: int) -> tuple[FakeTensor, Callable[[torch.Tensor], Any]]:
-    """Returns a tensor without memory on a device, and a prepared call of the first op of one tensor for it."""
-    try:
-        torch_device = torch.device(recorded.device_type, index)
-    except RuntimeError:  # torch does not know the device type until the vendor's package is imported
-        torch_device = torch.device("privateuseone", index)
+def _prepare(recorded: RecordedBackend, index: int) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    """Returns a tensor on the CPU, and a prepared call of the first op of one tensor for it, as if it were on a device.
+
+    The stand-in of Triton's driver reads only its address.
+    """
     context = DeviceContext.__new__(DeviceContext)
-    context.device, context.index, context.settings = torch_device, index, settings.current()
+    context.device, context.index, context.settings = torch.device("cpu"), index, settings.current()
     context.backend = CheckedBackend(recorded, "tridal.testing")
     context.torch_computes, context.has_autocast, context.runs = False, False, BoundedCache(4)
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
     op = next(op for op in table.ops().values() if op.one_tensor)
-    x = FakeTensor(_SHAPE, getattr(torch, dtype), torch_device)
+    x = torch.empty(_SHAPE, dtype=getattr(torch, dtype))
     arguments = op.signature.complete((x, -1, x.dtype, *op.parameters.values()))
     found = prepare_call(context, op, op.signature, arguments)
     return x, lambda x: found.run(*op.signature.tensors_of((x, *arguments[1:])))[0]

@@ -14,21 +14,23 @@ to first order:
 `Arithmetic.noise` is the sum of these. Each of its terms is about twice as large as necessary. The sum is a thousand
 times smaller than the error of a sum in bfloat16. `tests/test_tolerance.py` shows which faults the bounds find.
 
-An op of one tensor can define its own bounds (`Op.bounds`). `DerivedBounds` are the bounds of all other ops. They
-measure how sensitive the results are to rounding errors: they slightly change the tensors and the statistics of the
-op's reference, in float64 and in float32. The largest change of a row's results determines the bound.
+An op of one tensor can define its own bounds (`Op.bounds`). `derived_bounds` are the bounds of all other ops. They
+simulate roundings: in a few trials, each operation of the op's maths in float64 changes its result by a random relative
+amount of at most one unit roundoff. The largest change of a row's results, times a factor, is the bound.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tridal.ops.signature import Rows
-from tridal.testing.exact import EXACT, Trial
+from tridal.testing.exact import Named
+from tridal.testing.roundings import STEP, Formulas, Roundings
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 """Unit roundoff of each dtype, for rounding to nearest."""
@@ -38,8 +40,10 @@ TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float
 
 Tensor = torch.Tensor
 
-_CHANGES = ((2.0**-20, torch.float64), (2.0**-23, torch.float32))  # (step, dtype) of a trial, see DerivedBounds
-_TRIALS, _MANY_ELEMENTS = 6, 50_000
+_SAFETY = 8
+"""The largest change in a few trials is multiplied by this."""
+_ELEMENT = 4
+_TRIALS, _FEW_TRIALS, _MANY_ELEMENTS, _MANY_COLS = 6, 2, 50_000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,57 +81,59 @@ class Arithmetic:
         return self.accumulator * (4 * distance + self.sum_roundings + 3 * math.log2(max(self.cols, 1)) + 16)
 
 
-@dataclass(frozen=True, slots=True)
-class DerivedBounds:
-    """Error bounds for any op. They measure how small changes of tensors and statistics affect the op's results.
+def derived_bounds(
+    rows: Rows, exact: Mapping[str, Tensor], roles: Mapping[str, Any], compute: Callable[[Roundings | None], Named],
+    arithmetic: Mapping[str, Arithmetic], dtype: str, formulas: Formulas,
+) -> Named:  # fmt: skip
+    """Returns the bound of the error of each element, for any op.
 
-    Each trial changes the tensors and the results of reductions by random relative amounts up to a step. Half of the
-    trials run in float32. A bound uses the largest change of a row's results, divided by the step. Changes of the
-    tensors alone would not show errors of intermediate results that cancel in exact arithmetic.
+    Args:
+        rows: where the rows of tensors with a number per element are.
+        exact: the exact value of each result or gradient.
+        roles: whether each holds a number per element, row or column, or something else.
+        compute: computes all of them, exactly or with simulated roundings.
+        arithmetic: the precision of each. All have the same statistics.
+        dtype: the dtype of matmuls.
+        formulas: see `OpCases.formulas`.
     """
+    if not exact:
+        return {}
+    origin = compute(None)  # not `exact`: a wrong gradient of the op would be taken for a large rounding error
+    largest = {name: STEP * tensor.abs().nan_to_num(posinf=0.0) for name, tensor in exact.items()}  # the last rounding
+    a = next(iter(arithmetic.values()))
+    many = a.cols > _MANY_COLS and max(tensor.numel() for tensor in exact.values()) > _MANY_ELEMENTS
 
-    rows: Rows
-    exact: Mapping[str, Tensor]
-    """The exact value of each result or gradient."""
-    roles: Mapping[str, str | None]
-    """Whether each holds a number per element, row or column."""
-    compute: Callable[[Trial], Mapping[str, Tensor]]
-    """Computes all of them in a trial."""
+    def stored_step(dtype: torch.dtype) -> float:  # an element that is stored differs by up to two units
+        return 2 * UNIT[str(dtype).removeprefix("torch.")] / a.accumulator * STEP / _SAFETY
 
-    def bounds(self, arithmetic: Mapping[str, Arithmetic], rounds: bool = False) -> dict[str, Tensor]:
-        """Returns the bound of the error of each element. `rounds`: whether the op rounds intermediate results."""
-        generator = torch.Generator().manual_seed(0)
-        largest = {name: torch.zeros_like(tensor) for name, tensor in self.exact.items()}
-        rounded = {name: torch.zeros_like(tensor) for name, tensor in self.exact.items()}
-        origin = self.compute(EXACT)  # not `exact`: a wrong gradient of the op would be taken for a sensitive one
-        most = max((tensor.numel() for tensor in self.exact.values()), default=0)
+    for seed in range(_FEW_TRIALS if many else _TRIALS):
+        row = rows.first, a.cols
+        roundings = Roundings(seed, row, a.sum_roundings, getattr(torch, dtype), stored_step, formulas)
+        with roundings:
+            found = compute(roundings)
+        for name, change in largest.items():
+            difference = (found[name] - origin[name]).abs().nan_to_num(posinf=0.0)
+            largest[name] = torch.maximum(change, difference)
+    return {
+        name: arithmetic[name].unit * tensor.abs() + arithmetic[name].tiny
+        + _SAFETY * a.accumulator / STEP * _pooled(largest[name], rows, roles[name], many)
+        for name, tensor in exact.items()
+    }  # fmt: skip
 
-        def changed(x: Tensor, step: float) -> Tensor:
-            """Returns the tensor with each element changed by a random relative amount between -step and step."""
-            return x * (1 + step * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
 
-        def run(trial: Trial, step: float, found: dict[str, Tensor]) -> None:
-            for name, tensor in self.compute(trial).items():
-                difference = ((tensor.double() - origin[name].double()).abs() / step).nan_to_num(posinf=0.0)
-                found[name] = torch.maximum(found[name], difference)
+def _pooled(changes: Tensor, rows: Rows, role: str, few_trials: bool) -> Tensor:
+    """Returns the largest change of each row, at least the median of all rows, or the largest one of a column's sum.
 
-        for step, dtype in _CHANGES * (_TRIALS if most <= _MANY_ELEMENTS else 2):
-            run(Trial(dtype, lambda x, step=step: changed(x, step)), step, largest)  # type: ignore[misc]
-        for _ in range(_TRIALS * rounds):
-            trial = replace(EXACT, rounding=lambda x, dtype: changed(x, 2 * UNIT[str(dtype).removeprefix("torch.")]))
-            run(trial, 1.0, rounded)
-        return {
-            name: a.unit * exact.abs() + a.noise(torch.zeros(())) * (exact.abs() + 2 * self._of_row(name, largest))
-            + self._of_row(name, rounded) + a.tiny
-            for name, exact in self.exact.items() for a in [arithmetic[name]]
-        }  # fmt: skip
-
-    def _of_row(self, name: str, changes: Mapping[str, Tensor]) -> Tensor:
-        """Returns the largest change of a row, or of all sums over rows."""
-        tensor = changes[name]
-        if tensor.numel() == 0 or self.roles[name] == "row":
-            return tensor
-        if self.roles[name] == "column":
-            return tensor.amax().expand_as(tensor)
-        dims = tuple(range(self.rows.first, self.rows.first + self.rows.dims)) if tensor.dim() else ()
-        return tensor.amax(dims, keepdim=True).expand_as(tensor)
+    A single element may change little in all trials. After many trials, it is at most `_ELEMENT` times its own change.
+    """
+    if not changes.numel():
+        return changes
+    if role == "column":
+        return changes.amax().expand_as(changes)
+    largest = changes
+    if role == "element" and changes.dim():
+        largest = changes.amax(tuple(range(rows.first, rows.first + rows.dims)), keepdim=True)
+    elif role == "whole" and changes.dim() > 1:
+        largest = changes.amax(-1, keepdim=True)
+    largest = torch.maximum(largest, largest.median())
+    return (largest if few_trials else torch.minimum(largest, _ELEMENT * changes)).expand_as(changes)

@@ -12,7 +12,7 @@ import torch
 
 from tridal.library.losses import steps
 from tridal.library.losses.layout import new_gradient
-from tridal.library.losses.maths import MEAN, NONE, gradient, reference
+from tridal.library.losses.maths import MEAN, NONE, REDUCTIONS, gradient, reference
 from tridal.ops.arguments import DTYPE, Named, Result, Role, index_per_row, number, per_column, per_element
 from tridal.ops.op import Op
 
@@ -30,8 +30,9 @@ def _has_denominator(named: Named) -> bool:
 
 
 NUMBERS = (
-    number("reduction", type="int"), number("ignore_index", type="int"), number("label_smoothing"), number("z_loss"),
-    number("softcap", optional=True),
+    number("reduction", type="int", range=tuple(REDUCTIONS)), number("ignore_index", type="int", range=(-200, -100)),
+    number("label_smoothing", neutral=0.0, range=(0.0, 1.0)), number("z_loss", neutral=0.0, range=(0.0, 0.1)),
+    number("softcap", optional=True, range=(1.0, 60.0)),
 )  # fmt: skip
 CROSS_ENTROPY = Op(
     name="cross_entropy",
@@ -56,6 +57,6 @@ CROSS_ENTROPY = Op(
         Result("input", "element", _dtype_of("input"), new=lambda named: new_gradient(named["input"])),
         Result("target", "element", _dtype_of("target"), needs=lambda named: named["target"].is_floating_point()),
     ),
-    cases="tridal.library.losses.cases:cases",
+    cases="tridal.library.losses.cases:CROSS_ENTROPY",
     benchmark="tridal.library.losses.benchmark:CROSS_ENTROPY",
 )  # fmt: skip

@@ -59,11 +59,11 @@ def gradient(
     dlogits = compute_gradient(CROSS_ENTROPY, *given)[0]
     assert dlogits is not None
     dlogits = dlogits.flatten(1)
-    matrix = linear_weight.flatten(0, -2).to(matmul_dtype)
+    matrix, ones = linear_weight.flatten(0, -2).to(matmul_dtype), dlogits.new_ones(len(dlogits))
     return (
         dlogits @ matrix if output_mask[0] else None,
         (dlogits.t() @ input.to(matmul_dtype)).view(linear_weight.shape) if output_mask[1] else None,
-        dlogits.sum(0).view(linear_weight.shape[:-1]) if output_mask[2] else None,
+        (ones @ dlogits).view(linear_weight.shape[:-1]) if output_mask[2] else None,
     )
 
 
@@ -159,7 +159,8 @@ def _saved(index: int, argument: str, shape: Callable[[Tensor], torch.Size], dty
 
 
 _NUMBERS = (
-    Argument("matmul_dtype", "ScalarType"), Argument("accum_dtype", "ScalarType"), number("chunk_size", type="int"),
+    Argument("matmul_dtype", "ScalarType"), Argument("accum_dtype", "ScalarType"),
+    number("chunk_size", type="int", range=(16, 64)),
     Argument("needs", "bool[]"),
 )  # fmt: skip
 LINEAR_CROSS_ENTROPY = Op(
@@ -188,6 +189,6 @@ LINEAR_CROSS_ENTROPY = Op(
         "denominator",
     ),
     gradient_numbers=(*NUMBERS, *_NUMBERS),
-    cases="tridal.library.losses.linear_cases:cases",
+    cases="tridal.library.losses.cases:LINEAR_CROSS_ENTROPY",
 )  # fmt: skip
 """It has no kernels of its own: it runs torch's matmul and the kernels of cross-entropy."""

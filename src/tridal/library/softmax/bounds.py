@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from tridal.ops.row_reduce import RowReduce
 
+if TYPE_CHECKING:
+    from tridal.testing.tolerance import Arithmetic
+
 Tensor = torch.Tensor
-
-
-class Arithmetic(Protocol):
-    """The precision of a computation: see `tridal.testing.tolerance.Arithmetic`."""
-
-    unit: float
-    tiny: float
-    accumulator: float
-
-    def noise(self, distance: Tensor) -> Tensor:
-        """Relative error of exp(x - m) / sum, where distance is m - x."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,8 +50,3 @@ class SoftmaxBounds:
         else:  # dX = Y (dY - sum(Y dY))
             size = y * (dy.abs() + (y * dy.abs()).sum(dim, keepdim=True))
         return arithmetic.unit * dx.abs() + arithmetic.noise(torch.zeros(())) * abs(scale) * size + arithmetic.tiny
-
-    def second_order(self, x: Tensor, dy: Tensor, exact: Tensor, dim: int, arithmetic: Arithmetic) -> Tensor:
-        """Returns the bound for the gradient of sum(dX^2): five sums of products, with terms up to `largest`^2."""
-        largest = dy.abs().sum(dim, keepdim=True) if self.log else dy.abs().amax(dim, keepdim=True)
-        return (2 * arithmetic.noise(torch.zeros(())) * largest.square()).expand_as(dy)
