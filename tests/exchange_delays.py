@@ -7,8 +7,7 @@ program waits for its own time: most times less than 1 us, at times up to 33 us.
 from __future__ import annotations
 
 import ast
-import importlib
-import sys
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +15,11 @@ from typing import Any
 
 import pytest
 
+import tridal.kernels
 from tridal.runtime import compiler, launch
 
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier"}
 DELAYED = ("exchange", "tile_counter")
-ENTRIES = ("whole_row", "overlapped")
-"""The kernels, each in a module with its name."""
 
 DELAY = '''
 _SLEEP = tl.constexpr("""
@@ -79,37 +77,33 @@ def _has_step(statement: ast.stmt) -> bool:
     return any(isinstance(call, ast.Attribute) and call.attr in STEPS for call in calls)
 
 
-def delayed_source(module: str, package: str, seed: int) -> str:
-    """Returns the source of a module of kernels with delays. It imports the delayed modules from `package`."""
-    file = Path(compiler.entry("whole_row").fn.__code__.co_filename).with_name(f"{module}.py")
-    tree = ast.parse(file.read_text())
-    if module in DELAYED:
-        tree = ast.fix_missing_locations(_Delays(seed).visit(tree))
-        last_import = max(i for i, node in enumerate(tree.body) if isinstance(node, (ast.Import, ast.ImportFrom)))
-        tree.body[last_import + 1 : last_import + 1] = ast.parse(DELAY).body
-    source = ast.unparse(tree)
-    for name in DELAYED:
-        source = source.replace(f"tridal.kernels.{name}", f"{package}.{name}")
-    return source
+def delayed_source(module: str, seed: int) -> str:
+    """Returns the source of a module of kernels with delays."""
+    tree = ast.fix_missing_locations(_Delays(seed).visit(ast.parse(shipped_source(module))))
+    last_import = max(i for i, node in enumerate(tree.body) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    tree.body[last_import + 1 : last_import + 1] = ast.parse(DELAY).body
+    return ast.unparse(tree)
+
+
+def shipped_source(module: str) -> str:
+    """Returns the source of a module of kernels."""
+    return Path(tridal.kernels.__path__[0], f"{module}.py").read_text()
 
 
 @contextmanager
 def delayed_kernels(folder: Path, seed: int) -> Iterator[None]:
     """Context manager in which `tridal.runtime.compiler` compiles the kernels with delays."""
-    package = f"delayed_kernels_{seed}"
-    (folder / package).mkdir()
-    (folder / package / "__init__.py").touch()
-    for module in (*DELAYED, *ENTRIES):
-        (folder / package / f"{module}.py").write_text(delayed_source(module, package, seed))
+    copy = folder / f"delayed_kernels_{seed}"
+    shutil.copytree(tridal.kernels.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for module in DELAYED:
+        (copy / f"{module}.py").write_text(delayed_source(module, seed))
+    compiler._entry.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        entries = {name: getattr(importlib.import_module(f"{package}.{name}"), name) for name in ENTRIES}
-        for name in [name for name in sys.modules if name.split(".")[0] == package]:
-            del sys.modules[name]
-        patch.setattr(compiler, "entry", entries.__getitem__)
+        patch.setattr(tridal.kernels, "__path__", [str(copy)])
         patch.setattr(compiler, "compile_kernel", compiler.compile_kernel.__wrapped__)  # the cache has the others
         patch.setattr(launch, "_load", _load)
         yield
+    compiler._entry.cache_clear()
 
 
 _loaded = []

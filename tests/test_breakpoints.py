@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 
 import tridal
+from call_helpers import WHOLE_ROW, kernel_call
 from tridal import library
-from tridal.devices.types import ITEMSIZE
+from tridal.devices.types import ITEMSIZE, KernelConfig
 from tridal.errors import PluginError
 from tridal.ops import planning, table
 from tridal.runtime import breakpoints, compiler
@@ -66,17 +67,17 @@ def test_other_calls_are_no_breakpoints(kernels: ModuleType) -> None:
 @pytest.mark.parametrize("op", [op for op in library.OPS if op.one_tensor], ids=lambda op: op.name)
 def test_kernels_of_tridal_have_none(op: table.Op) -> None:
     for kernel in (op.forward, op.backward):
-        functions = compiler.op_functions(kernel, interpret=False).values()
-        for schedule in ("whole_row", "column_loop"):
-            assert breakpoints.find_breakpoint(compiler.entry(schedule), *functions) is None
+        for config in (WHOLE_ROW, KernelConfig("column_loop", 1, 256)):
+            function = compiler.entry(kernel_call(kernel=kernel).specialize(config))
+            assert breakpoints.find_breakpoint(function) is None
 
 
 def test_functions_of_an_op_and_of_the_schedules_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     reached: list[str] = []
     original = inspect.unwrap
     monkeypatch.setattr(inspect, "unwrap", lambda f: reached.append(getattr(f, "__name__", "")) or original(f))
-    functions = compiler.op_functions(library.OPS[0].forward, interpret=False).values()
-    breakpoints.find_breakpoint(compiler.entry("whole_row"), *functions)
+    call = kernel_call(kernel=library.OPS[0].forward)
+    breakpoints.find_breakpoint(compiler.entry(call.specialize(WHOLE_ROW)))
     assert {"softmax", "exp_term", "whole_row", "collect"} <= set(reached)
 
 

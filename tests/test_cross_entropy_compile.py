@@ -59,7 +59,7 @@ def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...],
         base = next(k for k in vars(steps).values() if getattr(k, "name", None) == kernel.name)
         base = base if softcap is None else replace(base, neutral_padding=False)
         bound = base.bind(SOFTCAP=softcap, IGNORE_INDEX=-100, CLASSES=1000, **constants)
-        kinds = {"index_ptr": "int64", "out_ptr": "bfloat16", "in_ptr": "bfloat16", "in2_ptr": "bfloat16"}
+        kinds = {f"{bound.row_index}_ptr": "int64", **dict.fromkeys(bound.element_pointers, "bfloat16")}
         dtypes = tuple(kinds.get(pointer, "float32") for pointer in bound.pointers)
         call = KernelCall(bound, layout, dtypes, (), (0.1,) * len(bound.parameters))
         compiled = compiler.compile_kernel(call.specialize(config), ("cuda", 90, 32))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from call_helpers import SM_90, kernel_call
-from exchange_delays import DELAYED, STEPS, delayed_kernels, delayed_source
+from exchange_delays import DELAYED, STEPS, delayed_kernels, delayed_source, shipped_source
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
@@ -64,8 +64,7 @@ def test_delayed_source_differs_by_delays_only(module: str) -> None:
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name != "_delay"]
         return [line for function in functions for line in ast.unparse(function).splitlines()]
 
-    file = Path(compiler.entry("whole_row").fn.__code__.co_filename).with_name(f"{module}.py")
-    delayed, shipped = statements(delayed_source(module, "package", 1)), statements(file.read_text())
+    delayed, shipped = statements(delayed_source(module, 1)), statements(shipped_source(module))
     steps = [step for line in shipped for step in re.findall(rf"tl\.(?:{'|'.join(STEPS)})\(", line)]
     delays = [line for line in delayed if line.strip().startswith("_delay(")]
     assert [line for line in delayed if line not in delays] == shipped

@@ -16,6 +16,7 @@ from tridal.errors import PlanError, PluginError
 from tridal.ops import planning
 from tridal.runtime import compiler, launch
 from tridal.runtime.function_errors import describe, reason
+from tridal.runtime.op_functions import triton_functions
 from tridal.runtime.row_kernel import RowKernel
 
 pytest.importorskip("triton")
@@ -67,13 +68,10 @@ def test_error_in_a_called_function_names_that_function_and_its_caller(
     assert "no_such" in str(caught.value).removeprefix(start)
 
 
-@pytest.mark.parametrize("interpret", [False, True])
-def test_function_that_triton_cannot_hash_is_named(
-    interpret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_that_triton_cannot_hash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = make_kernel(tmp_path, monkeypatch, norm="def norm(squares, eps):\n    a = b = squares\n    return a")
     with pytest.raises(PluginError, match=f"kernel {kernel.name!r}: Triton cannot compile norm, .*: TypeError: Simul"):
-        compiler.op_functions(kernel, interpret)
+        triton_functions(kernel)
 
 
 def test_error_outside_of_the_functions_of_the_op_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +82,7 @@ def test_error_outside_of_the_functions_of_the_op_stays_as_it_is(monkeypatch: py
     monkeypatch.setattr(triton, "compile", fail)
     with pytest.raises(RuntimeError, match=r"^no LLVM$") as caught:
         compiler.compile_kernel.__wrapped__(kernel_call().specialize(WHOLE_ROW), SM_90)
-    assert describe(caught.value, compiler.op_functions(kernel_call().kernel, False).values()) is None
+    assert describe(caught.value, triton_functions(kernel_call().kernel)) is None
 
 
 def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(

@@ -86,8 +86,11 @@ def test_each_kernel_argument_gets_its_own_value(
     driver = SimpleNamespace(active=here)
     monkeypatch.setattr(triton.runtime, "driver", driver)
     call = kernel_call(kernel=kernel, parameters=parameters, scale_mask=scale_mask)
-    pointers = ["out_ptr", "in_ptr"] + ["in2_ptr"] * (len(kernel.reads) > 1)
-    pointers += ["mask_ptr"] * (scale_mask.mask is not None) + ["workspace"] * (config.programs_per_row > 1)
+    pointers = (
+        [*kernel.pointers]
+        + ["score_mask"] * (scale_mask.mask is not None)
+        + ["workspace"] * (config.programs_per_row > 1)
+    )
     tensors = [SimpleNamespace(data_ptr=lambda name=name: name) for name in pointers]
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
     # The plan of another number of rows serves the call, too.
@@ -97,19 +100,17 @@ def test_each_kernel_argument_gets_its_own_value(
     if scale_mask.mask is None:
         call = call.with_rows(rows)
     specialization = call.specialize(config)
-    names = compiler.entry(specialization.entry).arg_names
+    names = compiler.entry(specialization).arg_names
     programs = launched[0] if launched else RecordingLauncher.launched[0]
     assert programs == -(-call.problem.rows // config.rows) * config.programs_per_row
     if launcher is RecordingLauncher:
-        names = [name for name in names if name in dict(specialization.types)]
         passed = list(RecordingLauncher.launched[9:])
     arguments = dict(zip(names, passed, strict=True))
     addresses = {
         name: arguments[name] if launcher is RecordingLauncher else arguments[name].data_ptr() for name in pointers
     }
     assert addresses == {name: name for name in pointers}
-    numbers = compiler.constants_of(specialization, triton) | dict(specialization.constants) | call.scalars(config)
-    numbers["ACC_DTYPE"] = triton.language.float32
+    numbers = call.scalars(config)
     others = [name for name in names if name not in pointers]
     assert {name: arguments[name] for name in others} == {name: numbers[name] for name in others}
 

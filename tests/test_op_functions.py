@@ -1,8 +1,7 @@
-"""Adapters of an op's functions: they pass what a function names, and their faults and edits are noticed."""
+"""The packs of a kernel: schedules pass what a function names, and faults and edits of functions are noticed."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 
 from tridal.errors import PluginError
-from tridal.runtime import compiler
-from tridal.runtime.op_functions import CALLS, adapters, fingerprint
+from tridal.runtime.op_functions import constants_of, fingerprint, packs_of
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 pytest.importorskip("triton")
@@ -96,37 +94,22 @@ def make_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     sys.modules.pop(module, None)
 
 
-class PythonFunction:
-    """A Triton function as a plain Python function, which needs neither the compiler nor the interpreter."""
-
-    def __init__(self, function: Any) -> None:
-        self.fn = getattr(function, "fn", function)
-        self.arg_names = inspect.getfullargspec(self.fn).args
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.fn(*arguments)
-
-
-def python_adapters(kernel: RowKernel) -> dict[str, Any]:
-    """Returns the adapters as plain Python functions."""
-    return adapters(kernel, PythonFunction)
-
-
-def call(functions: dict[str, Any], role: str) -> Any:
-    """Calls an adapter as a schedule does. The value of each argument is its name."""
-    assert tuple(functions[role].arg_names) == CALLS[role]
-    return functions[role](*CALLS[role])
+def calls(kernel: RowKernel, pack: str) -> tuple[str, ...]:
+    """Returns the calls of a kernel's functions in a schedule. Checks the kernel."""
+    constants_of(kernel)
+    return packs_of(kernel)[f"each_{pack}"]
 
 
 def test_a_function_gets_the_arguments_that_it_names(make_kernel: Callable[..., RowKernel]) -> None:
-    functions = python_adapters(make_kernel())
-    assert call(functions, "second_term") == ("param0", "x2", "first", "AXIS")
-    assert call(functions, "rebase") == ("second", "part_first", "first", "part_count")
-    assert call(functions, "finish") == ("second", "x", "part_scale", "part_first", "first", "GUARD")
+    kernel = make_kernel()
+    assert calls(kernel, "late_term") == ("maths.square(eps_number, b_tile, first, AXIS)",)
+    assert calls(kernel, "edge_late_term") == ("maths.square(eps_number, edge_of_b, first, 0)",)
+    assert calls(kernel, "rebased") == ("maths.shift_total(second, part_first, first, part_count)",)
+    assert calls(kernel, "formula") == ("maths.normalise(second, a_tile, part_scale, part_first, first, GUARD)",)
 
 
-def test_adapters_say_how_terms_are_reduced_and_padded(make_kernel: Callable[..., RowKernel]) -> None:
-    constants = python_adapters(make_kernel())
+def test_constants_say_how_terms_are_reduced_and_padded(make_kernel: Callable[..., RowKernel]) -> None:
+    constants = constants_of(make_kernel())
     assert {name: constants[name] for name in ("FIRST", "SECOND", "PADDING", "NEUTRAL_PADDING")} == {
         "FIRST": "sum", "SECOND": "sum", "PADDING": 1.0, "NEUTRAL_PADDING": False,
     }  # fmt: skip
@@ -138,43 +121,66 @@ def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(
     make_kernel: Callable[..., RowKernel], term: str, neutral_padding: bool
 ) -> None:
     statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term, "shift_total"))
-    constants = python_adapters(make_kernel(statistics=statistics, neutral_padding=neutral_padding))
-    assert constants["MASKS_TERMS"] == (term == "bounded" or not neutral_padding)
+    kernel = make_kernel(statistics=statistics, neutral_padding=neutral_padding)
+    assert constants_of(kernel)["MASKS_TERMS"] == (term == "bounded" or not neutral_padding)
     if term == "bounded":
-        assert call(constants, "second_term") == ("x", "first", "in_bounds")
+        assert calls(kernel, "late_term") == ("maths.bounded(a_tile, first, in_bounds)",)
+        assert calls(kernel, "edge_late_term") == ("maths.bounded(edge_of_a, first, edge_in_bounds)",)
 
 
 def test_a_first_term_gets_no_bounds(make_kernel: Callable[..., RowKernel]) -> None:
-    with pytest.raises(PluginError, match="bounded names total, in_bounds; as first_term of kernel 'norm' it can name"):
-        python_adapters(make_kernel(statistics=(Statistic("deviation", "sum", term="bounded"),), writes=("element",)))
+    with pytest.raises(PluginError, match="bounded names total, in_bounds; as term of kernel 'norm' it can name"):
+        packs_of(make_kernel(statistics=(Statistic("deviation", "sum", term="bounded"),), writes=("element",)))
 
 
 def test_an_unmasked_sum_over_rows_uses_no_statistic(make_kernel: Callable[..., RowKernel]) -> None:
     kernel = make_kernel(column_writes=("scaled",))
-    assert python_adapters(kernel)["column_term"] is not None
+    assert calls(kernel, "sum_term") == ("maths.scaled(a_tile, first)",)
     with pytest.raises(PluginError, match=r"scaled is the term of a sum .* uses total.*neutral_padding=False"):
-        python_adapters(replace(kernel, neutral_padding=True))
-    python_adapters(replace(kernel, neutral_padding=True, column_writes=("element",)))
+        constants_of(replace(kernel, neutral_padding=True))
+    constants_of(replace(kernel, neutral_padding=True, column_writes=("element",)))
 
 
 def test_a_function_may_have_the_name_of_an_argument_of_schedules(make_kernel: Callable[..., RowKernel]) -> None:
     source = SOURCE + "\n    @triton.jit\n    def index(a, column):\n        return a, column\n"
-    functions = python_adapters(make_kernel(source, writes=("index",)))
-    assert call(functions, "finish") == ("x", "column")
+    assert calls(make_kernel(source, writes=("index",)), "formula") == ("maths.index(a_tile, tile_column)",)
 
 
 def test_terms_get_the_column(make_kernel: Callable[..., RowKernel]) -> None:
     source = SOURCE + "\n    @triton.jit\n    def placed(a, column):\n        return a, column\n"
     statistics = (Statistic("total", "sum", "placed"), Statistic("deviation", "sum", "placed"))
-    functions = python_adapters(make_kernel(source, statistics=statistics, writes=("element",)))
-    assert call(functions, "first_term") == call(functions, "second_term") == ("x", "column")
+    kernel = make_kernel(source, statistics=statistics, writes=("element",))
+    assert calls(kernel, "first_term") == calls(kernel, "early_term") == ("maths.placed(a_tile, tile_column)",)
+    assert calls(kernel, "edge_first_term") == ("maths.placed(edge_of_a, edge_column)",)
 
 
-def test_a_kernel_with_one_statistic_has_no_second_term(make_kernel: Callable[..., RowKernel]) -> None:
+def test_a_kernel_with_one_statistic_has_no_later_term(make_kernel: Callable[..., RowKernel]) -> None:
     kernel = make_kernel(statistics=(Statistic("total", "max", term="element"),), writes=("element",))
-    constants = python_adapters(kernel)
-    assert [constants[name] for name in ("second_term", "rebase", "SECOND")] == [None] * 3
-    assert constants["FIRST"] == "max"
+    assert calls(kernel, "later_term") == calls(kernel, "rebased") == ()
+    assert [constants_of(kernel)[name] for name in ("FIRST", "SECOND", "HAS_LATE")] == ["max", None, False]
+
+
+def test_each_of_three_statistics_may_use_the_first_one(make_kernel: Callable[..., RowKernel]) -> None:
+    source = (
+        SOURCE
+        + """
+    @triton.jit
+    def shift_third(third, part_total, total):
+        return third + part_total - total
+
+    @triton.jit
+    def only_deviation(deviation):
+        return deviation
+    """
+    )
+    kernel = make_kernel(source)
+    third = Statistic("third", "max", term="scaled", rebase="shift_third")
+    kernel = replace(kernel, statistics=(*kernel.statistics, third))
+    assert calls(kernel, "late") == ("second", "statistic_2")
+    assert calls(kernel, "late_term")[1] == "maths.scaled(a_tile, first)"
+    assert calls(kernel, "rebased")[1] == "maths.shift_third(statistic_2, part_first, first)"
+    with pytest.raises(PluginError, match=r"only_deviation names deviation; as term of kernel 'norm' it can name"):
+        packs_of(replace(kernel, statistics=(*kernel.statistics[:2], replace(third, term="only_deviation"))))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +196,7 @@ def test_counts_is_set_if_a_function_names_count_or_part_count(
     make_kernel: Callable[..., RowKernel], term: str, rebase: str | None, counts: bool
 ) -> None:
     statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term, rebase))
-    assert python_adapters(make_kernel(statistics=statistics))["COUNTS"] is counts
+    assert constants_of(make_kernel(statistics=statistics))["COUNTS"] is counts
 
 
 @pytest.mark.parametrize(("term", "used"), [("square", "total"), ("bounded", "total"), ("counted", "count")])
@@ -201,7 +207,7 @@ def test_a_second_term_with_a_number_of_the_part_needs_rebase(
     statistics = (Statistic("total", "sum", "element"), Statistic("deviation", "sum", term))
     message = f"kernel 'norm': {term}, the term of 'deviation', uses {used}, which differs .*: declare rebase"
     with pytest.raises(PluginError, match=message):
-        python_adapters(make_kernel(statistics=statistics))
+        constants_of(make_kernel(statistics=statistics))
 
 
 def test_a_function_with_unknown_names_raises_and_lists_what_it_can_name(
@@ -209,17 +215,17 @@ def test_a_function_with_unknown_names_raises_and_lists_what_it_can_name(
 ) -> None:
     kernel = make_kernel(statistics=(Statistic("total", "sum", term="wrong"),))
     expected = (
-        rf"{kernel.module}\.wrong names rank, tile; as first_term of kernel 'norm' it can name "
+        rf"{kernel.module}\.wrong names rank, tile; as term of kernel 'norm' it can name "
         "AXIS, EXP2_BIAS, a, b, column, eps$"
     )
     with pytest.raises(PluginError, match=expected):
-        python_adapters(kernel)
+        constants_of(kernel)
 
 
 def test_a_function_cannot_name_a_statistic_that_is_not_known_yet(make_kernel: Callable[..., RowKernel]) -> None:
     kernel = make_kernel(statistics=(Statistic("total", "sum", term="square"),))
-    with pytest.raises(PluginError, match=r"square names total; as first_term"):
-        python_adapters(kernel)
+    with pytest.raises(PluginError, match=r"square names total; as term"):
+        constants_of(kernel)
 
 
 def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: Callable[..., RowKernel]) -> None:
@@ -228,11 +234,10 @@ def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: 
         statistics=statistics, row_value="counted_total", row_writes=("deviation", "counted_total"), writes=("a",),
         source=SOURCE + "\n    @triton.jit\n    def counted_total(total, count):\n        return total, count\n",
     )  # fmt: skip
-    functions = python_adapters(kernel)
-    assert call(functions, "first_term") == "x2"
-    assert call(functions, "finish") == "x"
-    assert call(functions, "row_write") == "second"
-    assert call(functions, "row_write2") == ("first", "count"), "a function is preferred to an argument"
+    assert calls(kernel, "first_term") == ("b_tile",)
+    assert calls(kernel, "formula") == ("a_tile",)
+    written = ("second", "maths.counted_total(first, count)")
+    assert calls(kernel, "row_formula") == written, "a function is preferred to a variable"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_an_argument_of_another_shape_cannot_stand_for_a_function(
     """A number per row would be broadcast along the wrong axis of a tile."""
     expected = rf"needs a Triton function '{name}' in op_under_test: '{name}' is not a number per {shape}"
     with pytest.raises(PluginError, match=expected):
-        python_adapters(make_kernel(**changes))
+        constants_of(make_kernel(**changes))
 
 
 @pytest.mark.parametrize("name", ["missing", "plain"])
@@ -262,9 +267,7 @@ def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[
     kernel = make_kernel(writes=(name,))
     expected = rf"kernel 'norm' needs a Triton function '{name}' in {kernel.module}"
     with pytest.raises(PluginError, match=expected):
-        python_adapters(kernel)
-    with pytest.raises(PluginError, match=expected):
-        compiler.op_functions(kernel, False)
+        packs_of(kernel)
 
 
 @pytest.mark.parametrize(
@@ -280,28 +283,6 @@ def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[
 def test_fingerprint_changes_with_the_source_of_the_op(
     make_kernel: Callable[..., RowKernel], old: str, new: str, equal: bool
 ) -> None:
-    triton = compiler.import_triton()
     assert old in SOURCE
-    hashes = []
-    for source in (SOURCE, SOURCE.replace(old, new)):
-        hashes.append(fingerprint(adapters(make_kernel(source), compiler._compiled(triton))))
+    hashes = [fingerprint(make_kernel(source)) for source in (SOURCE, SOURCE.replace(old, new))]
     assert (hashes[0] == hashes[1]) is equal
-
-
-def test_interpreted_adapters_call_interpreted_functions_only(make_kernel: Callable[..., RowKernel]) -> None:
-    from triton.runtime.interpreter import InterpretedFunction
-
-    kernel = make_kernel()
-    adapter = compiler.op_functions(kernel, True)["first_term"]
-    element = adapter.fn.__globals__["element"]
-    helper = element.fn.__globals__["helper"]
-    assert [type(function) for function in (adapter, element, helper)] == [InterpretedFunction] * 3
-
-
-def test_interpreted_adapters_leave_the_functions_of_the_op_compiled(make_kernel: Callable[..., RowKernel]) -> None:
-    triton = compiler.import_triton()
-    kernel = make_kernel()
-    compiler.op_functions(kernel, True)
-    element = compiler.op_functions(kernel, False)["first_term"].fn.__globals__["element"]
-    assert isinstance(element, triton.JITFunction)
-    assert isinstance(element.fn.__globals__["helper"], triton.JITFunction)

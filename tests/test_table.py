@@ -29,14 +29,14 @@ OP = replace(
     aten=None,
 )
 """
-THREE_STATISTICS = """
-third = replace(SOFTMAX.forward.statistics[0], name="third")
-OP = replace(OP, kernels=(replace(OP.forward, statistics=(*SOFTMAX.forward.statistics, third)), OP.backward))
+SAME_NAME = """
+more = replace(SOFTMAX.forward.statistics[0], term="y")
+OP = replace(OP, kernels=(replace(OP.forward, statistics=(*SOFTMAX.forward.statistics, more)), OP.backward))
 """
 FAULTS = {
     "import fails": ("raise OSError('no library')", "it could not be loaded: OSError: no library"),
     "no reference": (GOOD + "OP = replace(OP, reference=None)", "it has no reference"),
-    "three statistics": (GOOD + THREE_STATISTICS, "has 3 statistics: at most 2 are supported"),
+    "two statistics of one name": (GOOD + SAME_NAME, "uses one name for two things: "),
     "not an op": ("OP = object()", "expected a tridal.ops.Op, found object"),
     "another name": (
         GOOD.replace("{name}", "other"),

@@ -18,7 +18,7 @@ from tridal_cuda.resources import max_registers_for
 def fit_column_reads(problem: GpuProblem) -> Fit | None:
     """Returns a `Fit` for narrow, wide and unaligned rows of such a kernel; None for other problems."""
     applies = problem.column_reads and problem.statistics and problem.writes and not problem.column_writes
-    if not applies or problem.layout != "row" or problem.accumulator == 8:
+    if not applies or problem.layout != "row" or not problem.can_exchange:
         return None
     if problem.rows < tuning.MIN_WAVES * problem.device.cores:
         return None

@@ -19,7 +19,8 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
     """
     if not problem.column_writes or problem.layout == "inner" or problem.accumulator == 8:
         return None
-    for config in _configs(problem):
+    configs = (c for c in _configs(problem) if problem.can_exchange or c.schedule != "cooperative")
+    for config in configs:
         fitted = problem.fit(config).with_few_spills()
         too_many = config.overlap and fitted.config.programs_per_row > tuning.MAX_OVERLAP_PROGRAMS
         if fitted.usable and not too_many:

@@ -18,8 +18,8 @@ def fit_cooperative(problem: GpuProblem) -> Fit | None:
 
     The schedule of the result is `whole_row` if a whole row fits in one block.
     """
-    if problem.accumulator == 8:
-        return None  # float64 statistics do not fit in the 64-bit word that programs exchange
+    if not problem.can_exchange:
+        return None
     try:
         return first_with_few_spills(fit(problem) for fit in (_fit_one_shot, _fit_row_reload, _fit_blocks))
     except PlanError:  # Triton 3.2 cannot start all programs at the same time

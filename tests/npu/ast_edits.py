@@ -72,11 +72,12 @@ def replace_expression(function: ast.AST, old: str, new: str) -> None:
     replace(function, nodes, lambda _: parse(new))
 
 
-def replace_argument(calls: Iterable[ast.Call], old: str, new: str) -> None:
-    """Replaces the positional argument `old` of each call."""
+def replace_argument(calls: Iterable[ast.Call], old: str, *new: str) -> None:
+    """Replaces the positional argument `old` of each call by others."""
     for call in calls:
         positions = [index for index, argument in enumerate(call.args) if ast.unparse(argument) == old]
-        call.args[only(positions, f"argument {old} of {ast.unparse(call.func)}")] = parse(new)
+        position = only(positions, f"argument {old} of {ast.unparse(call.func)}")
+        call.args[position : position + 1] = map(parse, new)
 
 
 def replace_keyword(calls: Iterable[ast.Call], name: str, value: str | None) -> None:

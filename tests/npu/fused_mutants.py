@@ -36,7 +36,7 @@ class FusedMutant(NamedTuple):
 FORWARD: Direction = "forward"
 BACKWARD: Direction = "backward"
 _EXPANDED_PROJECTION = "tl.expand_dims(dot / count, AXIS)"
-_READ_ADDED = "tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)"
+_READ_ADDED = "tl.load(addends, mask=in_bounds, other=0).to(ACC_DTYPE)"
 
 
 def rms(direction: Direction, **options: Any) -> Case:
@@ -81,11 +81,11 @@ MUTANTS = [
          "weighted(dy, weight, weight_offset) - projection", "weighted(dy, weight, weight_offset)", rms(BACKWARD)),
         ("rms_norm", "weight_gradient", "the weight's gradient is not normalised",
          "x * tl.expand_dims(inverse_rms, AXIS)", "x", rms(BACKWARD)),
-        ("outputs", "plus", "the gradient of the sum is dropped", f"y + {_READ_ADDED}", "y",
+        ("tiles", "store_tile", "the gradient of the sum is dropped", _READ_ADDED, "0.0",
          rms(BACKWARD)),
-        ("outputs", "plus", "the gradient of the sum is subtracted", f"y + {_READ_ADDED}", f"y - {_READ_ADDED}",
+        ("tiles", "store_tile", "the gradient of the sum is subtracted", _READ_ADDED, f"-{_READ_ADDED}",
          layer(BACKWARD)),
-        ("outputs", "plus", "a block of columns adds the first block", "column", "column * 0",
+        ("tiles", "store_tile", "a block of columns adds the first block", "column", "column * 0",
          Case("rms_norm", BACKWARD, (3, 40_000))),
         ("layer_norm", "deviation", "the mean is not subtracted", "tl.expand_dims(total / count, AXIS)", "0.0",
          layer(FORWARD)),

@@ -11,6 +11,7 @@ from .ast_edits import (
     find_assignments,
     find_calls,
     find_function,
+    parse,
     remove,
     replace,
     replace_argument,
@@ -103,17 +104,14 @@ def one_row_too_many(function: ast.FunctionDef) -> None:
         comparison.ops = [ast.LtE()]
 
 
-@mutant("tiles", "tile_bounds", "a tile starts at row number `tile`, so that tiles overlap")
+@mutant("tiles", "tile_position", "a tile starts at row number `tile`, so that tiles overlap")
 def overlapping_tiles(function: ast.FunctionDef) -> None:
-    for assignment in find_assignments(function, "row"):
-        replace(assignment, find(assignment, ast.Mult, lambda _: True, "product"), lambda _: ast.Add())
-        replace_expression(assignment, "ROWS", "0")
+    replace_expression(function, "tl.cast(tile % tiles, tl.int64) * ROWS", "tl.cast(tile % tiles, tl.int64)")
 
 
-@mutant("tiles", "tile_bounds", "all tiles are in the first block")
+@mutant("tiles", "tile_position", "all tiles are in the first block")
 def first_block_only(function: ast.FunctionDef) -> None:
-    for assignment in find_assignments(function, "block"):
-        assignment.value = ast.BinOp(assignment.value, ast.Mult(), ast.Constant(0))
+    replace_expression(function, "tl.cast(tile // tiles, tl.int64)", "tl.cast(tile // tiles, tl.int64) * 0")
 
 
 @mutant("tiles", "tile_pointers", "the distance of blocks is the stride of rows")
@@ -186,16 +184,12 @@ def not_inverted(function: ast.FunctionDef) -> None:
 
 # Schedules
 
+GRADIENT_STRIDES = ("in_outer", "in_inner", "in_col")
 GRADIENTS = ("softmax_backward", "log_softmax_backward", "l2_norm_backward")
 
 
-@mutant("outputs", "store_tile", "elements out of bounds are stored", "softmax", *GRADIENTS)
+@mutant("tiles", "store_tile", "elements out of bounds are stored", "softmax", *GRADIENTS)
 def store_without_mask(function: ast.FunctionDef) -> None:
-    replace_keyword(find_calls(function, "tl.store"), "mask", None)
-
-
-@mutant("column_loop", "column_loop", "elements out of bounds are stored", "softmax", *GRADIENTS)
-def loop_store_without_mask(function: ast.FunctionDef) -> None:
     replace_keyword(find_calls(function, "tl.store"), "mask", None)
 
 
@@ -206,51 +200,51 @@ def padding_of_zero(function: ast.FunctionDef) -> None:
 
 @mutant("column_loop", "column_loop", "elements out of bounds are loaded as 0")
 def loop_padding_of_zero(function: ast.FunctionDef) -> None:
-    replace_keyword(find_calls(function, "tl.load", "pointers"), "other", "0.0")
+    replace_keyword(find_calls(function, "tl.load", "each_at"), "other", "0.0")
 
 
 @mutant("whole_row", "whole_row", "the output is written with the row stride of the input", "softmax", *GRADIENTS)
 def input_stride_for_output(function: ast.FunctionDef) -> None:
-    replace_argument(find_calls(function, "anti_hoist_pointers", "out_ptr"), "out_inner", "in_inner")
+    replace_argument(find_calls(function, "anti_hoist_pointers", "each_result"), "out_inner", "in_inner")
 
 
 @mutant("whole_row", "whole_row", "the saved tensor is read with the row stride of the gradient", *GRADIENTS)
 def gradient_stride_for_saved(function: ast.FunctionDef) -> None:
-    replace_argument(find_calls(function, "anti_hoist_pointers", "in2_ptr"), "out_inner", "in_inner")
+    replace_argument(find_calls(function, "anti_hoist_pointers", "each_element_ptr"), "each_strides", *GRADIENT_STRIDES)
 
 
 @mutant("column_loop", "column_loop", "the saved tensor is read with the row stride of the gradient", *GRADIENTS)
 def loop_gradient_stride_for_saved(function: ast.FunctionDef) -> None:
-    replace_argument(find_calls(function, "tile_pointers", "in2_ptr"), "out_inner", "in_inner")
+    replace_argument(find_calls(function, "tile_pointers", "each_element_ptr"), "each_strides", *GRADIENT_STRIDES)
 
 
-@mutant("outputs", "write_tile", "the input is stored as the result", "softmax_backward", "l2_norm")
-def store_input(function: ast.FunctionDef) -> None:
-    replace_expression(function, "y.to(out_ptr.dtype.element_ty)", "x.to(out_ptr.dtype.element_ty)")
+@mutant("tiles", "store_tile", "zeros are stored instead of the result", "softmax_backward", "l2_norm")
+def store_zeros(function: ast.FunctionDef) -> None:
+    replace_expression(function, "y.to(pointers.dtype.element_ty)", "(y - y).to(pointers.dtype.element_ty)")
 
 
 @mutant("whole_row", "whole_row", "the second statistic is not computed", "softmax", "l2_norm_backward")
 def second_statistic_missing(function: ast.FunctionDef) -> None:
-    remove(function, find_assignments(function, "second", "second_statistic"))
+    for target in ("each_early", "each_late"):
+        for assignment in find_assignments(function, target, "statistic"):
+            assignment.value = parse("tl.zeros_like(first)")
 
 
 @mutant("column_loop", "column_loop", "the second statistic keeps only the latest block", "softmax", "l2_norm_backward")
 def second_merge_missing(function: ast.FunctionDef) -> None:
-    for assignment in find_assignments(function, "second", "merge"):
+    for assignment in find_assignments(function, "each_later", "merge"):
         assignment.value = assignment.value.args[1]
 
 
 @mutant("column_loop", "column_loop", "the second statistic is not rebased to the new maximum")
 def rebase_missing(function: ast.FunctionDef) -> None:
-    remove(function, find_assignments(function, "second", "rebase"))
+    remove(function, find_assignments(function, "each_late"))
 
 
 @mutant("column_loop", "column_loop", "the first statistic is not updated", "log_softmax", "l2_norm")
 def first_not_updated(function: ast.FunctionDef) -> None:
-    assignments = find_assignments(function, "first")
-    updates = [node for node in assignments if ast.unparse(node.value) == "merged"]
-    assert updates, "found no assignment of merged to first"
-    remove(function, updates)
+    for assignment in find_assignments(function, "first", "merge"):
+        assignment.value = parse("part_first")
 
 
 @mutant("column_loop", "column_loop", "the last block of columns is left out", "softmax", "l2_norm_backward")

@@ -17,7 +17,7 @@ import tridal.kernels
 import tridal.library.losses.kernels
 import tridal.library.norms.kernels
 import tridal.library.softmax.kernels
-from tridal.runtime import compiler, launch
+from tridal.runtime import compiler, launch, op_functions
 
 from .ast_edits import EditError, find_function
 from .execution import find_faults
@@ -43,7 +43,9 @@ def install_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     The runtime imports the modules of a copy of their folders. All functions are new, so Triton finds no stale hash.
     """
     originals = {name: importlib.import_module(name) for _, name in MODULES.values()}
-    caches = (compiler.compile_kernel, compiler.op_functions, launch._load)
+    caches = (
+        compiler.compile_kernel, compiler._entry, launch._load, op_functions.packs_of, op_functions.constants_of
+    )  # fmt: skip
     for package in PACKAGES:
         copy = tmp_path / package.__name__
         shutil.copytree(package.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))

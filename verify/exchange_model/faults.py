@@ -39,6 +39,7 @@ _PUBLISH_HALVES = """halves = tl.cast(slots + rank, tl.pointer_type(tl.int32))
 _BARRIER, _NO_BARRIER = "    tl.debug_barrier()\n    {}", "    {}"
 _MAILBOX, _COUNTER = "tl.store(mailbox,", "counter, slots = _counter("
 _CLEAR = "last if DYNAMIC else tile - groups, rank"
+_CLEAR_BLOCK = "\n            tl.store("
 _CLAIM, _READ = "+ iteration % 2, claimed", "+ iteration % 2, volatile"
 _PACK = """return ~(
         (tl.cast(bits, tl.int64) << 32) | (tl.cast(tl.cast(second, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
@@ -58,12 +59,12 @@ FAULTS = (
     SeededFault("missing barrier at the end", _STATIC, _without_barrier("tile_counter", _COUNTER), "deadlock"),
     SeededFault(
         "missing barrier between small tiles", Launch(2, 2, tile_in_one_warp=True),
-        (Edit("exchange", "if ELEMENTS <= _WARP:", "if False:"),), "deadlock",
+        (Edit("exchange", "if ROWS * COLS <= WARP:", "if False:"),), "deadlock",
     ),
     SeededFault(
         "missing barrier between small tiles with overlap",
         Launch(2, 3, overlap=True, tile_in_one_warp=True),
-        (Edit("exchange", "if ELEMENTS <= _WARP:", "if False:"),), "deadlock",
+        (Edit("exchange", "if ROWS * COLS <= WARP:", "if False:"),), "deadlock",
     ),
     SeededFault(
         "one program too few, one-shot", Launch(2, 1, persistent=False, warps=(1,), resident=1), (), "deadlock",
@@ -125,7 +126,7 @@ FAULTS = (
     ),
     SeededFault(
         "word of a block not cleared", _BLOCKS,
-        (Edit("exchange", "if SLOTS > PROGRAMS_PER_ROW * ROWS:", "if False:"),), "not zero",
+        (Edit("exchange", f"if BLOCKS_OF_PROGRAMS:{_CLEAR_BLOCK}", f"if False:{_CLEAR_BLOCK}"),), "not zero",
     ),
 )  # fmt: skip
 """All faults. Each is found by exploring its launch."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from exchange_model import source
-from exchange_model.language import Steps
 
 
 @dataclass(frozen=True)
@@ -99,41 +98,33 @@ class Launch:
         cells = cells if self.rows == 1 else cells.swapaxes(1, 2)
         return cells[..., program % self.programs_per_row].ravel().tolist()  # type: ignore[no-any-return]
 
-    def arguments(self, slots: int) -> dict[str, Any]:
-        """Returns the arguments of `whole_row` except the pointers. Those that are missing are None."""
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `whole_row` except the pointers."""
         p, rows = self.programs_per_row, self.rows
         strides = dict.fromkeys(("in_outer", "out_outer"), p * rows) | dict.fromkeys(("in_inner", "out_inner"), 1)
-        strides |= dict.fromkeys(("in_col", "out_col"), rows) | {"row_outer": 0, "row_inner": 0, "misalignment": 0}
-        return strides | {
-            "outer": self.tiles, "inner": rows, "cols": p, "ROWS": rows, "COLS": 1, "AXIS": 1 if rows == 1 else 0,
-            "first_term": _element, "second_term": _square, "finish": _first, "finish2": _second, "FIRST": "sum",
-            "SECOND": "sum", "COUNTS": False, "PICKS": False, "PICKS_COLUMN": False, "PADDING": 0.0,
-            "NEUTRAL_PADDING": True, "MASKS_TERMS": False, "ACC_DTYPE": np.float32, "INT64_OFFSETS": False,
-            "PERSISTENT": self.persistent, "STAGES": 1 if self.dynamic else 2,
-            "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots, "PEEL": False, "VECTOR":
-            1, "SAME_MISALIGNMENT": False, "RELOAD": False, "CAUSAL": False, "ZERO_MASKED_ROWS": False, "MASK_BYTES":
-            1,
+        strides |= dict.fromkeys(("in_col", "out_col"), rows)
+        return strides | {"outer": self.tiles, "inner": rows, "cols": p}
+
+    def constants(self, slots: int) -> dict[str, Any]:
+        """Returns the constants of a kernel with two sums of float32 numbers. `slots`: number of slots of a tile."""
+        p, rows = self.programs_per_row, self.rows
+        absent: tuple[str, ...] = (
+            "COUNTS",
+            "HAS_LATE",
+            "HAS_INDEX",
+            "HAS_COLUMNS",
+            "HAS_SUMS",
+            "PICKS",
+            "PICKS_COLUMN",
+            "MASKS_TERMS",
+        )
+        absent += ("INT64_OFFSETS", "PEEL", "SAME_MISALIGNMENT", "INTERLEAVED", "RELOAD", "CAUSAL", "ZERO_MASKED_ROWS")
+        return dict.fromkeys(absent, False) | dict.fromkeys(("long_blocks", "scale", "score_mask", "EXP2_BIAS")) | {
+            "FIRST": "sum", "SECOND": "sum", "HAS_RESULTS": True, "PADDING": 0.0, "NEUTRAL_PADDING": True,
+            "ACC_DTYPE": np.float32, "AXIS": 1 if rows == 1 else 0, "ROWS": rows, "COLS": 1, "VECTOR": 1,
+            "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots,
+            "PERSISTENT": self.persistent, "NUM_STAGES": 1 if self.dynamic else 2, "misalignment": 0,
         }  # fmt: skip
-
-
-def _element(x: Any, *_: Any) -> Steps:
-    return x
-    yield
-
-
-def _square(x: Any, *_: Any) -> Steps:
-    return x * x
-    yield
-
-
-def _first(x: Any, *arguments: Any) -> Steps:
-    return np.broadcast_to(arguments[11], x.shape)
-    yield
-
-
-def _second(x: Any, *arguments: Any) -> Steps:
-    return np.broadcast_to(arguments[12], x.shape)
-    yield
 
 
 SHORT = (

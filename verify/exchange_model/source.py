@@ -18,7 +18,7 @@ from typing import Any
 from exchange_model.language import Language
 
 MODULES = (
-    *("reductions", "tiles", "scale_mask", "outputs", "column_sums"),
+    *("reductions", "tiles", "scale_mask", "column_sums"),
     *("exchange", "tile_counter", "whole_row", "overlapped"),
 )
 """The modules of the kernel, each after those that it imports."""
@@ -102,27 +102,65 @@ def _read(module: str, edits: Sequence[Edit] = ()) -> tuple[str, Path]:
     return text, file
 
 
+class _Packs(dict[str, tuple[str, ...]]):
+    """The packs of an op with two statistics, each of which is also an output. All other packs have no items."""
+
+    def __missing__(self, name: str) -> tuple[str, ...]:
+        return ()
+
+
+PACKS = _Packs(
+    each_pointer=("first_ptr", "second_ptr", "x_ptr"), each_element=("x",), each_element_ptr=("x_ptr",),
+    each_at=("x_at",), each_loaded=("loaded",), each_strides=("in_outer, in_inner, in_col",), each_aligned=("False",),
+    each_first=("first",), each_first_term=("x",), each_part_first=("part_first",),
+    each_early=("second",), each_early_term=("x * x",), each_early_reduce=("'sum'",),
+    each_later=("second",), each_later_term=("x * x",), each_later_reduce=("'sum'",), each_exchanged=("second",),
+    each_result=("first_ptr", "second_ptr"), each_result_at=("first_at", "second_at"),
+    each_edge=("x",), each_edge_at=("x_at",), each_edge_first_term=("x",), each_edge_early=("second",),
+    each_edge_early_term=("x",), each_edge_result_at=("first_at", "second_at"), each_edge_formula=("first", "second"),
+    each_formula=("first", "second"), each_addend=("None", "None"), each_streamed=("False", "False"),
+)  # fmt: skip
+
+
 @functools.cache
-def _code(module: str, edits: tuple[Edit, ...]) -> CodeType:
-    """Returns the code of a module of kernels as generators."""
+def _code(module: str, edits: tuple[Edit, ...], parameters: frozenset[str]) -> CodeType:
+    """Returns the code of a module of kernels as generators. `parameters` are those of the kernel."""
     text, file = _read(f"kernels.{module}", edits)
-    tree = ast.fix_missing_locations(_Generators().visit(ast.parse(text)))
-    return compile(tree, str(file), "exec")
+    expanded = _expand()(text, PACKS, module if module in ("whole_row", "overlapped") else "", parameters)
+    return compile(ast.fix_missing_locations(_Generators().visit(ast.parse(expanded))), str(file), "exec")
 
 
-def kernel(name: str, language: Callable[[bool], Language], edits: tuple[Edit, ...], block: int) -> Any:
+@functools.cache
+def _expand() -> Callable[..., str]:
+    """Returns the function with which the runtime expands packs. It is loaded without the package."""
+    text, file = _read("runtime.packs")
+    names: dict[str, Any] = {}
+    exec(compile(text, str(file), "exec"), names)
+    return names["expand"]  # type: ignore[no-any-return]
+
+
+def kernel(
+    name: str,
+    language: Callable[[bool], Language],
+    edits: tuple[Edit, ...],
+    block: int,
+    constants: dict[str, Any],
+    parameters: frozenset[str],
+) -> Any:
     """Returns the generator function `name` for one warp: "whole_row" or "overlapped".
 
     `language(spread)` makes the functions of `triton.language` for the reductions of tiles and for everything else.
-    `block` is the number of slots that a program reads at once.
+    `block` is the number of slots that a program reads at once. `constants` are those of the kernel.
     """
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = dict(constants)
     for module in MODULES:
+        if module in ("whole_row", "overlapped") and module != name:
+            continue
         names = {**names, "tl": language(module == "reductions")}
-        exec(_code(module, edits), names)
+        exec(_code(module, edits, parameters), names)
         if module == "exchange":
-            assert "_BLOCK" in names
-            names["_BLOCK"] = block
+            assert "BLOCK" in names
+            names["BLOCK"] = block
     return names[name]
 
 

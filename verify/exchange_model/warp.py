@@ -101,18 +101,17 @@ def start(
         spread = spread and not launch.tile_in_one_warp
         return Language(program, launch.programs, warp, launch.warps_of(program), launch.layout, spread)
 
-    function = kernel("overlapped" if launch.overlap else "whole_row", language, edits, launch.block)
-    arguments = launch.arguments(slots) | {
-        "in_ptr": Pointer(launch.input().ravel()),
-        "out_ptr": Pointer("first"),
-        "out2_ptr": Pointer("second"),
+    arguments = launch.arguments() | {
+        "x_ptr": Pointer(launch.input().ravel()),
+        "first_ptr": Pointer("first"),
+        "second_ptr": Pointer("second"),
         "workspace": Pointer(Workspace()),
     }
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    values = [arguments.get(name) for name in names]
+    schedule, parameters = "overlapped" if launch.overlap else "whole_row", frozenset(arguments)
+    function = kernel(schedule, language, edits, launch.block, launch.constants(slots), parameters)
 
     def begin() -> Steps:
-        return function(*values)  # type: ignore[no-any-return]
+        return function(**arguments)  # type: ignore[no-any-return]
 
     if live:
         return lambda: Live(begin)

@@ -189,6 +189,11 @@ class Problem:
         return 8 if "float64" in (*self.element_dtypes, *others) else 4
 
     @property
+    def can_exchange(self) -> bool:
+        """Whether cooperative programs can exchange the statistics of a row: at most two numbers in float32."""
+        return self.statistics <= 2 and self.accumulator == 4
+
+    @property
     def vector(self) -> int:
         """Elements of the narrowest dtype in a vector of 16 bytes. A peeled head or tail has fewer elements."""
         return ALIGNMENT // min(ITEMSIZE[dtype] for dtype in self.element_dtypes)

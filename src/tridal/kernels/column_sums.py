@@ -7,46 +7,34 @@ the rows of partial sums. The order of the additions is fixed, so the result is 
 import triton
 import triton.language as tl
 
-from tridal.kernels.reductions import masked
 from tridal.kernels.tiles import head_length
 
 
 @triton.jit
-def zero_sums(pointer, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC_DTYPE: tl.constexpr):
-    """Returns the sums of a tile before the first row. Returns 0 without a tensor."""
-    if pointer is None:
-        return 0.0
-    elif AXIS == 1:
+def zero_sums(AXIS: tl.constexpr, COLS: tl.constexpr):
+    """Returns the sums of a tile before the first row."""
+    if AXIS == 1:
         return tl.zeros([ROWS, COLS], ACC_DTYPE)
     else:
         return tl.zeros([COLS, ROWS], ACC_DTYPE)
 
 
 @triton.jit
-def add_terms(
-    sums, x, x2, per_row, per_row2, per_column, per_column2, index, column, param0, param1, part_first, part_scale,
-    first, second, value, count, in_bounds, column_term: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    PEEL: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr,
-    GUARD: tl.constexpr, REFINE: tl.constexpr, ZERO_MASKED_ROWS: tl.constexpr,
-):  # fmt: skip
+def add_terms(sums, term, in_bounds):
     """Adds the terms of a tile. Columns out of bounds are never stored, so only rows out of bounds need a mask."""
-    term = column_term(
-        x, x2, per_row, per_row2, per_column, per_column2, index, column, param0, param1, part_first, part_scale, first,
-        second, value, count, AXIS, EXP2_BIAS, UNNORMALISED, GUARD, REFINE, ZERO_MASKED_ROWS,
-    )  # fmt: skip
-    return sums + masked(term, in_bounds, "sum", NEUTRAL_PADDING or not (ROWS > 1 or PEEL))
+    if NEUTRAL_PADDING or not (ROWS > 1 or PEEL):
+        return sums + term
+    else:
+        return sums + tl.where(in_bounds, term, 0.0)
 
 
 @triton.jit
-def store_sums(
-    pointer, sums, edge_sums, part, rank, cols, misalignment, outer_stride, AXIS: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, PEEL: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+def store_sums(pointer, sums, edge_sums, part, rank, cols, misalignment, outer_stride):
     """Stores row `part` of the partial sums. Rank 0 stores the columns of the heads and tails as well."""
     row = pointer + tl.cast(part, tl.int64) * cols
     head, end = 0, cols
     if PEEL:
-        head = head_length(misalignment + tl.cast(part % VECTOR, tl.int64) * outer_stride, cols, VECTOR)
+        head = head_length(misalignment + tl.cast(part % VECTOR, tl.int64) * outer_stride, cols)
         end = head + (cols - head) // VECTOR * VECTOR
         edge = tl.arange(0, 2 * VECTOR)
         edge_column = tl.where(edge < VECTOR, edge, end + edge - VECTOR)
@@ -57,24 +45,18 @@ def store_sums(
 
 
 @triton.jit
-def add_to_sums(
-    pointer, term, in_bounds, follows, part, column, cols, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    NEUTRAL_PADDING: tl.constexpr,
-):  # fmt: skip
-    """Adds the terms of one block of columns to the stored partial sums. Unless `follows`, replaces them.
-
-    Columns out of bounds are never stored, so only rows out of bounds need a mask.
-    """
+def add_to_sums(pointer, term, in_bounds, follows, part, column, cols):
+    """Adds the terms of one block of columns to row `part` of the partial sums. Unless `follows`, replaces them."""
     index = column + tl.arange(0, COLS)
     pointers = pointer + tl.cast(part, tl.int64) * cols + index
     before = tl.load(pointers, mask=(index < cols) & follows, other=0.0)
-    term = masked(term, in_bounds, "sum", NEUTRAL_PADDING or ROWS == 1)
+    term = term if NEUTRAL_PADDING or ROWS == 1 else tl.where(in_bounds, term, 0.0)
     tl.store(pointers, before + tl.sum(term, 1 - AXIS), mask=index < cols)
 
 
 @triton.jit
-def zero_stored_sums(pointer, part, cols, COLS: tl.constexpr):
-    """Sets row `part` of the stored partial sums to zero, for a program that has no tile."""
+def zero_stored_sums(pointer, part, cols):
+    """Sets row `part` of the partial sums to zero, for a program that has no tile."""
     for column in tl.range(0, cols, COLS):
         index = column + tl.arange(0, COLS)
         zeros = tl.zeros([COLS], pointer.dtype.element_ty)

@@ -11,16 +11,18 @@ import triton.language as tl
 from tridal.kernels.reductions import merge
 from tridal.kernels.tiles import head_length
 
-_INF = tl.constexpr(float("inf"))
-_BLOCK = tl.constexpr(32)  # number of slots that a program reads at once
-_WARP = tl.constexpr(64)  # threads of a warp, at most
+INF = float("inf")
+BLOCK = 32  # number of slots that a program reads at once
+WARP = 64  # threads of a warp, at most
+BLOCKS_OF_PROGRAMS = SLOTS > PROGRAMS_PER_ROW * ROWS  # they combine the slots of their programs first
+REBASE_BIAS = EXP2_BIAS
 
 
 @triton.jit
-def body_length(block, row, cols, misalignment, in_outer, in_inner, PEEL: tl.constexpr, VECTOR: tl.constexpr):
+def body_length(block, row, cols, misalignment, in_outer, in_inner):
     """Returns the number of elements of a row between its head and its tail."""
     if PEEL:
-        head = head_length(misalignment + block * in_outer + row * in_inner, cols, VECTOR)
+        head = head_length(misalignment + block * in_outer + row * in_inner, cols)
         return (cols - head) // VECTOR * VECTOR
     else:
         return cols
@@ -55,57 +57,51 @@ def _poll(slots, valid):
 
 
 @triton.jit
-def _combine(
-    word, valid, counts, count, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def _rebase(second, part_first, first, part_count, count, *each_parameter):
+    """Returns the second statistic of a part as if its terms had used the first statistic of the whole row."""
+    return each_exchanged
+
+
+@triton.jit
+def _combine(word, valid, counts, count, *each_parameter):
     """Returns the statistics of whole rows from words [parts] or [parts, rows], and a scale for each part's terms."""
     word = ~word
     firsts = tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True)
-    firsts = tl.where(valid, firsts, -_INF if FIRST == "max" else 0.0)
+    firsts = tl.where(valid, firsts, -INF if FIRST == "max" else 0.0)
     first = tl.max(firsts, 0) if FIRST == "max" else tl.sum(firsts, 0)
     second, scales = tl.zeros_like(first), tl.full(firsts.shape, 1.0, tl.float32)
     if SECOND is not None:
         seconds = tl.cast(tl.cast(word & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True)
-        if rebase is not None:
-            scales = rebase(scales, firsts, first, counts, count, param0, param1, EXP2_BIAS)
-            seconds = rebase(seconds, firsts, first, counts, count, param0, param1, EXP2_BIAS)
-        seconds = tl.where(valid, seconds, -_INF if SECOND == "max" else 0.0)
+        scales = _rebase(scales, firsts, first, counts, count, *each_parameter)
+        seconds = _rebase(seconds, firsts, first, counts, count, *each_parameter)
+        seconds = tl.where(valid, seconds, -INF if SECOND == "max" else 0.0)
         second = tl.max(seconds, 0) if SECOND == "max" else tl.sum(seconds, 0)
     return first, second, scales
 
 
 @triton.jit
-def _gather(
-    slots, first_part, num_slots, body, cols, param0, param1, BLOCKS: tl.constexpr, rebase: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, COLS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def _gather(slots, first_part, num_slots, body, cols, BLOCKS: tl.constexpr, COLS: tl.constexpr, *each_parameter):
     """Waits until `num_slots` slots of a row are published, in BLOCKS blocks of slots, and combines their statistics.
 
     Slot i holds the statistics of part `first_part` + i, which has COLS columns.
     """
-    index = tl.arange(0, _BLOCK)
+    index = tl.arange(0, BLOCK)
     first, second, count, done = 0.0, 0.0, 0.0, 0
     while done == 0:
         word, done = _poll(slots + index, index < num_slots)
         counts = part_count(first_part + index, body, cols, COLS) if COUNTS else 0.0
         if COUNTS:
             count = tl.sum(tl.where(index < num_slots, counts, 0.0), 0)
-        first, second, _ = _combine(
-            word, index < num_slots, counts, count, param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
-        )  # fmt: skip
+        first, second, _ = _combine(word, index < num_slots, counts, count, *each_parameter)
         for block in tl.static_range(1, BLOCKS):
-            start = block * _BLOCK
+            start = block * BLOCK
             word, more_done = _poll(slots + start + index, start + index < num_slots)
             counts = part_count(first_part + start + index, body, cols, COLS) if COUNTS else 0.0
             more = tl.sum(tl.where(start + index < num_slots, counts, 0.0), 0) if COUNTS else 0.0
-            more_first, more_second, _ = _combine(
-                word, start + index < num_slots, counts, more, param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
-            )  # fmt: skip
+            more_first, more_second, _ = _combine(word, start + index < num_slots, counts, more, *each_parameter)
             both = merge(first, more_first, FIRST)
-            if rebase is not None:
-                second = rebase(second, first, both, count, count + more, param0, param1, EXP2_BIAS)
-                more_second = rebase(more_second, more_first, both, more, count + more, param0, param1, EXP2_BIAS)
+            second = _rebase(second, first, both, count, count + more, *each_parameter)
+            more_second = _rebase(more_second, more_first, both, more, count + more, *each_parameter)
             if SECOND is not None:
                 second = merge(second, more_second, SECOND)
             first, count = both, count + more
@@ -114,23 +110,21 @@ def _gather(
 
 
 @triton.jit
-def _meet(ELEMENTS: tl.constexpr):
+def _meet():
     """A barrier before a program publishes: no thread may still read the slots of an earlier tile.
 
     A tile of more elements than a warp has threads is reduced across warps, which is a barrier. If a tile fits in one
     warp, each warp reduces its own copy.
     """
-    if ELEMENTS <= _WARP:
+    if ROWS * COLS <= WARP:
         tl.debug_barrier()
 
 
 @triton.jit
-def publish(
-    workspace, tile, rank, first, second, ROWS: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr
-):  # fmt: skip
+def publish(workspace, tile, rank, first, second):
     """Publishes the statistics of this part of a tile, for persistent programs."""
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
-    _meet(ROWS * COLS)
+    _meet()
     if ROWS == 1:
         first, second = tl.max(first, 0), tl.max(second, 0)
         tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")
@@ -139,42 +133,33 @@ def publish(
 
 
 @triton.jit(noinline=True)
-def _collect_row(
-    slots, rank, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    PROGRAMS_PER_ROW: tl.constexpr, COLS: tl.constexpr, SLOTS: tl.constexpr, COUNTS: tl.constexpr,
-    EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def _collect_row(slots, rank, body, cols, *each_parameter):
     """Waits for all parts of a row. It is not inlined, because Triton does not pipeline a loop that contains a wait.
 
-    If SLOTS > PROGRAMS_PER_ROW, the first program of each block of programs combines the slots of its block. Every
-    program then reads one slot per block.
+    With BLOCKS_OF_PROGRAMS, the first program of each block of programs combines the slots of its block. Every program
+    then reads one slot per block.
     """
-    if SLOTS > PROGRAMS_PER_ROW:
-        if rank % _BLOCK == 0:
+    if BLOCKS_OF_PROGRAMS:
+        if rank % BLOCK == 0:
             block_first, block_second = _gather(
-                slots + rank, rank, PROGRAMS_PER_ROW - rank, body, cols, param0, param1, 1, rebase, FIRST, SECOND, COLS,
-                COUNTS, EXP2_BIAS,
-            )  # fmt: skip
+                slots + rank, rank, PROGRAMS_PER_ROW - rank, body, cols, 1, COLS, *each_parameter
+            )
             block_word = _pack(block_first, block_second)
-            tl.atomic_xchg(slots + PROGRAMS_PER_ROW + rank // _BLOCK, block_word, sem="relaxed")
+            tl.atomic_xchg(slots + PROGRAMS_PER_ROW + rank // BLOCK, block_word, sem="relaxed")
+        BLOCKS: tl.constexpr = SLOTS - PROGRAMS_PER_ROW
         row_first, row_second = _gather(
-            slots + PROGRAMS_PER_ROW, 0, SLOTS - PROGRAMS_PER_ROW, body, cols, param0, param1,
-            (SLOTS - PROGRAMS_PER_ROW + _BLOCK - 1) // _BLOCK, rebase, FIRST, SECOND, COLS * _BLOCK, COUNTS, EXP2_BIAS,
+            slots + PROGRAMS_PER_ROW, 0, BLOCKS, body, cols, (BLOCKS + BLOCK - 1) // BLOCK, COLS * BLOCK,
+            *each_parameter,
         )  # fmt: skip
     else:
         row_first, row_second = _gather(
-            slots, 0, PROGRAMS_PER_ROW, body, cols, param0, param1, (PROGRAMS_PER_ROW + _BLOCK - 1) // _BLOCK, rebase,
-            FIRST, SECOND, COLS, COUNTS, EXP2_BIAS,
-        )  # fmt: skip
+            slots, 0, PROGRAMS_PER_ROW, body, cols, (PROGRAMS_PER_ROW + BLOCK - 1) // BLOCK, COLS, *each_parameter
+        )
     return row_first, row_second
 
 
 @triton.jit
-def _collect_rows(
-    slots, rank, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def _collect_rows(slots, rank, body, cols, *each_parameter):
     """`collect` for several rows."""
     row, part = tl.arange(0, ROWS), tl.arange(0, SPLIT_POW2)
     valid = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
@@ -185,62 +170,42 @@ def _collect_rows(
     # Triton 3.6 cannot compile a loop if `word` is its only used result, so `done` is used as well.
     word = tl.where(done == 0, 0, word)
     counts = part_count(part, body, cols, COLS)[:, None] if COUNTS else 0.0
-    row_first, row_second, scales = _combine(
-        word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
-    )  # fmt: skip
+    row_first, row_second, scales = _combine(word, valid, counts, tl.cast(cols, tl.float32), *each_parameter)
     # The scale of this part is selected from `scales`. If it were computed from the statistic of this part, Triton
     # would keep the tile in two layouts: its own and that of the slots.
     return row_first, row_second, tl.sum(tl.where((part == rank)[:, None], scales, 0.0), 0)
 
 
 @triton.jit
-def collect(
-    workspace, tile, rank, first, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr, SLOTS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def collect(workspace, tile, rank, first, body, cols, *each_parameter):
     """Waits until all parts of a tile are published, and combines their statistics.
 
-    Returns the statistics of whole rows, and the factor of this part's terms (see `rebase`). `first` is the first
+    Returns the statistics of whole rows, and the factor of this part's terms (see `_rebase`). `first` is the first
     statistic of this part. `body` is the number of elements of a row between its head and tail.
     """
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     if ROWS == 1:
-        row_first, row_second = _collect_row(
-            slots, rank, body, cols, param0, param1, rebase, FIRST, SECOND, PROGRAMS_PER_ROW, COLS, SLOTS, COUNTS,
-            EXP2_BIAS,
-        )  # fmt: skip
-        return _with_scale(
-            first, row_first, row_second, rank, body, cols, param0, param1, rebase, COLS, COUNTS, EXP2_BIAS
-        )  # fmt: skip
+        row_first, row_second = _collect_row(slots, rank, body, cols, *each_parameter)
+        return _with_scale(first, row_first, row_second, rank, body, cols, *each_parameter)
     else:
-        return _collect_rows(
-            slots, rank, body, cols, param0, param1, rebase, FIRST, SECOND, PROGRAMS_PER_ROW, SPLIT_POW2, ROWS, COLS,
-            COUNTS, EXP2_BIAS,
-        )  # fmt: skip
+        return _collect_rows(slots, rank, body, cols, *each_parameter)
 
 
 @triton.jit
-def _with_scale(
-    first, row_first, row_second, rank, body, cols, param0, param1, rebase: tl.constexpr, COLS: tl.constexpr,
-    COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def _with_scale(part_first, row_first, row_second, rank, body, cols, *each_parameter):
     """Returns the statistics of one row as tensors, and the factor of this part's terms."""
     row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
+    part_size = part_count(rank, body, cols, COLS) if COUNTS else 0.0
     scale = tl.full([1], 1.0, tl.float32)
-    if rebase is not None:
-        count = tl.cast(cols, tl.float32)
-        own_count = part_count(rank, body, cols, COLS) if COUNTS else 0.0
-        scale = rebase(scale, first, row_first, own_count, count, param0, param1, EXP2_BIAS)
-    return row_first, row_second, scale
+    return (
+        row_first,
+        row_second,
+        _rebase(scale, part_first, row_first, part_size, tl.cast(cols, tl.float32), *each_parameter),
+    )
 
 
 @triton.jit
-def exchange_once(
-    workspace, tile, rank, first, second, body, cols, param0, param1, rebase: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr, COLS: tl.constexpr,
-    SLOTS: tl.constexpr, COUNTS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
+def exchange_once(workspace, tile, rank, first, second, body, cols, *each_parameter):
     """`publish` and `collect` for one row, if each program computes one tile only.
 
     Each program has a mailbox with a slot for each sender. It clears its mailbox when all its threads have read it.
@@ -260,18 +225,12 @@ def exchange_once(
     tl.store(mailbox, tl.zeros([SPLIT_POW2], tl.int64), mask=valid)
     counts = part_count(other, body, cols, COLS) if COUNTS else 0.0
     word = tl.where(done == 0, 0, word)
-    row_first, row_second, _ = _combine(
-        word, valid, counts, tl.cast(cols, tl.float32), param0, param1, rebase, FIRST, SECOND, EXP2_BIAS
-    )  # fmt: skip
-    return _with_scale(
-        first, row_first, row_second, rank, body, cols, param0, param1, rebase, COLS, COUNTS, EXP2_BIAS
-    )  # fmt: skip
+    row_first, row_second, _ = _combine(word, valid, counts, tl.cast(cols, tl.float32), *each_parameter)
+    return _with_scale(first, row_first, row_second, rank, body, cols, *each_parameter)
 
 
 @triton.jit
-def clear_slots(
-    workspace, tile, rank, PROGRAMS_PER_ROW: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr
-):  # fmt: skip
+def clear_slots(workspace, tile, rank):
     """Clears the slots that a program published for `tile`. Does nothing if `tile` is negative.
 
     All programs of the row must have read them. Call it after the exchange of a tile that programs publish after they
@@ -280,5 +239,5 @@ def clear_slots(
     if tile >= 0:
         slots = workspace + tl.cast(tile, tl.int64) * SLOTS
         tl.store(slots + rank * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
-        if SLOTS > PROGRAMS_PER_ROW * ROWS:
-            tl.store(slots + PROGRAMS_PER_ROW + rank // _BLOCK, tl.cast(0, tl.int64), mask=rank % _BLOCK == 0)
+        if BLOCKS_OF_PROGRAMS:
+            tl.store(slots + PROGRAMS_PER_ROW + rank // BLOCK, tl.cast(0, tl.int64), mask=rank % BLOCK == 0)

@@ -3,13 +3,11 @@
 import triton
 import triton.language as tl
 
-_INF = tl.constexpr(float("inf"))
+INF = float("inf")
 
 
 @triton.jit
-def reduce(
-    x, HOW: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr
-):  # fmt: skip
+def reduce(x, HOW: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr):
     """Reduces the rows of a tile. An accurate sum adds four neighbours first, which shortens the chain of roundings."""
     if HOW == "max":
         return tl.max(x, AXIS)
@@ -30,34 +28,15 @@ def merge(a, b, HOW: tl.constexpr):
 
 
 @triton.jit
-def masked(x, in_bounds, HOW: tl.constexpr, NEUTRAL_PADDING: tl.constexpr):
+def masked(x, in_bounds, HOW: tl.constexpr):
     """Replaces terms out of bounds by the reduction's neutral element. With NEUTRAL_PADDING, returns x unchanged."""
     if NEUTRAL_PADDING:
         return x
     else:
-        return tl.where(in_bounds, x, -_INF if HOW == "max" else 0.0)
+        return tl.where(in_bounds, x, -INF if HOW == "max" else 0.0)
 
 
 @triton.jit
-def first_statistic(
-    x, x2, in_bounds, per_row, per_row2, per_column, per_column2, tile_column, param0, param1,
-    first_term: tl.constexpr, FIRST: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, AXIS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-):  # fmt: skip
-    """Returns the first statistic of a tile's elements: the reduction of the op's first term."""
-    term = first_term(x, x2, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, AXIS, EXP2_BIAS)
-    return reduce(masked(term, in_bounds, FIRST, NEUTRAL_PADDING), FIRST, AXIS, ROWS, COLS, EXP2_BIAS)
-
-
-@triton.jit
-def second_statistic(
-    x, x2, in_bounds, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, first, count,
-    second_term: tl.constexpr, SECOND: tl.constexpr, NEUTRAL_PADDING: tl.constexpr, AXIS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, EXP2_BIAS: tl.constexpr, UNNORMALISED: tl.constexpr, GUARD: tl.constexpr,
-):  # fmt: skip
-    """Returns the second statistic of a tile's elements. The term may depend on the first one, of `count` elements."""
-    term = second_term(
-        x, x2, per_row, per_row2, per_column, per_column2, tile_column, param0, param1, first, count, in_bounds, AXIS,
-        EXP2_BIAS, UNNORMALISED, GUARD,
-    )  # fmt: skip
-    return reduce(masked(term, in_bounds, SECOND, NEUTRAL_PADDING), SECOND, AXIS, ROWS, COLS, EXP2_BIAS)
+def statistic(term, in_bounds, HOW: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr):
+    """Returns a statistic of a tile: the reduction of a term of its elements."""
+    return reduce(masked(term, in_bounds, HOW), HOW, AXIS, COLS)

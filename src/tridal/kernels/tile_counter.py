@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def iterations(tiles, PROGRAMS_PER_ROW: tl.constexpr, PERSISTENT: tl.constexpr, DYNAMIC: tl.constexpr):
+def iterations(tiles, DYNAMIC: tl.constexpr):
     """Returns a program's rank, its group, the number of groups, and begin, end and step of its loop.
 
     The loop is over tiles. With DYNAMIC, it is over iterations: at most 5/4 of the average number of tiles per group.
@@ -29,53 +29,50 @@ def iterations(tiles, PROGRAMS_PER_ROW: tl.constexpr, PERSISTENT: tl.constexpr, 
 
 
 @triton.jit
-def _counter(workspace, tiles, SLOTS: tl.constexpr):
+def _counter(workspace, tiles):
     """Returns a pointer to the number of claimed tiles. The number of finished groups follows it."""
     return workspace + tl.cast(tiles, tl.int64) * SLOTS
 
 
 @triton.jit
-def _group_slots(workspace, tiles, group, SLOTS: tl.constexpr):
+def _group_slots(workspace, tiles, group):
     """Returns a pointer to the two claims of a group. The number of its finished programs follows them."""
-    return _counter(workspace, tiles, SLOTS) + 2 + 3 * group
+    return _counter(workspace, tiles) + 2 + 3 * group
 
 
 @triton.jit
-def claim(workspace, tiles, group, rank, iteration, end, SLOTS: tl.constexpr):
+def claim(workspace, tiles, group, rank, iteration, end):
     """Rank 0 claims the tile of the group's next iteration, if there is one, and publishes it."""
     if (rank == 0) & (iteration + 1 < end):
-        claimed = 1 + tl.atomic_add(_counter(workspace, tiles, SLOTS), 1, sem="relaxed")
-        tl.atomic_xchg(_group_slots(workspace, tiles, group, SLOTS) + iteration % 2, claimed, sem="relaxed")
+        claimed = 1 + tl.atomic_add(_counter(workspace, tiles), 1, sem="relaxed")
+        tl.atomic_xchg(_group_slots(workspace, tiles, group) + iteration % 2, claimed, sem="relaxed")
 
 
 @triton.jit
-def read_claim(workspace, tiles, group, iteration, SLOTS: tl.constexpr):
+def read_claim(workspace, tiles, group, iteration):
     """Returns a claim: tile - groups + 1. Until it is published, returns the stale claim of two iterations ago."""
-    return tl.load(_group_slots(workspace, tiles, group, SLOTS) + iteration % 2, volatile=True)
+    return tl.load(_group_slots(workspace, tiles, group) + iteration % 2, volatile=True)
 
 
 @triton.jit
-def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile, SLOTS: tl.constexpr):
+def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile):
     """Waits for the claim of this iteration and returns its tile. A stale claim is not above that of `tile`."""
     if iteration + 1 < end:
         while claimed <= tl.maximum(tile - groups + 1, 0):
-            claimed = read_claim(workspace, tiles, group, iteration, SLOTS)
+            claimed = read_claim(workspace, tiles, group, iteration)
         tile = tl.cast(claimed, tl.int32) - 1 + groups
     return tile
 
 
 @triton.jit
-def release_group(
-    workspace, tile, previous, tiles, group, groups, PROGRAMS_PER_ROW: tl.constexpr, SPLIT_POW2: tl.constexpr,
-    ROWS: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+def release_group(workspace, tile, previous, tiles, group, groups):
     """The last program of a group clears the slots of its last tile; the last program of all clears the counter.
 
     If `previous` is not None, it is another tile of the group, whose slots are not yet cleared. A negative number is no
     tile. Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
     """
     tl.debug_barrier()
-    counter, slots = _counter(workspace, tiles, SLOTS), _group_slots(workspace, tiles, group, SLOTS)
+    counter, slots = _counter(workspace, tiles), _group_slots(workspace, tiles, group)
     if tl.atomic_add(slots + 2, 1, sem="relaxed") == PROGRAMS_PER_ROW - 1:
         index = tl.arange(0, 2 * SPLIT_POW2 * ROWS)
         last = workspace + tl.cast(tile, tl.int64) * SLOTS + index

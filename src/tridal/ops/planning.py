@@ -180,7 +180,5 @@ def tensor_dtypes(kernel: RowKernel, dtype: str) -> tuple[str, ...]:
     What a kernel computes once per row, or sums over rows, has the accumulator's dtype.
     """
     accumulator = "float64" if dtype == "float64" else "float32"
-    known = {"index_ptr": "int64"} | {
-        pointer: accumulator for pointer in kernel.pointers if pointer.startswith(("row_out", "column_out", "per_row"))
-    }
-    return tuple(known.get(pointer, dtype) for pointer in kernel.pointers)
+    kinds = (dtype, accumulator, accumulator, dtype, dtype, accumulator, "int64", dtype)
+    return tuple(kind for names, kind in zip(kernel.tensors, kinds, strict=True) for _ in names)

@@ -26,9 +26,11 @@ from tridal.runtime.specialization import KernelCall, Specialization
 _ROWS = 4096
 """The number of rows that every plan is made for. It is large enough to keep a device busy."""
 
-_ROW_MULTIPLES = {"out_ptr", "in_ptr", "in2_ptr", "added_ptr", "workspace", "cols"}
-_ROW_MULTIPLES |= {"in_inner", "out_inner", "in_outer", "out_outer"}
-"""Arguments that are multiples of 16 in every batch if the row length is such a multiple and addresses are aligned."""
+_ROW_MULTIPLES = {"workspace", "cols", "in_inner", "out_inner", "in_outer", "out_outer"}
+"""Arguments that are multiples of 16 in every batch if the row length is such a multiple and addresses are aligned.
+
+Tensors with a number per element are such arguments, too.
+"""
 
 
 class Invariant:
@@ -71,9 +73,10 @@ class InvariantCall(KernelCall):
         These are the addresses of tensors with a number per element.
         """
         specialization = super().specialize(config)
-        addresses = [a for name, a in zip(self.kernel.pointers, self.addresses, strict=False) if name in _ROW_MULTIPLES]
+        multiples = {*_ROW_MULTIPLES, *self.kernel.element_pointers}
+        addresses = [a for name, a in zip(self.kernel.pointers, self.addresses, strict=False) if name in multiples]
         aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(addresses)
-        names = [name for name, _ in specialization.types if name in _ROW_MULTIPLES] if aligned else []
+        names = [name for name, _ in specialization.types if name in multiples] if aligned else []
         return replace(specialization, divisible=tuple(names))
 
     def _mask_bytes(self, config: KernelConfig) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
 from tridal.runtime.function_errors import called_functions
@@ -14,5 +15,6 @@ def find_breakpoint(*functions: Any) -> str | None:
         code = python.__code__
         if "breakpoint" in code.co_names:
             lines, first = inspect.getsourcelines(python)
-            return next(f"{code.co_filename}:{first + i}" for i, line in enumerate(lines) if "breakpoint(" in line)
+            file = os.path.normpath(code.co_filename)  # an instance of a schedule has another folder
+            return next(f"{file}:{first + i}" for i, line in enumerate(lines) if "breakpoint(" in line)
     return None

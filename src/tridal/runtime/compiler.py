@@ -18,8 +18,9 @@ from tridal.devices.types import ALIGNMENT, Backend, Resources
 from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.function_errors import describe
+from tridal.runtime.instance import Instance
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
-from tridal.runtime.op_functions import adapters, fingerprint
+from tridal.runtime.op_functions import triton_functions
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import Specialization
 
@@ -49,8 +50,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             )
         from triton.backends.compiler import GPUTarget
 
-        functions = op_functions(specialization.kernel, interpret=False).values()
-        if (location := find_breakpoint(entry(specialization.entry), *functions)) is not None:
+        if (location := find_breakpoint(entry(specialization))) is not None:
             raise PluginError(
                 f"{location}: Triton cannot compile breakpoint(): remove it, or run the kernel in Triton's interpreter"
             )
@@ -83,7 +83,7 @@ def naming_functions(kernel: RowKernel, what: str) -> Iterator[None]:
     except TridalError:
         raise
     except Exception as error:
-        found = describe(error, op_functions(kernel, interpret=False).values())
+        found = describe(error, triton_functions(kernel))
         if found is None:
             raise
         raise PluginError(f"kernel {kernel.name!r}: {what} {found}") from error
@@ -101,54 +101,38 @@ def can_compile(target: tuple[str, int | str, int] | None) -> bool:
 
 
 def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
-    """Returns the input of Triton's compiler. Since Triton 3.3, its signature also contains the constants."""
+    """Returns the input of Triton's compiler."""
     from triton.compiler import ASTSource
 
-    function = entry(specialization.entry)
-    types, constants = dict(specialization.types), constants_of(specialization, triton)
+    function, types = entry(specialization), dict(specialization.types)
     index = function.arg_names.index
+    divisible = [index(name) for name in specialization.divisible if name in function.arg_names]
     if triton_version(triton) >= (3, 3):
-        signature = {name: types.get(name, "constexpr") for name in function.arg_names}
-        attributes = {(index(name),): [["tt.divisibility", ALIGNMENT]] for name in specialization.divisible}
-        return ASTSource(function, signature, constants, attributes)
+        attributes = {(number,): [["tt.divisibility", ALIGNMENT]] for number in divisible}
+        return ASTSource(function, {name: types[name] for name in function.arg_names}, {}, attributes)
     from triton.backends.compiler import AttrsDescriptor
 
-    hints = AttrsDescriptor.from_hints({index(name): ALIGNMENT for name in specialization.divisible})
-    return ASTSource(function, types, constants, hints)
+    return ASTSource(function, types, {}, AttrsDescriptor.from_hints(dict.fromkeys(divisible, ALIGNMENT)))
 
 
-def constants_of(specialization: Specialization, triton: ModuleType, interpret: bool = False) -> dict[str, Any]:
-    """Returns the constexpr arguments of a kernel, including the op's functions."""
-    dtypes = {"fp32": triton.language.float32, "fp64": triton.language.float64}
-    constants = {n: dtypes[value] if n == "ACC_DTYPE" else value for n, value in specialization.constants}
-    functions = op_functions(specialization.kernel, interpret)
-    return constants | functions | {"OP_HASH": "" if interpret else fingerprint(functions)}
+def entry(specialization: Specialization, interpret: bool = False) -> Any:
+    """Returns the Triton function of a specialization, for the compiler or the interpreter. Its arguments are `types`.
+
+    Raises:
+        PluginError: a function of the op is missing, or has an unknown parameter.
+    """
+    s = specialization
+    return _entry(s.kernel, s.entry, frozenset(dict(s.types)), s.constants, interpret)
 
 
 @functools.lru_cache(maxsize=1024)
-def op_functions(kernel: RowKernel, interpret: bool) -> dict[str, Any]:
-    """Returns the op's functions, compiled or interpreted, with the parameters that schedules pass.
-
-    Raises:
-        PluginError: a function is missing, or has an unknown parameter.
-    """
-    triton = import_triton()
+def _entry(
+    kernel: RowKernel, name: str, arguments: frozenset[str], constants: tuple[tuple[str, Any], ...], interpret: bool
+) -> Any:
+    import_triton()
     with interpret_flag(False):
-        return adapters(kernel, interpreted if interpret else _compiled(triton))
-
-
-@functools.cache
-def _compiled(triton: ModuleType) -> Any:
-    def compiled(function: Any) -> Any:
-        return function if hasattr(function, "arg_names") else triton.jit(function)
-
-    return compiled
-
-
-def entry(name: str) -> Any:
-    """Returns the Triton function of a schedule."""
-    with interpret_flag(False):
-        return getattr(importlib.import_module(f"tridal.kernels.{name}"), name)
+        function = Instance(kernel, name, arguments, dict(constants), interpret).load(name)[name]
+    return interpreted(function) if interpret else function
 
 
 def import_triton() -> ModuleType:

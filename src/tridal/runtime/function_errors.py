@@ -34,11 +34,8 @@ def called_functions(functions: Iterable[Any]) -> Iterator[tuple[Any, FunctionTy
 
 
 def describe(error: BaseException, functions: Iterable[Any]) -> str | None:
-    """Returns "function, file:line: source: reason", or None if the fault is not in these functions or their callees.
-
-    Adapters of op functions are left out. They have no file.
-    """
-    known = [pair for pair in called_functions(functions) if not pair[1].__code__.co_filename.startswith("<")]
+    """Returns "function, file:line: source: reason", or None if the fault is not in these functions or in callees."""
+    known = [*called_functions(functions)]
     places = [place for link in error_chain(error) for place in (*_compiled(link, known), *_interpreted(link, known))]
     if not places:
         return None

@@ -13,7 +13,7 @@ from tridal.devices.types import Backend, DeviceProperties, KernelConfig, Launch
 from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
-from tridal.runtime.interpreter_mode import interpreted, interpreting
+from tridal.runtime.interpreter_mode import interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_plan, check_probed, label
 from tridal.runtime.row_numbers import Count, RowNumbers
@@ -84,27 +84,23 @@ def _bind_compiled(
         triton = compiler.import_triton()
         driver = _active_driver(triton, device.name, device.target)
         loaded = _load(specialization, device.target, driver.get_current_device())
-        names = compiler.entry(specialization.entry).arg_names
-        constants = compiler.constants_of(specialization, triton)
+        names = compiler.entry(specialization).arg_names
     scalars, types = call.scalars(launch_plan.config) | numbers.scalars, dict(specialization.types)
     pointers = [name for name in names if types.get(name, "").startswith("*")]
-    values = [scalars[name] for name in names if name in types and name not in pointers]
-    programs, since_3_3 = numbers.programs, compiler.triton_version(triton) >= (3, 3)
-    if since_3_3:
+    values = [scalars[name] for name in names if name not in pointers]
+    programs = numbers.programs
+    if compiler.triton_version(triton) >= (3, 3):
         grid = programs if numbers.varies else launch_plan.programs
         direct = direct_launch(loaded, driver.launcher_cls, grid, len(pointers), values)
         if direct is not None:
             return direct
     run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
-    # Since Triton 3.3, the launcher also takes a value for each constant. Tensors are passed instead of addresses,
-    # because triton-ascend's launcher reads their shapes when it is profiled.
-    known = scalars | constants if since_3_3 else {name: scalars.get(name) for name in types}
-    slots = [name for name in names if name in known or name in pointers]
+    # Tensors are passed instead of addresses, because triton-ascend's launcher reads their shapes when it is profiled.
 
     def launch(stream: int, rows: int, *tensors: Any) -> None:
-        arguments = known | dict(zip(pointers, tensors, strict=True))
+        arguments = scalars | dict(zip(pointers, tensors, strict=True))
         arguments |= {name: count(rows) for name, count in numbers.scalars.items()}
-        run(programs(rows), 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in slots])
+        run(programs(rows), 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in names])
 
     return launch
 
@@ -145,11 +141,10 @@ def _bind_interpreted(
     specialization = call.specialize(launch_plan.config)
     with LOCK:
         triton = compiler.import_triton()
-        kernel = interpreted(compiler.entry(specialization.entry))
-        constants = compiler.constants_of(specialization, triton, interpret=True)
+        kernel = compiler.entry(specialization, interpret=True)
     types = dict(specialization.types)
     names = [name for name in kernel.arg_names if types.get(name, "").startswith("*")]
-    values = {n: v for n, v in call.scalars(launch_plan.config).items() if n in kernel.arg_names} | constants
+    values = {n: v for n, v in call.scalars(launch_plan.config).items() if n in kernel.arg_names}
 
     def launch(stream: int, rows: int, *tensors: Any) -> None:
         import numpy

@@ -14,8 +14,7 @@ from tridal.devices.lock import LOCK
 from tridal.errors import PluginError
 from tridal.runtime import compiler
 from tridal.runtime.function_errors import error_chain
-from tridal.runtime.interpreter_mode import interpreted, interpreting
-from tridal.runtime.op_functions import function_names
+from tridal.runtime.interpreter_mode import interpreting
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import Specialization
 
@@ -25,8 +24,8 @@ _HINT = (
     f". A tile of {ROWS} rows and {COLS} columns has the shape ({ROWS}, {COLS}), or ({COLS}, {ROWS}) if columns come "
     f"first; a number per row has the shape ({ROWS},): expand it with tl.expand_dims(number, AXIS)"
 )
-_STATISTICS = ("first_term", "second_term", "rebase")
-_BROADCAST = ("finish", "finish2", "row_value", "row_write", "row_write2")
+_STATISTICS = ("term", "rebase")
+_BROADCAST = ("writes", "row_value", "row_writes")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -81,11 +80,10 @@ def _interpret(specialization: Specialization) -> None:
     import numpy
 
     triton = compiler.import_triton()
-    constants = compiler.constants_of(specialization, triton, interpret=True)
-    launch = interpreted(compiler.entry("trial"))[(1,)]
+    launch = compiler.entry(specialization, interpret=True)[(1,)]
     named = compiler.naming_functions(specialization.kernel, "Triton's interpreter cannot run")
     with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
-        launch(**constants)
+        launch()
 
 
 class _Finished(Exception):
@@ -104,7 +102,7 @@ class _Report:
     def __repr__(self) -> str:  # a part of the compiler's cache key
         return f"{type(self).__name__}({self._kernel})"
 
-    def __call__(self, role: Any, result: Any, expected: Any, **_: object) -> None:
+    def __call__(self, role: Any, name: Any, result: Any, expected: Any, **_: object) -> None:
         """Raises PluginError if the result of a function has another shape or dtype than expected."""
         role, result = _plain(role), _plain(result)
         if role == "end":
@@ -112,8 +110,7 @@ class _Report:
                 return
             raise _Finished
         shape, wanted, empty = _shape(result), _sizes(expected.shape), role == "empty"
-        role = "rebase" if empty else role
-        subject = f"kernel {self._kernel.name!r}: {function_names(self._kernel)[role]} of {self._kernel.module}"
+        subject = f"kernel {self._kernel.name!r}: {_plain(name)} of {self._kernel.module}"
         if empty:
             if self._interpret and _has_nan(result):
                 raise PluginError(

@@ -94,6 +94,9 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     if config.peel and problem.column_writes and problem.outer > 1:
         yield "peel", True, "False, because sums over peeled rows need one block of rows"
     if schedule == "cooperative" and problem.statistics:
+        if problem.statistics > 2:
+            found = f"the op has {problem.statistics}"
+            yield "schedule", schedule, f"another one: programs exchange at most two statistics, and {found}"
         if problem.accumulator != 4:
             yield (
                 "schedule",

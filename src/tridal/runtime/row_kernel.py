@@ -8,21 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
 
-MAX_PER_ELEMENT = MAX_PER_ROW = MAX_PER_COLUMN = 2
-MAX_STATISTICS = 2
-MAX_PARAMETERS = 2
 MAX_LIVE_TILES = 16
-POINTERS: tuple[tuple[str, ...], ...] = (
-    ("out_ptr", "out2_ptr"),
-    ("row_out_ptr", "row_out2_ptr"),
-    ("column_out_ptr", "column_out2_ptr"),
-    ("in_ptr", "in2_ptr"),
-    ("added_ptr",),
-    ("per_row_ptr", "per_row2_ptr"),
-    ("index_ptr",),
-    ("per_column_ptr", "per_column2_ptr"),
-)
-"""The schedules' pointer arguments, by kind of tensor in the order of `RowKernel.tensors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +19,10 @@ class Statistic:
         name: functions that run after the statistic get it by this name.
         reduce: "max", "sum", or "accurate_sum", a sum that rounds less often.
         term: name of the Triton function that computes the term, or of the tensor of `reads` that is the term.
-        rebase: name of a Triton function. The second statistic needs it if its term uses the first statistic or
-            `count`. The function gets the second statistic of a part of a row, and returns what it would be if its
-            terms had used the first statistic and the count of the whole row. A part may be empty: its "max" is -inf,
-            and its sums and its count are 0.
+        rebase: name of a Triton function. A later statistic needs it if its term uses the first statistic or `count`.
+            The function gets the later statistic of a part of a row, and returns what it would be if its terms had used
+            the first statistic and the count of the whole row. A part may be empty: its "max" is -inf, and its sums and
+            its count are 0.
     """
 
     name: str
@@ -56,7 +42,7 @@ class RowKernel:
         name: name of the kernel. `tridal plan --op` takes it.
         module: module of the Triton functions. It is imported when the first kernel is compiled or interpreted.
         reads: names of the inputs with a number per element. All but the first are contiguous.
-        statistics: the statistics of a row, at most two.
+        statistics: the statistics of a row. Programs that compute a row together ("cooperative") exchange at most two.
         writes: for each output with a number per element: the name of its Triton function. The outputs are contiguous.
         added: name of an input with a number per element that is added to the first of `writes` before it is rounded,
             for example the gradient of another use of a tensor. It is contiguous. No function gets it.
@@ -134,34 +120,26 @@ class RowKernel:
     @property
     def pointers(self) -> tuple[str, ...]:
         """The schedules' pointer argument for each tensor."""
-        return tuple(name for names, given in zip(POINTERS, self.tensors, strict=True) for name in names[: len(given)])
+        suffixes = ("result", "per_row", "sums", *["ptr"] * 5)
+        groups = zip(self.tensors, suffixes, strict=True)
+        return tuple(f"{name}_{suffix}" for names, suffix in groups for name in names)
 
     @property
-    def arguments(self) -> dict[str, str]:
-        """The schedules' argument for each tensor, parameter, statistic and row value, by its name in the op."""
-        first, second = ([*(statistic.name for statistic in self.statistics), "", ""])[:2]
-        groups = {"x": self.reads, "per_row": self.row_reads, "per_column": self.column_reads, "first": (first,)}
-        groups |= {"part_first": (f"part_{first}",), "second": (second,), "row_value": (self.row_value or "",)}
-        groups |= {"index": (self.row_index or "",)}
-        groups |= {"picked_column": tuple(f"picked_{name}" for name in self.column_reads[:1])}
-        numbers = {name: f"param{index}" for index, name in enumerate(self.parameters)}
-        return numbers | {n: f"{a}{'2' * i}" for a, given in groups.items() for i, n in enumerate(given)}
+    def element_pointers(self) -> tuple[str, ...]:
+        """Those of the tensors with a number per element."""
+        writes, _, _, reads, added, *_ = self.tensors
+        return *(f"{name}_result" for name in writes), *(f"{name}_ptr" for name in (*reads, *added))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of inputs, parameters, statistics, the row value and constants."""
+        names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in self.statistics)]
+        names += [name for name in (self.row_value, self.row_index, self.added) if name is not None]
+        return names + [name for name, _ in self.constants]
 
     def fault(self) -> str | None:
         """Returns a description of a fault in the declaration, or None if there is none."""
         statistics = self.statistics
-        for what, given, limit in (
-            ("tensors", self.reads, MAX_PER_ELEMENT),
-            ("written tensors", self.writes, MAX_PER_ELEMENT),
-            ("tensors with a number per row", self.row_reads, MAX_PER_ROW),
-            ("tensors with a number per column", self.column_reads, MAX_PER_COLUMN),
-            ("written tensors with a number per row", self.row_writes, MAX_PER_ROW),
-            ("written tensors with a number per column", self.column_writes, MAX_PER_COLUMN),
-            ("statistics", statistics, MAX_STATISTICS),
-            ("parameters", self.parameters, MAX_PARAMETERS),
-        ):
-            if len(given) > limit:
-                return f"kernel {self.name!r} has {len(given)} {what}: at most {limit} are supported"
         if type(self.live_tiles) is not int or not 1 <= self.live_tiles <= MAX_LIVE_TILES:
             wanted = f"expected an integer from 1 to {MAX_LIVE_TILES}"
             return f"kernel {self.name!r}: live_tiles: {wanted}, found {self.live_tiles!r}"
@@ -170,12 +148,10 @@ class RowKernel:
         if self.added is not None and not self.writes:
             return f"kernel {self.name!r} adds {self.added!r} to nothing: it writes no tensor with a number per element"
         if any(statistic.rebase is not None for statistic in statistics[:1]):
-            return f"kernel {self.name!r}: rebase is for the second statistic only"
-        names = [*self.reads, *self.row_reads, *self.column_reads, *self.parameters, *(s.name for s in statistics)]
-        names += [name for name in (self.row_value, self.row_index, self.added) if name is not None]
-        names += [name for name, _ in self.constants]
-        if len(set(names)) < len(names):
-            return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
+            return f"kernel {self.name!r}: the first statistic has no rebase, because its term uses no other statistic"
+        for names in (self.names, self.writes, self.row_writes, self.column_writes):
+            if len(set(names)) < len(names):
+                return f"kernel {self.name!r} uses one name for two things: {', '.join(names)}"
         unknown = [s.reduce for s in statistics if s.reduce not in get_args(Reduction)]
         if unknown:
             return f"kernel {self.name!r}: unknown reduction {unknown[0]!r} (known: {', '.join(get_args(Reduction))})"

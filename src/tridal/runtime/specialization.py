@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tridal.devices.types import ALIGNMENT, ITEMSIZE, KernelConfig, LaunchPlan, Problem
-from tridal.runtime.row_kernel import POINTERS, RowKernel
+from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 
 _SIZES = ("outer", "inner", "cols")
 _STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
 _ROW_STRIDES = ("row_outer", "row_inner")
-_PARAMETERS = ("param0", "param1")
+_LAUNCH_OPTIONS = ("SCHEDULE", "NUM_WARPS", "MAX_REGISTERS")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
 ADDRESS_BITS = 63
 """Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
@@ -121,27 +121,32 @@ class KernelCall:
         kernel = self.kernel
         return bool(kernel.row_reads or kernel.row_writes or kernel.row_index)
 
-    def _misalignments(self) -> dict[str, int]:
-        """Returns, for each tensor, the number of elements from the last vector boundary to its first row."""
-        tensors = zip(self.kernel.pointers, self.dtypes, self.addresses, strict=True)
-        return {
-            name: address // ITEMSIZE[dtype] % self.problem.vector
-            for name, dtype, address in tensors
-            if name.startswith(("out", "in_", "in2", "added"))
-        }
+    def _misalignments(self) -> list[int]:
+        """Returns, for each tensor with a number per element, the elements from a vector boundary to its first row.
+
+        The first number is that of the first tensor that is read.
+        """
+        kernel, vector = self.kernel, self.problem.vector
+        tensors = dict(zip(kernel.pointers, zip(self.dtypes, self.addresses, strict=True), strict=True))
+        first = f"{kernel.reads[0]}_ptr"
+        names = [first, *(name for name in kernel.element_pointers if name != first)]
+        return [tensors[name][1] // ITEMSIZE[tensors[name][0]] % vector for name in names]
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns the scalar arguments of the kernel by name."""
+        """Returns the scalar arguments of the kernel by name. None is an argument that the kernel does not have."""
         layout, p = self.launched_layout(config), self.problem
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
         values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
-        values["misalignment"] = self._misalignments()["in_ptr"] if config.peel else 0
-        if config.schedule != "column_loop":
-            interleaved = layout is not self.layout
-            values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None
-        values |= dict(zip(_PARAMETERS, (*self.parameters, None, None), strict=False))
+        values["misalignment"] = self._misalignments()[0] if config.peel else 0
+        interleaved = layout is not self.layout
+        values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None
+        values |= dict.fromkeys(self._parameters) | dict(zip(self._parameters, self.parameters, strict=False))
         return values | self.scale_mask.numbers
+
+    @property
+    def _parameters(self) -> list[str]:
+        return [f"{name}_number" for name in self.kernel.parameters]
 
     def specialize(self, config: KernelConfig) -> Specialization:
         """Returns the specialization of this call for a configuration.
@@ -152,45 +157,49 @@ class KernelCall:
         p, s, scalars = self.problem, self.scale_mask, self.scalars(config)
         pointers = dict(zip(self.kernel.pointers, self.dtypes, strict=True))
         divisible = [n for n, a in zip(pointers, self.addresses, strict=True) if a % ALIGNMENT == 0]
-        constants: dict[str, Any] = dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
-        if s.mask is not None:
-            pointers["mask_ptr"] = s.mask
-        names = (*itertools.chain(*POINTERS), "mask_ptr")
-        constants |= {name: None for name in names if name not in pointers}
+        cooperative = exchanges(config, self.kernel)
+        constants: dict[str, Any] = {field.name.upper(): getattr(config, field.name) for field in fields(config)}
+        constants = {name: value for name, value in constants.items() if name not in _LAUNCH_OPTIONS}
         mask_extent = (config.cols - 1) * s.strides[-1]
         accumulator = "fp64" if p.accumulator == 8 else "fp32"
         constants |= {
             "ACC_DTYPE": accumulator,
-            "EXP2_BIAS": config.exp2_bias,
             "INT64_OFFSETS": max(self.launched_layout(config).max_offset(config.rows, config.cols), mask_extent)
             >= 2**31,
             "AXIS": 0 if p.layout == "inner" else 1,
-            "ROWS": config.rows,
-            "COLS": config.cols,
+            "VECTOR": p.vector,
+            "SAME_MISALIGNMENT": config.peel and self._same_misalignment(),
+            "INTERLEAVED": p.equal_heads(config),
             "CAUSAL": s.causal,
             "ZERO_MASKED_ROWS": s.zero_masked_rows,
             "MASK_BYTES": self._mask_bytes(config),
+            "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
+            "SLOTS": slots_per_tile(config),
         }
-        constants |= self._edge_constants(config)
-        if config.schedule == "column_loop":
-            constants |= {"STAGES": config.num_stages, "LANES": config.lanes}
+        constants |= dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
+        constants |= {name: None for name, value in scalars.items() if value is None}
+        if s.mask is None:
+            constants["score_mask"] = None
         else:
-            constants |= self._whole_row_constants(config)
+            pointers["score_mask"] = s.mask
+        if not cooperative:
+            constants["workspace"] = None
+        if not config.peel:
+            constants["misalignment"] = 0
         if not self._has_row_tensors:
             constants |= dict.fromkeys(_ROW_STRIDES, 0)
         elif scalars["row_inner"] == 1:
             constants["row_inner"] = 1
-        constants |= {name: None for name in _PARAMETERS if scalars[name] is None}
-        constants |= {n: v for n, v in s.numbers.items() if v is None or (n != "scale" and v in (0, 1))}
+        constants |= {n: v for n, v in s.numbers.items() if n != "scale" and v in (0, 1)}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "misalignment", "long_blocks", *_ROW_STRIDES, *_PARAMETERS, *s.numbers}
+        unspecialised = {"outer", "misalignment", "long_blocks", *_ROW_STRIDES, *self._parameters, *s.numbers}
         unspecialised |= {"inner"} if p.layout != "inner" else set()
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
-        if exchanges(config, self.kernel):
+        if cooperative:
             types["workspace"] = "*i64"
             divisible.append("workspace")
-        floats = {"scale", *_PARAMETERS}
+        floats = {"scale", *self._parameters}
         types |= {n: accumulator if n in floats else "i32" if v < 2**31 else "i64" for n, v in run_time.items()}
         return Specialization(
             kernel=self.kernel,
@@ -201,35 +210,20 @@ class KernelCall:
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             max_registers=config.max_registers,
-            cooperative=exchanges(config, self.kernel),
+            cooperative=cooperative,
         )
 
-    def _whole_row_constants(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns the constants that only `whole_row` and `overlapped` have: how programs share a row."""
-        constants: dict[str, Any] = {} if exchanges(config, self.kernel) else {"workspace": None}
-        if not self.problem.equal_heads(config):
-            constants["long_blocks"] = None
-        if not config.overlap:
-            constants |= {"STAGES": config.num_stages, "PERSISTENT": config.persistent, "RELOAD": config.reload}
-        return constants | {
-            "PROGRAMS_PER_ROW": config.programs_per_row,
-            "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
-            "SLOTS": slots_per_tile(config),
-        }
-
-    def _edge_constants(self, config: KernelConfig) -> dict[str, Any]:
-        """Returns the constants that describe the head and the tail of a row."""
-        vector, misalignments = self.problem.vector, set(self._misalignments().values())
-        strides = zip(self.layout.in_strides[:2], self.layout.out_strides[:2], strict=True)
-        same = len(misalignments) == 1 and all((read - written) % vector == 0 for read, written in strides)
-        constants = {"PEEL": config.peel, "VECTOR": vector, "SAME_MISALIGNMENT": config.peel and same}
-        return constants if config.peel else constants | {"misalignment": 0}
+    def _same_misalignment(self) -> bool:
+        """Returns whether each row of all tensors with a number per element has the same misalignment."""
+        vector, strides = self.problem.vector, zip(self.layout.in_strides, self.layout.out_strides, strict=True)
+        same = all((read - written) % vector == 0 for read, written in [*strides][:2])
+        return same and len(set(self._misalignments())) == 1
 
     def _mask_bytes(self, config: KernelConfig) -> int:
         """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile."""
         if self.problem.layout == "inner":  # vectors contain elements of several rows
             return 1
-        misalignment = self._misalignments()["in_ptr"] if config.peel else None
+        misalignment = self._misalignments()[0] if config.peel else None
         return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
 
     def workspace_slots(self, plan: LaunchPlan, rows: int | None = None) -> int:

@@ -65,7 +65,7 @@ def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
 
 
 def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
-    if problem.accumulator == 8:  # cooperative plans do not support float64
+    if problem.statistics and not problem.can_exchange:
         return plan
     cols = _block_cols(problem)
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
