@@ -28,7 +28,12 @@ def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("files", "largest"),
-    [("tridal_l2norm/*.py", 59), ("tridal_skipnorm/skip_norm*.py", 100), ("tridal_skipnorm/logsumexp*.py", 60), ("tridal_skipnorm/mean_energy*.py", 70)],
+    [
+        ("tridal_l2norm/*.py", 59),
+        ("tridal_skipnorm/skip_norm*.py", 100),
+        ("tridal_skipnorm/logsumexp*.py", 60),
+        ("tridal_skipnorm/mean_energy*.py", 70),
+    ],
 )
 def test_the_packages_are_small(files: str, largest: int) -> None:
     """Lines of code, without blank lines, comments and docstrings of one line."""
