@@ -33,7 +33,7 @@ def expand(source: str, packs: Packs, entry: str = "", parameters: Collection[st
             names = [n for a in arguments for n in (packs[a.arg] if _PACK.match(a.arg) else (ast.unparse(a),))]
             left = [name for name in names if node.name != entry or name in parameters]
             _replace(lines, node.lineno, node.body[0].lineno - 1, f"def {node.name}({', '.join(left)}):")
-        elif isinstance(node, _SIMPLE) and not isinstance(node.value, ast.Constant):
+        elif isinstance(node, _SIMPLE) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             text = " ".join(" ".join(lines[node.lineno - 1 : node.end_lineno]).split()).partition(" # ")[0]
             if _PACK.search(text):
                 _replace(lines, node.lineno, node.end_lineno or 0, _repeated(text, packs))
