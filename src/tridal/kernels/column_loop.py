@@ -48,14 +48,16 @@ def column_loop(
             counted = tl.zeros([STATISTICS], ACC_DTYPE)
             if PEEL:
                 has_edge = tl.arange(0, STATISTICS) < ROWS  # the first lane
-                block, row, _, _, edge_column, edge_in_bounds = tile_bounds(
+                # A variable keeps its type in a loop, and the loop below assigns to `_` and `count`.
+                block, row, _column, _in_bounds, edge_column, edge_in_bounds = tile_bounds(
                     tile, 0, inner, cols, None, misalignment, in_outer, in_inner, VECTOR
                 )  # fmt: skip
                 each_edge_at = edge_pointers(each_element_ptr, block, row, edge_column, each_strides)
                 each_edge = tl.load(each_edge_at, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
                 each_edge_column = load_columns(each_column_ptr, edge_column, cols, 0, 1)
                 edge_count = tl.sum(edge_in_bounds.to(ACC_DTYPE), 0)
-                count = tl.maximum(edge_count, 1.0)
+                if COUNTS:
+                    count = tl.maximum(edge_count, 1.0)
                 part_first = first
                 first = statistic(each_edge_first_term, edge_in_bounds, FIRST, 0, 1)
                 each_edge_later = statistic(each_edge_later_term, edge_in_bounds, each_later_reduce, 0, 1)
