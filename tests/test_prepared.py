@@ -53,7 +53,7 @@ def test_equal_calls_are_prepared_once(device: torch.device, sample: Sample, pre
         loss_of(sample.function(**sample.leaves(3, 5, device=device))).backward()
         kernels.append([call.kernel.name for call in prepared_calls])
     assert kernels[1:] == kernels[:1] * 3
-    assert not sample.op.of_rows or {*kernels[0]} - {"column_sum"} == {sample.op.name, f"{sample.op.name}_backward"}
+    assert sample.op.steps or {*kernels[0]} - {"column_sum"} == {sample.op.name, f"{sample.op.name}_backward"}
 
 
 def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
