@@ -93,6 +93,7 @@ WRONG: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "an integer from 1 to 2147483647": (("programs",), (0, 2.0, 1 << 31)),
     "Resources or None": (("resources",), ((1, 2, 3),)),
     "text": (("reason",), (None, 5)),
+    "None, because only problems of one row have a range of columns": (("column_range",), ((700, 800),)),
     f"the first and the last number of rows, from 1 to {2**31 - 1}, around 1823": (
         ("row_range",),
         ([80, 100_000], (80, 9.5), (80,), (80, 1822), (1824, 9000), (0, 9000), (1, 2**31)),
@@ -136,6 +137,11 @@ RIGHT = "expected rows for which programs are right:"
         (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, layout="strided")}, 'peel = True, expected False, be'),
         (WHOLE_ROW, {"peel": True}, {"problem": Problem(cols=1028, inner=8)}, "cols = 1024, expected at least 1028"),
         (WHOLE_ROW, {"lanes": 2}, {}, f"lanes = 2, {LANES}"),
+        *((WHOLE_ROW, {"programs": 1, "column_range": wrong}, {"problem": replace(PROBLEM, inner=1)}, expected)
+          for wrong, expected in (
+              ((782, 1024), "column_range = (782, 1024), expected the first and the last number of columns, from 1"),
+              ((1, 2000), "column_range = (1, 2000), expected columns that the tile holds: for 2000 columns, expected"),
+          )),
         # column_loop
         (COLUMN_LOOP, {"reload": True}, {}, "reload = True, expected False, because 'column_loop' does not support it"),
         (COLUMN_LOOP, {"peel": True}, {}, PEELS),

@@ -56,6 +56,38 @@ def test_equal_calls_are_prepared_once(device: torch.device, sample: Sample, pre
     assert sample.op.steps or {*kernels[0]} - {"column_sum"} == {sample.op.name, f"{sample.op.name}_backward"}
 
 
+LOSSES: dict[str, dict[str, Any]] = {
+    "mean": {}, "sum": {"reduction": "sum"}, "none": {"reduction": "none"}, "weight": {"weight": torch.rand(7)},
+    "smoothed": {"label_smoothing": 0.1}, "probabilities": {"probabilities": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_a_loss_prepares_kernels_for_ranges_of_row_counts(
+    device: torch.device, prepared_calls: list[Any], options: dict[str, Any]
+) -> None:
+    """Kernels that reduce the losses of rows read them as one row, with a range of columns."""
+    options = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    probabilities, seen = options.pop("probabilities", False), []
+    for rows in (20, 32, 31, 17, 18, 30, 1, 2, 16, 33, 64, 63, 48):
+        x = torch.randn(rows, 7, device=device, dtype=torch.float64, requires_grad=True)
+        target = x.detach().softmax(1) if probabilities else x.detach().argmax(1)
+        given = {name: value.double() if name == "weight" else value for name, value in options.items()}
+        found, expected = (f(x, target, **given) for f in (tridal.cross_entropy, torch.nn.functional.cross_entropy))
+        assert_close(found, expected)
+        for result in (found, expected):
+            seen.append(torch.autograd.grad(result.sum(), x)[0])
+        assert_close(*seen[-2:])
+    reductions = [call for call in prepared_calls if "reduce" in call.kernel.name]
+    assert len(reductions) < 13 - 3
+    del prepared_calls[:]
+    for rows in (19, 21, 29, 48, 64):
+        x = torch.randn(rows, 7, device=device, dtype=torch.float64, requires_grad=True)
+        target = x.detach().softmax(1) if probabilities else x.detach().argmax(1)
+        tridal.cross_entropy(x, target, **given).sum().backward()
+    assert not prepared_calls
+
+
 def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
     x = torch.randn(6, 16, device=device)
     for _ in range(3):

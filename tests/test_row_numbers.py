@@ -105,6 +105,31 @@ def test_range_of_a_call(call: KernelCall, row_range: tuple[int, int]) -> None:
     assert (without.programs(5), without.scalars) == (1, {})
 
 
+@pytest.mark.parametrize(
+    ("cols", "column_range", "found"),
+    [
+        (1000, (513, 1024), (513, 1023)),
+        (1008, (513, 1024), (528, 1024)),
+        (1000, (1000, 1000), None),
+        (1008, (1000, 1010), None),
+        (1000, (513, 2**31 + 1), None),
+        (1000, None, None),
+    ],
+)
+def test_column_range_of_a_call_of_one_row(
+    cols: int, column_range: tuple[int, int] | None, found: tuple[int, int] | None
+) -> None:
+    """All columns of a range have the specialization of the call, also the divisibility of their number by 16."""
+    plan = LaunchPlan(KernelConfig("whole_row", 1, 1024), 1, "", column_range=column_range)
+    call = kernel_call((1, cols))
+    numbers = RowNumbers(call, plan)
+    assert numbers.column_range == found
+    assert numbers.scalars == ({"cols": int} if found else {})
+    assert RowNumbers(kernel_call((2, cols)), plan).column_range is None
+    for end in found or ():
+        assert call.with_cols(end).specialize(plan.config) == call.specialize(plan.config)
+
+
 def test_a_range_of_one_row_count_has_the_numbers_of_the_plan() -> None:
     call = kernel_call((3, 5000, 40), 1)
     config = KernelConfig("cooperative", 16, 1024, programs_per_row=5)

@@ -87,6 +87,28 @@ def test_a_question_narrows_the_range_to_the_rows_with_the_same_answer(
     assert read(question, rows) == (answer, row_range)
 
 
+@pytest.mark.parametrize(
+    ("question", "column_range"),
+    [
+        (lambda n: next_power_of_2(n), (33, 64)),
+        (lambda n: n * 4 > 100, (26, MAX_RANGE_ROWS)),
+        (lambda n: -(-n // 16), (33, 48)),
+        (lambda n: n % 16, (40, 40)),
+        (lambda n: f"{n:,}", (1, MAX_RANGE_ROWS)),
+    ],
+)
+def test_a_question_narrows_the_columns_of_a_problem_of_one_row(
+    question: Callable[[Any], Any], column_range: tuple[int, int]
+) -> None:
+    @with_row_range
+    def plan(problem: Problem) -> LaunchPlan:
+        int(question(problem.cols)) if not isinstance(question(problem.cols), str) else None
+        return LaunchPlan(KernelConfig("whole_row", 1, 64), problem.inner, "")
+
+    found = plan(Problem(cols=40, inner=1))
+    assert (found.row_range, found.column_range, found.programs) == (None, column_range, 1)
+
+
 numbers = st.one_of(st.integers(-40, -1), st.integers(1, 40), st.sampled_from([0.5, 3.0, -1.25, 1e9]))
 arithmetic = st.tuples(
     st.sampled_from([operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv]), numbers
@@ -104,7 +126,7 @@ questions = st.sampled_from(
 @given(
     st.lists(st.one_of(arithmetic, reversed_arithmetic), max_size=4),
     st.lists(st.tuples(questions, st.integers(-300, 300)), min_size=1, max_size=3),
-    st.integers(1, 400),
+    st.integers(2, 400),
     st.data(),
 )
 def test_all_rows_in_a_range_give_the_same_answers(
@@ -182,10 +204,20 @@ def test_all_rows_in_a_range_have_the_configuration_and_the_programs_of_the_plan
         return
     make_plan = planner(arch, problem, batch_invariant)
     plan = make_plan(problem)
+    assert (plan.row_range is None) == (problem.inner == 1)
+    if problem.inner == 1:
+        assert (plan.column_range is None) == batch_invariant
+        first, last = plan.column_range or (problem.cols,) * 2
+        assert 1 <= first <= problem.cols <= last <= MAX_RANGE_ROWS
+        for cols in {first, last, data.draw(st.integers(first, last))}:
+            other = make_plan(replace(problem, cols=cols))
+            fields = {"reason": other.reason, "column_range": (first, last) if plan.column_range else None}
+            assert other == replace(plan, **fields)
+        return
     assert plan.row_range is not None
     first, last = plan.row_range
     assert 1 <= first <= problem.inner <= last <= MAX_RANGE_ROWS
-    for rows in {first, problem.inner, last, data.draw(st.integers(first, last))}:
+    for rows in {max(first, 2), problem.inner, last, data.draw(st.integers(max(first, 2), last))}:
         other = make_plan(replace(problem, inner=rows))
         assert (other.config, other.occupancy, other.resources) == (plan.config, plan.occupancy, plan.resources)
         assert other.programs == plan.programs_for(problem, rows)
@@ -211,7 +243,7 @@ def test_a_range_changes_no_other_field_of_a_plan(arch: str, problem: Problem) -
         "interpreter": lambda: tridal_interpreter._plan.__wrapped__(problem, 4),
     }
     found = planner(arch, problem)(problem)
-    assert replace(found, row_range=None, tiles_per_group=None) == plain[ARCHITECTURES[arch]]()
+    assert replace(found, row_range=None, tiles_per_group=None, column_range=None) == plain[ARCHITECTURES[arch]]()
 
 
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
@@ -228,8 +260,8 @@ def test_problems_of_blocks_and_of_inner_rows_have_no_range(arch: str, traits: d
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("column_writes", [(), ("float32",)], ids=["no_sums", "sums"])
 def test_a_thousand_columns_have_few_ranges(arch: str, column_writes: tuple[str, ...]) -> None:
-    problem = Problem(cols=1024, inner=1, column_reads=("float32",), column_writes=column_writes)
-    make_plan, ranges, rows = planner(arch, problem), [], 1
+    problem = Problem(cols=1024, inner=2, column_reads=("float32",), column_writes=column_writes)
+    make_plan, ranges, rows = planner(arch, problem), [], 2
     while rows <= MAX_RANGE_ROWS:
         plan = make_plan(replace(problem, inner=rows))
         assert plan.row_range is not None

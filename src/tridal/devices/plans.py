@@ -42,6 +42,9 @@ class LaunchPlan:
     """How `programs` follows from the rows in `row_range`: there is a group of `programs_per_row` programs for so many
     tiles. With equal heads, the groups are rounded down to a multiple of `Problem.vector`. None means that `programs`
     is the same for all these rows, or that there is a group for each tile if not persistent."""
+    column_range: tuple[int, int] | None = None
+    """For a problem of one row: the first and the last number of columns with the same divisibility by 16 for which the
+    backend gives this plan. None means only the columns of the problem."""
 
     def programs_for(self, problem: Problem, rows: int) -> int:
         """Returns the number of programs for another number of rows in `row_range`, for a problem with `outer == 1`."""

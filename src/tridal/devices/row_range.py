@@ -1,4 +1,7 @@
-"""Finds the range of row counts for which a plan holds, by recording what a planning function reads of the rows."""
+"""Finds the range of row counts for which a plan holds, by recording what a planning function reads of the rows.
+
+For a problem of one row, it finds the range of columns.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,26 @@ def with_row_range(
 ) -> Callable[Concatenate[Problem, _P], LaunchPlan]:
     """Decorates a planning function plan(problem, ...), so that its plans have a `row_range` and `tiles_per_group`.
 
-    The function must not read the number of rows in another way than by `problem`. `problem.inner` is a `RowCount`.
+    The function must not read the number of rows in another way than by `problem`. `problem.inner` is a `RowCount`. If
+    there is one row, `problem.cols` is one instead, and the plan has a `column_range`.
     Problems with several blocks, and those with the layout "inner", are planned as they are, and get no range.
     """
 
     @functools.wraps(plan)
     def planned_for_range(problem: Problem, /, *args: _P.args, **kwargs: _P.kwargs) -> LaunchPlan:
-        if problem.outer > 1 or problem.layout == "inner" or problem.inner > MAX_RANGE_ROWS:
+        one_row = problem.inner == 1
+        size = problem.cols if one_row else problem.inner
+        if problem.outer > 1 or problem.layout == "inner" or size > MAX_RANGE_ROWS:
             return plan(problem, *args, **kwargs)
-        rows = _Range(problem.inner)
+        rows = _Range(size)
         counted: Any = RowCount(rows)
-        problem = replace(problem, inner=counted)
+        problem = replace(problem, cols=counted) if one_row else replace(problem, inner=counted)
         planned = plan(problem, *args, **kwargs)
         sizes = {field.name: _read(getattr(planned.config, field.name)) for field in fields(planned.config)}
         planned = replace(planned, config=replace(planned.config, **sizes), occupancy=_read(planned.occupancy))
         programs: Any = planned.programs
+        if one_row:
+            return replace(planned, programs=_read(programs), column_range=(rows.first, rows.last))
         if isinstance(programs, RowCount):
             divisors = [number for step, number in programs._steps if step is operator.floordiv]
             for tiles in (1, *divisors):
@@ -73,7 +81,7 @@ class _Range:
 
 
 class RowCount:
-    """Stands for the number of rows, or a monotone function of it, while a plan is made.
+    """Stands for the number of rows, or of the columns of one row, or a monotone function of it, while a plan is made.
 
     Sums, products and quotients with numbers are functions of the rows too. Each comparison narrows the range to the
     rows for which it has the same result. Everything else reads the value, and narrows the range to the rows with this

@@ -45,7 +45,8 @@ class Invariant:
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the backend's plan for `_ROWS` rows, with a number of programs that fits the rows of the problem."""
         fixed = replace(problem, outer=1, inner=_ROWS, aligned=True)
-        return _plan_for_rows(problem, self._backend.plan(fixed, device, probe, options))
+        plan = _plan_for_rows if problem.inner > 1 else _plan_for_rows.__wrapped__  # type: ignore[attr-defined]
+        return plan(problem, self._backend.plan(fixed, device, probe, options))
 
 
 @with_row_range

@@ -27,7 +27,7 @@ class PreparedLaunch(NamedTuple):
     plan: LaunchPlan
     launch: Callable[..., None]
     """launch(stream, rows, out, *inputs[, mask][, workspace]) launches on the current device. `stream` is a raw handle.
-    `rows` is a number of rows in `row_range`."""
+    `rows` is a number of rows in `row_range`, or a number of columns if there is a `column_range`."""
     workspace_slots: Count
     """workspace_slots(rows) is the length of the int64 tensor `workspace`; 0 for all rows if not needed. It is a tensor
     of zeros. No concurrent launch may use it."""
@@ -35,6 +35,8 @@ class PreparedLaunch(NamedTuple):
     """groups(rows) is the number of groups of programs: the rows of a tensor of partial sums."""
     row_range: tuple[int, int]
     """The first and the last number of rows that it serves: tensors that differ in the number of rows only."""
+    column_range: tuple[int, int] | None = None
+    """The first and the last number of columns that it serves, see `KernelCall.column_range`."""
 
 
 def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> PreparedLaunch:
@@ -51,7 +53,8 @@ def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, option
         bound = bind(call, launch_plan, device, numbers)
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
-    return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, numbers.row_range)
+    ranges = numbers.row_range, numbers.column_range
+    return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, *ranges)
 
 
 def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:

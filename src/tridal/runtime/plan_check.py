@@ -156,6 +156,15 @@ def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
     The programs never decrease with the rows, so they are right in between.
     """
     tiles, found, rows = plan.tiles_per_group, plan.row_range, problem.inner
+    if (columns := plan.column_range) is not None:
+        whole = type(columns) is tuple and len(columns) == 2 and all(type(end) is int for end in columns)
+        if problem.rows > 1:
+            yield "column_range", columns, "None, because only problems of one row have a range of columns"
+        elif not whole or not 1 <= columns[0] <= problem.cols <= columns[1] <= MAX_RANGE_ROWS:
+            wanted = f"the first and the last number of columns, from 1 to {MAX_RANGE_ROWS}, around {problem.cols}"
+            yield "column_range", columns, wanted
+        for _, _, allowed in _uncovered(replace(problem, cols=columns[1]), plan.config):
+            yield "column_range", columns, f"columns that the tile holds: for {columns[1]} columns, expected {allowed}"
     if found is None:
         if tiles is not None:
             yield "tiles_per_group", tiles, "None, because there is no `row_range`"

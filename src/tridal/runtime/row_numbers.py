@@ -1,4 +1,7 @@
-"""The numbers of a launch that follow from the number of rows: programs, scalar arguments, length of the workspace."""
+"""The numbers of a launch that follow from the number of rows, or of columns of one row.
+
+They are programs, scalar arguments and the length of the workspace.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tridal.devices.types import LaunchPlan
 from tridal.runtime.specialization import KernelCall
 
 Count: TypeAlias = Callable[[int], int]
-"""count(rows) returns a number for a number of rows."""
+"""count(rows) returns a number for a number of rows, or of columns if the launch serves several of them."""
 _remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
 
 
@@ -26,6 +29,8 @@ class RowNumbers:
         """The first and the last number of rows."""
         self.varies = first < last
         """Whether the range is more than one row count."""
+        self.column_range = call.column_range(plan)
+        """The first and the last number of columns, or None if it serves one number of columns."""
         self.scalars: dict[str, Count] = {}
         """The scalar arguments of the kernel that differ within the range, by name."""
 
@@ -44,6 +49,8 @@ class RowNumbers:
         self.programs: Count = _remember(programs)
         self.groups: Count = groups
         self.workspace_slots: Count = _remember(workspace_slots)
+        if self.column_range is not None:
+            self.scalars["cols"] = int
         if self.varies:
             self.scalars["inner"] = int if layout.outer == 1 else inner  # `int` is the fastest identity
             if layout is not call.layout:

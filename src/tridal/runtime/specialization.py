@@ -102,6 +102,10 @@ class KernelCall:
         call.__dict__["problem"] = replace(self.problem, inner=rows)  # only the rows differ; saves 20 us
         return call
 
+    def with_cols(self, cols: int) -> KernelCall:
+        """Returns this call with another number of columns, for a layout of one row."""
+        return replace(self, layout=replace(self.layout, cols=cols))
+
     def row_range(self, plan: LaunchPlan) -> tuple[int, int]:
         """Returns the first and the last number of rows that this call serves, with its specialization and layout."""
         rows, specialization = self.problem.rows, self.specialize(plan.config)
@@ -110,6 +114,22 @@ class KernelCall:
             return rows, rows
         same = all(self.with_rows(end).specialize(plan.config) == specialization for end in plan.row_range)
         return plan.row_range if same else (rows, rows)
+
+    def column_range(self, plan: LaunchPlan) -> tuple[int, int] | None:
+        """Returns the first and the last number of columns that this call of one row serves, or None for only its own.
+
+        All tensors are contiguous. The other numbers of columns that it serves have the same divisibility by 16.
+        """
+        layout, found = self.layout, plan.column_range
+        if found is None or self.problem.rows > 1 or layout.layout != "row" or self.scale_mask != NO_SCALE_MASK:
+            return None
+        if layout.cols % ALIGNMENT == 0:
+            ends = -(-found[0] // ALIGNMENT) * ALIGNMENT, found[1] // ALIGNMENT * ALIGNMENT
+        else:
+            ends = found[0] + (found[0] % ALIGNMENT == 0), found[1] - (found[1] % ALIGNMENT == 0)
+        specialization = self.specialize(plan.config)
+        same = all(self.with_cols(end).specialize(plan.config) == specialization for end in ends)
+        return ends if same and ends[0] < ends[1] else None
 
     def launched_layout(self, config: KernelConfig) -> RowLayout:
         """Returns the layout that the kernel gets: interleaved blocks if each program has rows with equal heads."""

@@ -47,7 +47,7 @@ class Overridden:
         self._backend = backend
 
         def plan(problem: Problem, *arguments: Any) -> LaunchPlan:
-            made = replace(backend.plan(problem, *arguments), row_range=None, tiles_per_group=None)
+            made = replace(backend.plan(problem, *arguments), row_range=None, tiles_per_group=None, column_range=None)
             return override(made, problem)
 
         self.plan = plan

@@ -161,25 +161,30 @@ class _Planner:
         return launch.plan(call, cast(Backend, self), self._device, self._options)
 
     def _range_fault(self, call: KernelCall, plan: LaunchPlan) -> str | None:
-        """Returns a description of a row count in the range whose plan is another one, or None if the range holds.
+        """Returns a description of a size in the range whose plan is another one, or None if the range holds.
 
-        Plans the ends of the range, and random row counts. An exception counts as another plan.
+        Plans the ends of the range, and random numbers of rows, or of columns of one row. An exception counts as
+        another plan.
         """
-        assert plan.row_range is not None
-        (first, last), inner, generator = plan.row_range, call.problem.inner, random.Random(repr(call.problem))
-        near = max(first, inner // 2), min(last, 2 * inner)
-        for rows in dict.fromkeys((first, last, generator.randint(first, last), generator.randint(*near))):
+        of_rows, problem = plan.row_range is not None, call.problem
+        known, own = (plan.row_range, problem.inner) if of_rows else (plan.column_range, problem.cols)
+        assert known is not None
+        (first, last), generator, kind = known, random.Random(repr(problem)), "row" if of_rows else "column"
+        near = max(first, own // 2), min(last, 2 * own)
+        for size in dict.fromkeys((first, last, generator.randint(first, last), generator.randint(*near))):
+            if not of_rows and (size % ALIGNMENT == 0) != (own % ALIGNMENT == 0):
+                continue
             try:
-                other = self._plan_for(call.with_rows(rows))
+                other = self._plan_for(call.with_rows(size) if of_rows else call.with_cols(size))
             except Exception as error:
                 found = f"raises {type(error).__name__}: {error}"
             else:
-                programs = plan.programs_for(call.problem, rows)
+                programs = plan.programs_for(problem, size) if of_rows else plan.programs
                 if (other.config, other.programs) == (plan.config, programs):
                     continue
                 found = f"has {other.programs} programs with {other.config}, not {programs} with {plan.config}"
-            ranged = f"{call.kernel.name} of {call.problem.cols} columns: the plan for {inner} rows has row_range"
-            return f"{ranged} = {plan.row_range}, but the plan for {rows} rows {found}"
+            ranged = f"{call.kernel.name} of {problem.cols} columns: the plan for {own} {kind}s has {kind}_range"
+            return f"{ranged} = {known}, but the plan for {size} {kind}s {found}"
         return None
 
     def signature(self, call: KernelCall, exact: bool) -> Any:
@@ -189,9 +194,10 @@ class _Planner:
         except Exception as error:  # the call fails in the same way when it is launched, if it is on a side of a change
             return type(error).__name__
         config = plan.config
-        sizes = replace(config, cols=0), plan.row_range  # one width is enough for each tile that differs otherwise
+        # One width is enough for each tile that differs otherwise.
+        sizes = replace(config, cols=0), plan.row_range, plan.column_range is not None
         key = call.kernel, call.dtypes, call.problem.layout, call.scale_mask, *sizes
-        if plan.row_range is not None and key not in self.ranges:
+        if (plan.row_range or plan.column_range) and key not in self.ranges:
             self.ranges[key] = self._range_fault(call, plan)
         features = {
             "peel": config.peel,

@@ -159,11 +159,12 @@ def _prepare_pending(
 
 def served_rows(signature: Signature, arguments: tuple[Any, ...], found: Prepared) -> ServedRows | None:
     """Returns the rows of the calls that a prepared function computes, or None if it computes these shapes only."""
-    if found.served is None:
+    rows, main = signature.rows(arguments), signature.tensors.index(signature.main)
+    if found.served is None or arguments[signature.main].dim() == rows.dims:
         return None
     given = signature.roles(signature.named(arguments))
     roles = tuple(str(given[index]) for index in signature.tensors)
-    return ServedRows(*found.served, signature.rows(arguments).dims, signature.tensors.index(signature.main), roles)
+    return ServedRows(*found.served, found.divisible, rows.dims, main, roles)
 
 
 class PreparedCall:

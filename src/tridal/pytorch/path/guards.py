@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from tridal.devices.settings import current
+from tridal.devices.types import ALIGNMENT
 from tridal.pytorch.torch.private import (
     dispatch_modes,
     forward_ad_level,
@@ -36,6 +37,8 @@ class ServedRows(NamedTuple):
     first: int
     last: int
     """The first and the last number of rows."""
+    divisible: bool | None
+    """Whether the number of rows is a multiple of `ALIGNMENT`; None if it does not matter."""
     dims: int
     """How many dims a row has. These are the last ones."""
     main: int
@@ -94,7 +97,9 @@ def _free_dims(tensor: torch.Tensor, role: str, rows: ServedRows) -> int:
 def _row_checks(tensors: Sequence[torch.Tensor | None], free: Sequence[int], rows: ServedRows) -> Iterator[str]:
     """Yields the checks of shapes and strides that `TensorGuards` does not make."""
     main = f"t{rows.main}"
-    yield f"first <= {main}.numel() // cols <= last"
+    yield f"first <= (rows := {main}.numel() // cols) <= last"
+    if rows.divisible is not None:
+        yield f"rows % {ALIGNMENT} {'==' if rows.divisible else '!='} 0"
     for index, (tensor, number) in enumerate(zip(tensors, free, strict=True)):
         if tensor is None or not number:
             continue

@@ -23,8 +23,10 @@ class Prepared(NamedTuple):
     run: Callable[..., tuple[Any, ...]]
     """run(*arguments) returns the results. That of a kernel with an `out` is run(out, *arguments)."""
     served: tuple[int, int] | None = None
-    """The first and the last number of rows of the tensors that it also computes, see `described_without_rows`. None
-    stands for the shapes that it is prepared for."""
+    """The first and the last number of rows of the tensors that it also computes, or of columns of tensors of one dim,
+    see `described_without_rows`. None stands for the shapes that it is prepared for."""
+    divisible: bool | None = None
+    """Whether these numbers are multiples of `ALIGNMENT`; None if it does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,9 @@ class BoundLaunch:
     """groups(rows) is the number of partial sums of each column."""
     rows: tuple[int, int]
     """The first and the last number of rows that it can be launched for."""
+    columns: tuple[int, int] | None
+    """The first and the last number of columns that it can be launched for. If there are any, `launch` gets the number
+    of columns instead of that of rows."""
     copies: list[bool]
     """For each input, whether the kernel reads a contiguous copy of it."""
     copy_dtype: torch.dtype
@@ -81,7 +86,7 @@ def make_run(
         "contiguous_copy": contiguous_copy, "copy_to": copy_to, "RECORDERS": RECORDERS, "record": record,
         "uint8": torch.uint8, "groups": bound.groups,
     }  # fmt: skip
-    sizes = RowSizes(first.shape, launch.dim, served is not None, bound.groups)
+    sizes = RowSizes(first.shape, launch.dim, served is not None, bound)
 
     def allocated(shape: str, strides: str, dtype: torch.dtype) -> str:
         """Returns an expression for a new contiguous tensor."""
@@ -134,12 +139,16 @@ class RowSizes:
     They are numbers, or follow from the shape of `in0` if the function serves several numbers of rows.
     """
 
-    def __init__(self, shape: torch.Size, dim: int, any_rows: bool, groups: Callable[[int], int]) -> None:
-        cols, rank = shape[dim], len(shape)
+    def __init__(self, shape: torch.Size, dim: int, any_rows: bool, bound: BoundLaunch) -> None:
+        cols, rank, groups = shape[dim], len(shape), bound.groups
         names = [f"s{axis}" for axis in range(rank - 1)]
         self.lines: list[str] = []
         """Statements that define the names in the expressions."""
-        if any_rows:
+        if any_rows and rank == 1:
+            self.lines.append("(cols,) = in0.shape")
+            self.rows, self.element, self.row = "cols", _sizes(["cols"]), _sizes([])
+            self.parts = _sizes([str(groups(1)), "cols"])
+        elif any_rows:
             self.lines.append(f"{', '.join(names)}, _ = in0.shape")
             self.rows = " * ".join(names)
             self.element, self.row = _sizes([*names, str(cols)]), _sizes(names)
@@ -149,6 +158,8 @@ class RowSizes:
             self.rows = str(rows)
             self.element, self.row = _sizes([*map(str, shape)]), _sizes([*map(str, (*shape[:dim], *shape[dim + 1 :]))])
             self.parts = _sizes([str(groups(rows)), str(cols)])
+        if bound.columns is not None and not (any_rows and rank == 1):
+            self.rows = str(cols)
 
 
 def _sizes(sizes: Sequence[str]) -> tuple[str, str]:

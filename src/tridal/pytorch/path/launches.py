@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tridal.devices.types import ALIGNMENT
 from tridal.ops.column_sum import COLUMN_SUM
 from tridal.ops.row_reduce import accumulator
 from tridal.ops.scale_mask import ScoreModification
@@ -75,9 +76,9 @@ def prepare_kernel(
     any_rows = None
     if out is None and (modification is None or (modification.mask is None and not modification.causal)):
         any_rows = described_without_rows(launch.kernel, launch.dim, inputs)
-    rows = inputs[0].numel() // max(inputs[0].shape[launch.dim], 1)
+    size = inputs[0].numel() // max(inputs[0].shape[launch.dim], 1) if inputs[0].dim() > 1 else inputs[0].numel()
     for first, last, found in context.runs.get((launch, scores, any_rows), ()) if any_rows is not None else ():
-        if first <= rows <= last:
+        if first <= size <= last:
             return found  # type: ignore[no-any-return]
     key = (launch, *map(described, inputs), alignment, strides, scores)
     try:
@@ -101,17 +102,18 @@ def _copied_to_out(run: Callable[..., tuple[Any, ...]], out: Tensor, *arguments:
 def described_without_rows(kernel: RowKernel, dim: int, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """Returns the description of inputs that may have any number of rows, or None if they cannot.
 
-    They are contiguous, and rows run along the last dim. The first one may also be one number that is expanded.
+    They are contiguous, or one number that is expanded. Rows run along the last dim.
+    Tensors of one dim may have any number of columns with the same divisibility.
     """
     first = inputs[0]
     cols, elements = first.shape[dim], len(kernel.reads) + (kernel.added is not None)
     of_rows = elements + len(kernel.row_reads) + (kernel.row_index is not None)
     if dim != first.dim() - 1 or not cols:
         return None
-    rows, described = first.numel() // cols, list[Any]([dim, cols])
+    rows, described = first.numel() // cols, list[Any]([dim, cols if dim else cols % ALIGNMENT == 0])
     for index, tensor in enumerate(inputs):
         contiguous = tensor.is_contiguous()
-        if not (contiguous or (index == 0 and not any(tensor.stride()))) or tensor.is_neg():
+        if not (contiguous or not any(tensor.stride())) or tensor.is_neg():
             return None
         of_elements = index < elements and tensor.shape == first.shape
         if not of_elements and (tensor.numel() != rows if elements <= index < of_rows else tensor.shape != (cols,)):
@@ -167,12 +169,14 @@ def _prepare(
     found = _bind(context, launch, read, written, addresses, out_strides, modification)
     if found is None:
         return None
-    first, last = found.rows if any_rows else (0, 0)
+    first, last = (found.rows if inputs[0].dim() > 1 else found.columns or (0, 0)) if any_rows else (0, 0)
     served = (first, last) if first < last else None
     has_out, add = out_alignment is not None, None
     if kernel.column_writes:
         add = _column_sums(context, inputs[0].shape[launch.dim], wide)
-    return Prepared(make_run(context, launch, inputs, written, found, has_out, served, add), served)
+    run = make_run(context, launch, inputs, written, found, has_out, served, add)
+    divisible = inputs[0].numel() % ALIGNMENT == 0 if served is not None and inputs[0].dim() == 1 else None
+    return Prepared(run, served, divisible)
 
 
 def _bind(
@@ -213,7 +217,8 @@ def _bind(
         bound = bind(torch.empty(first.shape, dtype=dtype, device="meta"))
     if bound is None:
         return None
-    return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, bound.row_range, [copied, *copies], dtype)
+    ranges = bound.row_range, bound.column_range
+    return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, *ranges, [copied, *copies], dtype)
 
 
 def _column_sums(context: DeviceContext, columns: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:

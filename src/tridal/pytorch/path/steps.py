@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tridal.devices.types import MAX_RANGE_ROWS
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.row_reduce import accumulator
 from tridal.ops.signature import Signature
@@ -107,8 +108,9 @@ class Recorder(Steps):
         self._scope: dict[str, Any] = {}
         self._tensors: list[Tensor] = []  # they keep their ids
         self._names: dict[int, str] = {}
-        self._rows: tuple[int, int] | None = (1, 2**31 - 1)
+        self._rows: tuple[int, int] | None = (1, MAX_RANGE_ROWS)
         """The first and the last number of rows that all steps compute, or None for this number only."""
+        self._divisible: bool | None = None
         main, rows = arguments[signature.main], signature.rows(arguments)
         self._leading = main.shape[: rows.first] if rows.first + rows.dims == main.dim() else None
         examples = list(arguments)
@@ -148,10 +150,12 @@ class Recorder(Steps):
 
     def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Tensor | None) -> tuple[Any, ...]:
         kernel, shape, dim = launch.kernel, given[0].shape, launch.dim
-        if found.served is None or dim != len(shape) - 1 or shape[:-1] != self._leading:
+        of_all_rows = len(shape) == 1 and self._leading is not None and shape[0] == self._leading.numel()
+        if found.served is None or self._rows is None or not (of_all_rows or shape[:-1] == self._leading):
             self._rows = None
-        elif self._rows is not None:
+        else:
             self._rows = max(self._rows[0], found.served[0]), min(self._rows[1], found.served[1])
+            self._divisible = found.divisible if of_all_rows else self._divisible
         shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
         shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
         dtypes = (*launch.out_dtypes, *[accumulator(*given)] * len(kernel.column_writes))
@@ -180,7 +184,7 @@ class Recorder(Steps):
         body = "\n    ".join([*self._lines, f"return ({returned})"])
         exec(f"def run({', '.join(self._parameters)}):\n    {body}\n", self._scope)
         served = self._rows if self._rows is not None and self._rows[0] < self._rows[1] else None
-        return Prepared(self._scope["run"], served)
+        return Prepared(self._scope["run"], served, self._divisible)
 
 
 def _meta(value: Any) -> Any:
