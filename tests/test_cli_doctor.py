@@ -16,7 +16,7 @@ from cli_helpers import run, run_json
 from tridal import library
 from tridal.cli import doctor
 from tridal.devices import registry, settings
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import Backend
 from tridal.ops import table
 

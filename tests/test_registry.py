@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend_helpers import BUNDLED, FakeBackend
 from tridal.devices import registry, settings
-from tridal.devices.checked import checked
+from tridal.devices.checked_backend import checked
 from tridal.devices.registry import IN_CODE
 from tridal.errors import DeviceUnavailableError, PluginError, TridalError, UnknownDeviceError
 

@@ -12,7 +12,7 @@ import triton
 
 from backend_helpers import BUNDLED, FakeBackend, faulty
 from tridal.devices import registry
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan
 from tridal.errors import PlanError
 from tridal.ops import planning

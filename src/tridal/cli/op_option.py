@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperOption
 
 from tridal.cli import broken
 from tridal.devices import registry, settings
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
 from tridal.errors import DTypeError, PlanError, UnknownDeviceError
 

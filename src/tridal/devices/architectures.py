@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tridal.devices import registry
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import DeviceProperties
 from tridal.errors import TridalError
 

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, get_origin
 
-from tridal.devices.checked import ATTRIBUTES, CheckedBackend, checked
+from tridal.devices.checked_backend import ATTRIBUTES, CheckedBackend, checked
 from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
 from tridal.devices.plugin_data import Rule, instance_of, wrong_fields
 from tridal.devices.setting_layers import checked_value, describe_value

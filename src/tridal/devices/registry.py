@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.checked import CheckedBackend, checked, forget_answers
+from tridal.devices.checked_backend import CheckedBackend, checked, forget_answers
 from tridal.devices.entry_points import order
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tridal.devices import registry
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.settings import Settings, current
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.devices import TORCH_TYPES

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tridal.devices import settings
-from tridal.devices.checked import CheckedBackend
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import Backend, DeviceProperties
 from tridal.ops import table
 from tridal.pytorch.bounded_cache import BoundedCache

@@ -20,7 +20,6 @@ from tridal.ops.signature import Signature
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path.guards import CallGuard, ServedRows, guard_call
-from tridal.pytorch.path.launch_source import Prepared
 from tridal.pytorch.path.nodes import (
     CallNode,
     OpNode,
@@ -34,6 +33,7 @@ from tridal.pytorch.path.nodes import (
     records_gradient,
 )
 from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
+from tridal.pytorch.path.run_source import Prepared
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor

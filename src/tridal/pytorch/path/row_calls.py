@@ -19,9 +19,9 @@ from tridal.ops.signature import Rows, Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.checks import check_arguments
-from tridal.pytorch.path.launch_source import Launch, Prepared
-from tridal.pytorch.path.launches import described, prepare_kernel, variant
+from tridal.pytorch.path.prepared_kernels import described, prepare_kernel, variant
 from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
+from tridal.pytorch.path.run_source import Launch, Prepared
 from tridal.pytorch.path.steps import Steps, prepare_steps
 from tridal.pytorch.path.support import why_torch
 from tridal.runtime.row_kernel import RowKernel

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tridal.ops.op import Op
-from tridal.pytorch.path.launch_source import Prepared
+from tridal.pytorch.path.run_source import Prepared
 
 Results: TypeAlias = tuple[torch.Tensor | None, ...]
 OpRun: TypeAlias = Callable[..., Results]

@@ -16,8 +16,8 @@ from tridal.ops.op import NoKernel, Op
 from tridal.ops.row_reduce import accumulator
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.path.launch_source import Launch, Prepared
-from tridal.pytorch.path.launches import prepare_kernel, variant
+from tridal.pytorch.path.prepared_kernels import prepare_kernel, variant
+from tridal.pytorch.path.run_source import Launch, Prepared
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor

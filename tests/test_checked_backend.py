@@ -14,7 +14,7 @@ import pytest
 
 from backend_helpers import FakeBackend
 from tridal.devices import registry
-from tridal.devices.checked import CheckedBackend, forget_answers
+from tridal.devices.checked_backend import CheckedBackend, forget_answers
 from tridal.devices.plugin_data import exact_copy
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 from tridal.errors import DeviceUnavailableError, PluginError

@@ -20,7 +20,7 @@ from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.binding import bind_kernel, scale_mask_of
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.checks import check_shapes
-from tridal.pytorch.path.launch_source import BoundLaunch, Launch, Prepared, make_run
+from tridal.pytorch.path.run_source import BoundLaunch, Launch, Prepared, make_run
 from tridal.pytorch.path.support import backend_computes, has_memory
 from tridal.runtime.launch import PreparedLaunch
 from tridal.runtime.row_kernel import RowKernel

@@ -12,7 +12,7 @@ import tridal
 from tridal.devices.types import Backend
 from tridal.errors import ShapeError
 from tridal.pytorch.device_context import DeviceContext, device_context
-from tridal.pytorch.path.launches import Launch, prepare_kernel
+from tridal.pytorch.path.prepared_kernels import Launch, prepare_kernel
 
 pytest.importorskip("triton")
 
