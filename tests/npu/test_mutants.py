@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import pkgutil
 import shutil
 import sys
@@ -40,9 +39,10 @@ MODULES = {
 def install_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
     """install_source(module, source) replaces the source of one of `MODULES` for one test.
 
-    The runtime imports the modules of a copy of their folders. All functions are new, so Triton finds no stale hash.
+    The runtime loads the modules of a copy of their folders. All functions are new, so Triton finds no stale hash.
+    Schedules are templates, which Python cannot import.
     """
-    originals = {name: importlib.import_module(name) for _, name in MODULES.values()}
+    originals = {name: sys.modules[name] for _, name in MODULES.values() if name in sys.modules}
     caches = (
         compiler.compile_kernel, compiler._entry, launch._load, op_functions.packs_of, op_functions.constants_of
     )  # fmt: skip
@@ -54,21 +54,23 @@ def install_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
         (tmp_path / MODULES[module][0].__name__ / f"{module}.py").write_text(source)
         for package in PACKAGES:
             monkeypatch.setattr(package, "__path__", [str(tmp_path / package.__name__)])
-        for name in originals:
+        for _, name in MODULES.values():
             sys.modules.pop(name, None)
         for cache in caches:
             cache.cache_clear()
 
     yield install
-    sys.modules.update(originals)
     for name, (package, full) in MODULES.items():
-        setattr(package, name, originals[full])
+        sys.modules.pop(full, None)
+        if full in originals:
+            sys.modules[full] = originals[full]
+            setattr(package, name, originals[full])
     for cache in caches:
         cache.cache_clear()
 
 
 def read_source(module: str) -> str:
-    return Path(importlib.import_module(MODULES[module][1]).__file__).read_text()
+    return Path(MODULES[module][0].__path__[0], f"{module}.py").read_text()
 
 
 def cases_for(mutant: Mutant) -> list[Case]:
