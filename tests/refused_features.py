@@ -72,10 +72,5 @@ if VERSION < (2, 9):
     LEAKS_IN_TORCH |= {frozenset({kind, "compiled whole", "torch dispatch mode"}) for kind in _TRANSFORMS}
     LEAKS_IN_TORCH |= {frozenset({kind, "backward in compiled", "torch dispatch mode"}) for kind in DISTRIBUTED}
 
-SHORTFALLS = {
-    *(frozenset({"subclass", mode}) for mode in MODES),
-    *(frozenset({"cross_entropy of probabilities", "sharded rows", kind}) for kind in ("vmap", "vmap of gradient")),
-    frozenset({"linear_cross_entropy", "sharded rows", "enable_grad in inference"}),
-}
-"""torch computes these. Compiled subclasses use its own lowering; tridal raises the TypeError that torch raises with
-`aot_eager`. For losses of DTensors, tridal raises an error of torch's rules."""
+SHORTFALLS = {frozenset({"subclass", mode}) for mode in MODES}
+"""torch computes these with its own lowering. tridal raises the TypeError that torch raises with `aot_eager`."""

@@ -83,4 +83,6 @@ def linear_cross_entropy(
 
 def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:
     """Calls a function. The backward calls it again instead of saving its tensors."""
+    if torch.is_inference_mode_enabled():  # a checkpoint cannot keep its tensors
+        return function(*tensors)
     return checkpoint(function, *tensors, use_reentrant=False)

@@ -100,7 +100,8 @@ def reference(
         rows = reduce(torch.where(wanted == 0, 0.0, wanted * (lse - x)), "sum")
         rows = torch.where(scale.isnan(), torch.nan, rows)
     else:
-        lse = x.logsumexp(dim, keepdim=True) if x.shape[dim] else reduce(x, "sum") - torch.inf  # torch needs a class
+        # torch needs a class. Of a DTensor, torch does not squeeze a dim that it has kept.
+        lse = x.logsumexp(dim).unsqueeze(dim) if x.shape[dim] else reduce(x, "sum") - torch.inf
         flat = None if weight is None else weight.flatten()
         rows = cross_entropy(
             x, target if probabilities else target.squeeze(dim), flat, ignore_index=ignore_index, reduction="none",
