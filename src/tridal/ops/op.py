@@ -46,12 +46,6 @@ class Op:
         gradient: the gradient in torch's ops: `gradient(*gradients of results, *saved tensors, reduce, **numbers)`.
             Returns the gradients in order. That of a tensor with a number per column is the term of each element,
             without the sum over rows. It gets `output_mask` if it has a parameter of this name.
-        steps: steps(call, arguments by name), for a call of several launches. It launches kernels with `call.kernel`,
-            and returns the results in order, see `tridal.pytorch.path.steps.Steps`.
-        gradient_steps: the same for the gradient. An op with `steps` and `gradient` has it.
-        prepares: whether calls with `steps` that have the same description share a prepared call. If not, each call
-            computes its steps, which may then use the values of tensors and torch's ops.
-        dim: the dim along which rows run, if no argument gives it. A tensor of one dim is one row.
         results: the results. By default, one tensor with a number per element.
         saves: names of the arguments and results that the gradient needs. A tuple is the name of the saved tensor,
             followed by the names of arguments and results, of which the first that a call has is saved.
@@ -59,6 +53,12 @@ class Op:
             differentiable argument.
         gradient_results: the results of the gradient. By default, they have the roles of the tensors in `gradients`.
         gradient_numbers: numbers of the gradient. By default, the op's numbers of the type float.
+        steps: steps(call, arguments by name), for a call of several launches. It launches kernels with `call.kernel`,
+            and returns the results in order, see `tridal.pytorch.path.steps.Steps`.
+        gradient_steps: the same for the gradient. An op with `steps` and `gradient` has it.
+        prepares: whether calls with `steps` that have the same description share a prepared call. If not, each call
+            computes its steps, which may then use the values of tensors and torch's ops.
+        dim: the dim along which rows run, if no argument gives it. A tensor of one dim is one row.
         constants: constants(arguments by name), the compile-time constants of the forward kernel that follow from a
             call.
         unsupported: unsupported(arguments by name, dtypes of results), the reason why no kernel computes a call, or
