@@ -176,7 +176,10 @@ def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
     ("config", "expected"),
     [
         (KernelConfig("whole_row", 3, 1024), "rows = 3, expected a power of two"),
-        (KernelConfig("whole_row", 1, 1024, num_stages=10**6), "num_stages = 1000000, expected an integer from 1 to 32"),
+        (
+            KernelConfig("whole_row", 1, 1024, num_stages=10**6),
+            "num_stages = 1000000, expected an integer from 1 to 32",
+        ),
         (KernelConfig("whole_row", 1, 1024, exp2_bias="x"), "exp2_bias = 'x', expected a float from "),  # type: ignore[arg-type]
         (KernelConfig("whole_row", 1, 512), "cols = 512, expected at least 1024, because a tile holds whole rows"),
         (KernelConfig("column_loop", 1, 512), "schedule = 'column_loop', expected one of the backend's `schedules`"),
