@@ -80,8 +80,8 @@ def plan(question: Question) -> LaunchPlan:
 
 
 def exact(launch_plan: LaunchPlan) -> dict[str, Any]:
-    """Everything in a plan but its reason and its range of rows, as plain data. `test_row_range.py` tests the range."""
-    left_out = ("reason", "schedule", "row_range", "tiles_per_group")
+    """Everything in a plan but its reason and its ranges of rows and columns, as plain data. `test_row_range.py` tests the range."""
+    left_out = ("reason", "schedule", "row_range", "column_range", "tiles_per_group")
     return {key: value for key, value in launch_plan.as_dict().items() if key not in left_out}
 
 
