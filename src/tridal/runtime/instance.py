@@ -16,7 +16,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tridal import kernels
 from tridal.runtime.op_functions import constants_of, fingerprint, packs_of
 from tridal.runtime.packs import expand
 from tridal.runtime.row_kernel import RowKernel
@@ -47,6 +46,8 @@ class Instance:
         Raises:
             NameError: a function uses a name that does not exist.
         """
+        from tridal import kernels  # `import tridal` does not need them
+
         if name in self._modules:
             return self._modules[name]
         file, is_entry = Path(kernels.__path__[0], f"{name}.py"), name == self._entry
