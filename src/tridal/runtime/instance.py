@@ -46,11 +46,10 @@ class Instance:
         Raises:
             NameError: a function uses a name that does not exist.
         """
-        from tridal import kernels  # `import tridal` does not need them
-
         if name in self._modules:
             return self._modules[name]
-        file, is_entry = Path(kernels.__path__[0], f"{name}.py"), name == self._entry
+        folder = importlib.import_module(_PACKAGE[:-1]).__path__[0]  # imported here: `import tridal` loads no schedule
+        file, is_entry = Path(folder, f"{name}.py"), name == self._entry
         text, tree, imports, needed, derived = _parsed(file, self._kernel, self._arguments if is_entry else None)
         scope = {"__name__": _PACKAGE + name, "maths": importlib.import_module(self._kernel.module), **self._constants}
         for module, names in imports:
