@@ -12,7 +12,7 @@ import torch
 from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError, TensorDeviceError
 from tridal.ops.op import Op
 from tridal.ops.scale_mask import check_scale_mask
-from tridal.ops.signature import Signature
+from tridal.ops.signature import Rows, Signature
 from tridal.runtime.row_kernel import RowKernel
 
 
@@ -91,17 +91,19 @@ def _check_roles(
     """Checks the shapes of tensors. A gradient that is added may have another shape: then it is left out."""
     rows, shape = signature.rows(arguments), arguments[signature.main].shape
     added = None if signature.kernel is None else signature.kernel.added
-    shapes = rows.shapes(shape)
+    main, shapes = signature.names[signature.main], rows.shapes(shape)
     for name, tensor in present.items():
-        role = roles[name]
-        expected = shapes.get(role, tensor.shape)
-        of_rows = role in ("row", "index") and tensor.numel() == math.prod(expected)
-        if name != added and tensor.shape != expected and not of_rows:
-            held = {"index": "has a number per row", "number": "is one number"}.get(role, f"has a number per {role}")
-            raise ShapeError(
-                f"{signature.name}: {name} {held}: expected the shape {expected}, got {tuple(tensor.shape)}, with "
-                f"{signature.names[signature.main]} of shape {tuple(shape)} along dim {rows.first}"
-            )
+        if name != added and roles[name] in shapes:
+            where = f"{main} of shape {tuple(shape)} along dim {rows.first}"
+            _check_shape(signature.name, name, tensor, roles[name], shapes[roles[name]], where)
+
+
+def _check_shape(op: str, name: str, tensor: torch.Tensor, role: str, expected: tuple[int, ...], where: str) -> None:
+    """Checks the shape of a tensor. One with a number per row may have any shape with as many elements."""
+    of_rows = role in ("row", "index") and tensor.numel() == math.prod(expected)
+    if tensor.shape != expected and not of_rows:
+        held = {"index": "has a number per row", "number": "is one number"}.get(role, f"has a number per {role}")
+        raise ShapeError(f"{op}: {name} {held}: expected the shape {expected}, got {tuple(tensor.shape)}, with {where}")
 
 
 def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -112,15 +114,9 @@ def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -
     Raises:
         ShapeError: a tensor has another shape than its kind requires. A kernel would read memory beyond its end.
     """
-    shape = tensors[0].shape
-    *_, reads, added, row_reads, row_index, column_reads = kernel.tensors
-    rows = (*shape[:dim], *shape[dim + 1 :])
-    kinds = {"element": ((*reads, *added), shape), "row": ((*row_reads, *row_index), rows)}
-    kinds["column"] = column_reads, shape[dim : dim + 1]
-    described = [(name, kind, tuple(expected)) for kind, (names, expected) in kinds.items() for name in names]
-    for (name, kind, expected), tensor in zip(described, tensors, strict=True):
-        if tensor.shape != expected and not (kind == "row" and tensor.numel() == math.prod(expected)):
-            raise ShapeError(
-                f"{kernel.name}: {name} has a number per {kind}: expected the shape {expected}, got "
-                f"{tuple(tensor.shape)}, with {described[0][0]} of shape {tuple(shape)} along dim {dim}"
-            )
+    shape, shapes = tensors[0].shape, Rows(dim, 1).shapes(tensors[0].shape)
+    kinds = zip(("element", "element", "row", "index", "column"), kernel.tensors[3:], strict=True)
+    named = [(name, role) for role, names in kinds for name in names]
+    where = f"{named[0][0]} of shape {tuple(shape)} along dim {dim}"
+    for (name, role), tensor in zip(named, tensors, strict=True):
+        _check_shape(kernel.name, name, tensor, role, shapes[role], where)
