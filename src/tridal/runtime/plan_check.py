@@ -157,10 +157,9 @@ def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
     """
     tiles, found, rows = plan.tiles_per_group, plan.row_range, problem.inner
     if (columns := plan.column_range) is not None:
-        whole = type(columns) is tuple and len(columns) == 2 and all(type(end) is int for end in columns)
         if problem.rows > 1:
             yield "column_range", columns, "None, because only problems of one row have a range of columns"
-        elif not whole or not 1 <= columns[0] <= problem.cols <= columns[1] <= MAX_RANGE_ROWS:
+        elif not _is_range_around(problem.cols, columns):
             wanted = f"the first and the last number of columns, from 1 to {MAX_RANGE_ROWS}, around {problem.cols}"
             yield "column_range", columns, wanted
         for _, _, allowed in _uncovered(replace(problem, cols=columns[1]), plan.config):
@@ -171,8 +170,7 @@ def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
         return
     if problem.outer > 1 or problem.layout == "inner":
         yield "row_range", found, 'None, because only problems with outer = 1 and no layout "inner" have a range'
-    whole = type(found) is tuple and len(found) == 2 and all(type(end) is int for end in found)
-    if not whole or not 1 <= found[0] <= rows <= found[1] <= MAX_RANGE_ROWS:
+    if not _is_range_around(rows, found):
         yield "row_range", found, f"the first and the last number of rows, from 1 to {MAX_RANGE_ROWS}, around {rows}"
     if (programs := plan.programs_for(problem, rows)) != plan.programs:
         yield "tiles_per_group", tiles, f"the rule that gives programs = {plan.programs}, not {programs}"
@@ -184,6 +182,12 @@ def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
                 found,
                 f"rows for which programs are right: {programs} for {end} rows, expected {allowed}",
             )
+
+
+def _is_range_around(own: int, found: Any) -> bool:
+    """Returns whether `found` is the first and the last of some numbers, with `own` among them."""
+    whole = type(found) is tuple and len(found) == 2 and all(type(end) is int for end in found)
+    return whole and 1 <= found[0] <= own <= found[1] <= MAX_RANGE_ROWS
 
 
 def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, programs: int, probe: Probe) -> _Faults:
