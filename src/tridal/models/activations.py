@@ -6,14 +6,15 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tridal.models.norm_comparison import plain_mode
-from tridal.models.replacements import Replacement, is_traced, torch_computes
+from tridal.models.norm_identity import signature
+from tridal.models.replacements import Replacement, torch_computes
 
 Tensor = torch.Tensor
 NAME = re.compile(r"gelu|silu|swish", re.IGNORECASE)
@@ -25,7 +26,19 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 TOLERANCE = 1e-6
 """The largest difference in float32, relative to 1 + |result|."""
-_found: dict[Any, str | tuple[str, str] | None] = {}
+_CPU = torch.device("cpu")
+
+
+class Found(NamedTuple):
+    """The result of a comparison."""
+
+    function: str | None
+    """The name in `FUNCTIONS`."""
+    reason: str | None = None
+    """Why there is no function."""
+
+
+_found: dict[Any, Found | None] = {}
 
 
 class Activation(Replacement):
@@ -34,23 +47,21 @@ class Activation(Replacement):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of torch's function. A compiler fuses the operations of the module's class as well."""
         plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        if self._tridal_form is None or not plain or torch.compiler.is_dynamo_compiling() or is_traced():
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        if torch_computes(args[0].device):
+        compiling = torch.compiler.is_dynamo_compiling()
+        if self._tridal_form is None or not plain or compiling or torch_computes(args[0].device):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return FUNCTIONS[self._tridal_form](args[0])
 
 
-def find_function(module: torch.nn.Module) -> str | tuple[str, str] | None:
-    """Returns the name in `FUNCTIONS` of what a module computes, or ("", reason) if torch has no such function.
+def find_function(module: torch.nn.Module) -> Found | None:
+    """Returns the function of torch that a module computes, or why there is none.
 
     Returns None if the module is no candidate: it has parameters or modules inside, or it calls one function of torch.
     Comparisons are remembered for modules of the same class with the same attributes.
     """
     if module._modules or module._parameters or module._buffers:
         return None
-    own = {name: value for name, value in module.__dict__.items() if name not in torch.nn.Module().__dict__}
-    key = type(module), type(module).forward, repr(sorted(own.items()))
+    key = signature(module, _CPU)
     if key not in _found:
         with plain_mode("cpu"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -58,7 +69,7 @@ def find_function(module: torch.nn.Module) -> str | tuple[str, str] | None:
     return _found[key]
 
 
-def _compare(forward: Callable[[Tensor], Tensor]) -> str | tuple[str, str] | None:
+def _compare(forward: Callable[[Tensor], Tensor]) -> Found | None:
     counter, x = _Counter(), _numbers(torch.float32)
     try:
         with counter, torch.no_grad():
@@ -67,15 +78,13 @@ def _compare(forward: Callable[[Tensor], Tensor]) -> str | tuple[str, str] | Non
             return None
         results = [_computed(forward, dtype) for dtype in (torch.float64, torch.float32)]
     except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
-        return "", f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0]
-    errors = {
-        name: max(_difference(found, _computed(function, torch.float64)) for found in results)
-        for name, function in FUNCTIONS.items()
-    }
+        return Found(None, f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0])
+    exact = {name: _computed(function, torch.float64) for name, function in FUNCTIONS.items()}
+    errors = {name: max(_difference(found, expected) for found in results) for name, expected in exact.items()}
     name = min(errors, key=lambda name: errors[name])
     if not errors[name] <= TOLERANCE:
-        return "", f"it differs from the nearest function, {name}, by {errors[name]:.1e}"
-    return name
+        return Found(None, f"it differs from the nearest function, {name}, by {errors[name]:.1e}")
+    return Found(name)
 
 
 def _numbers(dtype: torch.dtype) -> Tensor:

@@ -81,7 +81,8 @@ def _decide_activation(module: torch.nn.Module) -> Decision | None:
         return None
     if (reason := _why_not(module)) is not None:
         return Decision(reason=reason)
-    return Decision(reason=found[1]) if isinstance(found, tuple) else Decision(activations.Activation, found, found)
+    kind = None if found.function is None else activations.Activation
+    return Decision(kind, found.function, found.function, found.reason)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
