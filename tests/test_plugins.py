@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import pytest
@@ -76,6 +77,15 @@ def test_plugin_that_calls_the_registry_during_its_import_is_broken(install_plug
     assert "called the registry while it was being imported" in problem_of("eager")
 
 
+@pytest.fixture
+def interruptible():
+    """Python's handler of SIGINT, which a shell disables for programs in the background."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(install_plugin, monkeypatch, caplog):
     """Ctrl-C while a plugin is imported ends the lookup. The next lookup imports the plugin again."""
     interrupting = "import signal\nif not once:\n    once.append(1)\n    signal.raise_signal(signal.SIGINT)"
