@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 from hypothesis import strategies as st
 
+from tridal.devices.row_range import RowCount
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal_cuda.resources import occupancy
 from tridal_cuda.tuning import MAX_SPILL, MAX_SPILL_RELOAD
@@ -50,6 +53,7 @@ def compiler(problem: Problem) -> Probe:
     """
 
     def probe(config: KernelConfig) -> Resources:
+        assert not any(isinstance(value, RowCount) for value in astuple(config))
         elements = config.rows * config.cols // (32 * config.num_warps) * len(problem.reads)
         needed = 16 + elements * problem.itemsize // 8 if config.reload else 24 + elements * problem.accumulator // 4
         allowed = min(255, 65_536 // (32 * config.num_warps), config.max_registers or 255)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem
 from tridal.errors import PlanError
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
@@ -185,13 +186,21 @@ def test_a_probe_for_a_device_without_a_compile_target_raises() -> None:
         (KernelConfig("column_loop", 1, 512), "schedule = 'column_loop', expected one of the backend's `schedules`"),
     ],
 )
+@pytest.mark.parametrize("ignored", [False, True])
 def test_a_probe_of_a_wrong_configuration_is_refused_before_anything_is_compiled(
-    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, expected: str
+    monkeypatch: pytest.MonkeyPatch, config: KernelConfig, expected: str, ignored: bool
 ) -> None:
+    """Also if the backend ignores the error and returns another plan."""
+
+    def plan(problem: Problem, device: DeviceProperties, probe: Any, options: Any) -> LaunchPlan:
+        with contextlib.suppress(PlanError if ignored else ()):
+            probe(config)
+        return LaunchPlan(KernelConfig("whole_row", 1, 1024), 1, "another one")
+
     monkeypatch.setattr(compiler, "resources", lambda *_: pytest.fail("compiled"))
     backend: Any = SimpleNamespace(
         name="probing", label="backend 'probing' (vendor 1.0)", interpreted=False, schedules={"whole_row"},
-        features=set(), plan=lambda problem, device, probe, options: probe(config),
+        features=set(), plan=plan,
     )  # fmt: skip
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
     with pytest.raises(PlanError) as raised:

@@ -42,7 +42,7 @@ def test_outputs_and_gradients_are_the_same_under_override(device: torch.device,
 def test_override_reaches_routers_and_losses_but_no_fused_attention(
     device: torch.device, name: str, expected: dict[str, int]
 ) -> None:
-    model = build(name, attn_implementation="sdpa", output_router_logits=False).to(device)
+    model = build(name, attn_implementation="sdpa", num_key_value_heads=4, output_router_logits=False).to(device)
     tokens = torch.randint(0, 97, (2, 11), device=device)
     with tridal.override_torch(), tridal.record_calls() as calls:
         model(input_ids=tokens, labels=tokens)
@@ -58,7 +58,7 @@ def test_override_reaches_routers_and_losses_but_no_fused_attention(
 def test_override_reaches_sampling_and_beam_search(
     device: torch.device, options: dict[str, Any], expected: dict[str, int]
 ) -> None:
-    model = build("Llama", attn_implementation="sdpa").to(device).eval()
+    model = build("Llama", attn_implementation="sdpa", num_key_value_heads=4).to(device).eval()
     tokens = torch.randint(0, 97, (1, 4), device=device)
     with tridal.override_torch(), tridal.record_calls() as calls:
         model.generate(tokens, max_new_tokens=2, pad_token_id=0, eos_token_id=96, **options)

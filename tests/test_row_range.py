@@ -177,7 +177,7 @@ def problems(draw: st.DrawFn) -> Problem:
     reads = (read,) * (2 if kind == "gradient" else 1)
     return Problem(
         cols=draw(st.one_of(st.integers(1, 300), st.sampled_from([1024, 4096, 5000, 12_288, 40_000, 300_000]))),
-        inner=draw(st.one_of(st.integers(1, 70), st.integers(1, 20_000), st.integers(1, MAX_RANGE_ROWS))),
+        inner=draw(st.one_of(st.just(1), st.integers(1, 70), st.integers(1, 20_000), st.integers(1, MAX_RANGE_ROWS))),
         reads=reads,
         writes=() if kind == "numbers" else (written,),
         row_writes=("float32",) if kind == "numbers" else (),

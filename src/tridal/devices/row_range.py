@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, Concatenate, ParamSpec
 
+from tridal.devices.kernel_config import KernelConfig
 from tridal.devices.plans import LaunchPlan
 from tridal.devices.problem import MAX_RANGE_ROWS, Problem
 
@@ -36,9 +37,9 @@ def with_row_range(
         rows = _Range(size)
         counted: Any = RowCount(rows)
         problem = replace(problem, cols=counted) if one_row else replace(problem, inner=counted)
-        planned = plan(problem, *args, **kwargs)
-        sizes = {field.name: _read(getattr(planned.config, field.name)) for field in fields(planned.config)}
-        planned = replace(planned, config=replace(planned.config, **sizes), occupancy=_read(planned.occupancy))
+        others: Any = [_reading_configs(value) for value in args]
+        planned = plan(problem, *others, **{name: _reading_configs(value) for name, value in kwargs.items()})
+        planned = replace(planned, config=_read_config(planned.config), occupancy=_read(planned.occupancy))
         programs: Any = planned.programs
         if one_row:
             return replace(planned, programs=_read(programs), column_range=(rows.first, rows.last))
@@ -55,6 +56,16 @@ def with_row_range(
         return replace(planned, programs=programs, row_range=(rows.first, rows.last))
 
     return planned_for_range
+
+
+def _read_config(config: KernelConfig) -> KernelConfig:
+    """Returns the configuration with numbers instead of `RowCount` objects."""
+    return replace(config, **{field.name: _read(getattr(config, field.name)) for field in fields(config)})
+
+
+def _reading_configs(value: Any) -> Any:
+    """Returns a probe that reads the configurations it is given, and other arguments of a planning function as is."""
+    return (lambda config: value(_read_config(config))) if callable(value) else value
 
 
 class _Range:

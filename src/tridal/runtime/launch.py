@@ -65,15 +65,22 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
         PluginError: a function of the op is wrong, see `check_functions`.
     """
     check_functions(call.kernel, device.target, backend.interpreted)
+    wrong: list[PlanError] = []
 
     def probe(config: KernelConfig) -> Resources:
         if device.target is None:
             raise PlanError(f"{label(backend)} probed for resources, but {device.name} has no compile target")
-        check_probed(backend, call.problem, config)
+        try:
+            check_probed(backend, call.problem, config)
+        except PlanError as error:
+            wrong.append(error)
+            raise
         check_target(backend, device)
         return compiler.resources(backend, call.specialize(config), device.target)
 
     launch_plan = backend.plan(call.problem, device, probe, options)
+    if wrong:  # a plan that ignores this error has another configuration than the backend wanted
+        raise wrong[0]
     check_plan(backend, call.problem, device, launch_plan, probe)
     return launch_plan
 
