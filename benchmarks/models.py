@@ -77,6 +77,13 @@ MODELS = {
         ),
         (2, 2048),
     ),
+    "qwen3": Model(
+        causal_lm(
+            "Qwen3", hidden_size=2048, intermediate_size=6144, num_hidden_layers=14, num_attention_heads=16,
+            num_key_value_heads=8, head_dim=128, vocab_size=151_936, tie_word_embeddings=True,
+        ),
+        (4, 2048),
+    ),
     "gpt2": Model(
         causal_lm("GPT2", n_embd=1024, n_layer=24, n_head=16, n_positions=2048, vocab_size=50_257, **NO_DROPOUT),
         (8, 1024),

@@ -15,6 +15,8 @@ transformers: Any = __import__("pytest").importorskip("transformers")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 97}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 HEADS = {"num_key_value_heads": 2, "head_dim": 8}
+ODD = {"hidden_size": 36, "head_dim": 8}
+"""A width that is no multiple of 16. tridal computes norms of such a width in compiled functions, too."""
 
 
 def build(name: str, **sizes: Any) -> Any:

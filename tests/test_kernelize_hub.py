@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tridal
-from model_helpers import build, check_step, ops_of, step
+from model_helpers import ODD, build, check_step, ops_of, step
 from torch_versions import compiles_transformers
 from tridal.models import hub
 
@@ -34,7 +34,7 @@ def test_layer_computes_the_norm_of_the_class(device: torch.device, name: str, o
 
 @compiles_transformers
 def test_layer_is_compiled_without_a_call_before(device: torch.device) -> None:
-    model = build("Llama").to(device)
+    model = build("Llama", **ODD).to(device)
     expected = step(model)
     kernelize(model)
     torch.compiler.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
 import types
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ LOSS = "ForCausalLMLoss"
 """The name of transformers' function for the loss of causal language models."""
 LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration")
 """transformers' names of the models that have this loss."""
+
+
+COMPILED = "compiled functions leave it to the compiler"
+"""The reason where a compiler fuses a module's operations with others, which is faster. See docs/models.md."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ def decide(module: torch.nn.Module) -> Decision | None:
     found = norm_comparison.find_form(module, norm_identity.device_of(module))
     if found.form is None:
         return Decision(reason=found.reason)
-    return Decision(Norm, found.form, str(found.form), norm_comparison.describe(found, module))
+    reasons = [COMPILED] * found.form.compiler_is_faster, norm_comparison.describe(found, module)
+    return Decision(Norm, found.form, str(found.form), "; ".join(itertools.chain(*reasons)) or None)
 
 
 def _decide_activation(module: torch.nn.Module) -> Decision | None:
@@ -81,8 +87,9 @@ def _decide_activation(module: torch.nn.Module) -> Decision | None:
         return None
     if (reason := _why_not(module)) is not None:
         return Decision(reason=reason)
-    kind = None if found.function is None else activations.Activation
-    return Decision(kind, found.function, found.function, found.reason)
+    if found.function is None:
+        return Decision(reason=found.reason)
+    return Decision(activations.Activation, found.function, found.function, COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
@@ -98,7 +105,7 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
     different = _why_not(model) or loss_comparison.difference(model.loss_function)
     if different is not None:
         return [(model, Decision(reason=f"loss: {different}"))]
-    plain = (model, Decision(CausalLM, CausalLMForm(), "tridal.cross_entropy for the loss"))
+    plain = (model, Decision(CausalLM, CausalLMForm(), "tridal.cross_entropy for the loss", COMPILED))
     if not fused:
         return [plain]
     changed = None if head is None else _why_not(head)

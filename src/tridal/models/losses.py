@@ -46,8 +46,10 @@ def causal_lm_loss(
             logits=logits, labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
             ignore_index=ignore_index, shift_labels=shift_labels, **kwargs,
         )  # fmt: skip
-    logits = logits.float() if logits.dtype is torch.float64 else logits
-    compute = functools.partial(cross_entropy, logits.view(-1, vocab_size))
+    compiling = torch.compiler.is_dynamo_compiling()  # a compiler fuses torch's operations with those before
+    logits = logits.float() if compiling or logits.dtype is torch.float64 else logits
+    function = torch.nn.functional.cross_entropy if compiling else cross_entropy
+    compute = functools.partial(function, logits.view(-1, vocab_size))
     return _shifted_loss(compute, logits, labels, shift_labels, num_items_in_batch, ignore_index)
 
 

@@ -276,12 +276,12 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(found: Found, module: torch.nn.Module) -> str | None:
-    """Returns for which inputs a module computes itself, given the dtype of its parameters. None if there are none."""
+def describe(found: Found, module: torch.nn.Module) -> list[str]:
+    """Returns for which inputs a module computes itself, given the dtype of its parameters: one text, or none."""
     dtypes = {tensor.dtype for tensor in parameters_of(module).values()}
     texts = []
     for (dtype, weight, autocast), why in found.differences.items():
         if autocast or (weight is None and dtype is torch.float64) or (weight is not None and weight not in dtypes):
             continue
         texts.append(f"{_short(dtype)} inputs ({why})")
-    return f"it computes these itself: {', '.join(texts)}" if texts else None
+    return [f"it computes these itself: {', '.join(texts)}"] if texts else []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from tridal.devices.types import ALIGNMENT
 from tridal.library.norms.functions import layer_norm, rms_norm
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
@@ -16,6 +18,8 @@ from tridal.ops import row_maths
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.torch import private
 
+MAX_COMPILED_COLS = 8192
+"""A compiler fuses norms of at most this many columns with other operations. Rows must begin at aligned addresses."""
 Key = tuple[torch.dtype, torch.dtype | None, bool]
 """The dtype of the input, the dtype of the weight, and whether autocast is enabled."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,17 +43,23 @@ class NormForm:
     castings: Mapping[Key, tuple[str, bool]] = field(default_factory=dict, hash=False)
     """For each key for which the module computes the same: the casting, and whether tensors are cast to float32."""
 
+    @property
+    def compiler_is_faster(self) -> bool:
+        """Whether compiled functions get the operations of the class. docs/models.md has the measurements."""
+        cols = math.prod(self.shape)
+        return 0 < cols <= MAX_COMPILED_COLS and cols % ALIGNMENT == 0
+
     def compute(self, module: Any, x: Any) -> torch.Tensor | None:
         """Returns the module's output, or None if the module computes this input itself.
 
-        The module computes inputs with dtypes for which it does not compute the same as tridal, inputs on devices
-        without a backend, tensors with `__torch_function__`, and inputs of another size, for which its error is
+        The module computes inputs of a compiled function whose compiler is faster, inputs with dtypes for which it does
+        not compute the same as tridal, inputs on devices without a backend, tensors with `__torch_function__`, and inputs of another size, for which its error is
         clearer. It computes all inputs if it has got another parameter.
         """
         weight = _parameter(module, self.weight)
         if not isinstance(x, torch.Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
             return None
-        if torch_computes(x.device):
+        if torch_computes(x.device) or (torch.compiler.is_dynamo_compiling() and self.compiler_is_faster):
             return None
         for name, parameter in module._parameters.items():
             if parameter is not None and name != self.weight and name != self.bias:
