@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,7 +20,7 @@ import tridal
 from tridal.devices import entry_points, plugins, registry, setting_layers, settings
 from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
-from tridal.runtime import launch
+from tridal.runtime import launch, plan_store
 
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
@@ -84,6 +85,13 @@ def _hints_are_true() -> Iterator[None]:
     launch._bind_interpreted = checked
     yield
     launch._bind_interpreted = bind
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_stored_plans() -> Iterator[None]:
+    """Turns the store of plans off, so that no test depends on a plan of another test. It behaves as without a disk."""
+    with mock.patch.object(plan_store, "_files", side_effect=OSError("tests store no plans")):
+        yield
 
 
 @pytest.fixture

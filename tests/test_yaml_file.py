@@ -98,7 +98,11 @@ def test_parse_scalar_gives_the_value_that_yaml_wrote(value):
         ("fallback: torch\n\ndevcie: cpu\n", ["bad.yaml:3", "no setting is called 'devcie'", "did you mean 'device'"]),
         (
             "on: cpu\n",
-            ["bad.yaml:1", "no setting is called 'on'", "known: device, fallback, batch_invariant, plugins, backends"],
+            [
+                "bad.yaml:1",
+                "no setting is called 'on'",
+                "known: device, fallback, batch_invariant, plan_store, plugins, backends",
+            ],
         ),
         ("device: a\nfallback: torch\ndevice: b\n", ["bad.yaml:3", "device", "line 1 already", "remove one"]),
         (

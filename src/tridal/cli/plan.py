@@ -98,6 +98,8 @@ def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: Laun
         spills = f"{resources.spills} bytes spilled" if resources.spills else "no spills"
         shared = f"{size(resources.shared_memory)} of shared memory"
         facts.append(("compiled", f"{resources.registers} registers per thread{limit}, {spills}, {shared}"))
+    if launch_plan.compilations:
+        facts.append(("candidates", f"{launch_plan.compilations} compiled"))
     if launch_plan.occupancy is not None:
         facts.append(("occupancy", f"{count(launch_plan.occupancy, 'program')} per {properties.core_name}"))
     return grid(*facts, ("programs", f"{launch_plan.programs:,}"), ("reason", escape(launch_plan.reason)))

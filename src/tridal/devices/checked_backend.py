@@ -81,6 +81,8 @@ class CheckedBackend(BackendBase):
         """The plugin's object. `plugins.find_fault` has found no fault in it."""
         for member in (*ATTRIBUTES, "stream", "guard"):
             setattr(self, member, exact_copy(getattr(plugin, member)))
+        self.origin = origin
+        """Name and version of the distribution, or `IN_CODE`."""
         self.label = f"backend {self.name!r} ({origin})"
         """Name and distribution, for error messages."""
         if is_bundled(origin):

@@ -11,6 +11,8 @@ from typing import Any
 
 BUNDLED = "tridal"
 """The distribution whose backends and ops take precedence."""
+IN_CODE = "registered in code"
+"""The origin of a backend that no distribution provides."""
 
 _log = logging.getLogger("tridal")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tridal.devices.kernel_config import KernelConfig, Schedule
@@ -45,6 +45,8 @@ class LaunchPlan:
     column_range: tuple[int, int] | None = None
     """For a problem of one row: the first and the last number of columns with the same divisibility by 16 for which the
     backend gives this plan. None means only the columns of the problem."""
+    compilations: int = field(default=0, compare=False)
+    """Configurations that were compiled to make this plan. tridal counts them; a stored plan has 0."""
 
     def programs_for(self, problem: Problem, rows: int) -> int:
         """Returns the number of programs for another number of rows in `row_range`, for a problem with `outer == 1`."""

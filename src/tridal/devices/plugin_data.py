@@ -71,6 +71,7 @@ _RULES: Mapping[type, Mapping[str, Rule]] = {
         "config": instance_of(KernelConfig, "a KernelConfig"),
         "programs": integer(1, MAX_PROGRAMS),
         "reason": instance_of(str, "text"),
+        "compilations": integer(0),
         "resources": or_none(instance_of(Resources, "Resources")),
     },
     Resources: {field.name: integer(0) for field in fields(Resources)},

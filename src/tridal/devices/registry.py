@@ -11,6 +11,7 @@ from typing import Any
 
 from tridal.devices import plugins
 from tridal.devices.checked_backend import CheckedBackend, checked, forget_answers
+from tridal.devices.entry_points import IN_CODE as IN_CODE
 from tridal.devices.entry_points import order
 from tridal.devices.lock import LOCK
 from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
@@ -21,7 +22,6 @@ from tridal.devices.settings import Settings, current
 from tridal.devices.types import Backend, find_architecture
 from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, did_you_mean, nearest
 
-IN_CODE = "registered in code"
 _ANY_ACCELERATOR = ("gpu", "gpus", "accelerator")
 """Words that stand for an accelerator of any kind. The error for them suggests all accelerators."""
 

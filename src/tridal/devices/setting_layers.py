@@ -39,6 +39,12 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: isinstance(value, bool),
         help="whether a row's result is bitwise the same in every batch",
     ),
+    "plan_store": Option(
+        default=True,
+        expected="true or false",
+        accepts=lambda value: isinstance(value, bool),
+        help="whether plans are stored in Triton's cache, so that later processes compile no candidates",
+    ),
     "plugins": Option(
         default="all",
         expected="'all', the names of backends to load (a,b), or those not to load (-a,-b)",

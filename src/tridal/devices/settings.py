@@ -38,6 +38,7 @@ class Settings:
     device: str
     fallback: str
     batch_invariant: bool
+    plan_store: bool
     plugins: str
     backends: Mapping[str, Mapping[str, object]]
     """Options by backend and name. Only options that were set are present. `registry.options` checks them."""
@@ -130,6 +131,7 @@ def use(
     *,
     fallback: str | None = None,
     batch_invariant: bool | None = None,
+    plan_store: bool | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
 ) -> _GeneratorContextManager[Settings]:
     """Changes settings inside a `with` block or, as a decorator, inside a plain function (not async, no generator).
@@ -140,7 +142,8 @@ def use(
 
     Raises SettingsError for a wrong value. The call of `use` raises it, not the block.
     """
-    arguments = {"device": device, "fallback": fallback, "batch_invariant": batch_invariant, "backends": backends}
+    arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
+    arguments |= {"batch_invariant": batch_invariant, "plan_store": plan_store}
     changes = {key: value for key, value in arguments.items() if value is not None}
     return _overlaid(argument_layer(changes, "tridal.use"))
 

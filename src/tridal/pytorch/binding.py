@@ -59,7 +59,7 @@ def bind_kernel(
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
     with context.backend.entered(index):
-        prepared = launch.prepare(kernel_call, backend, properties, options)
+        prepared = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store)
     log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, prepared.plan)
     launch_on = prepared.launch
     if prepared.workspace_slots(kernel_call.problem.rows):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_plan, check_probed, label
+from tridal.runtime.plan_store import PlanFile
 from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import KernelCall, Specialization
 from tridal.runtime.target_check import Target, check_target
@@ -39,13 +41,15 @@ class PreparedLaunch(NamedTuple):
     """The first and the last number of columns that it serves, see `KernelCall.column_range`."""
 
 
-def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> PreparedLaunch:
+def prepare(
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False
+) -> PreparedLaunch:
     """Plans, compiles and binds a call for a device that is present.
 
     Raises:
         PlanError: as in `plan`. Or the device needs another driver, or cannot load the compiled kernel.
     """
-    launch_plan = plan(call, backend, device, options)
+    launch_plan = plan(call, backend, device, options, store)
     check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     numbers = RowNumbers(call, launch_plan)
@@ -57,15 +61,19 @@ def prepare(call: KernelCall, backend: Backend, device: DeviceProperties, option
     return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, *ranges)
 
 
-def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> LaunchPlan:
+def plan(
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False
+) -> LaunchPlan:
     """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
+
+    `store` is true to use the plan in the store if there is one, and to store the plan otherwise.
 
     Raises:
         PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`.
         PluginError: a function of the op is wrong, see `check_functions`.
     """
-    check_functions(call.kernel, device.target, backend.interpreted)
     wrong: list[PlanError] = []
+    probed: set[KernelConfig] = set()
 
     def probe(config: KernelConfig) -> Resources:
         if device.target is None:
@@ -76,12 +84,19 @@ def plan(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
             wrong.append(error)
             raise
         check_target(backend, device)
+        probed.add(config)
         return compiler.resources(backend, call.specialize(config), device.target)
 
-    launch_plan = backend.plan(call.problem, device, probe, options)
+    file = PlanFile(call, backend, device, options) if store else None
+    if file is not None and (found := file.find(functools.partial(check_plan, backend, call.problem, device))):
+        return found
+    check_functions(call.kernel, device.target, backend.interpreted)
+    launch_plan = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
     if wrong:  # a plan that ignores this error has another configuration than the backend wanted
         raise wrong[0]
     check_plan(backend, call.problem, device, launch_plan, probe)
+    if file is not None:
+        file.keep(launch_plan)
     return launch_plan
 
 

@@ -1,0 +1,155 @@
+"""Stores plans in a folder of Triton's cache, so that no process compiles the candidates of a plan a second time.
+
+A file has the plans of one key, each for a range of rows. The key is a digest of everything that decides a plan: the
+call without its rows, the device, the options, the versions, and the sources of the schedules, of the op's functions
+and of the backend. The store never raises an error: without a usable file, the backend plans.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tridal.devices.entry_points import IN_CODE
+from tridal.devices.lock import LOCK
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Resources
+from tridal.runtime import compiler
+from tridal.runtime.op_functions import fingerprint
+from tridal.runtime.specialization import KernelCall
+
+FOLDER = "tridal"
+"""The folder in Triton's cache."""
+_MAX_PLANS = 16
+"""Plans in a file. Each serves another range of rows."""
+_SOURCES = ("tridal.devices", "tridal.runtime", "tridal.kernels")
+"""Packages that decide how a kernel is compiled and which rows a plan serves."""
+_CONFIG = KernelConfig("whole_row", 1, 1, peel=True)
+"""A configuration for which the specialization of a call has everything that plans and compiled kernels depend on."""
+
+_log = logging.getLogger("tridal")
+
+
+def contents() -> tuple[Path, int]:
+    """Returns the folder of the store, which is created if it does not exist, and the number of files with plans."""
+    folder = Path(_files().cache_dir)
+    return folder, sum(1 for _ in folder.glob("*.json"))
+
+
+def _files() -> Any:
+    from triton.runtime.cache import FileCacheManager
+
+    return FileCacheManager(FOLDER)
+
+
+class PlanFile:
+    """The stored plans of a call for all its numbers of rows."""
+
+    def __init__(
+        self, call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]
+    ) -> None:
+        self._problem, self._name = call.problem, None
+        # A backend that is registered in code, for example for a test, can plan differently each time.
+        if backend.interpreted or device.target is None or getattr(backend, "origin", IN_CODE) == IN_CODE:
+            return
+        try:
+            with LOCK:
+                self._name = f"{_key(call, backend, device, options)}.json"
+        except Exception as error:  # for example, a compiler of a plugin that cannot be asked for its version
+            _log.debug("plans of %s are not stored: %s", call.kernel.name, error)
+
+    def find(self, check: Callable[[LaunchPlan, Probe], None]) -> LaunchPlan | None:
+        """Returns the stored plan for the rows of the call, or None.
+
+        check(plan, probe) raises an error if a plan is wrong. The probe returns the stored resources of the plan.
+        """
+        rows = self._problem.rows
+        try:
+            for (first, last), fields in self._read():
+                if first <= rows <= last:
+                    plan, resources = _plan(fields)
+                    programs = plan.programs_for(self._problem, rows) if plan.row_range else plan.programs
+                    plan = replace(plan, programs=programs, compilations=0)
+                    check(plan, functools.partial(lambda found, _: found, resources))
+                    return plan
+        except Exception as error:  # of the content of the file
+            _log.debug("a stored plan is ignored: %s: %s", self._name, error)
+        return None
+
+    def keep(self, plan: LaunchPlan) -> None:
+        """Stores a plan if candidates were compiled for it."""
+        if self._name is None or not plan.compilations or plan.resources is None:
+            return
+        rows = plan.row_range or (self._problem.rows, self._problem.rows)
+        try:
+            others = [found for found in self._read() if tuple(found[0]) != rows][: _MAX_PLANS - 1]
+        except Exception:  # a damaged file is replaced
+            others = []
+        reason = f"{plan.reason} (stored; made for {self._problem.rows} rows)"
+        text = json.dumps([(rows, asdict(replace(plan, reason=reason))), *others])
+        try:
+            _files().put(f"{_digest(text)}\n{text}", self._name)  # writes another file, and renames it
+        except OSError as error:
+            _log.debug("a plan is not stored: %s", error)
+
+    def _read(self) -> Any:
+        """Returns the ranges of rows and their plans. Raises an error if the file is damaged."""
+        found = None if self._name is None else _files().get_file(self._name)
+        if found is None:
+            return []
+        digest, _, text = Path(found).read_text().partition("\n")
+        if digest != _digest(text):
+            raise ValueError("the file is damaged")
+        return json.loads(text)
+
+
+def _plan(fields: dict[str, Any]) -> tuple[LaunchPlan, Resources]:
+    ranges = {name: fields[name] and tuple(fields[name]) for name in ("row_range", "column_range")}
+    config, resources = KernelConfig(**fields["config"]), Resources(**fields["resources"])
+    return LaunchPlan(**{**fields, **ranges, "config": config, "resources": resources}), resources
+
+
+def _key(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> str:
+    problem = call.problem
+    if problem.rows > 1 and problem.outer == 1 and problem.layout != "inner":
+        problem = replace(problem, inner=0)  # one plan can serve a range of rows
+    code = _code(backend, device.target)
+    specialized = type(call).__name__, call.specialize(_CONFIG), fingerprint(call.kernel)
+    offset_bits = max(call.layout.strides).bit_length()  # offsets in a large tile can have 64 bits
+    return _digest(repr((code, device, sorted(options.items()), problem, specialized, offset_bits)))
+
+
+@functools.lru_cache(maxsize=64)
+def _code(backend: Any, target: Any) -> str:
+    """Returns a digest of the code that plans and compiles for a target: versions, and files of the packages.
+
+    They are tridal's own packages, and those of the backend's class and of its base classes.
+    """
+    triton = compiler.import_triton()
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    digest = hashlib.sha256()
+    modules = [sys.modules[kind.__module__] for kind in type(backend.plugin).__mro__]
+    named = {module.__package__ or module.__name__ for module in modules} - {"builtins", "typing"}
+    for name in sorted({*_SOURCES, *named}):
+        module = importlib.import_module(name)
+        folders = [Path(path) for path in getattr(module, "__path__", ())]
+        files = sorted(file for path in folders for file in path.rglob("*.py")) or [Path(str(module.__file__))]
+        for file in files:
+            digest.update(file.read_bytes())
+    compiling = make_backend(GPUTarget(*target)).hash(), sorted(get_cache_invalidating_env_vars().items())
+    versions = sys.modules["tridal"].__version__, triton.__version__, backend.name, backend.origin
+    return _digest(repr((versions, compiling, digest.hexdigest())))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,361 @@
+"""The store of plans on disk: what is stored, what a key depends on, and files that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+import tridal
+from backend_helpers import at_the_same_time, run_python
+from call_helpers import kernel_call
+from cli_helpers import run_json, words
+from op_sources import make_kernel
+from tridal import kernels
+from tridal.devices import registry, settings
+from tridal.devices.checked_backend import CheckedBackend
+from tridal.devices.types import LaunchPlan
+from tridal.runtime import batch_invariance, compiler, launch, plan_store
+from tridal.runtime.specialization import KernelCall
+
+CUDA = registry.get("cuda")
+H100 = CUDA.architectures()["sm_90"]
+CALL = kernel_call((4096, 640))
+EXCHANGING = kernel_call((8, 16_384), dtypes="bfloat16")
+BLOCKS = kernel_call((6, 300, 64), dim=1)
+_files = plan_store._files  # conftest.py replaces it
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the store, in which nothing is stored."""
+    monkeypatch.setattr(plan_store, "FOLDER", str(tmp_path / "tridal"))
+    monkeypatch.setattr(plan_store, "_files", _files)
+    return tmp_path / "tridal"
+
+
+def plan(call: KernelCall = CALL, backend: Any = CUDA, store: bool = True, **options: Any) -> LaunchPlan:
+    return launch.plan(call, backend, H100, options, store)
+
+
+def same(found: LaunchPlan, expected: LaunchPlan) -> bool:
+    """Whether plans are equal but for the reason, which says that a plan was stored."""
+    return replace(found, reason="") == replace(expected, reason="")
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function that makes each further compilation an error."""
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a stored plan compiles nothing")
+
+    def forbid() -> None:
+        monkeypatch.setattr(compiler, "resources", refuse)
+        monkeypatch.setattr(compiler, "compile_kernel", refuse)
+
+    return forbid
+
+
+@pytest.mark.parametrize("call", [CALL, EXCHANGING, BLOCKS], ids=["whole_row", "cooperative", "inner dim"])
+def test_a_stored_plan_is_the_plan_and_compiles_nothing(call: KernelCall, nothing_compiled: Callable[[], None]) -> None:
+    expected = plan(call)
+    assert expected.compilations >= 1
+    nothing_compiled()
+    found = plan(call)
+    assert same(found, expected)
+    assert found.compilations == 0
+    assert found.reason == f"{expected.reason} (stored; made for {call.problem.rows} rows)"
+
+
+@pytest.mark.parametrize("call", [CALL, EXCHANGING], ids=["whole_row", "cooperative"])
+def test_one_stored_plan_serves_its_range_of_rows(
+    call: KernelCall, folder: Path, nothing_compiled: Callable[[], None]
+) -> None:
+    first, last = plan(call).row_range or (0, 0)
+    assert first < last
+    others = [call.with_rows(rows) for rows in {max(first, 2), (first + last) // 2, last}]
+    expected = [plan(other, store=False) for other in others]
+    nothing_compiled()
+    assert [same(plan(other), made) for other, made in zip(others, expected, strict=True)] == [True] * len(others)
+    assert len([*folder.iterdir()]) == 1
+
+
+def test_other_ranges_of_rows_are_in_the_same_file(folder: Path, nothing_compiled: Callable[[], None]) -> None:
+    calls = [kernel_call((rows, 16_384), dtypes="bfloat16") for rows in (8, 64, 4096)]
+    expected = [plan(call) for call in calls]
+    assert len({made.row_range for made in expected}) > 1
+    assert len([*folder.iterdir()]) == 1
+    nothing_compiled()
+    assert all(same(plan(call), made) for call, made in zip(calls, expected, strict=True))
+
+
+def test_another_process_compiles_nothing_and_makes_the_same_plan(folder: Path) -> None:
+    code = f"""
+        import json, sys
+        from tridal.devices import registry
+        from tridal.ops import planning
+        from tridal.runtime import compiler, launch, plan_store
+        plan_store.FOLDER = {str(folder)!r}
+        backend = registry.get("cuda")
+        call = planning.matrix_call(8, 16_384, "bfloat16", "softmax")
+        plan = launch.plan(call, backend, backend.architectures()["sm_90"], {{}}, store=True)
+        print(json.dumps([plan.as_dict(), plan.compilations, compiler.compile_kernel.cache_info().misses]))
+    """
+    first, compiled, misses = json.loads(run_python(code))
+    assert compiled == misses >= 1
+    second, compiled, misses = json.loads(run_python(code))
+    assert (compiled, misses) == (0, 0)
+    assert {**second, "reason": ""} == {**first, "reason": "", "compilations": 0}
+
+
+def test_processes_and_threads_store_the_same_plan_at_the_same_time(folder: Path) -> None:
+    made = plan()
+    file = plan_store.PlanFile(CALL, CUDA, H100, {})
+    rows = range(1, 40)
+
+    def keep_all() -> list[bool]:
+        for number in rows:
+            file.keep(replace(made, row_range=(1, 4096 + number)))
+            (path,) = (path for path in folder.iterdir() if path.suffix == ".json")
+            assert file.find(lambda *_: None) is not None, path.read_text()
+        return []
+
+    at_the_same_time(keep_all, keep_all, keep_all)
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+    (path,) = folder.iterdir()
+    assert len(json.loads(path.read_text().partition("\n")[2])) == plan_store._MAX_PLANS
+
+
+# -- keys
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def fresh_code() -> None:
+    """Digests the files again, as a new process does."""
+    plan_store._code.cache_clear()
+    compiler._entry.cache_clear()
+
+
+def name_of(call: KernelCall = CALL, backend: Any = CUDA, device: Any = H100, **options: Any) -> str | None:
+    return plan_store.PlanFile(call, backend, device, options)._name
+
+
+def test_equal_calls_have_equal_keys() -> None:
+    assert name_of(kernel_call((17, 640))) == name_of()
+    assert name_of(kernel_call((4096, 640), addresses=(64, 128))) == name_of()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        kernel_call((4096, 641)),
+        kernel_call((1, 640)),
+        kernel_call((640, 4096), dim=0),
+        kernel_call((4096, 640), dtypes="bfloat16"),
+        kernel_call((4096, 640), addresses=(64, 4)),
+        kernel_call((4096, 640), strides=(1280, 2)),
+        kernel_call((4096, 640), strides=(1 << 28, 1)),
+        batch_invariance.made_invariant(CUDA, CALL)[1],
+        replace(CALL, kernel=CALL.kernel.bind(SOME=1)),
+    ],
+    ids=["columns", "one row", "dim", "dtype", "alignment", "strides", "wide strides", "invariant", "constant"],
+)
+def test_the_key_depends_on_the_call(call: KernelCall) -> None:
+    assert name_of(call) != name_of()
+
+
+def test_the_key_depends_on_the_device_the_options_and_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [name_of(), name_of(device=replace(H100, cores=114)), name_of(num_programs=4)]
+    keys += [name_of(device=CUDA.architectures()["sm_80"]), name_of(backend=CheckedBackend(CUDA.plugin, "tridal 9.9"))]
+    for module, name in ((tridal, "__version__"), (sys.modules["triton"], "__version__")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, "99.0")
+            fresh_code()
+            keys.append(name_of())
+    fresh_code()
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert name_of() == keys[0]
+
+
+def test_an_edited_function_of_the_op_has_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = make_kernel(tmp_path, monkeypatch)
+    call = kernel_call((4096, 640), kernel=before, parameters=(1.0,))
+    first = name_of(call)
+    file = tmp_path / f"{before.module}.py"
+    file.write_text(file.read_text().replace("return x * x", "return x * x * 1.5"))
+    del sys.modules[before.module]
+    assert name_of(call) != first
+
+
+def test_an_edited_schedule_has_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = name_of()
+    shutil.copytree(kernels.__path__[0], tmp_path / "kernels")
+    monkeypatch.setattr(kernels, "__path__", [str(tmp_path / "kernels")])
+    fresh_code()
+    assert name_of() == first
+    with (tmp_path / "kernels" / "tiles.py").open("a") as file:
+        file.write("# edited\n")
+    fresh_code()
+    assert name_of() != first
+    fresh_code()
+
+
+def test_edited_planning_code_of_a_backend_has_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "vendor_gpu"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from tridal_cuda import Cuda\n\n\nclass Vendor(Cuda):\n    name = 'vendor_gpu'\n"
+    )
+    (package / "planning.py").write_text("TILE = 1024\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import vendor_gpu
+
+    backend = CheckedBackend(vendor_gpu.Vendor(), "vendor 1.0")
+    first = name_of(backend=backend)
+    fresh_code()
+    assert name_of(backend=backend) == first
+    (package / "planning.py").write_text("TILE = 2048\n")
+    fresh_code()
+    assert name_of(backend=backend) != first
+    del sys.modules["vendor_gpu"]
+
+
+def test_interpreted_plans_and_those_of_backends_in_code_are_not_stored() -> None:
+    interpreter = registry.get("interpreter")
+    assert name_of(backend=interpreter, device=interpreter.properties(0)) is None
+    assert name_of(backend=CUDA.plugin) is None
+    assert name_of(backend=CheckedBackend(CUDA.plugin, registry.IN_CODE)) is None
+
+
+def test_a_plan_without_compilations_is_not_stored(folder: Path) -> None:
+    npu = registry.get("npu")
+    launch.plan(CALL, npu, npu.architectures()["ascend910b"], {"num_programs": 32}, store=True)
+    assert not any(folder.glob("*"))
+
+
+# -- files that cannot be used
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{}", b"[]\n[]", b"0" * 64 + b"\n[]"])
+def test_a_damaged_file_is_ignored_and_replaced(
+    content: bytes, folder: Path, caplog: pytest.LogCaptureFixture, nothing_compiled: Callable[[], None]
+) -> None:
+    expected = plan()
+    (file,) = folder.iterdir()
+    file.write_bytes(content)
+    with caplog.at_level(logging.DEBUG, "tridal"):
+        assert plan() == expected
+    assert f"a stored plan is ignored: {file.name}" in caplog.text
+    nothing_compiled()
+    assert same(plan(), expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields.pop("programs"),
+        lambda fields: fields.update(unknown=1),
+        lambda fields: fields["config"].update(programs_per_row=2),
+        lambda fields: fields.update(resources=None),
+        lambda fields: fields["config"].update(cols=512),
+        lambda fields: fields["config"].update(cols="1024"),
+    ],
+    ids=["no programs", "unknown field", "two programs", "resources", "narrow tile", "text"],
+)
+def test_a_wrong_plan_is_ignored(
+    change: Callable[[dict[str, Any]], Any], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = plan()
+    (file,) = folder.iterdir()
+    [[rows, fields]] = json.loads(file.read_text().partition("\n")[2])
+    change(fields)
+    text = json.dumps([[rows, fields]])
+    file.write_text(f"{plan_store._digest(text)}\n{text}")
+    with caplog.at_level(logging.DEBUG, "tridal"):
+        assert plan() == expected
+    assert f"a stored plan is ignored: {file.name}" in caplog.text
+
+
+def test_more_programs_than_are_resident_are_not_launched_from_a_file(folder: Path) -> None:
+    expected = plan(EXCHANGING)
+    (file,) = folder.iterdir()
+    [[_, fields]] = json.loads(file.read_text().partition("\n")[2])
+    fields |= {"programs": 8 * 4096, "tiles_per_group": None, "row_range": [8, 8]}
+    fields["config"]["persistent"] = True
+    text = json.dumps([[[8, 8], fields]])
+    file.write_text(f"{plan_store._digest(text)}\n{text}")
+    assert plan(EXCHANGING) == expected
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    folder: Path, caplog: pytest.LogCaptureFixture, nothing_compiled: Callable[[], None]
+) -> None:
+    folder.write_text("a file, in which no folder can be")
+    with caplog.at_level(logging.DEBUG, "tridal"):
+        assert plan() == plan(store=False)
+    assert "a plan is not stored" in caplog.text
+
+
+# -- the setting, and the commands
+
+
+def test_the_setting_turns_the_store_off(no_settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    make_plan = launch.plan
+    monkeypatch.setattr(launch, "plan", lambda *arguments: asked.append(arguments[4]) or make_plan(*arguments))
+
+    def compute() -> bool:
+        registry.invalidate()
+        with tridal.use(device="interpreter"):
+            tridal.softmax(torch.ones(3, 5))
+        return asked[-1]
+
+    assert compute()
+    with tridal.use(plan_store=False):
+        assert not compute()
+    monkeypatch.setenv("TRIDAL_PLAN_STORE", "0")
+    settings.reload()
+    assert not compute()
+    monkeypatch.delenv("TRIDAL_PLAN_STORE")
+    (no_settings / "tridal.yaml").write_text("plan_store: false\n")
+    settings.reload()
+    assert not compute()
+
+
+def test_nothing_is_stored_without_the_store(folder: Path) -> None:
+    plan(store=False)
+    assert not folder.exists()
+
+
+def test_doctor_shows_the_folder_and_its_files(no_settings: Path, folder: Path) -> None:
+    plan()
+    assert run_json("doctor")["plan_store"] == {"on": True, "folder": str(folder), "files": 1, "problem": None}
+    with tridal.use(plan_store=False):
+        assert f"stored plans off; 1 file in {folder}" in words("doctor")
+
+
+def test_doctor_shows_why_the_store_cannot_be_used(no_settings: Path, folder: Path) -> None:
+    folder.write_text("a file")
+    assert "FileExistsError" in run_json("doctor")["plan_store"]["problem"]
+
+
+def test_plan_shows_how_many_candidates_were_compiled() -> None:
+    made = tridal.plan(4096, 640, arch="sm_90")
+    assert made.compilations >= 1
+    assert f"candidates {made.compilations} compiled" in words("plan", "4096", "640", "--arch", "sm_90")
