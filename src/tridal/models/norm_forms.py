@@ -53,8 +53,8 @@ class NormForm:
         """Returns the module's output, or None if the module computes this input itself.
 
         The module computes inputs of a compiled function whose compiler is faster, inputs with dtypes for which it does
-        not compute the same as tridal, inputs on devices without a backend, tensors with `__torch_function__`, and inputs of another size, for which its error is
-        clearer. It computes all inputs if it has got another parameter.
+        not compute the same as tridal, inputs on devices without a backend, tensors with `__torch_function__`, and
+        inputs of another size, for which its error is clearer. It computes all inputs if it has got another parameter.
         """
         weight = _parameter(module, self.weight)
         if not isinstance(x, torch.Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
