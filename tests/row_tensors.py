@@ -1,5 +1,7 @@
 """Kernels that read and write tensors with a number per element, per row and per column, for test_row_tensors.py."""
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 
@@ -43,6 +45,12 @@ LAYER_NORM = RowKernel(
     ),
     row_value="inverse_deviation", writes=("layer_norm",), row_writes=("mean", "inverse_deviation"), live_tiles=2,
 )  # fmt: skip
+
+
+MOMENTS = replace(
+    LAYER_NORM, name="moments", column_reads=(), writes=(), row_writes=("mean", "inverse_deviation"), live_tiles=1
+)
+"""Numbers per row whose terms need the number of elements."""
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ import three_statistics
 EPS = 1e-5
 PARAMETERS = {"eps": EPS, "factor": 0.5, "offset": 2.0}
 KERNELS = ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY"]
-KERNELS += ["CROSS_ENTROPY_BACKWARD", "THREE"]
+KERNELS += ["CROSS_ENTROPY_BACKWARD", "MOMENTS", "THREE"]
 SHAPES = [((9, 200), 1, 0), ((5, 781), 1, 0), ((5, 780), 1, 1), ((3, 300, 33), 1, 0), ((40, 3, 100), 2, 0)]
 """Shape, dim, and the number of elements between an aligned address and the input."""
 
@@ -40,11 +41,12 @@ def expected(kernel: RowKernel, tensors: dict[str, torch.Tensor], dim: int) -> l
             return [lse - x.gather(dim, target), lse]
         one_hot = torch.zeros_like(x).scatter(dim, target, 1)
         return [((x - wide["lse"]).exp() - one_hot) * wide["dy"]]
-    if kernel is row_tensors.LAYER_NORM:
+    if kernel in (row_tensors.LAYER_NORM, row_tensors.MOMENTS):
         x = wide["x"]
         mean, variance = x.mean(dim, keepdim=True), x.var(dim, correction=0, keepdim=True)
         inverse = 1 / (variance + EPS).sqrt()
-        return [(x - mean) * inverse * wide["weight"] + wide["bias"], mean, inverse]
+        elements = [(x - mean) * inverse * wide["weight"] + wide["bias"] for _ in kernel.writes]
+        return [*elements, mean, inverse]
     if kernel is row_tensors.RMS_NORM:
         total = wide["x"] + wide["residual"]
         inverse = 1 / (total.square().mean(dim, keepdim=True) + EPS).sqrt()
@@ -153,6 +155,51 @@ def test_kernels_compile_with_mixed_dtypes(name: str, config: KernelConfig) -> N
     call = KernelCall(kernel, layout, dtypes(kernel, "bfloat16"), (), tuple(PARAMETERS[p] for p in kernel.parameters))
     compiled = compiler.compile_kernel(call.specialize(config), SM_90)
     assert compiled.asm["ptx"].count("st.global") > 0
+
+
+@pytest.mark.parametrize("name", ["MOMENTS", "CROSS_ENTROPY"])
+@pytest.mark.parametrize("peel", [False, True])
+@pytest.mark.parametrize("lanes", [1, 32])
+def test_kernels_that_write_numbers_compile_with_lanes(name: str, peel: bool, lanes: int) -> None:
+    """A variable keeps its shape in the loop over columns."""
+    kernel: RowKernel = getattr(row_tensors, name)
+    layout = row_layout((64, 10_001), (10_001, 1), 1)
+    assert layout is not None
+    call = KernelCall(kernel, layout, dtypes(kernel, "bfloat16"), (), tuple(PARAMETERS[p] for p in kernel.parameters))
+    config = KernelConfig("column_loop", 1, 1024, 1, lanes=lanes, peel=peel)
+    assert "st.global" in compiler.compile_kernel(call.specialize(config), SM_90).asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        KernelConfig("cooperative", 1, 256, programs_per_row=4),
+        KernelConfig("cooperative", 1, 256, programs_per_row=4, persistent=False),
+        KernelConfig("cooperative", 1, 256, programs_per_row=4, reload=True, overlap=True),
+    ],
+    ids=["persistent", "one tile", "overlap"],
+)
+def test_a_picked_element_is_loaded_before_a_program_publishes(config: KernelConfig) -> None:
+    """Another program may then write it in place. What a program publishes depends on the loaded element."""
+    kernel = replace(row_tensors.CROSS_ENTROPY, reads=("x",), writes=("x",), name="picked")
+    layout = row_layout((64, 1000), (1000, 1), 1)
+    assert layout is not None
+    call = KernelCall(kernel, layout, dtypes(kernel, "float32"), (), ())
+    ir = compiler.compile_kernel(call.specialize(config), SM_90).asm["ttir"]
+    before, _, sent = ir.partition("tt.atomic_rmw exch")  # names are used again in later regions and functions
+    made = dict(re.findall(r"^\s*(%[\w$.-]+)(?::\d+)? = (.*)$", before, re.MULTILINE))
+
+    def sources(text: str) -> set[str]:
+        """The values on which an operation depends."""
+        needed, found = re.findall(r"%[\w$.-]+", text), set()
+        while needed:
+            if (name := needed.pop()) not in found:
+                found.add(name)
+                needed += re.findall(r"%[\w$.-]+", made.get(name, ""))
+        return found
+
+    loads = [made[name] for name in sources(sent.split("\n")[0]) if "tt.load" in made.get(name, "")]
+    assert any({"%x_ptr", "%target_ptr"} <= sources(load) for load in loads), ir
 
 
 def test_a_problem_has_the_dtypes_of_all_tensors() -> None:

@@ -64,6 +64,8 @@ def column_loop(
                 first = tl.where(has_edge, first, part_first)
                 each_later = tl.where(has_edge, each_edge_later, each_later)
                 counted = tl.where(has_edge, edge_count, counted)
+                if COUNTS:
+                    count = tl.maximum(counted, 1.0)
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
                     tile, column_block, inner, cols, None, misalignment, in_outer, in_inner, COLS

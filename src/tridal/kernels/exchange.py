@@ -121,6 +121,16 @@ def _meet():
 
 
 @triton.jit
+def after_picked(first, picked, cols):
+    """Returns `first` as a value that depends on the picked numbers. So these are loaded before it is published.
+
+    Another program may write these elements in place as soon as all parts are published, and a relaxed exchange does
+    not order the loads before it.
+    """
+    return tl.where(cols < 0, tl.cast(picked, first.dtype), first)
+
+
+@triton.jit
 def publish(workspace, tile, rank, first, second):
     """Publishes the statistics of this part of a tile, for persistent programs."""
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
-from tridal.kernels.exchange import clear_slots, collect, part_count, publish
+from tridal.kernels.exchange import after_picked, clear_slots, collect, part_count, publish
 from tridal.kernels.reductions import statistic
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tile_counter import iterations, release_group
@@ -60,7 +60,6 @@ def overlapped(
                 mask_head, mask_query, mask_col, MASK_BYTES, AXIS, COLS,
             )  # fmt: skip
             if HAS_INDEX:
-                # Another program may write these elements in place, but only after this one has published.
                 next_index, next_picked, next_picked_column = load_index(
                     each_indexed, next_tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col
                 )  # fmt: skip
@@ -71,8 +70,10 @@ def overlapped(
             second = tl.zeros_like(first)
             count = part_count(rank, cols, cols, COLS) if COUNTS else tl.cast(cols, ACC_DTYPE)
             each_later = statistic(each_later_term, in_bounds, each_later_reduce, AXIS, COLS)
-            publish(workspace, next_tile, rank, first, second)
             next_first = first
+            if PICKS and HAS_RESULTS:
+                first = after_picked(first, next_picked, cols)
+            publish(workspace, next_tile, rank, first, second)
         if next_tile > begin:
             tile = next_tile - step
             block, row, column, in_bounds, _, _ = tile_bounds(

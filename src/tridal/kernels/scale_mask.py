@@ -13,7 +13,9 @@ def scale_mask(
     x, in_bounds, block, row, column, inner, scale, score_mask, queries, heads, mask_batch, mask_head, mask_query,
     mask_col, BYTES: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Returns scale * x + mask, and -inf where a boolean mask is 0, where CAUSAL excludes a column, or out of bounds.
+    """Returns scale * x + mask, and -inf where a boolean mask is 0 or CAUSAL excludes a column.
+
+    Elements out of bounds stay -inf, which is their PADDING, with any scale.
 
     Rows are numbered: row n is query n % queries of head n // queries % heads of batch n // queries // heads. The mask
     has a stride for each of these, zero where it is broadcast. The mask of a tile starts at a multiple of BYTES.

@@ -7,6 +7,8 @@ and writes one such tensor (`out_...`).
 The source is a template. It is loaded once for each kernel (`tridal.runtime.instance`):
   each_...    stands for the kernel's tensors of a kind, or for the calls of the op's functions. A statement with such a
               name is repeated for each of them, and does nothing if there is none.
+  each_early, each_late, each_later   stand for the statistics after the first one: those whose terms do not use it, those
+              whose terms use it, and both.
   CAPITALS    are constants: the fields of `KernelConfig`, and what `tridal.runtime.op_functions` derives from the op.
   parameters  of the schedule that this kernel does not need are constants, too: an absent tensor is None.
 
@@ -16,7 +18,8 @@ A plan chooses:
                     one tile, or its part of one, with fewer registers.
   PEEL              the unaligned head and tail of a row, fewer than VECTOR elements each, are a small extra tile.
                     `misalignment`: elements from a vector boundary to the first row; SAME_MISALIGNMENT: in all tensors.
-  RELOAD            each pass over a tile loads its elements again, from the core's cache, to save registers.
+  RELOAD            each pass over a tile loads its elements again, from the core's cache, to save registers. The small
+                    extra tile stays in registers.
   NUM_STAGES        number of tiles in flight in the loop.
 The source uses only features of Triton 3.2.
 """
@@ -25,7 +28,15 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.column_sums import add_terms, store_sums, zero_sums
-from tridal.kernels.exchange import body_length, clear_slots, collect, exchange_once, part_count, publish
+from tridal.kernels.exchange import (
+    after_picked,
+    body_length,
+    clear_slots,
+    collect,
+    exchange_once,
+    part_count,
+    publish,
+)
 from tridal.kernels.reductions import merge, statistic
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.tile_counter import await_claim, claim, iterations, read_claim, release_group
@@ -89,6 +100,7 @@ def whole_row(
                 body = body_length(block, row, cols, misalignment, in_outer, in_inner)
                 count = part_count(rank, body, cols, COLS)
             each_row = load_rows(each_row_ptr, tile, inner, long_blocks, row_outer, row_inner)
+            picked = 0.0
             index, picked, picked_column = load_index(
                 each_indexed, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col
             )  # fmt: skip
@@ -133,19 +145,22 @@ def whole_row(
                     if EXCHANGE:
                         if SECOND is None:
                             second = tl.zeros_like(first)
+                        published = first
+                        if PICKS and HAS_RESULTS:
+                            published = after_picked(first, picked, cols)
                         if PERSISTENT:
-                            publish(workspace, tile, rank, first, second)
-                            if DYNAMIC:  # here, because no elements are in registers, and programs wait for each other
+                            publish(workspace, tile, rank, published, second)
+                            if DYNAMIC:  # here, because the programs wait for each other anyway
                                 claim(workspace, tiles, group, rank, iteration, end)
                             first, second, part_scale = collect(
                                 workspace, tile, rank, first, body, cols, *each_parameter
                             )  # fmt: skip
                         else:
                             first, second, part_scale = exchange_once(
-                                workspace, tile, rank, first, second, body, cols, *each_parameter
+                                workspace, tile, rank, published, second, body, cols, *each_parameter
                             )  # fmt: skip
                     if DYNAMIC:
-                        published = read_claim(workspace, tiles, group, iteration)
+                        next_claim = read_claim(workspace, tiles, group, iteration)
                     count = tl.cast(cols, ACC_DTYPE)
                     value = each_value
                     store_rows(each_row_result, each_row_formula, tile, rank, inner, long_blocks, row_outer, row_inner)
@@ -193,7 +208,7 @@ def whole_row(
                 clear_slots(workspace, last if DYNAMIC else tile - groups, rank)
             if DYNAMIC:
                 last = tile
-                claimed = await_claim(published, workspace, tiles, group, groups, iteration, end, tile)
+                claimed = await_claim(next_claim, workspace, tiles, group, groups, iteration, end, tile)
     if EXCHANGE and PERSISTENT:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
         release_group(workspace, last, None, tiles, group, groups)
