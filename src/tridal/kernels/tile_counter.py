@@ -16,7 +16,8 @@ import triton.language as tl
 def iterations(tiles, DYNAMIC: tl.constexpr):
     """Returns a program's rank, its group, the number of groups, and begin, end and step of its loop.
 
-    The loop is over tiles. With DYNAMIC, it is over iterations: 5/4 of the average number of tiles per group, and one more.
+    The loop is over tiles. With DYNAMIC, it is over iterations: 5/4 of the average number of tiles per group, and one
+    more.
     """
     rank, group = tl.program_id(0) % PROGRAMS_PER_ROW, tl.program_id(0) // PROGRAMS_PER_ROW
     groups = tl.num_programs(0) // PROGRAMS_PER_ROW

@@ -7,8 +7,8 @@ and writes one such tensor (`out_...`).
 The source is a template. It is loaded once for each kernel (`tridal.runtime.instance`):
   each_...    stands for the kernel's tensors of a kind, or for the calls of the op's functions. A statement with such a
               name is repeated for each of them, and does nothing if there is none.
-  each_early, each_late, each_later   stand for the statistics after the first one: those whose terms do not use it, those
-              whose terms use it, and both.
+  each_early, each_late, each_later   stand for the statistics after the first one: those whose terms do not use it,
+              those whose terms use it, and both.
   CAPITALS    are constants: the fields of `KernelConfig`, and what `tridal.runtime.op_functions` derives from the op.
   parameters  of the schedule that this kernel does not need are constants, too: an absent tensor is None.
 
