@@ -54,7 +54,7 @@ class Op:
         gradient_results: the results of the gradient. By default, they have the roles of the tensors in `gradients`.
         gradient_numbers: numbers of the gradient. By default, the op's numbers of the type float.
         steps: steps(call, arguments by name), for a call of several launches. It launches kernels with `call.kernel`,
-            and returns the results in order, see `tridal.pytorch.path.steps.Steps`.
+            and returns the results in order, see `tridal.pytorch.Steps`.
         gradient_steps: the same for the gradient. An op with `steps` and `gradient` has it.
         prepares: whether calls with `steps` that have the same description share a prepared call. If not, each call
             computes its steps, which may then use the values of tensors and torch's ops.

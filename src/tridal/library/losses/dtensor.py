@@ -13,10 +13,8 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import chunk_rows
 from tridal.library.losses.linear_cross_entropy import logits_of
 from tridal.library.losses.maths import MEAN, NONE, target_weights
-from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.path.calls import call
-from tridal.pytorch.path.rules import DEFINED
-from tridal.pytorch.torch.dtensor import from_shards
+from tridal.ops import accumulator
+from tridal.pytorch import call, register
 
 Tensor = torch.Tensor
 
@@ -40,7 +38,8 @@ def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, reduction: i
         return rows.sum() / (rows.numel() if target.numel() else 0)
     full = None if weight is None else weight.full_tensor()
     local = target_weights(target.to_local(), full, ignore_index, rows.dtype)
-    return rows.sum() / from_shards(local, target.device_mesh, target.placements, target.shape).sum()
+    layout: dict[str, Any] = {"run_check": False, "shape": target.shape, "stride": target.stride()}
+    return rows.sum() / DTensor.from_local(local, target.device_mesh, target.placements, **layout).sum()
 
 
 def reduced(
@@ -50,7 +49,7 @@ def reduced(
     *rest, dtype = numbers
     x, targets, weights = _distributed(input, target, weight)
     wide = accumulator(input, target, weight)
-    results: Any = call(DEFINED[CROSS_ENTROPY.name], (x, targets, weights, NONE, *rest, wide))
+    results: Any = call(register(CROSS_ENTROPY), (x, targets, weights, NONE, *rest, wide))
     return _reduced(results[0], targets, weights, reduction, rest[0]).to(dtype), results[1]
 
 
@@ -71,7 +70,7 @@ def linear_cross_entropy(
     def losses(x: Tensor, target: Tensor) -> Any:
         logits = logits_of(x, matrix, bias, matmul_dtype)
         wide = accumulator(logits, target, weight)
-        return call(DEFINED[CROSS_ENTROPY.name], (logits, target, weights, NONE, *numbers, wide))[0]
+        return call(register(CROSS_ENTROPY), (logits, target, weights, NONE, *numbers, wide))[0]
 
     chunks = [
         _again(losses, x[start : start + step], all_targets[start : start + step])

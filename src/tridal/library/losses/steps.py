@@ -12,12 +12,8 @@ import torch
 from tridal.library.losses.checks import check_range
 from tridal.library.losses.layout import Layout
 from tridal.library.losses.maths import MEAN, NONE, classes_dim, reduce_rows, row_gradient
-from tridal.ops.arguments import Named
-from tridal.ops.op import NoKernel
-from tridal.ops.row_maths import compute_gradient
-from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.path.steps import Steps
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.ops import Named, NoKernel, RowKernel, Statistic, accumulator, compute_gradient
+from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
 Numbers = tuple[int, float, float, float | None]
