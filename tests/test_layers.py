@@ -168,6 +168,30 @@ def test_kernels_import_only_triton_and_kernels(path: Path) -> None:
     assert [name for name in modules if not allowed.match(name)] == []
 
 
+def long_functions(source: str) -> list[str]:
+    """Returns the names of the functions with more than 12 parameters."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    return [f.name for f in functions if sum(isinstance(node, ast.arg) for node in ast.walk(f.args)) > 12]
+
+
+def test_functions_have_at_most_12_parameters() -> None:
+    """Functions of Triton get their tensors and numbers one by one. The maths of an op gets them by name."""
+    found = {
+        (str(path.relative_to(CORE)), name)
+        for path in CORE.rglob("*.py")
+        if "kernels" not in path.parts
+        for name in long_functions(path.read_text())
+    }
+    assert found == {
+        ("library/losses/linear_functions.py", "linear_cross_entropy"),  # public, with torch's arguments
+        ("library/losses/modules.py", "__init__"),
+        ("library/losses/linear_cross_entropy.py", "reference"),
+        ("library/losses/linear_cross_entropy.py", "gradient"),
+        ("library/losses/maths.py", "gradient"),
+    }
+    assert not [name for path in BACKENDS.rglob("*.py") for name in long_functions(path.read_text())]
+
+
 def tridal_names(source: str, package: str) -> set[str]:
     """Returns the names of tridal that the code imports, or reads from a module that it imports, with their modules.
 

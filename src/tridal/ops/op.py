@@ -238,12 +238,6 @@ class Op:
         numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
 
-    def gradient_values(self, values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
-        """Returns the values of the gradient's numbers, from those of `parameters` in order."""
-        known = dict(zip(self.parameters, values, strict=True)) | {"scale": scale}
-        numbers = [a for a in self.gradient_signature.arguments if a.type == "float"]
-        return tuple(known.get(argument.name, argument.default) for argument in numbers)
-
     def fault(self) -> str | None:
         """Returns a description of a fault in the declaration, or None if there is none."""
         return next(faults(self), None)

@@ -87,10 +87,7 @@ def linear_cross_entropy(
         return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
     autocast = isinstance(input, Tensor) and autocast_enabled(input.device.type)
     ignored = -100 if ignore_index is None else ignore_index
-    x, flat_target = check_linear(
-        input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss, softcap,
-        chunk_size, accum_dtype, autocast,
-    )  # fmt: skip
+    x, flat_target = check_linear(input, linear_weight, target, options, autocast)
     if flat_target.dtype is torch.uint8:
         flat_target = flat_target.long()  # an ignore_index of -100 would wrap to 156
     matmul_dtype = input.dtype
@@ -108,7 +105,7 @@ def linear_cross_entropy(
     if is_distributed(*given) and (_compiling() or not transforms_active()):
         from tridal.library.losses.dtensor import linear_cross_entropy as distributed
 
-        loss: Tensor | None = distributed(*arguments[:-1])
+        loss: Tensor | None = distributed(LINEAR_CROSS_ENTROPY.signature.named(arguments))
     elif not _compiling() and tracing_state() is not None:
         loss = RULES.by_torch(*arguments)[0]  # torch.jit.trace does not support lists of bools
     else:
