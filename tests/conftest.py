@@ -16,10 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel processes
 
 import torch
 
+import third_party_op
 import tridal
 from tridal.devices import entry_points, plugins, registry, setting_layers, settings
 from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
+from tridal.ops import Op, table
 from tridal.runtime import launch, plan_store
 
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
@@ -160,3 +162,19 @@ def install_plugin(
     yield install
     for module in modules:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def add_op(monkeypatch: pytest.MonkeyPatch) -> Callable[[Op], None]:
+    """Returns a function that adds an op to the table of ops."""
+
+    def add(op: Op) -> None:
+        monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp(op.name, "a test", op)))
+
+    return add
+
+
+@pytest.fixture
+def unit_norm_in_table(add_op: Callable[[Op], None]) -> None:
+    """Adds UNIT_NORM to the table of ops."""
+    add_op(third_party_op.UNIT_NORM)

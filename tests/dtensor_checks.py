@@ -251,7 +251,7 @@ def _full(tensor: Any) -> torch.Tensor:
 
 @check
 def cross_entropy_of_sharded_logits(mesh: DeviceMesh) -> None:
-    """Classes or rows are sharded, evenly and unevenly. Results equal torch's of the whole tensors."""
+    """Classes or rows are sharded, evenly and unevenly. Results and both derivatives equal torch's of whole tensors."""
     for shape, placement in (((6, 8), Shard(1)), ((5, 7), Shard(1)), ((6, 8), Shard(0)), ((2, 7, 4), Shard(1))):
         for probabilities in (False, True):
             for options in ({}, {"label_smoothing": 0.1, "weight": True}, {"reduction": "sum"}, {"reduction": "none"}):
@@ -273,11 +273,16 @@ def _compare(
     loss, lse = tridal.cross_entropy(sharded, *arguments, return_lse=True, **options)  # type: ignore[arg-type]
     assert_close(_full(loss), expected)
     assert_close(_full(lse), x.logsumexp(1))
-    _full(loss).sum().backward()
-    expected.sum().backward()
+    _full(loss).sum().backward(retain_graph=True)
+    expected.sum().backward(retain_graph=True)
     assert sharded.grad is not None
     assert sharded.grad.placements == (placement,)  # type: ignore[attr-defined]
     assert_close(_full(sharded.grad), whole.grad)
+    seconds = []
+    for result, leaf in ((_full(loss), sharded), (expected, whole)):
+        (first,) = torch.autograd.grad(result.square().sum(), leaf, create_graph=True)
+        seconds += torch.autograd.grad(_full(first).square().sum(), leaf)
+    assert_close(_full(seconds[0]), seconds[1], rtol=1e-4, atol=1e-5 * seconds[1].abs().max().item())
 
 
 @check

@@ -20,7 +20,7 @@ import torch
 import tridal
 from op_samples import LOGSUMEXP, SKIP_NORM
 from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
-from third_party_op import UNIT_NORM, add_op, unit_norm_in_table  # noqa: F401  a fixture
+from third_party_op import UNIT_NORM
 from tridal.benchmarks import measuring, timing, workloads
 from tridal.benchmarks.measuring import make_row
 from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops, random_tensor
@@ -136,10 +136,15 @@ def test_functions_of_an_op_without_an_entry_are_derived() -> None:
     assert set(benchmark_of("unit_norm").functions) == {"tridal", "reference", "torch.compile"}
 
 
-def add_benchmark(monkeypatch: pytest.MonkeyPatch, entry: OpBenchmark) -> None:
-    """Adds UNIT_NORM to the table of ops, with this benchmark."""
-    monkeypatch.setattr(sys.modules[__name__], "ENTRY", entry, raising=False)
-    add_op(monkeypatch, replace(UNIT_NORM, benchmark=f"{__name__}:ENTRY"))
+@pytest.fixture
+def add_benchmark(monkeypatch: pytest.MonkeyPatch, add_op: Any) -> Any:
+    """Returns a function that adds UNIT_NORM to the table of ops, with this benchmark."""
+
+    def add(entry: OpBenchmark) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "ENTRY", entry, raising=False)
+        add_op(replace(UNIT_NORM, benchmark=f"{__name__}:ENTRY"))
+
+    return add
 
 
 @pytest.mark.parametrize("file", sorted(PUBLISHED.rglob("results.json")), ids=lambda file: file.parent.name)
@@ -169,9 +174,9 @@ TENSORS: dict[str, tuple[Op, dict[str, int], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_traffic_and_implementations_follow_from_the_roles(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_tensors_traffic_and_implementations_follow_from_the_roles(add_op: Any, name: str) -> None:
     op, traffic, shapes = TENSORS[name]
-    add_op(monkeypatch, op)
+    add_op(op)
     entry, workload = benchmark_of(op.name), Workload("grid", op.name, "forward", "bfloat16", (6, 8, 2), 1)
     assert entry.traffic == traffic
     assert [tuple(tensor.shape) for tensor in measuring.make_inputs(workload, entry, CPU).tensors] == shapes
@@ -204,10 +209,8 @@ def test_random_tensors_have_the_shapes_of_their_roles() -> None:
         (f"{__name__}:CPU", "expected an OpBenchmark, found device(type='cpu')"),
     ],
 )
-def test_benchmark_that_cannot_be_loaded_is_an_error_with_the_op(
-    monkeypatch: pytest.MonkeyPatch, benchmark: str, message: str
-) -> None:
-    add_op(monkeypatch, replace(UNIT_NORM, benchmark=benchmark))
+def test_benchmark_that_cannot_be_loaded_is_an_error_with_the_op(add_op: Any, benchmark: str, message: str) -> None:
+    add_op(replace(UNIT_NORM, benchmark=benchmark))
     with pytest.raises(PluginError, match=f"^op 'unit_norm': benchmark '{benchmark}'.*{re.escape(message)}"):
         benchmark_of("unit_norm")
     assert replace(UNIT_NORM, benchmark=PLAIN).fault().startswith("benchmark: expected the name of an OpBenchmark as ")  # type: ignore[arg-type, union-attr]
@@ -220,9 +223,7 @@ def measure(workload: Workload, *providers: Provider) -> list[Row]:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(
-    monkeypatch: pytest.MonkeyPatch, direction: str
-) -> None:
+def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(add_benchmark: Any, direction: str) -> None:
     """An op with a weight, whose gradient is computed too, and with one output per row."""
 
     def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -235,7 +236,7 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(
         "reference": lambda dim: loss, "tridal": lambda dim: loss, "peer": lambda dim: without_weight_gradient,
     }  # fmt: skip
     tensors, traffic = (per_element("input"), per_column("weight")), {"forward": 1, "backward": 2}
-    add_benchmark(monkeypatch, OpBenchmark(functions, tensors=tensors, traffic=traffic))
+    add_benchmark(OpBenchmark(functions, tensors=tensors, traffic=traffic))
     workload = Workload("grid", "unit_norm", direction, "float32", (5, 7))
     ours, peer = measure(workload, PROVIDERS["tridal"], Provider("peer"))
     assert ours["gbps"] == pytest.approx(traffic[direction] * 5 * 7 * 4 / ours["ms"] * 1e-6)
@@ -245,10 +246,10 @@ def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(
 
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_reference(
-    monkeypatch: pytest.MonkeyPatch,
+    add_benchmark: Any,
 ) -> None:
     functions = {"wrong": lambda dim: lambda x: row_maths.reference_of(UNIT_NORM, x, dim, (1e-6,)) * 1.01}
-    add_benchmark(monkeypatch, OpBenchmark(functions))
+    add_benchmark(OpBenchmark(functions))
     providers = PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"]
     reference, wrong, absent = measure(replace(SMALL, op="unit_norm"), *providers)
     assert reference["skipped"] is None
@@ -321,13 +322,11 @@ def test_current_device_context_has_no_effect_for_a_cpu() -> None:
         (ValueError("x" * 999), f"ValueError: {'x' * 200}"),
     ],
 )
-def test_reason_for_skipping_a_provider_is_one_short_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
-) -> None:
+def test_reason_for_skipping_a_provider_is_one_short_line(add_benchmark: Any, error: Exception, expected: str) -> None:
     def fail(dim: int) -> Function:
         raise error
 
-    add_benchmark(monkeypatch, OpBenchmark({"failing": fail}))
+    add_benchmark(OpBenchmark({"failing": fail}))
     (row,) = measure(replace(SMALL, op="unit_norm"), Provider("failing"))
     assert row["skipped"] == expected
     for row in measuring.measure_host_times([Provider("failing")], CPU, "unit_norm"):

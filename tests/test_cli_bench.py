@@ -15,7 +15,6 @@ import torch
 
 from cli_helpers import run, run_json, words
 from several_results import ROW_ENERGY
-from third_party_op import add_op, unit_norm_in_table  # noqa: F401  a fixture
 from tridal.benchmarks import measuring, providers, timing, workloads
 from tridal.benchmarks.providers import COPY, PROVIDERS
 from tridal.benchmarks.workloads import SHAPE_CLASSES
@@ -86,8 +85,8 @@ def test_providers_without_the_op_are_skipped_with_the_reason() -> None:
     assert "skipped 4 times: torch.jit.script: NotImplementedError: torch.jit.script has no function for" in output
 
 
-def test_op_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_op(monkeypatch, ROW_ENERGY)
+def test_op_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPatch, add_op: Any) -> None:
+    add_op(ROW_ENERGY)
     document = bench_json(*SMALL, "--op", "row_energy", "--providers", "tridal,reference")
     assert [row["skipped"] for row in document["measurements"]] == [None] * 6
     assert {row["direction"] for row in document["measurements"]} == {"forward"}

@@ -12,7 +12,6 @@ import torch
 
 import tridal
 from cli_helpers import run, run_json, words
-from third_party_op import unit_norm_in_table  # noqa: F401  a fixture
 from torch_versions import compiles
 from tridal import library
 from tridal.cli.plan import SCHEDULES

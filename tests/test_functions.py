@@ -20,7 +20,7 @@ from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
 from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, TridalError
 from tridal.pytorch import device_context
-from tridal.pytorch.path import function, support
+from tridal.pytorch.path import support
 from tridal.testing.implementation import overridden
 
 NAMES = ["softmax", "log_softmax"]
@@ -210,7 +210,7 @@ def test_torch_computes_without_a_reason_that_nothing_records(name: str, monkeyp
     """The reason takes as long as a small call."""
     x = torch.randn(3, 5)
     with tridal.use(device="auto"), monkeypatch.context() as patch:
-        patch.setattr(function, "why_torch", None)
+        patch.setattr(support, "_why_torch", None)
         assert_close(getattr(tridal, name)(x), getattr(torch, name)(x, -1))
 
 

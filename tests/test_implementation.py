@@ -7,7 +7,7 @@ import torch
 
 import tridal
 from conformance_helpers import INTERPRETER
-from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
+from third_party_op import UNIT_NORM
 from tridal import testing
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend

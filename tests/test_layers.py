@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import tridal
-from tridal import library
+from tridal import library, ops, pytorch
 
 CORE = Path(tridal.__file__).parent
 BACKENDS = Path(__file__).parents[1] / "backends"
@@ -31,6 +32,21 @@ WITHOUT_OPS = sorted(
     if path.relative_to(folder).parts[0] not in ("library", "models", "__init__.py", "nn.py")
 )
 """All files except the ops, `kernelize`, and the modules that publish the ops."""
+TESTS = Path(__file__).parent
+OP_FILES = sorted(
+    [*(CORE / "library").rglob("*.py"), TESTS / "third_party_op.py"]
+    + [path for name in ("row_op_package", "tensor_op_package") for path in (TESTS / name).rglob("*.py")]
+)
+"""The bundled ops, and those of the third parties of the tests."""
+PAGE = TESTS.parent / "docs" / "add-an-op.md"
+DOCUMENTED = {
+    name
+    for row in re.findall(
+        r"^\| (`tridal\.[^|]*) \|", (TESTS.parent / "docs" / "add-an-op.md").read_text(), re.MULTILINE
+    )
+    for name in re.findall(r"`([\w.]+)`", row)
+}
+"""The names of tridal that an op may use: those in the table of the page."""
 KERNELS = sorted([*(CORE / "kernels").glob("*.py"), *(CORE / "library").glob("*/kernels/*.py")])
 
 
@@ -150,6 +166,78 @@ def test_kernels_import_only_triton_and_kernels(path: Path) -> None:
     ]
     allowed = re.compile(r"(triton|tridal\.kernels|tridal\.library\.\w+\.kernels)(\.|$)")
     assert [name for name in modules if not allowed.match(name)] == []
+
+
+def long_functions(source: str) -> list[str]:
+    """Returns the names of the functions with more than 12 parameters."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    return [f.name for f in functions if sum(isinstance(node, ast.arg) for node in ast.walk(f.args)) > 12]
+
+
+def test_functions_have_at_most_12_parameters() -> None:
+    """Functions of Triton get their tensors and numbers one by one. The maths of an op gets them by name."""
+    found = {
+        (str(path.relative_to(CORE)), name)
+        for path in CORE.rglob("*.py")
+        if "kernels" not in path.parts
+        for name in long_functions(path.read_text())
+    }
+    assert found == {
+        ("library/losses/linear_functions.py", "linear_cross_entropy"),  # public, with torch's arguments
+        ("library/losses/modules.py", "__init__"),
+        ("library/losses/linear_cross_entropy.py", "reference"),
+        ("library/losses/linear_cross_entropy.py", "gradient"),
+        ("library/losses/maths.py", "gradient"),
+    }
+    assert not [name for path in BACKENDS.rglob("*.py") for name in long_functions(path.read_text())]
+
+
+def tridal_names(source: str, package: str) -> set[str]:
+    """Returns the names of tridal that the code imports, or reads from a module that it imports, with their modules.
+
+    Names of the file's own package are left out. A module of which the code only reads attributes is no name.
+    """
+    tree = ast.parse(source)
+    imported: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name: alias.name for alias in node.names}
+    modules = {name for name, path in imported.items() if any(known.startswith(f"{path}.") for known in DOCUMENTED)}
+    read = {
+        f"{imported[node.value.id]}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+    }
+    found = read | {path for name, path in imported.items() if name not in modules}
+    return {name for name in found if name.split(".")[0] == "tridal" and not name.startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize("path", OP_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_ops_import_only_documented_names(path: Path) -> None:
+    package = "tridal.library" if path.is_relative_to(CORE) else path.parent.name
+    assert tridal_names(path.read_text(), package) - DOCUMENTED == set()
+
+
+def test_documented_names_exist_and_are_all_names_of_both_modules() -> None:
+    for name in DOCUMENTED:
+        pkgutil.resolve_name(name)
+    for module in (ops, pytorch):
+        assert {f"{module.__name__}.{name}" for name in module.__all__} <= DOCUMENTED | {"tridal.ops.RowOp"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tridal.ops.op import Op",
+        "from tridal import ops\nops.table.first()",
+        "import tridal.pytorch.path.calls",
+        "def f():\n    from tridal.pytorch.torch import private",
+    ],
+)
+def test_undocumented_name_is_found(source: str) -> None:
+    assert tridal_names(source, "tridal.library") - DOCUMENTED
 
 
 def test_imports_have_no_cycle() -> None:

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
+from tridal.library.norms import functions
 from tridal.library.norms import rms_norm as rms_norm_op
 from tridal.pytorch.torch import private
 
@@ -224,7 +225,7 @@ def test_autocast_follows_torchs_list(device: torch.device, name: str, monkeypat
     x, w = torch.randn(3, 8, device=device, dtype=torch.bfloat16), torch.randn(8, device=device, dtype=torch.bfloat16)
     with torch.autocast(kind, dtype=torch.bfloat16):
         assert ours(x, (8,), w).dtype is theirs(x, (8,), w).dtype
-        monkeypatch.setattr(private, "autocasts", lambda op, device_type: (op, device_type) == (name, kind))
+        monkeypatch.setattr(functions, "autocasts", lambda op, device_type: (op, device_type) == (name, kind))
         y, total = ours(x, (8,), w, residual=x)
         assert y.dtype is total.dtype is torch.float32
         assert ours(x.double(), (8,)).dtype is torch.float64

@@ -28,7 +28,6 @@ from op_samples import (
     loss_of,
     skip_norm,
 )
-from third_party_op import add_op
 from tridal import testing
 from tridal.errors import DimensionError, DTypeError, ShapeError
 
@@ -48,9 +47,9 @@ def interpreted() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP], ids=lambda op: op.name)
-def test_conformance_cases_of_every_schedule_pass(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conformance_cases_of_every_schedule_pass(op: Any, add_op: Any) -> None:
     """They have many shapes, layouts, values, numbers and absent tensors, and both directions."""
-    add_op(monkeypatch, op)
+    add_op(op)
     cases = [case for case in testing.cases(INTERPRETER, [op.name]) if math.prod(case.shape) < 20_000]
     # The bounds are those of ops that round as their reference does, and where its gradient is finite.
     exact = [case for case in cases if case.cast is None and case.dtype in ("float32", "float64")]

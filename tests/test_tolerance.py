@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conformance_helpers import Function, failures, rounded, small_cases
-from third_party_op import UNIT_NORM, unit_norm_in_table  # noqa: F401  a fixture
+from third_party_op import UNIT_NORM
 from tridal.ops import row_maths, table
 from tridal.testing import Case
 from tridal.testing.checking import difference

@@ -1,11 +1,10 @@
-"""An op as a third party declares it, without Triton functions, and a fixture that adds it to the table of ops."""
+"""An op as a third party declares it, without Triton functions."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tridal.ops import Op, RowKernel, RowReduce, Statistic, number, per_element, table
+from tridal.ops import Op, RowKernel, RowReduce, Statistic, number, per_element
 
 
 def reference(x: torch.Tensor, reduce: RowReduce, eps: float) -> torch.Tensor:
@@ -39,14 +38,3 @@ UNIT_NORM = Op(
     saves=("input",),
 )
 """An op without a function in torch and without bounds of its own."""
-
-
-def add_op(monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
-    """Adds an op to the table of ops."""
-    monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp(op.name, "a test", op)))
-
-
-@pytest.fixture
-def unit_norm_in_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adds UNIT_NORM to the table of ops."""
-    add_op(monkeypatch, UNIT_NORM)

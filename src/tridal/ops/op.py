@@ -54,7 +54,7 @@ class Op:
         gradient_results: the results of the gradient. By default, they have the roles of the tensors in `gradients`.
         gradient_numbers: numbers of the gradient. By default, the op's numbers of the type float.
         steps: steps(call, arguments by name), for a call of several launches. It launches kernels with `call.kernel`,
-            and returns the results in order, see `tridal.pytorch.path.steps.Steps`.
+            and returns the results in order, see `tridal.pytorch.Steps`.
         gradient_steps: the same for the gradient. An op with `steps` and `gradient` has it.
         prepares: whether calls with `steps` that have the same description share a prepared call. If not, each call
             computes its steps, which may then use the values of tensors and torch's ops.
@@ -237,12 +237,6 @@ class Op:
         known["dtype"] = arguments[0].dtype
         numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
-
-    def gradient_values(self, values: Sequence[float], scale: float = 1.0) -> tuple[float, ...]:
-        """Returns the values of the gradient's numbers, from those of `parameters` in order."""
-        known = dict(zip(self.parameters, values, strict=True)) | {"scale": scale}
-        numbers = [a for a in self.gradient_signature.arguments if a.type == "float"]
-        return tuple(known.get(argument.name, argument.default) for argument in numbers)
 
     def fault(self) -> str | None:
         """Returns a description of a fault in the declaration, or None if there is none."""

@@ -45,7 +45,7 @@ class RowReduce:
         """Returns the column of each element, in int64. It can be broadcast to x."""
         shape = [1] * x.dim()
         shape[self.dim] = self.count
-        return torch.arange(self.count, device=x.device).view(shape)
+        return x.new_ones(shape, dtype=torch.int64).cumsum(self.dim) - 1  # a DTensor for a DTensor
 
     def rounded(self, x: torch.Tensor, dtype: torch.dtype, result: str | None = None) -> torch.Tensor:
         """Returns x rounded to a dtype, in x's own dtype. `result` is the name of the op's result with these numbers.

@@ -1,1 +1,31 @@
-"""The integration with PyTorch: functions, modules, registered ops, autograd, torch.compile, DTensor, override."""
+"""The integration with PyTorch: functions, modules, registered ops, autograd, torch.compile, DTensor, override.
+
+An op with a public function of its own uses the names of this module, which `docs/add-an-op.md` explains.
+"""
+
+from tridal.pytorch.path.calls import PreparedCall, call, find_call
+from tridal.pytorch.path.checks import check
+from tridal.pytorch.path.function import apply, register
+from tridal.pytorch.path.nodes import records_gradient
+from tridal.pytorch.path.row_calls import rules_of
+from tridal.pytorch.path.rules import Rules
+from tridal.pytorch.path.steps import Steps
+from tridal.pytorch.path.streams import call_on_stream
+from tridal.pytorch.path.support import record_torch_call, torch_computes
+from tridal.pytorch.torch.distributed import is_distributed
+from tridal.pytorch.torch.private import (
+    autocast_enabled,
+    autocasts,
+    keeps_graph,
+    saves_through_hooks,
+    skip_frames,
+    tracing_state,
+    transforms_active,
+    without_autocast,
+)
+
+__all__ = [
+    "PreparedCall", "Rules", "Steps", "apply", "autocast_enabled", "autocasts", "call", "call_on_stream", "check",
+    "find_call", "is_distributed", "keeps_graph", "record_torch_call", "records_gradient", "register", "rules_of",
+    "saves_through_hooks", "skip_frames", "torch_computes", "tracing_state", "transforms_active", "without_autocast",
+]  # fmt: skip

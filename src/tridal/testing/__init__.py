@@ -15,13 +15,16 @@ from tridal.testing.checking import Result, check, run_case
 from tridal.testing.declarations import check_declarations
 from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
+from tridal.testing.inputs import make_values
 from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 from tridal.testing.runtime_check import check_runtime
 from tridal.testing.suite import cases
+from tridal.testing.tolerance import Arithmetic
 
 __all__ = [
     "PLAN_OVERRIDES",
+    "Arithmetic",
     "Case",
     "Implementation",
     "OpCases",
@@ -33,6 +36,7 @@ __all__ = [
     "check_declarations",
     "check_runtime",
     "implementation",
+    "make_values",
     "overrides",
     "run_case",
     "search_plans",

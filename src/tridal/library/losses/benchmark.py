@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tridal.benchmarks.op_benchmark import OpBenchmark, of_last_dim
 from tridal.library.losses.functions import cross_entropy
-from tridal.ops.arguments import index_per_row, per_element
+from tridal.ops import index_per_row, per_element
 
 # Liger-Kernel 0.8 computes the gradient of its cross-entropy in the forward, so it is not comparable by direction.
 CROSS_ENTROPY = OpBenchmark(

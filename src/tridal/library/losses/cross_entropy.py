@@ -13,8 +13,7 @@ import torch
 from tridal.library.losses import steps
 from tridal.library.losses.layout import new_gradient
 from tridal.library.losses.maths import MEAN, NONE, REDUCTIONS, gradient, reference
-from tridal.ops.arguments import DTYPE, Named, Result, Role, index_per_row, number, per_column, per_element
-from tridal.ops.op import Op
+from tridal.ops import DTYPE, Named, Op, Result, Role, index_per_row, number, per_column, per_element
 
 
 def _dtype_of(name: str) -> Callable[[Named], torch.dtype]:

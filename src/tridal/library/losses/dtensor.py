@@ -13,10 +13,8 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import chunk_rows
 from tridal.library.losses.linear_cross_entropy import logits_of
 from tridal.library.losses.maths import MEAN, NONE, target_weights
-from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.path.calls import call
-from tridal.pytorch.path.rules import DEFINED
-from tridal.pytorch.torch.dtensor import from_shards
+from tridal.ops import Named, accumulator
+from tridal.pytorch import call, register
 
 Tensor = torch.Tensor
 
@@ -40,7 +38,8 @@ def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, reduction: i
         return rows.sum() / (rows.numel() if target.numel() else 0)
     full = None if weight is None else weight.full_tensor()
     local = target_weights(target.to_local(), full, ignore_index, rows.dtype)
-    return rows.sum() / from_shards(local, target.device_mesh, target.placements, target.shape).sum()
+    layout: dict[str, Any] = {"run_check": False, "shape": target.shape, "stride": target.stride()}
+    return rows.sum() / DTensor.from_local(local, target.device_mesh, target.placements, **layout).sum()
 
 
 def reduced(
@@ -50,35 +49,34 @@ def reduced(
     *rest, dtype = numbers
     x, targets, weights = _distributed(input, target, weight)
     wide = accumulator(input, target, weight)
-    results: Any = call(DEFINED[CROSS_ENTROPY.name], (x, targets, weights, NONE, *rest, wide))
+    results: Any = call(register(CROSS_ENTROPY), (x, targets, weights, NONE, *rest, wide))
     return _reduced(results[0], targets, weights, reduction, rest[0]).to(dtype), results[1]
 
 
-def linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
-    reduction: int, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
-    dtype: torch.dtype, matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int,
-) -> Tensor:  # fmt: skip
-    """Returns the loss of distributed tensors. The backward computes the logits of each chunk again.
+def linear_cross_entropy(named: Named) -> Tensor:
+    """Returns the loss of distributed tensors, for the arguments of the registered op by name.
 
-    Rows that are sharded over ranks are one chunk, because a chunk of them would have to be redistributed.
+    The backward computes the logits of each chunk again. Rows that are sharded over ranks are one chunk, because a
+    chunk of them would have to be redistributed.
     """
-    numbers = (ignore_index, label_smoothing, z_loss, softcap)
-    x, matrix, bias, all_targets, weights = _distributed(input, linear_weight, linear_bias, target, weight)
-    step = chunk_size or chunk_rows(x.shape[0], linear_weight, matmul_dtype, accum_dtype)
+    weight, matmul_dtype = named["weight"], named["matmul_dtype"]
+    numbers = tuple(named[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
+    given = [named[name] for name in ("input", "linear_weight", "linear_bias", "target", "weight")]
+    x, matrix, bias, all_targets, weights = _distributed(*given)
+    step = named["chunk_size"] or chunk_rows(x.shape[0], given[1], matmul_dtype, named["accum_dtype"])
     step = x.shape[0] if any(placement.is_shard(0) for placement in x.placements) else step
 
     def losses(x: Tensor, target: Tensor) -> Any:
         logits = logits_of(x, matrix, bias, matmul_dtype)
         wide = accumulator(logits, target, weight)
-        return call(DEFINED[CROSS_ENTROPY.name], (logits, target, weights, NONE, *numbers, wide))[0]
+        return call(register(CROSS_ENTROPY), (logits, target, weights, NONE, *numbers, wide))[0]
 
     chunks = [
         _again(losses, x[start : start + step], all_targets[start : start + step])
         for start in range(0, max(x.shape[0], 1), max(step, 1))
     ]
     rows = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
-    return _reduced(rows, all_targets, weights, reduction, ignore_index).to(dtype)
+    return _reduced(rows, all_targets, weights, named["reduction"], numbers[0]).to(named["dtype"])
 
 
 def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:

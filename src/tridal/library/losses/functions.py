@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -13,13 +12,18 @@ from tridal.library.losses.checks import check_numbers, check_targets, check_ten
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.inplace import check_inplace
 from tridal.library.losses.maths import REDUCTIONS
-from tridal.pytorch.path.calls import PreparedCall, call, find_call
-from tridal.pytorch.path.function import FUNCTIONS, register
-from tridal.pytorch.path.nodes import OpNode, is_direct, records_gradient
-from tridal.pytorch.path.row_calls import rules_of
-from tridal.pytorch.path.streams import call_on_stream
-from tridal.pytorch.torch import private
-from tridal.pytorch.torch.distributed import is_distributed
+from tridal.pytorch import (
+    PreparedCall,
+    autocast_enabled,
+    call,
+    call_on_stream,
+    find_call,
+    is_distributed,
+    records_gradient,
+    register,
+    rules_of,
+    transforms_active,
+)
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
@@ -87,14 +91,14 @@ def cross_entropy(
         return call_on_stream(stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
     check_tensors(input, target=target, weight=weight)
-    autocast = private.autocast_enabled(input.device.type)
+    autocast = autocast_enabled(input.device.type)
     check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
     target = target.long() if target.dtype is torch.uint8 else target  # an ignore_index of -100 would wrap to 156
     number = REDUCTIONS[reduction]
     cap = None if softcap is None else float(softcap)
     dtype = result_dtype(input.dtype, target, weight, autocast)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
-    if inplace_backward and not _compiling() and not private.transforms_active():
+    if inplace_backward and not _compiling() and not transforms_active():
         check_inplace(input)
     loss: Tensor | None
     lse: Tensor | None
@@ -102,10 +106,9 @@ def cross_entropy(
         from tridal.library.losses.dtensor import reduced
 
         loss, lse = reduced(input, target, weight, number, *numbers)
-    elif inplace_backward and _writes_gradient(input, target, weight):
-        loss, lse, _ = OpNode.apply(nullcontext, INPLACE, INPLACE.compute, input, target, weight, number, *numbers)
     else:
-        results = call(RULES, (input, target, weight, number, *numbers), pending)
+        rules = INPLACE if inplace_backward and records_gradient(input) else RULES
+        results = call(rules, (input, target, weight, number, *numbers), pending)
         loss, lse = results[0], results[1] if return_lse else None
     assert loss is not None
     if not return_lse:
@@ -124,12 +127,5 @@ def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, auto
     return dtype
 
 
-def _writes_gradient(*tensors: Tensor | None) -> bool:
-    """Returns whether the call is one of plain tensors that records a gradient of the first tensor."""
-    direct = not _compiling() and is_direct(*(tensor for tensor in tensors if tensor is not None))
-    return direct and records_gradient(tensors[0])
-
-
-RULES = register(CROSS_ENTROPY)
+RULES = register(CROSS_ENTROPY, cross_entropy)
 INPLACE = rules_of(CROSS_ENTROPY, overwrites=lambda: True)
-FUNCTIONS["cross_entropy"] = cross_entropy

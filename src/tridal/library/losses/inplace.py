@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tridal.library.losses.layout import rows_last
-from tridal.pytorch.path.nodes import records_gradient
+from tridal.pytorch import records_gradient
 
 Tensor = torch.Tensor
 

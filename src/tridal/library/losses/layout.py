@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tridal.library.losses.maths import classes_dim
-from tridal.pytorch.path.steps import Steps
+from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,18 +15,20 @@ Tensor = torch.Tensor
 
 
 def check_linear(
-    input: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: object,
-    ignore_index: int | None, label_smoothing: object, z_loss: object, softcap: object, chunk_size: object,
-    accum_dtype: object, autocast: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    input: Any, linear_weight: Any, target: Any, options: Mapping[str, Any], autocast: bool
+) -> tuple[Tensor, Tensor]:
     """Checks the arguments of `tridal.linear_cross_entropy`. Returns input and target with one batch dim.
+
+    `options` are the arguments after the target, by name.
 
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError: see `tridal.cross_entropy`.
     """
-    check_numbers(reduction, -100 if ignore_index is None else ignore_index, label_smoothing, z_loss, softcap)
+    linear_bias, weight, ignore_index = options["linear_bias"], options["weight"], options["ignore_index"]
+    ignored = -100 if ignore_index is None else ignore_index
+    check_numbers(options["reduction"], ignored, options["label_smoothing"], options["z_loss"], options["softcap"])
     check_tensors(input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
-    _check_options(chunk_size, accum_dtype)
+    _check_options(options["chunk_size"], options["accum_dtype"])
     shape = _logits_shape(input, linear_weight, linear_bias)
     for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
         if tensor is not None and tensor.dtype != input.dtype and not autocast:
@@ -47,7 +50,6 @@ def check_linear(
             f"Expected target size {list(batch)} for indices or {list(shape)} for probabilities, "
             f"got {list(target.shape)}"
         )
-    ignored = -100 if ignore_index is None else ignore_index
     flat_shape = (math.prod(batch), *rest) if batch else shape
     flat_target = target.flatten(0, len(batch) - 1) if len(batch) > 1 else target
     check_targets(flat_shape, input.dtype, flat_target, weight, ignored, autocast)

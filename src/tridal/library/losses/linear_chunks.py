@@ -17,12 +17,8 @@ import torch
 from tridal.library.losses import steps
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.maths import NONE
-from tridal.ops.arguments import Named
-from tridal.ops.op import NoKernel
-from tridal.ops.row_maths import compute, compute_gradient
-from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.device_context import device_context
-from tridal.pytorch.path.steps import Steps
+from tridal.ops import Named, NoKernel, accumulator, compute, compute_gradient
+from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
 _CHUNK_BYTES = 2**26
@@ -82,11 +78,10 @@ def _needs_vectors(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and _sums_in(device, dtype, torch.float32)
 
 
-def _vector(x: Tensor, target: Tensor, columns: int) -> int:
+def _vector(call: Steps, x: Tensor, target: Tensor, columns: int) -> int:
     """Returns the number of elements in 16 bytes if rows of logits should be aligned, or 1."""
-    context = device_context(x.device)
     # Probabilities have the strides of the logits, and batch-invariant kernels read contiguous tensors only.
-    if context.torch_computes or target.is_floating_point() or context.settings.batch_invariant:
+    if call.torch_computes or target.is_floating_point() or call.batch_invariant:
         return 1
     vector = 16 // x.element_size()
     return vector if columns > 16 * vector and _needs_vectors(x.device, x.dtype) else 1
@@ -166,7 +161,7 @@ def chunked(
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
     row_grad = row_grad.expand(losses.shape)
     step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
-    vector = _vector(x, target, matrix.shape[0])
+    vector = _vector(call, x, target, matrix.shape[0])
     memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
     if needs[1] and not rows:
         grads[1].zero_()

@@ -15,12 +15,20 @@ from tridal.library.losses import maths
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS
 from tridal.library.losses.linear_chunks import chunked
 from tridal.library.losses.maths import MEAN, NONE
-from tridal.ops.arguments import DTYPE, Argument, Named, Result, number, whole
-from tridal.ops.op import Op
-from tridal.ops.row_maths import compute, compute_gradient
-from tridal.ops.row_reduce import RowReduce, accumulator
-from tridal.pytorch.path.steps import Steps
-from tridal.pytorch.torch import private
+from tridal.ops import (
+    DTYPE,
+    Argument,
+    Named,
+    Op,
+    Result,
+    RowReduce,
+    accumulator,
+    compute,
+    compute_gradient,
+    number,
+    whole,
+)
+from tridal.pytorch import Steps, without_autocast
 
 Tensor = torch.Tensor
 
@@ -79,7 +87,7 @@ def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
         denominator = maths.reduce_rows(rows, target, weight, MEAN, named["ignore_index"])[1]
         denominator = rows.new_full((), rows.numel()) if denominator is None else denominator
     divides_later = _divides_later(named)
-    with private.without_autocast(rows.device.type):
+    with without_autocast(rows.device.type):
         row_grad = None if denominator is None or divides_later else 1 / denominator
         losses, grads = chunked(call, named, named["needs"], row_grad)
         loss = maths.reduce_rows(losses, target, weight, reduction, named["ignore_index"])[0].to(named["dtype"])
@@ -103,7 +111,7 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     if any(wanted and not has for wanted, has in zip(mask, named["needs"], strict=True)):
         rows, reduction = _rows(named), named["reduction"]
         total = maths.reduce_rows(rows, target, named["weight"], reduction, named["ignore_index"])[1]
-        with private.without_autocast(rows.device.type):
+        with without_autocast(rows.device.type):
             row_grad = maths.row_gradient(grad.to(rows.dtype), rows.numel(), total, reduction)
             _, grads = chunked(call, named, mask, row_grad)
     else:

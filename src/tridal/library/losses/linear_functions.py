@@ -12,13 +12,19 @@ from tridal.library.losses.functions import result_dtype
 from tridal.library.losses.linear_checks import check_linear
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.losses.maths import REDUCTIONS
-from tridal.pytorch.path.calls import call
-from tridal.pytorch.path.function import FUNCTIONS, register
-from tridal.pytorch.path.nodes import records_gradient
-from tridal.pytorch.path.row_calls import rules_of
-from tridal.pytorch.path.streams import call_on_stream
-from tridal.pytorch.torch import private
-from tridal.pytorch.torch.distributed import is_distributed
+from tridal.pytorch import (
+    autocast_enabled,
+    call,
+    call_on_stream,
+    is_distributed,
+    keeps_graph,
+    records_gradient,
+    register,
+    rules_of,
+    saves_through_hooks,
+    tracing_state,
+    transforms_active,
+)
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
@@ -79,12 +85,9 @@ def linear_cross_entropy(
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(linear_cross_entropy, input, linear_weight, target, **options)
         return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
-    autocast = isinstance(input, Tensor) and private.autocast_enabled(input.device.type)
+    autocast = isinstance(input, Tensor) and autocast_enabled(input.device.type)
     ignored = -100 if ignore_index is None else ignore_index
-    x, flat_target = check_linear(
-        input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, z_loss, softcap,
-        chunk_size, accum_dtype, autocast,
-    )  # fmt: skip
+    x, flat_target = check_linear(input, linear_weight, target, options, autocast)
     if flat_target.dtype is torch.uint8:
         flat_target = flat_target.long()  # an ignore_index of -100 would wrap to 156
     matmul_dtype = input.dtype
@@ -99,20 +102,19 @@ def linear_cross_entropy(
         chunk_size or 0, needs if reduction != "none" else [False] * 3,
     )  # fmt: skip
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
-    if is_distributed(*given) and (_compiling() or not private.transforms_active()):
+    if is_distributed(*given) and (_compiling() or not transforms_active()):
         from tridal.library.losses.dtensor import linear_cross_entropy as distributed
 
-        loss: Tensor | None = distributed(*arguments[:-1])
-    elif not _compiling() and private.tracing_state() is not None:
+        loss: Tensor | None = distributed(LINEAR_CROSS_ENTROPY.signature.named(arguments))
+    elif not _compiling() and tracing_state() is not None:
         loss = RULES.by_torch(*arguments)[0]  # torch.jit.trace does not support lists of bools
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
-        loss = call(RULES if _compiling() or private.saves_through_hooks() else OVERWRITING, arguments)[0]
+        loss = call(RULES if _compiling() or saves_through_hooks() else OVERWRITING, arguments)[0]
     assert loss is not None
     return loss if reduction != "none" else loss.view((*input.shape[:-1], *linear_weight.shape[1:-1]))
 
 
-RULES = register(LINEAR_CROSS_ENTROPY)
-OVERWRITING = rules_of(LINEAR_CROSS_ENTROPY, overwrites=lambda: not private.keeps_graph())
+RULES = register(LINEAR_CROSS_ENTROPY, linear_cross_entropy)
+OVERWRITING = rules_of(LINEAR_CROSS_ENTROPY, overwrites=lambda: not keeps_graph())
 """The backward may overwrite the saved gradients, unless the graph of autograd is kept."""
-FUNCTIONS["linear_cross_entropy"] = linear_cross_entropy

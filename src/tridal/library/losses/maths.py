@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import cross_entropy
 
-from tridal.ops.row_reduce import RowReduce
+from tridal.ops import RowReduce
 
 Tensor = torch.Tensor
 NONE, MEAN, SUM = range(3)

@@ -12,12 +12,8 @@ import torch
 from tridal.library.losses.checks import check_range
 from tridal.library.losses.layout import Layout
 from tridal.library.losses.maths import MEAN, NONE, classes_dim, reduce_rows, row_gradient
-from tridal.ops.arguments import Named
-from tridal.ops.op import NoKernel
-from tridal.ops.row_maths import compute_gradient
-from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.path.steps import Steps
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.ops import Named, NoKernel, RowKernel, Statistic, accumulator, compute_gradient
+from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
 Numbers = tuple[int, float, float, float | None]
@@ -68,8 +64,9 @@ PROBABILITIES = RowKernel(
     row_writes=("probability_loss",), parameters=("label_smoothing", "z_loss"), live_tiles=2,
 )  # fmt: skip
 PROBABILITIES_BACKWARD = RowKernel(
-    name="cross_entropy_probabilities_backward", module=MODULE, reads=("x", "target"), row_reads=("row_lse", "grad"),
-    column_reads=("weight",), statistics=(Statistic("total", "sum", term="mass"),), writes=("probability_gradient",),
+    name="cross_entropy_probabilities_backward", module=MODULE, reads=("x", "target"),
+    row_reads=("row_lse", "grad", "lse_grad"), column_reads=("weight",),
+    statistics=(Statistic("total", "sum", term="mass"),), writes=("probability_gradient",),
     parameters=("label_smoothing", "z_loss"),
 )  # fmt: skip
 REDUCE = RowKernel(
@@ -181,9 +178,7 @@ def logits_gradient(
     layout = Layout(call, input)
     x = layout.of(call.view(Tensor.detach, input) if overwrites else input)
     if target.is_floating_point():
-        if lse_grad is not None:
-            raise NoKernel("a kernel reads at most two tensors with a number per row")
-        kernel, inputs = PROBABILITIES_BACKWARD, [x, layout.of(target), lse, row_grad, weight]
+        kernel, inputs = PROBABILITIES_BACKWARD, [x, layout.of(target), lse, row_grad, lse_grad, weight]
     else:
         with_sum = weight is not None and numbers[1] > 0
         total = call.torch(_total, weight, lse.dtype) if with_sum else None

@@ -13,7 +13,7 @@ from torch.nn import functional
 from tridal.benchmarks.op_benchmark import Function, OpBenchmark, of_last_dim
 from tridal.benchmarks.providers import flag_gems_kernels
 from tridal.library.norms import functions as norms
-from tridal.ops.arguments import per_column, per_element
+from tridal.ops import per_column, per_element
 
 _EPS = 1e-6
 

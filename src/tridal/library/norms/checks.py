@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError, LayoutError, ShapeError, TensorDeviceError
-from tridal.pytorch.torch import private
+from tridal.pytorch import tracing_state
 
 CASTINGS = (None, "llama", "gemma")
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -74,7 +74,7 @@ def check_norm(input: Any, normalized_shape: Sequence[int], eps: Any, **tensors:
 
 def traced_sizes(normalized_shape: Any) -> Any:
     """Returns the sizes as ints. While torch.jit.trace is active, the sizes of a tensor are tensors without dims."""
-    if private.tracing_state() is None or not isinstance(normalized_shape, (tuple, list)):
+    if tracing_state() is None or not isinstance(normalized_shape, (tuple, list)):
         return normalized_shape
     return tuple(int(size) if isinstance(size, torch.Tensor) else size for size in normalized_shape)
 

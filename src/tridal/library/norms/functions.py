@@ -14,16 +14,17 @@ from tridal.library.norms.checks import DTYPES, check_norm, check_parameter_dtyp
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.ops import row_maths
-from tridal.ops.row_reduce import accumulator
-from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import device_context, is_served
-from tridal.pytorch.path.calls import PreparedCall, call, find_call
-from tridal.pytorch.path.function import FUNCTIONS, register
-from tridal.pytorch.path.streams import call_on_stream
-from tridal.pytorch.path.support import why_torch
-from tridal.pytorch.torch import private
-from tridal.pytorch.torch.distributed import is_distributed
+from tridal.ops import accumulator, compute
+from tridal.pytorch import (
+    PreparedCall,
+    autocast_enabled,
+    autocasts,
+    call,
+    call_on_stream,
+    find_call,
+    register,
+    torch_computes,
+)
 
 Tensor = torch.Tensor
 Casting = Literal["llama", "gemma"] | None
@@ -82,12 +83,12 @@ def rms_norm(
     if eps is None:
         eps = torch.finfo(accumulator(input, residual)).eps
     offset = 0.0 if weight is None else float(weight_offset)
-    if _torch_computes(RMS_NORM.name, input, weight, residual):
+    if torch_computes(RMS_NORM.name, input, weight, residual):
         total = input if residual is None else input + residual
         if casting is None and offset == 0:
             y: Any = torch.nn.functional.rms_norm(total, normalized_shape, weight, eps)
         else:
-            y = row_maths.compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
+            y = compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
     results = call(_RMS_NORM, arguments, pending)
@@ -132,11 +133,11 @@ def layer_norm(
     check_norm(input, normalized_shape, eps, weight=weight, bias=bias, residual=residual)
     input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
     check_parameter_dtypes(total_dtype({"input": input, "residual": residual}), weight=weight, bias=bias)
-    if _torch_computes(LAYER_NORM.name, *tensors):
+    if torch_computes(LAYER_NORM.name, *tensors):
         total = input if residual is None else input + residual
         mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
         if mixed and total.device.type != "cpu":  # torch's kernels of other devices refuse mixed dtypes
-            y = row_maths.compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
+            y = compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
         else:
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
@@ -165,26 +166,9 @@ def _autocast(name: str, *tensors: Tensor | None) -> Any:
     """Returns the tensors in float32 if autocast computes the op in float32 on their device."""
     assert tensors[0] is not None
     kind = tensors[0].device.type
-    if not private.autocast_enabled(kind) or not private.autocasts(name, kind):
+    if not autocast_enabled(kind) or not autocasts(name, kind):
         return tensors
     return tuple(t if t is None or t.dtype is torch.float64 else t.float() for t in tensors)
 
 
-def _torch_computes(name: str, *tensors: Tensor | None) -> bool:
-    """Returns whether torch's functions compute the tensors, because no backend serves their device."""
-    assert tensors[0] is not None
-    device = tensors[0].device
-    if _compiling():
-        if private.forward_ad_level() >= 0:  # the registered op cannot see the level of a compiled function
-            return True
-        return not is_served(device.type) and not is_distributed(*tensors)
-    context = device_context(device)
-    if is_distributed(*tensors) or not context.torch_computes:
-        return False
-    if RECORDERS:
-        record_torch(name, tensors[0], why_torch(context, None, *(t for t in tensors if t is not None)))
-    return True
-
-
-_RMS_NORM, _LAYER_NORM = register(RMS_NORM), register(LAYER_NORM)
-FUNCTIONS |= {"rms_norm": rms_norm, "layer_norm": layer_norm}
+_RMS_NORM, _LAYER_NORM = register(RMS_NORM, rms_norm), register(LAYER_NORM, layer_norm)

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 
 from tridal.library.norms.residual import Tensor, add_residual, total_dtype, unsupported
-from tridal.ops.arguments import Result, number, per_column, per_element
-from tridal.ops.op import Op
-from tridal.ops.row_reduce import RowReduce
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.ops import Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element
 
 MODULE = "tridal.library.norms.kernels.layer_norm"
 

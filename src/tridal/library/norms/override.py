@@ -11,8 +11,7 @@ from tridal.errors import DTypeError
 from tridal.library.norms.checks import DTYPES, check_norm, check_parameter_dtypes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.pytorch.path.function import register
-from tridal.pytorch.torch.private import skip_frames
+from tridal.pytorch import register, skip_frames
 
 Tensor = torch.Tensor
 _RMS_NORM = "_fused_rms_norm"

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from tridal.ops.arguments import sum_dtype
-from tridal.ops.row_reduce import RowReduce
+from tridal.ops import RowReduce, sum_dtype
 
 Tensor = torch.Tensor
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tridal.ops.row_reduce import RowReduce
+from tridal.ops import RowReduce
 
 if TYPE_CHECKING:
-    from tridal.testing.tolerance import Arithmetic
+    from tridal.testing import Arithmetic
 
 Tensor = torch.Tensor
 

@@ -10,10 +10,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.ops.scale_mask import check_scale_mask
-from tridal.pytorch.path.calls import PreparedCall, find_call
-from tridal.pytorch.path.checks import check
-from tridal.pytorch.path.function import FUNCTIONS, apply, register
+from tridal.ops import check_scale_mask
+from tridal.pytorch import PreparedCall, apply, check, find_call, register
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -83,5 +81,4 @@ def log_softmax(
     return apply(_LOG_SOFTMAX, log_softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
 
 
-_SOFTMAX, _LOG_SOFTMAX = register(SOFTMAX), register(LOG_SOFTMAX)
-FUNCTIONS |= {"softmax": softmax, "log_softmax": log_softmax}
+_SOFTMAX, _LOG_SOFTMAX = register(SOFTMAX, softmax), register(LOG_SOFTMAX, log_softmax)

@@ -6,10 +6,7 @@ import torch
 
 from tridal.library.softmax.bounds import SoftmaxBounds
 from tridal.library.softmax.softmax import MODULE
-from tridal.ops.arguments import SCALE_MASK, per_element
-from tridal.ops.op import Op
-from tridal.ops.row_reduce import RowReduce
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.ops import SCALE_MASK, Op, RowKernel, RowReduce, Statistic, per_element
 
 
 def reference(x: torch.Tensor, reduce: RowReduce) -> torch.Tensor:

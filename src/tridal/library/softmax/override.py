@@ -9,12 +9,7 @@ import torch
 
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import device_context
-from tridal.pytorch.path.function import register
-from tridal.pytorch.path.rules import Rules
-from tridal.pytorch.path.support import why_torch
-from tridal.pytorch.torch.private import skip_frames
+from tridal.pytorch import Rules, record_torch_call, register, skip_frames
 
 
 def _forward(rules: Rules, aten: str) -> Callable[..., torch.Tensor]:
@@ -29,8 +24,7 @@ def _forward(rules: Rules, aten: str) -> Callable[..., torch.Tensor]:
         found = prepare(*arguments)
         if found is not None:
             return found.run(*op.signature.tensors_of(arguments))[0]  # type: ignore[no-any-return]
-        if RECORDERS:
-            record_torch(op.name, input, why_torch(device_context(input.device), dtype, input))
+        record_torch_call(op.name, dtype, input)
         out = torch.empty(input.shape, dtype=dtype, device=input.device)
         return torch_out(input, dim, half_to_float, out=out)  # type: ignore[no-any-return]
 
@@ -49,9 +43,7 @@ def _backward(rules: Rules, aten: str) -> Callable[..., torch.Tensor]:
             found = prepare(*op.gradient_signature.complete((grad, output, dim, input_dtype)))
             if found is not None:
                 return found.run(grad, output)[0]  # type: ignore[no-any-return]
-        if RECORDERS:
-            reason = why_torch(device_context(grad.device), input_dtype, grad, output)
-            record_torch(op.gradient_signature.name, grad, reason)
+        record_torch_call(op.gradient_signature.name, input_dtype, grad, output)
         out = torch.empty(output.shape, dtype=input_dtype, device=output.device)
         return torch_out(grad, output, dim, input_dtype, **{out_name: out})  # type: ignore[no-any-return]
 

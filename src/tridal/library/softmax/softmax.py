@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 
 from tridal.library.softmax.bounds import SoftmaxBounds
-from tridal.ops.arguments import per_element
-from tridal.ops.op import Op
-from tridal.ops.row_reduce import RowReduce
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.ops import Op, RowKernel, RowReduce, Statistic, per_element
 
 MODULE = "tridal.library.softmax.kernels.softmax"
 

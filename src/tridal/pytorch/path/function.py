@@ -22,7 +22,7 @@ from tridal.ops import row_maths, table
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast, is_served
+from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
 from tridal.pytorch.path.calls import PreparedCall, call, find_call
 from tridal.pytorch.path.checks import check
 from tridal.pytorch.path.nodes import is_plain
@@ -30,9 +30,9 @@ from tridal.pytorch.path.registered import define
 from tridal.pytorch.path.row_calls import rules_of
 from tridal.pytorch.path.rules import DEFINED, Rules, overload
 from tridal.pytorch.path.streams import on_stream
-from tridal.pytorch.path.support import backend_computes, why_torch
+from tridal.pytorch.path.support import backend_computes, record_torch_call, torch_computes
 from tridal.pytorch.torch.distributed import is_distributed
-from tridal.pytorch.torch.private import forward_ad_level, skip_frames
+from tridal.pytorch.torch.private import skip_frames
 
 Tensor = torch.Tensor
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -40,13 +40,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def register(op: Op) -> Rules:
-    """Registers an op and its gradient in `torch.ops.tridal`. Does nothing if the op is already registered.
+def register(op: Op, function: Callable[..., Any] | None = None) -> Rules:
+    """Registers an op and its gradient in `torch.ops.tridal`, and its public function. Returns the rules of the op.
+
+    An op that is already registered keeps its rules.
 
     Raises:
         PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
     """
     known = DEFINED.get(op.name)
+    if function is not None:
+        FUNCTIONS[op.name] = function
     if known is not None and known.op is op:
         return known
     table.check(op)
@@ -152,11 +156,9 @@ def apply(
             return apply(rules, function, tensors, dim, dtype, None, numbers, modification, None, results)
     wanted = dtype
     if not is_distributed(*given):
-        if context.torch_computes:
-            present = [tensor for tensor in tensors if tensor is not None]
-            reason = why_torch(context, dtype, *present) if RECORDERS else ""
+        if torch_computes(op.name, *tensors):
             arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
-            return _by_torch(rules, arguments, reason, results)
+            return _by_torch(rules, arguments, None, results)
         if context.backend is None:
             backend_computes(context, set())  # raises NoBackendError
     if dtype is None and not context.torch_computes and _autocast_active(op, context):
@@ -176,8 +178,7 @@ def _by_torch_function(op: Op, context: DeviceContext, input: Tensor, dim: Any, 
     """Computes a call with torch's function. An invalid argument gets tridal's error, which is clearer than torch's."""
     assert op.torch_function is not None
     if RECORDERS:
-        reason = "the tensor is nested" if input.is_nested else why_torch(context, dtype, input)
-        record_torch(op.name, input, reason)
+        record_torch_call(op.name, dtype, input)
     try:
         return op.torch_function(input, dim, dtype=dtype)
     except (IndexError, NotImplementedError, RuntimeError, TypeError):
@@ -186,10 +187,10 @@ def _by_torch_function(op: Op, context: DeviceContext, input: Tensor, dim: Any, 
         raise
 
 
-def _by_torch(rules: Rules, arguments: tuple[Any, ...], reason: str, results: int) -> Any:
-    """Computes a call with torch's ops."""
+def _by_torch(rules: Rules, arguments: tuple[Any, ...], reason: str | None, results: int) -> Any:
+    """Computes a call with torch's ops. Records it with the reason, if there is one."""
     op = rules.op
-    if RECORDERS:
+    if RECORDERS and reason is not None:
         record_torch(op.name, arguments[0], reason)
     found = row_maths.compute(op, *op.signature.complete(arguments))
     return found[0] if results == 1 else found[:results]
@@ -213,9 +214,7 @@ def _compiled(
         check(input, dim, dtype, op.name)
         dim = operator.index(dim)
     kind = input.device.type
-    distributed = is_distributed(*tensors, *modification[:1])
-    # The registered op cannot see the level of forward-mode AD that a compiled function entered.
-    by_torch = input.is_nested or forward_ad_level() >= 0 or (not is_served(kind) and not distributed)
+    by_torch = input.is_nested or torch_computes(op.name, *tensors, *modification[:1])
     if not by_torch and dtype is None and op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
         dtype = autocast_dtype(input)
     arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)

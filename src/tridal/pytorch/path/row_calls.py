@@ -16,14 +16,13 @@ from tridal.ops.arguments import Result
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.row_maths import modification_of
 from tridal.ops.signature import Rows, Signature
-from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.prepared_kernels import described, prepare_kernel, variant
 from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
 from tridal.pytorch.path.run_source import Launch, Prepared
 from tridal.pytorch.path.steps import Steps, prepare_steps
-from tridal.pytorch.path.support import why_torch
+from tridal.pytorch.path.support import record_torch_call
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -79,10 +78,8 @@ def _by_kernels(op: Op, signature: Signature, by_torch: OpRun, overwrites: Calla
             except NoKernel as raised:  # by the steps of a call that is not prepared
                 found = raised.with_traceback(None)
         named = signature.named(arguments)
-        if RECORDERS:
-            tensors = [tensor for tensor in signature.tensors_of(arguments) if tensor is not None]
-            context, dtype = device_context(tensors[0].device), signature.dtypes(named)[0]
-            record_torch(signature.name, tensors[0], why_torch(context, dtype, *tensors, otherwise=str(found) or None))
+        tensors, dtype = signature.tensors_of(arguments), signature.dtypes(named)[0]
+        record_torch_call(signature.name, dtype, *tensors, otherwise=str(found) or None)
         pairs = zip(by_torch(*arguments), signature.results, strict=True)
         return tuple(None if tensor is None else _like_new(tensor, result, named) for tensor, result in pairs)
 

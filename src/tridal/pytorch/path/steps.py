@@ -41,6 +41,11 @@ class Steps:
         return self._context.settings.batch_invariant
 
     @property
+    def torch_computes(self) -> bool:
+        """Whether torch computes the call, because no backend serves its tensors."""
+        return self._context.torch_computes
+
+    @property
     def interpreted(self) -> bool:
         """Whether the interpreter computes the kernels, so that a check of values costs nothing in comparison."""
         return self._context.backend is not None and self._context.backend.interpreted
@@ -78,7 +83,7 @@ class Steps:
         default = (*[first.dtype] * len(kernel.writes), *[wide] * len(kernel.row_writes))
         parameters = tuple(numbers[name] for name in kernel.parameters)
         launch = Launch(kernel, dim % first.dim(), tuple(dtypes) or default, parameters, cast)
-        found = None if self._context.torch_computes else prepare_kernel(self._context, launch, given, out)
+        found = None if self.torch_computes else prepare_kernel(self._context, launch, given, out)
         if found is None:
             raise NoKernel("no kernel supports the dtypes or the strides")
         return self._launch(launch, found, given, out)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
 from tridal.devices import registry
 from tridal.errors import NoBackendError
 from tridal.pytorch.binding import dtype_name
-from tridal.pytorch.device_context import DeviceContext, log
+from tridal.pytorch.call_records import RECORDERS, record_torch
+from tridal.pytorch.device_context import DeviceContext, device_context, is_served, log
+from tridal.pytorch.torch.distributed import is_distributed
+from tridal.pytorch.torch.private import forward_ad_level
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -45,15 +49,39 @@ def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None
     return f"backend {context.backend.name!r} does not compute {', '.join(missing)}" if missing else None
 
 
-def why_torch(
-    context: DeviceContext, dtype: torch.dtype | None, *tensors: torch.Tensor, otherwise: str | None = None
-) -> str:
-    """Returns why torch computes a call with this result dtype, which kernels do not compute.
+def torch_computes(op: str, *tensors: torch.Tensor | None) -> bool:
+    """Returns whether torch computes a call because no backend serves the first tensor's device. Records such a call.
+
+    DTensors are computed by the op's DTensor rule.
+    """
+    assert tensors[0] is not None
+    device = tensors[0].device
+    if torch.compiler.is_dynamo_compiling():
+        # The registered op cannot see the level of forward-mode AD that a compiled function entered.
+        return forward_ad_level() >= 0 or (not is_served(device.type) and not is_distributed(*tensors))
+    if is_distributed(*tensors) or not device_context(device).torch_computes:
+        return False
+    record_torch_call(op, None, *tensors)
+    return True
+
+
+def record_torch_call(
+    op: str, dtype: torch.dtype | None, *tensors: torch.Tensor | None, otherwise: str | None = None
+) -> None:
+    """Records a call with this result dtype, which torch computes, and the reason.
 
     `otherwise` is the reason if a backend computes the dtypes and the tensors have memory.
     """
+    if RECORDERS:
+        present = [tensor for tensor in tensors if tensor is not None]
+        record_torch(op, present[0], _why_torch(dtype, present, otherwise))
+
+
+def _why_torch(dtype: torch.dtype | None, tensors: Sequence[torch.Tensor], otherwise: str | None) -> str:
+    if tensors[0].is_nested:
+        return "the tensor is nested"
     dtypes = {dtype or tensors[0].dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
-    if (reason := _unsupported(context, dtypes)) is not None:
+    if (reason := _unsupported(device_context(tensors[0].device), dtypes)) is not None:
         return reason
     if not all(tensor.dim() and has_memory(tensor) for tensor in tensors):
         return "the tensor has no elements, no memory or no dims"

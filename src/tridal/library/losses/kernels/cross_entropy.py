@@ -186,11 +186,14 @@ def mass(target, weight, label_smoothing, CLASSES: tl.constexpr):
 
 @triton.jit
 def probability_gradient(
-    x, target, row_lse, grad, total, weight, label_smoothing, z_loss, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr,
-    SOFTCAP: tl.constexpr, CLASSES: tl.constexpr,
+    x, target, row_lse, grad, lse_grad, total, weight, label_smoothing, z_loss, AXIS: tl.constexpr,
+    EXP2_BIAS: tl.constexpr, SOFTCAP: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a logit for probabilities: grad * (p * (total + 2 * z_loss * lse) - weight * target)."""
+    """Returns grad * (p * (total + 2 * z_loss * lse) - weight * target) + p * lse_grad, for probabilities."""
     p = exp(_capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
     factor = total if z_loss is None else total + 2.0 * z_loss * row_lse
     dx = p * tl.expand_dims(factor, AXIS) - mass(target, weight, label_smoothing, CLASSES)
-    return _through_cap(dx * tl.expand_dims(grad, AXIS), x, SOFTCAP)
+    dx = dx * tl.expand_dims(grad, AXIS)
+    if lse_grad is not None:
+        dx += p * tl.expand_dims(lse_grad, AXIS)
+    return _through_cap(dx, x, SOFTCAP)
