@@ -14,7 +14,8 @@ from tridal.devices.types import Backend, KernelConfig
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
-from tridal.runtime.specialization import KernelCall
+from tridal.runtime.scale_mask import ScaleMask
+from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
 from tridal.testing.implementation import Overridden
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 
@@ -100,6 +101,25 @@ def test_written_tensors_agree_with_float64(
 ) -> None:
     kernel: RowKernel = getattr(three_statistics if name == "THREE" else row_tensors, name)
     tensors = make(kernel, shape, dim, offset, device)
+    check(backend, kernel, shape, dim, tensors, expected(kernel, tensors, dim))
+
+
+@pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM"])
+def test_a_mask_is_added_to_the_row_that_has_it(backend: Backend, device: torch.device, name: str) -> None:
+    """Also if the rows of a program are interleaved, because it keeps numbers per column."""
+    kernel, shape = getattr(row_tensors, name), (40, 781)
+    tensors, mask = make(kernel, shape, 1, 0, device), torch.randn(shape, device=device)
+    wanted = expected(kernel, {**tensors, "x": tensors["x"] + mask}, 1)
+    added = ScaleMask(mask="float32", queries=40, strides=(0, 0, 781, 1))
+    check(backend, replace(kernel, scale_mask=True), shape, 1, tensors, wanted, added, mask)
+
+
+def check(
+    backend: Backend, kernel: RowKernel, shape: tuple[int, ...], dim: int, tensors: dict[str, Any],
+    results: list[torch.Tensor], scale_mask: ScaleMask = NO_SCALE_MASK, *mask: torch.Tensor,
+) -> None:  # fmt: skip
+    """Compares what each plan writes with float64."""
+    device = tensors["x"].device
     row = [1 if axis == dim else size for axis, size in enumerate(shape)]
     layout = row_layout(shape, tensors[kernel.reads[0]].stride(), dim)
     assert layout is not None
@@ -108,22 +128,21 @@ def test_written_tensors_agree_with_float64(
         written += [torch.full(row, torch.nan, device=device) for _ in kernel.row_writes]
         addresses = [t.data_ptr() & 63 for t in written] + [0] * len(kernel.column_writes)
         addresses += [t.data_ptr() & 63 for t in tensors.values()]
-        call = KernelCall(
-            kernel, layout, dtypes(kernel), tuple(addresses), tuple(PARAMETERS[p] for p in kernel.parameters)
-        )
+        parameters = tuple(PARAMETERS[p] for p in kernel.parameters)
+        call = KernelCall(kernel, layout, dtypes(kernel), tuple(addresses), parameters, scale_mask)
         overridden: Any = Overridden(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
         options = {name: option.default for name, option in backend.options.items()}
         prepared = launch.prepare(call, overridden, backend.properties(0), options)
         plan, rows = prepared.plan, call.problem.rows
         slots = prepared.workspace_slots(rows)
         written += [torch.full((plan.groups, shape[dim]), torch.nan, device=device) for _ in kernel.column_writes]
-        arguments = (*written, *tensors.values())
+        arguments = (*written, *tensors.values(), *mask)
         workspace = [torch.zeros(slots, dtype=torch.int64, device=device)] if slots else []
         with backend.guard(0):
             prepared.launch(backend.stream(0), rows, *arguments, *workspace)
         for index in range(-len(kernel.column_writes), 0):
             written[index] = written[index].double().sum(0)
-        for index, (found, wanted) in enumerate(zip(written, expected(kernel, tensors, dim), strict=True)):
+        for index, (found, wanted) in enumerate(zip(written, results, strict=True)):
             message = f"{override} ({plan.config}), tensor {index}"
             torch.testing.assert_close(
                 found.double(), wanted, rtol=2e-6, atol=4e-6, msg=lambda m, s=message: f"{s}: {m}"
