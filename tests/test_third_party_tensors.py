@@ -151,7 +151,7 @@ def test_a_wrong_argument_is_an_error_that_names_it(change: dict[str, Any], erro
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((torch.ones(2), 3), {}, DimensionError, "dim 3 is out of range"),
+        ((torch.ones(2), 3), {}, DimensionError, "l2_norm: dim 3 is out of range"),
         ((torch.ones(2, dtype=torch.int32),), {}, DTypeError, r"l2_norm of torch.int32 is not defined"),
         ((torch.ones(2),), {"epsilon": 1.0}, TypeError, r"l2_norm\(\) got an unexpected keyword argument 'epsilon'"),
     ],

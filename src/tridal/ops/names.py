@@ -14,7 +14,7 @@ _ARGUMENTS = frozenset({
 
 def name_fault(name: str) -> str | None:
     """Returns why an op cannot have this name, or None if it can."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         return f"name: expected lower-case letters, digits and underscores, found {name!r}"
     if keyword.iskeyword(name):
         return f"name: {name!r} is a keyword of Python, so torch.ops cannot have an op with this name"

@@ -16,21 +16,21 @@ from tridal.ops.signature import Rows, Signature
 from tridal.runtime.row_kernel import RowKernel
 
 
-def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str) -> None:
-    """Checks input, dim and dtype of an op.
+def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, name: str = "input") -> None:
+    """Checks a tensor, dim and dtype of an op. `name` is that of the tensor.
 
     Raises:
         TypeError: an argument has the wrong type.
         DTypeError, DimensionError, LayoutError: the op is not defined for the argument.
     """
     if not isinstance(input, torch.Tensor):
-        raise TypeError(f"input must be a torch.Tensor, got {type(input).__name__}")
+        raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(input).__name__}")
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype or None, got {dtype!r}")
+        raise TypeError(f"{op}: dtype must be a torch.dtype or None, got {dtype!r}")
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TypeError(f"dim must be an int, got {dim!r}")
+        raise TypeError(f"{op}: dim must be an int, got {dim!r}")
     if torch.compiler.is_dynamo_compiling() and not isinstance(dim, (int, torch.SymInt)):
-        raise TypeError("dim must be an int, but torch.compile traces numpy's as a tensor: convert it before the call")
+        raise TypeError(f"{op}: dim must be an int, but torch.compile traces numpy's as a tensor: convert it first")
     if input.layout is not torch.strided:
         sparse = f"use torch.sparse.{op}, or to_dense()" if hasattr(torch.sparse, op) else "use to_dense()"
         raise LayoutError(f"{op} of a tensor with layout {input.layout} is not defined here: {sparse}")
@@ -45,7 +45,7 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str) -> 
     rank = max(input.dim(), 1)
     if not -rank <= operator.index(dim) < rank:
         raise DimensionError(
-            f"dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
+            f"{op}: dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
         )
 
 
@@ -62,7 +62,7 @@ def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) ->
     present = {n: named[n] for n, role in roles.items() if role not in (None, "mask") and named[n] is not None}
     if "dim" in named:
         for name, tensor in present.items():
-            check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], signature.name)
+            check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], signature.name, name)
     if signature is op.signature and op.scale_mask:
         rows = "zero" if named["zero_masked_rows"] else "nan"
         check_scale_mask(main, named["dim"], named["scale"], named["mask"], named["causal"], rows)

@@ -149,7 +149,7 @@ def apply(
         return _by_torch(rules, arguments, "the tensor is nested", results)
     for tensor, argument in zip(tensors, op.signature.arguments, strict=False):
         if argument.role != "index" and (tensor is not None or not argument.optional):
-            check(tensor, dim if argument.role == "element" else -1, dtype, op.name)
+            check(tensor, dim if argument.role == "element" else -1, dtype, op.name, argument.name)
     dim, context = operator.index(dim), device_context(input.device)
     if stream is not None:
         with on_stream(stream, context, *given):
