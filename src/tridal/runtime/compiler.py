@@ -17,10 +17,9 @@ from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources
 from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
-from tridal.runtime.function_errors import describe
+from tridal.runtime.function_errors import called_functions, describe
 from tridal.runtime.instance import Instance
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
-from tridal.runtime.op_functions import triton_functions
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import Specialization
 
@@ -60,7 +59,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             options["maxnreg"] = specialization.max_registers
         if specialization.cooperative:
             options["launch_cooperative_grid"] = True
-        with naming_functions(specialization.kernel, "Triton cannot compile"):
+        with naming_functions(specialization, "Triton cannot compile"):
             source = _ast_source(specialization, triton)
             compiled = triton.compile(source, target=GPUTarget(*target), options=options)
         # Triton ignores unknown options. Without this one, two kernels could wait for each other forever.
@@ -73,7 +72,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
 
 
 @contextlib.contextmanager
-def naming_functions(kernel: RowKernel, what: str) -> Iterator[None]:
+def naming_functions(specialization: Specialization, what: str) -> Iterator[None]:
     """Turns an error of Triton in a function of the op into a PluginError with the function, its line and the reason.
 
     The message begins with the kernel and `what`. Other errors stay as they are.
@@ -83,7 +82,9 @@ def naming_functions(kernel: RowKernel, what: str) -> Iterator[None]:
     except TridalError:
         raise
     except Exception as error:
-        found = describe(error, triton_functions(kernel))
+        kernel = specialization.kernel
+        functions = called_functions([entry(specialization)])
+        found = describe(error, [function for function, python in functions if python.__module__ == kernel.module])
         if found is None:
             raise
         raise PluginError(f"kernel {kernel.name!r}: {what} {found}") from error
@@ -125,13 +126,24 @@ def entry(specialization: Specialization, interpret: bool = False) -> Any:
     return _entry(s.kernel, s.entry, frozenset(dict(s.types)), s.constants, interpret)
 
 
+def source(specialization: Specialization) -> str:
+    """Returns the text of the kernel of a specialization, with all functions that it calls. It runs alone.
+
+    Raises:
+        PluginError: see `entry`.
+    """
+    s = specialization
+    import_triton()
+    return Instance(s.kernel, s.entry, frozenset(dict(s.types)), dict(s.constants)).text
+
+
 @functools.lru_cache(maxsize=1024)
 def _entry(
     kernel: RowKernel, name: str, arguments: frozenset[str], constants: tuple[tuple[str, Any], ...], interpret: bool
 ) -> Any:
     import_triton()
     with interpret_flag(False):
-        function = Instance(kernel, name, arguments, dict(constants), interpret).load(name)[name]
+        function = Instance(kernel, name, arguments, dict(constants)).load()
     return interpreted(function) if interpret else function
 
 
