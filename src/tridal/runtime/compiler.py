@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -53,15 +54,9 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             raise PluginError(
                 f"{location}: Triton cannot compile breakpoint(): remove it, or run the kernel in Triton's interpreter"
             )
-        options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
-        options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
-        if specialization.max_registers:
-            options["maxnreg"] = specialization.max_registers
-        if specialization.cooperative:
-            options["launch_cooperative_grid"] = True
         with naming_functions(specialization, "Triton cannot compile"):
             source = _ast_source(specialization, triton)
-            compiled = triton.compile(source, target=GPUTarget(*target), options=options)
+            compiled = triton.compile(source, target=GPUTarget(*target), options=_options(specialization))
         # Triton ignores unknown options. Without this one, two kernels could wait for each other forever.
         if specialization.cooperative and not getattr(compiled.metadata, "launch_cooperative_grid", False):
             raise PlanError(
@@ -127,14 +122,32 @@ def entry(specialization: Specialization, interpret: bool = False) -> Any:
 
 
 def source(specialization: Specialization) -> str:
-    """Returns the text of the kernel of a specialization, with all functions that it calls. It runs alone.
+    """Returns the text of a kernel with all functions that it calls. It runs without tridal.
+
+    A comment has the options and the types with which the kernel is compiled.
 
     Raises:
         PluginError: see `entry`.
     """
     s = specialization
     import_triton()
-    return Instance(s.kernel, s.entry, frozenset(dict(s.types)), dict(s.constants)).text
+    options = ", ".join(f"{name}={value}" for name, value in _options(s).items())
+    types = ", ".join(f"{n} {kind}{' (a multiple of 16)' * (n in s.divisible)}" for n, kind in s.types)
+    about = (f"The kernel {s.kernel.name!r}, compiled with {options}.", f"Its arguments: {types}.")
+    wrapped = (textwrap.fill(part, 78, initial_indent="# ", subsequent_indent="# ") for part in about)
+    text = Instance(s.kernel, s.entry, frozenset(dict(s.types)), dict(s.constants)).text
+    return "\n".join((*wrapped, "", text))
+
+
+def _options(specialization: Specialization) -> dict[str, Any]:
+    """Returns the options of Triton's compiler."""
+    options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
+    options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
+    if specialization.max_registers:
+        options["maxnreg"] = specialization.max_registers
+    if specialization.cooperative:
+        options["launch_cooperative_grid"] = True
+    return options
 
 
 @functools.lru_cache(maxsize=1024)

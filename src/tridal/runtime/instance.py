@@ -16,12 +16,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
-from tridal.runtime.folding import Definition, Folding, Function
+from tridal.runtime.folding import Folding
 from tridal.runtime.op_functions import constants_of, packs_of
 from tridal.runtime.packs import expand
 from tridal.runtime.pruning import Pruning
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.source_text import in_one_text, on_lines
+from tridal.runtime.triton_functions import Definition, Function
 
 _PACKAGE = "tridal.kernels."
 
@@ -51,7 +52,11 @@ class Instance:
             folder = importlib.import_module(_PACKAGE[:-1]).__path__[0]  # here: `import tridal` loads no schedule
             file, arguments = Path(folder, f"{name}.py"), self._arguments if name == self._entry else None
             module = _parsed(file, self._kernel, arguments)
-            names = {"__name__": _PACKAGE + name, "maths": importlib.import_module(self._kernel.module), **self._constants}
+            names = {
+                "__name__": _PACKAGE + name,
+                "maths": importlib.import_module(self._kernel.module),
+                **self._constants,
+            }
             for imported, taken in module.imports:
                 names |= {name: self._module(imported)[name] for name in taken}
             exec(module.others, names)

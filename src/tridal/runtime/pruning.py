@@ -7,11 +7,34 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tridal.runtime.folding import Function
+from tridal.runtime.triton_functions import Function
 
 _PURE = frozenset(
-    "arange cast cdiv exp exp2 expand_dims fma full maximum max_constancy max_contiguous minimum multiple_of "
-    "num_programs program_id reshape sum max where zeros zeros_like to float".split()
+    [
+        "arange",
+        "cast",
+        "cdiv",
+        "exp",
+        "exp2",
+        "expand_dims",
+        "fma",
+        "full",
+        "maximum",
+        "max_constancy",
+        "max_contiguous",
+        "minimum",
+        "multiple_of",
+        "num_programs",
+        "program_id",
+        "reshape",
+        "sum",
+        "max",
+        "where",
+        "zeros",
+        "zeros_like",
+        "to",
+        "float",
+    ]
 )
 """The functions without side effects whose results may be dropped. `float` is Python's."""
 
@@ -39,7 +62,7 @@ class Pruning:
     def __init__(self, functions: Sequence[Function]) -> None:
         self.known = {function: _Pruned(function) for function in functions}
         self.callers = {id(call): pruned for pruned in self.known.values() for call in pruned.nodes}
-        *called, entry = functions
+        entry = functions[-1]
         pending = [*functions]
         while pending:
             function = pending.pop()
@@ -55,17 +78,20 @@ class Pruning:
         changed: set[Function] = set()
         function = pruned.function
         if function.is_own:
-            function.body = self._block(pruned, function.body, changed) or [ast.copy_location(ast.Pass(), function.body[0])]
+            left = self._block(pruned, function.body, changed)
+            function.body = left or [ast.copy_location(ast.Pass(), function.body[0])]
         if function.fixed:
             return changed
         for number in reversed(range(len(function.parameters))):
-            if not pruned.reads[function.parameters[number].arg] and self._unneeded(c.args[number] for c in function.calls):
+            unread = not pruned.reads[function.parameters[number].arg]
+            if unread and self._unneeded(call.args[number] for call in function.calls):
                 del function.parameters[number]
                 for call in function.calls:
                     caller = self.callers[id(call)]
                     changed |= {caller.function} | self._forget(caller, [call.args.pop(number)])
         returns = [n for n in _walk(function.body) if isinstance(n, ast.Return)]
-        targets = [(self.callers[id(call)], self.callers[id(call)].targets.get(id(call))) for call in function.calls]
+        callers = [(self.callers[id(call)], id(call)) for call in function.calls]
+        targets: list[Any] = [(caller, caller.targets.get(call)) for caller, call in callers]
         values: list[Any] = [getattr(node.value, "elts", None) for node in returns]
         sizes = {0 if found is None else len(found) for found in [*values, *(variables for _, variables in targets)]}
         for number in reversed(range(sizes.pop() if len(sizes) == 1 else 0)):
@@ -95,9 +121,9 @@ class Pruning:
     def _is_dead(self, pruned: _Pruned, node: Any, has_body: bool) -> bool:
         if isinstance(node, ast.If):
             return not has_body and self._unneeded([node.test])
-        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        if type(node) not in (ast.Assign, ast.AugAssign, ast.AnnAssign):
             return False
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        target = node.targets[0] if type(node) is ast.Assign else node.target
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             for number in reversed(range(len(target.elts))):
                 variable, value = target.elts[number], node.value.elts[number]

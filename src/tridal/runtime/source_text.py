@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import io
+import textwrap
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from tridal.runtime.folding import Function, literal
+from tridal.runtime.constant_nodes import literal
+from tridal.runtime.triton_functions import Function
 
 _WIDTH = 78
 """Columns of the text for a reader."""
@@ -36,16 +38,17 @@ def in_one_text(functions: Sequence[Function], names: dict[str, Any]) -> str:
     for function in functions:
         lines = [line for _, depth, code in _statements(function, "") for line in _wrapped(code, "    " * depth)]
         parts.append("\n".join(lines))
-    return "\n\n\n".join(parts) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _definition(name: str, value: Any) -> str:
     """Returns the line that defines a global name."""
+    alias = f" as {name}"
     if isinstance(value, ModuleType):
-        return f"import {value.__name__}" + f" as {name}" * (name != value.__name__)
+        return f"import {value.__name__}{alias * (name != value.__name__)}"
     if (found := literal(value)) is not None:
         return f"{name} = {ast.unparse(found)}"
-    return f"from {value.__module__} import {value.__name__}" + f" as {name}" * (name != value.__name__)
+    return f"from {value.__module__} import {value.__name__}{alias * (name != value.__name__)}"
 
 
 def _statements(function: Function, note: str) -> Iterator[tuple[int, int, str]]:
@@ -87,7 +90,8 @@ def _compound(node: Any, depth: int, lines: Sequence[str], word: str = "if") -> 
     if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
         yield from _compound(node.orelse[0], depth, lines, "elif")
     elif node.orelse:
-        before = max(inner.lineno for statement in node.body for inner in ast.walk(statement) if hasattr(inner, "lineno"))
+        inner = (part for statement in node.body for part in ast.walk(statement))
+        before = max(part.lineno for part in inner if isinstance(part, ast.stmt))
         after = node.orelse[0].lineno
         words = (number for number in range(before + 1, after + 1) if lines[number - 1].lstrip().startswith("el"))
         yield next(words, after), depth, "else:"
@@ -95,22 +99,28 @@ def _compound(node: Any, depth: int, lines: Sequence[str], word: str = "if") -> 
 
 
 def _plain(node: ast.expr) -> str:
-    """Returns an expression. All versions of Python write a tuple without parentheses then."""
-    if isinstance(node, ast.Tuple) and len(node.elts) > 1:
-        return ", ".join(map(ast.unparse, node.elts))
-    return ast.unparse(node.elts[0] if isinstance(node, ast.Tuple) and len(node.elts) == 1 else node)
+    """Returns an expression. All versions of Python write tuples alike then. Only long targets have parentheses."""
+    if not isinstance(node, ast.Tuple) or len(node.elts) < 2:
+        return ast.unparse(node)
+    text = ", ".join(map(ast.unparse, node.elts))
+    return f"({text})" if isinstance(node.ctx, ast.Store) and len(text) > _WIDTH // 2 else text
 
 
 def _wrapped(code: str, indentation: str) -> Iterator[str]:
-    """Yields the lines of a statement, which is broken at commas in parentheses if it is too long."""
-    depth, breaks, start, space = 0, list[int](), 0, indentation
+    """Yields the lines of a statement, which is broken within parentheses if it is too long."""
+    if code.startswith(("#", '"""')):
+        following = indentation + "# " * code.startswith("#")
+        yield from textwrap.wrap(code, _WIDTH, initial_indent=indentation, subsequent_indent=following)
+        return
+    depth, breaks, start, space = 0, list[tuple[bool, int]](), 0, indentation
     fits = len(indentation) + len(code) <= _WIDTH
     for token in () if fits else tokenize.generate_tokens(io.StringIO(code + "\n").readline):
         if token.type == tokenize.OP:
             depth += (token.string in "([{") - (token.string in ")]}")
-            breaks += [token.end[1]] * (depth > 0 and token.string == ",")
-    while len(space) + len(code) - start > _WIDTH and (breaks := [number for number in breaks if number > start]):
-        end = max((number for number in breaks if len(space) + number - start <= _WIDTH), default=breaks[0])
+            breaks += [(token.string == ",", token.end[1])] * (depth > 0 and token.string in ",(")
+    while len(space) + len(code) - start > _WIDTH and (breaks := [found for found in breaks if found[1] > start]):
+        _, end = max((found for found in breaks if len(space) + found[1] - start <= _WIDTH), default=breaks[0])
         yield space + code[start:end]
-        start, space = end + 1, indentation + "    " * (2 if code.endswith(":") else 1)
+        start = end + code[end:].startswith(" ")
+        space = indentation + "    " * (2 if code.endswith(":") else 1)
     yield space + code[start:]
