@@ -12,6 +12,7 @@ from rich.table import Table
 from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS, wrong_usage
 from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, LaunchPlan
+from tridal.errors import PlanError
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -46,6 +47,7 @@ def plan(
         typer.Option(help=f"Plan for this architecture. Its device need not be present. One of {ARCHITECTURES}."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print only the source of the kernel that runs.")] = False,
 ) -> None:
     """Show the launch plan of a contiguous ROWS x COLS matrix.
 
@@ -60,7 +62,12 @@ def plan(
         planning.matrix_call(rows, cols, dtype=dtype, op=op, dim=dim)
         if device or arch:
             planning.target(device, arch)
+        if source and as_json:
+            raise PlanError("give --source or --json, not both")
     planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
+    if source:
+        typer.echo(planned[2].source, nl=False)
+        return
     if as_json:
         question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, "arch": arch}
         print_json({**question, **plan_as_dict(*planned)})

@@ -45,6 +45,12 @@ FIELDS: Mapping[str, Option] = {
         accepts=lambda value: isinstance(value, bool),
         help="whether plans are stored in Triton's cache, so that later processes compile no candidates",
     ),
+    "dump": Option(
+        default=None,
+        expected="the name of a folder",
+        accepts=lambda value: value is None or (isinstance(value, str) and bool(value.strip())),
+        help="the folder in which the source of each kernel that runs is written",
+    ),
     "plugins": Option(
         default="all",
         expected="'all', the names of backends to load (a,b), or those not to load (-a,-b)",

@@ -39,6 +39,7 @@ class Settings:
     fallback: str
     batch_invariant: bool
     plan_store: bool
+    dump: str | None
     plugins: str
     backends: Mapping[str, Mapping[str, object]]
     """Options by backend and name. Only options that were set are present. `registry.options` checks them."""
@@ -132,6 +133,7 @@ def use(
     fallback: str | None = None,
     batch_invariant: bool | None = None,
     plan_store: bool | None = None,
+    dump: str | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
 ) -> _GeneratorContextManager[Settings]:
     """Changes settings inside a `with` block or, as a decorator, inside a plain function (not async, no generator).
@@ -143,7 +145,7 @@ def use(
     Raises SettingsError for a wrong value. The call of `use` raises it, not the block.
     """
     arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
-    arguments |= {"batch_invariant": batch_invariant, "plan_store": plan_store}
+    arguments |= {"batch_invariant": batch_invariant, "plan_store": plan_store, "dump": dump}
     changes = {key: value for key, value in arguments.items() if value is not None}
     return _overlaid(argument_layer(changes, "tridal.use"))
 

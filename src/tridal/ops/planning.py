@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
 from tridal.ops import table
-from tridal.runtime import launch
+from tridal.runtime import compiler, launch
 from tridal.runtime.batch_invariance import made_invariant
 from tridal.runtime.function_errors import reason
 from tridal.runtime.row_kernel import RowKernel
@@ -28,6 +29,24 @@ from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 
 _log = logging.getLogger("tridal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPlan(LaunchPlan):
+    """The launch plan of an op, and the source of the kernel that it launches."""
+
+    call: KernelCall = field(repr=False, compare=False)
+    """The kernel, and the layout and the dtypes of its tensors."""
+
+    @property
+    def source(self) -> str:
+        """The source of the kernel that runs, with all functions that it calls: plain Triton without tridal."""
+        return compiler.source(self.call.specialize(self.config))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain data for JSON, without the source."""
+        plan = {entry.name: getattr(self, entry.name) for entry in fields(LaunchPlan)}
+        return LaunchPlan(**plan).as_dict()
 
 
 def plan(
@@ -39,7 +58,7 @@ def plan(
     dim: int = -1,
     device: str | torch.device | None = None,
     arch: str | None = None,
-) -> LaunchPlan:
+) -> KernelPlan:
     """Returns the launch plan of an op on a contiguous matrix of `rows` rows and `cols` columns, both at least 1.
 
     It is the plan of a call under the current settings, such as `batch_invariant`.
@@ -60,7 +79,7 @@ def plan(
 
 def planned(
     rows: int, cols: int, device: str | torch.device | None = None, arch: str | None = None, **question: Any
-) -> tuple[Backend, DeviceProperties, LaunchPlan]:
+) -> tuple[Backend, DeviceProperties, KernelPlan]:
     """Returns the backend, the device properties and the result of `plan`. Checks the problem before the device.
 
     Any exception of the backend or of Triton's compiler becomes a PlanError.
@@ -76,7 +95,9 @@ def planned(
     if chosen.batch_invariant:
         planner, call = made_invariant(backend, call)
     try:
-        return backend, properties, launch.plan(call, planner, properties, options)
+        found = launch.plan(call, planner, properties, options)
+        kernel_plan = KernelPlan(**{entry.name: getattr(found, entry.name) for entry in fields(LaunchPlan)}, call=call)
+        return backend, properties, kernel_plan
     except TridalError:
         raise
     except ImportError as error:

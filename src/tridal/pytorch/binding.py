@@ -10,10 +10,12 @@ import torch
 
 from tridal.devices import registry
 from tridal.devices.types import Backend
+from tridal.errors import SettingsError
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
+from tridal.runtime.kernel_files import write_source
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
@@ -61,6 +63,11 @@ def bind_kernel(
     with context.backend.entered(index):
         prepared = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store)
     log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, prepared.plan)
+    if (folder := context.settings.dump) is not None:
+        try:
+            write_source(folder, kernel_call.specialize(prepared.plan.config), properties.arch)
+        except OSError as error:
+            raise SettingsError(f"{context.settings.sources['dump']}: dump: {error}") from error
     launch_on = prepared.launch
     if prepared.workspace_slots(kernel_call.problem.rows):
         launch_on = with_workspace(launch_on, prepared.workspace_slots, context.device)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -17,10 +18,9 @@ from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources
 from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
-from tridal.runtime.function_errors import describe
+from tridal.runtime.function_errors import called_functions, describe
 from tridal.runtime.instance import Instance
 from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
-from tridal.runtime.op_functions import triton_functions
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import Specialization
 
@@ -54,15 +54,9 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
             raise PluginError(
                 f"{location}: Triton cannot compile breakpoint(): remove it, or run the kernel in Triton's interpreter"
             )
-        options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
-        options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
-        if specialization.max_registers:
-            options["maxnreg"] = specialization.max_registers
-        if specialization.cooperative:
-            options["launch_cooperative_grid"] = True
-        with naming_functions(specialization.kernel, "Triton cannot compile"):
+        with naming_functions(specialization, "Triton cannot compile"):
             source = _ast_source(specialization, triton)
-            compiled = triton.compile(source, target=GPUTarget(*target), options=options)
+            compiled = triton.compile(source, target=GPUTarget(*target), options=_options(specialization))
         # Triton ignores unknown options. Without this one, two kernels could wait for each other forever.
         if specialization.cooperative and not getattr(compiled.metadata, "launch_cooperative_grid", False):
             raise PlanError(
@@ -73,7 +67,7 @@ def compile_kernel(specialization: Specialization, target: tuple[str, int | str,
 
 
 @contextlib.contextmanager
-def naming_functions(kernel: RowKernel, what: str) -> Iterator[None]:
+def naming_functions(specialization: Specialization, what: str) -> Iterator[None]:
     """Turns an error of Triton in a function of the op into a PluginError with the function, its line and the reason.
 
     The message begins with the kernel and `what`. Other errors stay as they are.
@@ -83,7 +77,9 @@ def naming_functions(kernel: RowKernel, what: str) -> Iterator[None]:
     except TridalError:
         raise
     except Exception as error:
-        found = describe(error, triton_functions(kernel))
+        kernel = specialization.kernel
+        functions = called_functions([entry(specialization)])
+        found = describe(error, [function for function, python in functions if python.__module__ == kernel.module])
         if found is None:
             raise
         raise PluginError(f"kernel {kernel.name!r}: {what} {found}") from error
@@ -125,13 +121,42 @@ def entry(specialization: Specialization, interpret: bool = False) -> Any:
     return _entry(s.kernel, s.entry, frozenset(dict(s.types)), s.constants, interpret)
 
 
+def source(specialization: Specialization) -> str:
+    """Returns the text of a kernel with all functions that it calls. It runs without tridal.
+
+    A comment has the options and the types with which the kernel is compiled.
+
+    Raises:
+        PluginError: see `entry`.
+    """
+    s = specialization
+    import_triton()
+    options = ", ".join(f"{name}={value}" for name, value in _options(s).items())
+    types = ", ".join(f"{n} {kind}{' (a multiple of 16)' * (n in s.divisible)}" for n, kind in s.types)
+    about = (f"The kernel {s.kernel.name!r}, compiled with {options}.", f"Its arguments: {types}.")
+    wrapped = (textwrap.fill(part, 78, initial_indent="# ", subsequent_indent="# ") for part in about)
+    text = Instance(s.kernel, s.entry, frozenset(dict(s.types)), dict(s.constants)).text
+    return "\n".join((*wrapped, "", text))
+
+
+def _options(specialization: Specialization) -> dict[str, Any]:
+    """Returns the options of Triton's compiler."""
+    options: dict[str, Any] = {"num_warps": specialization.num_warps, "num_stages": specialization.num_stages}
+    options["enable_fp_fusion"] = True  # Triton's default until 3.9; it changes in 3.10
+    if specialization.max_registers:
+        options["maxnreg"] = specialization.max_registers
+    if specialization.cooperative:
+        options["launch_cooperative_grid"] = True
+    return options
+
+
 @functools.lru_cache(maxsize=1024)
 def _entry(
     kernel: RowKernel, name: str, arguments: frozenset[str], constants: tuple[tuple[str, Any], ...], interpret: bool
 ) -> Any:
     import_triton()
     with interpret_flag(False):
-        function = Instance(kernel, name, arguments, dict(constants), interpret).load(name)[name]
+        function = Instance(kernel, name, arguments, dict(constants)).load()
     return interpreted(function) if interpret else function
 
 

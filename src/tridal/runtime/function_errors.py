@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
@@ -40,7 +41,7 @@ def describe(error: BaseException, functions: Iterable[Any]) -> str | None:
     if not places:
         return None
     (outer, _), (function, line) = places[0], places[-1]
-    name, file = function.__name__, function.__code__.co_filename
+    name, file = function.__name__, os.path.normpath(function.__code__.co_filename)  # an instance has another folder
     caller = "" if function is outer else f", called by {outer.__name__}"
     return f"{name}{caller}, {file}:{line}: {linecache.getline(file, line).strip()!r}: {reason(error)}"
 

@@ -1,7 +1,6 @@
-"""Loads the source of a schedule for one kernel: constants and the op's functions are globals, and packs are expanded.
+"""Loads a schedule for one kernel: packs are expanded, and constants and the op's functions are folded into its text.
 
 A module of `tridal.kernels` that a schedule imports is loaded with it. It derives further constants in plain Python.
-Then all constants become constexprs, except for the interpreter, which needs plain values.
 """
 
 from __future__ import annotations
@@ -11,94 +10,122 @@ import builtins
 import functools
 import hashlib
 import importlib
+import itertools
 import linecache
-import re
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, NamedTuple
 
-from tridal.runtime.op_functions import constants_of, fingerprint, packs_of
+from tridal.runtime.folding import Folding
+from tridal.runtime.op_functions import constants_of, packs_of
 from tridal.runtime.packs import expand
+from tridal.runtime.pruning import Pruning
 from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.source_text import in_one_text, on_lines
+from tridal.runtime.triton_functions import Definition, Function
 
 _PACKAGE = "tridal.kernels."
 
 
 class Instance:
-    """The modules of a schedule for one kernel."""
+    """The functions of a schedule for one kernel."""
 
-    def __init__(
-        self, kernel: RowKernel, entry: str, arguments: frozenset[str], constants: dict[str, Any], interpret: bool
-    ) -> None:
-        """`arguments` are the run-time arguments of the kernel, and `constants` those of its specialization."""
+    def __init__(self, kernel: RowKernel, entry: str, arguments: frozenset[str], constants: dict[str, Any]) -> None:
+        """`arguments` are the run-time arguments of the kernel, and `constants` those of its specialization.
+
+        Raises:
+            NameError: a function of a schedule uses a name that does not exist.
+        """
         import triton.language as tl
 
         self._kernel, self._entry, self._arguments = kernel, entry, arguments
         self._constants = constants | constants_of(kernel)
         if "ACC_DTYPE" in constants:
             self._constants["ACC_DTYPE"] = {"fp32": tl.float32, "fp64": tl.float64}[constants["ACC_DTYPE"]]
-        self._as_constant = (lambda value: value) if interpret else tl.constexpr
         self._modules: dict[str, dict[str, Any]] = {}
-        self._hash = hashlib.sha256(repr((sorted(constants.items(), key=str), fingerprint(kernel))).encode())
+        folding = Folding(self._module(entry)[entry])
+        self._functions, self._globals = Pruning(folding.functions).functions, folding.globals
 
-    def load(self, name: str) -> dict[str, Any]:
-        """Returns the names of a module.
+    def _module(self, name: str) -> dict[str, Any]:
+        """Returns what the names in a module stand for."""
+        if name not in self._modules:
+            folder = importlib.import_module(_PACKAGE[:-1]).__path__[0]  # here: `import tridal` loads no schedule
+            file, arguments = Path(folder, f"{name}.py"), self._arguments if name == self._entry else None
+            module = _parsed(file, self._kernel, arguments)
+            names = {
+                "__name__": _PACKAGE + name,
+                "maths": importlib.import_module(self._kernel.module),
+                **self._constants,
+            }
+            for imported, taken in module.imports:
+                names |= {name: self._module(imported)[name] for name in taken}
+            exec(module.others, names)
+            names |= {definition.tree.name: Function(definition, names, True) for definition in module.definitions}
+            if missing := module.needed - names.keys() - vars(builtins).keys():
+                raise NameError(f"{file} uses names that do not exist: {', '.join(sorted(missing))}")
+            self._modules[name] = names
+        return self._modules[name]
 
-        Raises:
-            NameError: a function uses a name that does not exist.
-        """
-        if name in self._modules:
-            return self._modules[name]
-        folder = importlib.import_module(_PACKAGE[:-1]).__path__[0]  # imported here: `import tridal` loads no schedule
-        file, is_entry = Path(folder, f"{name}.py"), name == self._entry
-        text, tree, imports, needed, derived = _parsed(file, self._kernel, self._arguments if is_entry else None)
-        scope = {"__name__": _PACKAGE + name, "maths": importlib.import_module(self._kernel.module), **self._constants}
-        for module, names in imports:
-            scope |= {imported: self.load(module)[imported] for imported in names}
-        self._hash.update(text.encode())
-        if is_entry:
-            # Triton 3.2 hashes neither constants nor functions among the globals. All versions hash this comment.
-            text = re.sub(rf"(?m)^(def {name}\(.*\):)$", rf"\1  # {self._hash.hexdigest()[:16]}", text)
-        exec(compile(tree, _path(file, text), "exec"), scope)
-        if missing := needed - scope.keys() - vars(builtins).keys():
-            raise NameError(f"{file} uses names that do not exist: {', '.join(sorted(missing))}")
-        for constant in {*derived, *self._constants}:
-            if not hasattr(scope[constant], "__triton_builtin__"):
-                scope[constant] = self._as_constant(scope[constant])
-        self._modules[name] = scope
-        return scope
+    @property
+    def text(self) -> str:
+        """The source of the kernel, which runs alone."""
+        return in_one_text(self._functions, self._globals)
+
+    def load(self) -> Any:
+        """Returns the Triton function of the kernel, whose functions have the files and lines of their sources."""
+        import triton
+
+        scope: dict[str, Any] = {"triton": triton, **self._globals}
+        *called, entry = self._functions
+        called.sort(key=lambda function: (function.definition.file, function.definition.tree.lineno))
+        # Triton 3.2 does not hash all that a function uses. All versions hash the comment with this hash.
+        used = hashlib.sha256(repr(sorted(scope.items(), key=str)).encode())
+        for file, functions in itertools.groupby([*called, entry], lambda function: function.definition.file):
+            of_file = [*functions]
+            used.update((text := on_lines(of_file)).encode())
+            if entry in of_file:
+                text = on_lines(of_file, f"  # {used.hexdigest()[:16]}")
+            scope["__name__"] = of_file[0].names["__name__"]
+            exec(compile(text, _path(Path(file), text), "exec"), scope)
+        return scope[entry.name]
+
+
+class _Module(NamedTuple):
+    """A module of schedules with the packs of a kernel."""
+
+    definitions: list[Definition]
+    imports: list[tuple[str, list[str]]]
+    """The other modules of schedules, and what is imported from them."""
+    others: CodeType
+    """The other statements, which derive constants."""
+    needed: set[str]
+    """The names in the functions that are no local variables."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(
-    file: Path, kernel: RowKernel, arguments: frozenset[str] | None
-) -> tuple[str, ast.Module, list[tuple[str, list[str]]], set[str], set[str]]:
-    """Returns a module's expanded source, its tree, its imports of others, and the names that it needs and derives.
-
-    `arguments` are the run-time arguments of the entry. The tree does not have the imports.
-    """
-    text = file.read_text()
-    text = expand(text, packs_of(kernel), "" if arguments is None else file.stem, arguments or ())
-    tree = ast.parse(text)
+def _parsed(file: Path, kernel: RowKernel, arguments: frozenset[str] | None) -> _Module:
+    """Returns a module for a kernel. `arguments` are the run-time arguments of the entry."""
+    text = expand(file.read_text(), packs_of(kernel), "" if arguments is None else file.stem, arguments or ())
+    tree, lines = ast.parse(text), text.split("\n")
+    definitions = [
+        Definition(node, str(file), lines, isinstance(node.decorator_list[0], ast.Call))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    ]
     own = [n for n in tree.body if isinstance(n, ast.ImportFrom) and str(n.module).startswith(_PACKAGE)]
     imports = [(str(node.module).removeprefix(_PACKAGE), [alias.name for alias in node.names]) for node in own]
-    tree.body = [node for node in tree.body if node not in own]
-    needed: set[str] = set()
-    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
-        local = {a.arg for a in function.args.args} | {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        needed |= {name.id for name in names} - local
-    assigned = (node for statement in tree.body if isinstance(statement, ast.Assign) for node in ast.walk(statement))
-    derived = {node.id for node in assigned if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return text, tree, imports, needed, derived
+    tree.body = [node for node in tree.body if node not in own and not isinstance(node, ast.FunctionDef)]
+    needed = {name for definition in definitions for name, _ in definition.paths}
+    return _Module(definitions, imports, compile(tree, str(file), "exec"), needed)
 
 
 def _path(file: Path, text: str) -> str:
     """Returns the name of a file for a debugger and for `inspect`, which reads the text in the line cache.
 
-    If the text is not that of the file, the name has a folder that does not exist, and which pdb and tracebacks remove.
+    The name has a folder that does not exist, and which `os.path.normpath` and pdb remove.
     """
     folder = f"instance-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    path = str(file if text == file.read_text() else file.parent / folder / ".." / file.name)
+    path = str(file.parent / folder / ".." / file.name)
     if path not in linecache.cache:
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     return path

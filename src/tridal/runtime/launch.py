@@ -175,7 +175,7 @@ def _bind_interpreted(
         import numpy
 
         given = dict(zip(names, tensors, strict=True)) | {name: count(rows) for name, count in numbers.scalars.items()}
-        named = compiler.naming_functions(call.kernel, "Triton's interpreter cannot run")
+        named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
         with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
             kernel[(numbers.programs(rows),)](**values | given)
 

@@ -81,7 +81,7 @@ def _interpret(specialization: Specialization) -> None:
 
     triton = compiler.import_triton()
     launch = compiler.entry(specialization, interpret=True)[(1,)]
-    named = compiler.naming_functions(specialization.kernel, "Triton's interpreter cannot run")
+    named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
     with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
         launch()
 
