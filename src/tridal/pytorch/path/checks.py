@@ -45,7 +45,8 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, nam
     rank = max(input.dim(), 1)
     if not -rank <= operator.index(dim) < rank:
         raise DimensionError(
-            f"{op}: dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: expected {-rank} to {rank - 1}"
+            f"{op}: dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: "
+            f"expected {-rank} to {rank - 1}"
         )
 
 
