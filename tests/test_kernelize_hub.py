@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import tridal
-from model_helpers import ODD, build, check_step, ops_of, step
+from model_helpers import ODD, build, check_step, ops_of, step, transformers
 from torch_versions import compiles_transformers
 from tridal.models import hub
 
 kernels = pytest.importorskip("kernels")
+kernel_config = pytest.importorskip("transformers.utils.kernel_config")
+MODE = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
+DEVICES = ("cpu", "cuda", "rocm", "npu")
+supports_kernels = pytest.mark.skipif(
+    not transformers.utils.is_kernels_available(), reason="this transformers does not support this version of kernels"
+)
 
 
 def kernelize(model: Any, mapping_of: Any = None) -> Any:
     """Lets `kernels` replace the norms of a model with the mapping of it, or of another model."""
-    mode = kernels.Mode.TRAINING | kernels.Mode.TORCH_COMPILE
     with kernels.use_kernel_mapping(hub.kernel_mapping(model if mapping_of is None else mapping_of)):
-        return kernels.kernelize(model, mode=mode)
+        return kernels.kernelize(model, mode=MODE)
 
 
 @pytest.mark.parametrize(("name", "op"), [("Llama", "rms_norm"), ("Gemma", "rms_norm"), ("GPT2", "layer_norm")])
@@ -99,3 +105,101 @@ def test_kernels_without_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ImportError, match=r"kernels \S+ cannot give \S+Unnamed a layer name: pip install 'kernels>=0\.17'"
     ):
         hub.kernel_mapping(Unnamed(8))
+
+
+def of_class(base: Any, layer: str, device: torch.device, cols: int = 20, **kwargs: Any) -> Any:
+    """Returns a module of a class that computes by a layer of the repository, with random weights."""
+    torch.manual_seed(0)
+    module = kernels.use_kernel_forward_from_hub("Named")(type(base.__name__, (base,), {}))(cols, **kwargs).to(device)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    repository = kernels.LocalLayerRepository(hub.repository(), layer_name=layer)
+    with kernels.use_kernel_mapping({"Named": dict.fromkeys(DEVICES, repository)}):
+        return kernels.kernelize(module, mode=MODE, device=device)
+
+
+@supports_kernels
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_transformers_loads_the_repository(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    types = [*kernel_config.KERNELS_SUPPORTED_DEVICE_TYPES, device.type]
+    monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", types)  # it lacks the CPU
+    model = build(name).to(device)
+    expected = step(model)
+    mapping = {"RMSNorm": f"{hub.repository()}:RMSNorm"}
+    model.set_use_kernels(True, transformers.KernelConfig(mapping, use_local_kernel=True))
+    check_step(model, expected, {"rms_norm", "rms_norm_backward"})
+
+
+NORMS = {
+    "models.llama.modeling_llama.LlamaRMSNorm": ("RMSNorm", "rms_norm"),
+    "models.gemma.modeling_gemma.GemmaRMSNorm": ("RMSNorm", "rms_norm"),
+    "models.qwen3_5.modeling_qwen3_5.Qwen3_5RMSNorm": ("RMSNormZeroCentered", "rms_norm"),
+    "models.cohere.modeling_cohere.CohereLayerNorm": ("LayerNorm", "layer_norm"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("path", NORMS)
+def test_layer_of_the_repository_computes_the_class(device: torch.device, path: str, dtype: torch.dtype) -> None:
+    module, _, name = path.rpartition(".")
+    base = getattr(pytest.importorskip(f"transformers.{module}"), name)
+    layer, op = NORMS[path]
+    norm = of_class(base, layer, device, eps=1e-2).to(dtype)
+    x = torch.randn(2, 3, 20, device=device, dtype=dtype)
+    got: list[torch.Tensor] = []
+    assert ops_of(lambda: got.append(norm(x))) == {op}
+    torch.testing.assert_close(got[0], type(norm).forward(norm, x))
+
+
+def test_activation_of_the_repository_is_one_function_of_torch(device: torch.device) -> None:
+    class NewGELU(transformers.activations.NewGELUActivation):  # type: ignore[misc]
+        def __init__(self, _: int) -> None:
+            super().__init__()
+
+    activation = of_class(NewGELU, "NewGELU", device).to(device)
+    x = torch.randn(9, device=device, requires_grad=True)
+    y = activation(x)
+    torch.testing.assert_close(y, type(activation).forward(activation, x))
+    assert y.grad_fn.name() == "GeluBackward0"
+
+
+def test_first_call_does_not_disturb_a_checkpoint_or_a_transform(device: torch.device) -> None:
+    x = torch.randn(4, 20, device=device)
+    for call in (
+        lambda norm: torch.utils.checkpoint.checkpoint(norm, x, use_reentrant=False).sum().backward(),
+        lambda norm: torch.func.vmap(norm)(x),
+    ):
+        norm = of_class(torch.nn.LayerNorm, "LayerNorm", device)
+        assert "layer_norm" in ops_of(lambda call=call, norm=norm: call(norm))
+        assert norm.weight.grad is None or norm.weight.grad.shape == (20,)
+
+
+def test_module_is_not_compared_while_it_is_traced_or_compiled(device: torch.device) -> None:
+    norm = of_class(torch.nn.RMSNorm, "RMSNorm", device)
+    x = torch.randn(4, 20, device=device)
+    expected = type(norm).forward(norm, x)
+    torch.compiler.reset()
+    compiled = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    traced = torch.jit.trace(norm, x, check_trace=False)
+    for ops, call in ((set(), traced), (set(), compiled), ({"rms_norm"}, norm), ({"rms_norm"}, compiled)):
+        assert ops_of(lambda call=call: torch.testing.assert_close(call(x), expected)) == ops
+
+
+def test_class_that_no_norm_computes_keeps_its_forward(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    class Doubled(torch.nn.LayerNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    x = torch.randn(4, 20, device=device)
+    for _ in range(2):
+        norm = of_class(Doubled, "LayerNorm", device)
+        torch.testing.assert_close(norm(x), type(norm).forward(norm, x))
+    (message,) = caplog.messages
+    assert message.startswith("the layer of tridal computes Doubled by its class: it differs from the nearest norm,")
+
+
+@pytest.mark.parametrize("variant", ["cu126", "rocm63", "cann80", "cpu"])
+def test_repository_serves_every_backend(variant: str) -> None:
+    found = kernels.backends.parse_backend(variant)
+    with mock.patch("kernels.variants._select_backend", return_value=found):
+        assert kernels.get_local_kernel(hub.repository()).layers.RMSNorm.has_backward

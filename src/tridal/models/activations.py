@@ -6,6 +6,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tridal.models.norm_comparison import plain_mode
 from tridal.models.norm_identity import signature
-from tridal.models.replacements import Replacement, torch_computes
+from tridal.models.replacements import torch_computes
 
 Tensor = torch.Tensor
 NAME = re.compile(r"gelu|silu|swish", re.IGNORECASE)
@@ -41,16 +42,19 @@ class Found(NamedTuple):
 _found: dict[Any, Found | None] = {}
 
 
-class Activation(Replacement):
-    """The forward of an activation. The form is a name in `FUNCTIONS`."""
+@dataclass(frozen=True)
+class ActivationForm:
+    """The function of torch that an activation computes, as a name in `FUNCTIONS`."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of torch's function. A compiler fuses the operations of the module's class as well."""
-        plain = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and args[0].is_floating_point()
-        compiling = torch.compiler.is_dynamo_compiling()
-        if self._tridal_form is None or not plain or compiling or torch_computes(args[0].device):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        return FUNCTIONS[self._tridal_form](args[0])
+    function: str
+
+    def compute(self, module: Any, x: Any) -> Tensor | None:
+        """Returns the module's output, or None if the module computes this input itself.
+
+        A compiler fuses the operations of the module's class, so compiled functions get them.
+        """
+        plain = isinstance(x, Tensor) and x.is_floating_point() and not torch.compiler.is_dynamo_compiling()
+        return FUNCTIONS[self.function](x) if plain and not torch_computes(x.device) else None
 
 
 def find_function(module: torch.nn.Module) -> Found | None:

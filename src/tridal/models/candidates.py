@@ -17,7 +17,7 @@ from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
 from tridal.models import activations, loss_comparison, norm_comparison, norm_identity
 from tridal.models.losses import CausalLM, CausalLMForm, Head
-from tridal.models.replacements import Function, Norm, Replacement
+from tridal.models.replacements import Function, Layer, Replacement
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
 """A name of a class that may be a norm. The comparison decides whether it is one."""
@@ -78,7 +78,7 @@ def decide(module: torch.nn.Module) -> Decision | None:
     if found.form is None:
         return Decision(reason=found.reason)
     reasons = [COMPILED] * found.form.compiler_is_faster, norm_comparison.describe(found, module)
-    return Decision(Norm, found.form, str(found.form), "; ".join(itertools.chain(*reasons)) or None)
+    return Decision(Layer, found.form, str(found.form), "; ".join(itertools.chain(*reasons)) or None)
 
 
 def _decide_activation(module: torch.nn.Module) -> Decision | None:
@@ -89,7 +89,7 @@ def _decide_activation(module: torch.nn.Module) -> Decision | None:
         return Decision(reason=reason)
     if found.function is None:
         return Decision(reason=found.reason)
-    return Decision(activations.Activation, found.function, found.function, COMPILED)
+    return Decision(Layer, activations.ActivationForm(found.function), found.function, COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:

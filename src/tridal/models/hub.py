@@ -1,8 +1,8 @@
-"""Layers for Hugging Face's package `kernels`, which replaces the forward of modules by that of a layer."""
+"""tridal's layers for Hugging Face's package `kernels`: a repository in a folder, and a mapping of a model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from tridal.devices import registry
 from tridal.models import replacements
 from tridal.models.candidates import decide
 from tridal.models.kernelize import device_notes
+from tridal.models.norm_forms import NormForm
 from tridal.models.replacements import FORM
 from tridal.pytorch.device_context import is_served, log
 
@@ -18,31 +19,17 @@ LAYER = "TridalNorm"
 """The layer name of classes that have no layer name in `kernels`."""
 
 
-class Norm(torch.nn.Module):
-    """A stateless layer. `kernels` binds its forward to a module of another class, which has the weights."""
+def repository() -> Path:
+    """Returns the folder of tridal's kernel repository for the package `kernels`. It serves every backend.
 
-    can_torch_compile = True
-    has_backward = True
+    Its layers RMSNorm, RMSNormZeroCentered, LayerNorm, GeLU, NewGELU and FastGELU compute what the class of a module
+    computes. Each module is compared in its first call, as by `tridal.kernelize`. The class computes a module that
+    differs, which the log says once, and a module that is compiled before its first call.
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Returns the norm that the class of the module computes. The class computes it where tridal does not."""
-        form = getattr(self, FORM, None)
-        result = None if form is None else form.compute(self, hidden_states)
-        return type(self).forward(self, hidden_states) if result is None else result
-
-
-@dataclass(frozen=True)
-class Repository:
-    """A repository of one layer, which needs no download."""
-
-    layer_name: str
-
-    def load(self) -> type[torch.nn.Module]:
-        """Returns the layer."""
-        return Norm
-
-    def __str__(self) -> str:
-        return f"tridal (layer {self.layer_name})"
+    `transformers.KernelConfig({"RMSNorm": f"{repository()}:RMSNorm"}, use_local_kernel=True)` and
+    `kernels.LocalLayerRepository(repository(), layer_name="RMSNorm")` select a layer.
+    """
+    return Path(__file__).parent / "repository"
 
 
 def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
@@ -58,6 +45,7 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     Raises:
         ImportError: the package kernels is not installed, or too old to give a class a layer name.
     """
+    from kernels import LocalLayerRepository
     from kernels.layer.device import Device
     from kernels.layer.repos import DeviceRepos
 
@@ -74,18 +62,18 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
         except ValueError:  # a name that `kernels` does not know
             continue
         types.append(name)
-    return {layer: {name: Repository(layer) for name in types} for layer in names}
+    return {layer: dict.fromkeys(types, LocalLayerRepository(repository(), layer_name="Norm")) for layer in names}
 
 
 def _is_compared(module: torch.nn.Module) -> bool:
     """Returns whether a module is a norm of a model that was given to `kernel_mapping`, and tridal computes it."""
-    return FORM in module.__dict__ and not replacements.is_replaced(module)
+    return isinstance(module.__dict__.get(FORM), NormForm) and not replacements.is_replaced(module)
 
 
 def _is_computed(module: torch.nn.Module) -> bool:
     """Returns whether tridal computes a norm. Compares it the first time, and stores in the module what it computes."""
     decision = None if FORM in module.__dict__ else decide(module)
-    if decision is not None and decision.kind is replacements.Norm:
+    if decision is not None and isinstance(decision.form, NormForm):
         module.__dict__[FORM] = decision.form
     return _is_compared(module)
 

@@ -27,8 +27,8 @@ def signature(module: torch.nn.Module, device: torch.device) -> Any:
     return type(module), type(module).forward, repr(sorted(own.items())), tuple(shapes), device.type
 
 
-_OF_MODULES = {"training", *torch.nn.Module().__dict__}
-"""The attributes that every module has."""
+_OF_MODULES = {"training", "forward", *torch.nn.Module().__dict__}
+"""The attributes that every module has, and the forward that `kernels` binds to a module."""
 
 
 def _value(attribute: Any) -> Any:

@@ -84,11 +84,11 @@ def is_replaced(module: torch.nn.Module) -> bool:
     return isinstance(module, Replacement) and FORM in module.__dict__
 
 
-class Norm(Replacement):
-    """The forward of a norm."""
+class Layer(Replacement):
+    """The forward of a module that takes one tensor, such as a norm or an activation. The form computes it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the normalised tensor. The module's class computes what its form does not."""
+        """Returns the output. The module's class computes what its form does not."""
         if len(args) == 1 and not kwargs and self._tridal_form is not None:
             result = self._tridal_form.compute(self, args[0])
             if result is not None:

@@ -1,0 +1,84 @@
+"""Layers for Hugging Face's package `kernels`, which binds the forward of a layer to a module that has the weights.
+
+`kernels` permits layers no constructor and no methods but forward. So the modules keep what they compute.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from tridal.models import activations, norm_comparison, norm_identity
+from tridal.models.replacements import FORM, torch_computes
+from tridal.pytorch.device_context import log
+
+
+class Norm(torch.nn.Module):
+    """Computes the norm of the module's class."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Returns the normalised tensor. The module's class computes it where tridal does not."""
+        return _compute(self, hidden_states, _find_norm)
+
+
+class Activation(torch.nn.Module):
+    """Computes the activation of the module's class by one function of torch."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Returns the activation. The module's class computes it where it is no function of torch, and if compiled."""
+        return _compute(self, hidden_states, _find_activation)
+
+
+RMSNorm = RMSNormZeroCentered = LayerNorm = Norm
+GeLU = NewGELU = FastGELU = Activation
+"""The layer names of transformers for classes whose modules tridal may compute."""
+
+
+def _compute(module: Any, x: Any, find: Callable[[Any], Any]) -> torch.Tensor:
+    form = _form(module, x, find)
+    result: torch.Tensor | None = None if form is None else form.compute(module, x)
+    return type(module).forward(module, x) if result is None else result
+
+
+def _form(module: Any, x: Any, find: Callable[[Any], Any]) -> Any:
+    """Returns what a module computes. Returns None if its class computes the input.
+
+    A module is compared in its first call, except by a compiler and where no backend serves the device.
+    """
+    if not hasattr(module, FORM):  # a compiler evaluates this again later, unlike `in module.__dict__`
+        if torch.compiler.is_compiling() or not isinstance(x, torch.Tensor) or torch_computes(x.device):
+            return None
+        # The hooks of a checkpoint, transforms and modes are those of a thread. They must not see the comparison.
+        with ThreadPoolExecutor(1) as other_thread:
+            module.__dict__[FORM] = other_thread.submit(find, module).result()
+    return getattr(module, FORM)
+
+
+def _find_norm(module: Any) -> Any:
+    found = norm_comparison.find_form(module, norm_identity.device_of(module))
+    _report(type(module).__name__, found.reason)
+    return found.form
+
+
+def _find_activation(module: Any) -> Any:
+    found = activations.find_function(module)
+    if found is None:
+        return None  # the class calls one function of torch
+    _report(type(module).__name__, found.reason)
+    return None if found.function is None else activations.ActivationForm(found.function)
+
+
+@functools.cache
+def _report(name: str, reason: str | None) -> None:
+    if reason is not None:
+        log.warning("the layer of tridal computes %s by its class: %s", name, reason)
