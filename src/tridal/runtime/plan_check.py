@@ -57,7 +57,7 @@ def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: 
     yield from _wrong_range(problem, plan)
     if config.programs_per_row > 1 and problem.statistics:
         programs = plan.programs if plan.row_range is None else plan.programs_for(problem, plan.row_range[1])
-        yield from _not_resident(backend, device, plan, max(plan.programs, programs), probe)
+        yield from _not_resident(device, plan, max(plan.programs, programs), probe)
 
 
 def _config_faults(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
@@ -190,7 +190,7 @@ def _is_range_around(own: int, found: Any) -> bool:
     return whole and 1 <= found[0] <= own <= found[1] <= MAX_RANGE_ROWS
 
 
-def _not_resident(backend: Backend, device: DeviceProperties, plan: LaunchPlan, programs: int, probe: Probe) -> _Faults:
+def _not_resident(device: DeviceProperties, plan: LaunchPlan, programs: int, probe: Probe) -> _Faults:
     """Checks that `programs` that wait for each other fit on the device together. Otherwise they never end."""
     limits: dict[str, int | None] = {"occupancy of the plan": plan.occupancy, "max_programs": device.max_programs}
     threads = plan.config.num_warps * (device.warp_size or 0)

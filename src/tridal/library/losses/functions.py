@@ -13,11 +13,11 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.inplace import check_inplace
 from tridal.library.losses.maths import REDUCTIONS
 from tridal.pytorch import (
-    PreparedCall,
+    PendingCall,
     autocast_enabled,
     call,
     call_on_stream,
-    find_call,
+    call_prepared,
     is_distributed,
     records_gradient,
     register,
@@ -79,9 +79,9 @@ def cross_entropy(
     pending = None
     if not _compiling() and not inplace_backward:
         tensors = (input, target, weight)
-        pending = find_call(cross_entropy, tensors, (*options.values(), stream), (), 2 if return_lse else 1)
-        if type(pending) is PreparedCall:
-            return pending(tensors)  # type: ignore[no-any-return]
+        pending = call_prepared(cross_entropy, tensors, (*options.values(), stream), (), 2 if return_lse else 1)
+        if pending is not None and type(pending) is not PendingCall:
+            return pending  # type: ignore[no-any-return]
     if not _compiling() and has_torch_function((input, target, weight)):
         return handle_torch_function(
             cross_entropy, (input, target, weight), input, target, weight, **options, stream=stream

@@ -16,12 +16,12 @@ from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.ops import accumulator, compute
 from tridal.pytorch import (
-    PreparedCall,
+    PendingCall,
     autocast_enabled,
     autocasts,
     call,
     call_on_stream,
-    find_call,
+    call_prepared,
     register,
     torch_computes,
 )
@@ -61,9 +61,9 @@ def rms_norm(
     pending = None
     if not _compiling():
         tensors, numbers = (input, residual, weight), (eps, weight_offset, casting, stream)
-        pending = find_call(rms_norm, tensors, numbers, normalized_shape, 1 if residual is None else 2)
-        if type(pending) is PreparedCall:
-            return pending(tensors)
+        pending = call_prepared(rms_norm, tensors, numbers, normalized_shape, 1 if residual is None else 2)
+        if pending is not None and type(pending) is not PendingCall:
+            return pending
     if not _compiling() and has_torch_function((input, weight, residual)):
         return handle_torch_function(
             rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,
@@ -116,9 +116,9 @@ def layer_norm(
     """
     tensors, pending = (input, residual, weight, bias), None
     if not _compiling():
-        pending = find_call(layer_norm, tensors, (eps, stream), normalized_shape, 1 if residual is None else 2)
-        if type(pending) is PreparedCall:
-            return pending(tensors)
+        pending = call_prepared(layer_norm, tensors, (eps, stream), normalized_shape, 1 if residual is None else 2)
+        if pending is not None and type(pending) is not PendingCall:
+            return pending
     if not _compiling() and has_torch_function(tensors):
         return handle_torch_function(
             layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual, stream=stream

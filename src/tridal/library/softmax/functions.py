@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import check_scale_mask
-from tridal.pytorch import PreparedCall, apply, check, find_call, register
+from tridal.pytorch import PendingCall, apply, call_prepared, check, register
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -52,9 +52,9 @@ def softmax(
     pending = None
     if not _compiling():
         tensors, options = (input, mask), (dim, dtype, scale, causal, masked_rows, stream)
-        pending = find_call(softmax, tensors, options)
-        if type(pending) is PreparedCall:
-            return pending(tensors)  # type: ignore[no-any-return]
+        pending = call_prepared(softmax, tensors, options)
+        if pending is not None and type(pending) is not PendingCall:
+            return pending  # type: ignore[no-any-return]
     if scale is None and mask is None and not causal and masked_rows == "nan":
         return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
     scale = 1.0 if scale is None else scale
@@ -75,9 +75,9 @@ def log_softmax(
     """log(softmax(input)) along `dim`, without the intermediate softmax. The arguments are those of `softmax`."""
     pending = None
     if not _compiling():
-        pending = find_call(log_softmax, (input,), (dim, dtype, stream))
-        if type(pending) is PreparedCall:
-            return pending((input,))  # type: ignore[no-any-return]
+        pending = call_prepared(log_softmax, (input,), (dim, dtype, stream))
+        if pending is not None and type(pending) is not PendingCall:
+            return pending  # type: ignore[no-any-return]
     return apply(_LOG_SOFTMAX, log_softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
 
 

@@ -65,16 +65,17 @@ class PendingCall(NamedTuple):
 
 
 @functools.partial(private.skip_frames, inlined=True)
-def find_call(
+def call_prepared(
     function: Callable[..., Any], tensors: tuple[Any, ...], options: tuple[Any, ...], sizes: Any = (), results: int = 1
-) -> PreparedCall | PendingCall | None:
-    """Returns the prepared call for the arguments of a public function, else a `PendingCall` to prepare it, else None.
+) -> Any:
+    """Returns the result of a public function if a call is prepared for its arguments; a tuple if there are several.
 
+    If not, returns a `PendingCall` to prepare one, or None if the call cannot be prepared.
     `sizes` is a sequence of ints. No option is compared by value with an option of another type: 1 is not True.
     """
     latest = _latest.get(function)
     if latest is not None and (sizes is latest.sizes or _same(sizes, latest.sizes)) and latest.guard(tensors, options):
-        return latest
+        return latest.run(*tensors)[0] if latest.plain else latest(tensors)
     input = tensors[0]
     kind = type(input)
     if (kind is not Tensor and kind is not torch.nn.Parameter) or type(sizes) not in _SIZES:
@@ -95,7 +96,7 @@ def find_call(
             _latest[function] = found
             if found not in _calls.get(found.key, ()):  # another thread has cleared both: the registry changed
                 _latest.pop(function, None)
-            return found
+            return found(tensors)
     return PendingCall(function, keys, tensors, options, sizes, results)
 
 
@@ -108,7 +109,7 @@ def _same(sizes: Any, known: Any) -> bool:
 
 
 @functools.partial(private.skip_frames, inlined=True)
-def call(rules: Rules, arguments: tuple[Any, ...], pending: PreparedCall | PendingCall | None = None) -> Results:
+def call(rules: Rules, arguments: tuple[Any, ...], pending: PendingCall | None = None) -> Results:
     """Computes an op. The caller has checked the arguments, and has handled `__torch_function__`.
 
     A `PendingCall` is prepared. The op's tensors are those of the pending call, some of them cast to another dtype.
@@ -123,7 +124,7 @@ def call(rules: Rules, arguments: tuple[Any, ...], pending: PreparedCall | Pendi
     if recorded and not has_gradient(op, arguments):
         return as_tuple(overload(op.name)(*arguments))  # autograd differentiates the op's reference
     fewer = {}
-    if isinstance(pending, PendingCall):
+    if pending is not None:
         # A kernel without statistics may have another plan, and so another order of additions.
         if not recorded and not current().batch_invariant:
             fewer = {"results": pending.results}
@@ -172,7 +173,7 @@ class PreparedCall:
 
     __slots__ = (
         "absent", "arguments", "backward", "casts", "differentiable", "fills_gradients", "guard", "inputs", "key",
-        "mask", "options", "recorded", "results", "rules", "run", "saved", "saved_numbers", "settings", "sizes",
+        "mask", "plain", "recorded", "results", "rules", "run", "saved", "saved_numbers", "settings", "sizes",
     )  # fmt: skip
 
     def __init__(
@@ -183,13 +184,14 @@ class PreparedCall:
         self.rules, self.guard, self.run, self.results = rules, guard, run, pending.results
         self.arguments = op.signature.numbers_of(arguments)
         self.fills_gradients = op.fills_gradients
-        self.settings, self.options = current(), pending.options
+        self.settings = current()
         self.sizes = list(pending.sizes) if type(pending.sizes) is list else pending.sizes  # the caller's may change
         pairs = list(zip(tensors, pending.tensors, strict=True))
         casts = [None if t is None or given is None or t.dtype is given.dtype else t.dtype for t, given in pairs]
         self.casts = casts if any(casts) else None
         needed = [op.differentiable_results > 0 and records_gradient(tensor) for tensor in tensors]
         self.recorded = any(needed)
+        self.plain = self.casts is None and not self.recorded and self.results == 1
         self.mask = output_mask(index, needed)
         self.differentiable = differentiable_results(op, self.mask)
         given = zip(tensors, needed, index, strict=True)

@@ -42,11 +42,10 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, nam
         )
     if dtype is not None and not dtype.is_floating_point:
         raise DTypeError(f"{op} can't give {dtype}: dtype must be a floating-point dtype")
-    rank = max(input.dim(), 1)
+    rank, shape = max(input.dim(), 1), tuple(input.shape)
     if not -rank <= operator.index(dim) < rank:
         raise DimensionError(
-            f"{op}: dim {dim} is out of range for a tensor of shape {tuple(input.shape)}: "
-            f"expected {-rank} to {rank - 1}"
+            f"{op}: dim {dim} is out of range for a tensor of shape {shape}: expected {-rank} to {rank - 1}"
         )
 
 

@@ -23,7 +23,7 @@ from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
-from tridal.pytorch.path.calls import PreparedCall, call, find_call
+from tridal.pytorch.path.calls import PendingCall, call, call_prepared
 from tridal.pytorch.path.checks import check
 from tridal.pytorch.path.nodes import is_plain
 from tridal.pytorch.path.registered import define
@@ -78,8 +78,8 @@ def row_function(op: Op) -> Callable[..., Any]:
     numbers = [argument for argument in op.arguments if argument.type != "Tensor"]
     # No argument has a name that begins with an underscore.
     scope: dict[str, Any] = {
-        "_apply": apply, "_compiling": _compiling, "_numbers": numbers, "_number": _number, "_find": find_call,
-        "_PreparedCall": PreparedCall, "_rules": rules,
+        "_apply": apply, "_compiling": _compiling, "_numbers": numbers, "_number": _number, "_prepared": call_prepared,
+        "_PendingCall": PendingCall, "_rules": rules,
     }  # fmt: skip
     parameters = [*required, *(f"{name}=None" for name in optional), "dim=-1", "dtype=None", "*", "stream=None"]
     parameters += [f"{n.name}=_numbers[{index}].default" for index, n in enumerate(numbers)]
@@ -91,8 +91,8 @@ def row_function(op: Op) -> Callable[..., Any]:
     exec(
         f"def {op.name}({', '.join(parameters)}):\n"
         f"    _results, _options = {count}, (dim, dtype, stream, {options})\n"
-        f"    _pending = None if _compiling() else _find(_function, ({read}), _options, (), _results)\n"
-        f"    if type(_pending) is _PreparedCall: return _pending(({read}))\n"
+        f"    _pending = None if _compiling() else _prepared(_function, ({read}), _options, (), _results)\n"
+        f"    if _pending is not None and type(_pending) is not _PendingCall: return _pending\n"
         f"    return _apply(_rules, _function, ({names}), dim, dtype, stream, ({given}), (), _pending, _results)\n",
         scope,
     )
@@ -142,8 +142,8 @@ def apply(
         ordered = [tensor for optional in (False, True) for tensor, a in pairs if a.optional is optional]
         return handle_torch_function(function, given, *ordered, dim, dtype, stream=stream, **named)
     if is_plain(input) and type(dim) is int and stream is None and not modification and op.torch_function is not None:
-        if (context := device_context(input.device)).torch_computes or input.is_nested:
-            return _by_torch_function(op, context, input, dim, dtype)
+        if device_context(input.device).torch_computes or input.is_nested:
+            return _by_torch_function(op, input, dim, dtype)
     elif isinstance(input, Tensor) and input.is_nested and stream is None:
         arguments = (*tensors, dim, dtype or input.dtype, *numbers, *modification)
         return _by_torch(rules, arguments, "the tensor is nested", results)
@@ -174,7 +174,7 @@ def apply(
     return found[0] if results == 1 else found[:results]
 
 
-def _by_torch_function(op: Op, context: DeviceContext, input: Tensor, dim: Any, dtype: Any) -> Tensor:
+def _by_torch_function(op: Op, input: Tensor, dim: Any, dtype: Any) -> Tensor:
     """Computes a call with torch's function. An invalid argument gets tridal's error, which is clearer than torch's."""
     assert op.torch_function is not None
     if RECORDERS:

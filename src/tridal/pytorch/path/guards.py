@@ -75,7 +75,8 @@ def guard_call(
         same = tensor_guards(*present, sizes=sizes, strides=strides)
         main = tensors[rows.main]
         assert main is not None
-        known = {"first": rows.first, "last": rows.last, "cols": main.shape[main.dim() - rows.dims :].numel()}
+        cols = main.shape[main.dim() - rows.dims :].numel()
+        known = {"first": rows.first * cols, "last": rows.last * cols, "group": ALIGNMENT * cols}
         checks = tuple(_row_checks(tensors, free, rows))
     if same is None:
         return None
@@ -97,9 +98,9 @@ def _free_dims(tensor: torch.Tensor, role: str, rows: ServedRows) -> int:
 def _row_checks(tensors: Sequence[torch.Tensor | None], free: Sequence[int], rows: ServedRows) -> Iterator[str]:
     """Yields the checks of shapes and strides that `TensorGuards` does not make."""
     main = f"t{rows.main}"
-    yield f"first <= (rows := {main}.numel() // cols) <= last"
+    yield f"first <= {main}.numel() <= last"
     if rows.divisible is not None:
-        yield f"rows % {ALIGNMENT} {'==' if rows.divisible else '!='} 0"
+        yield f"{main}.numel() % group {'==' if rows.divisible else '!='} 0"
     for index, (tensor, number) in enumerate(zip(tensors, free, strict=True)):
         if tensor is None or not number:
             continue
@@ -124,28 +125,28 @@ def _guard_maker(present: tuple[bool, ...], options: int, row_checks: tuple[str,
     checks += [f"type({name}) is kind_{name}" for name in given]
     checks += ["current() is settings"] * (options >= 0) + ["enabled() is recording"]
     checks += ["not function_modes()", "not transforms_active()", "not dispatch_modes()"]
-    for name in given:  # `same` crashes on these
+    for name in given:  # `same` crashes on nested tensors, and on other layouts, whose `data_ptr` is an error
         checks += [f"not batched({name})"] * (options < 0)  # only gradients are batched
-        checks += [f"{name}.layout is strided", f"not {name}.is_nested"]
-    checks.append(f"same({', '.join(given)})")
-    for name in given:  # the address is 0 if the tensor has no memory
-        checks += [f"(start := {name}.data_ptr())", f"start & {ADDRESS_BITS} == address_{name}"]
-    checks += row_checks
+        checks += [f"not {name}.is_nested", f"(start := {name}.data_ptr())"]  # 0 if the tensor has no memory
+        checks += [f"start & {ADDRESS_BITS} == address_{name}"]
+    checks += [f"same({', '.join(given)})", *row_checks]
     known = [f"{what}_{name}" for name in given for what in ("kind", "address")]
-    known += [f"known_{name}" for name in given_options] + ["first", "last", "cols"] * bool(row_checks)
+    known += [f"known_{name}" for name in given_options] + ["first", "last", "group"] * bool(row_checks)
     unpack = f"{', '.join(given_options)}, = options" if given_options else ""
     source = f"""
 def make(same, settings, recording, {", ".join(known)}):
     def guard(tensors, options=()):
         {", ".join(tensors)}, = tensors
         {unpack}
-        return {" and ".join(checks)} and level() < 0
+        try:
+            return {" and ".join(checks)} and level() < 0
+        except RuntimeError:
+            return False
     return guard
 """
     scope: dict[str, Any] = {
         "function_modes": function_modes, "transforms_active": transforms_active, "dispatch_modes": dispatch_modes,
-        "enabled": _grad_enabled, "batched": is_batched_gradient, "strided": torch.strided, "level": forward_ad_level,
-        "current": current,
+        "enabled": _grad_enabled, "batched": is_batched_gradient, "level": forward_ad_level, "current": current,
     }  # fmt: skip
     exec(source, scope)
     return scope["make"]  # type: ignore[no-any-return]

@@ -149,7 +149,8 @@ class RowSizes:
             self.rows, self.element, self.row = "cols", _sizes(["cols"]), _sizes([])
             self.parts = _sizes([str(groups(1)), "cols"])
         elif any_rows:
-            self.lines.append(f"{', '.join(names)}, _ = in0.shape")
+            # This is faster than the shape.
+            self.lines.append(f"s0 = in0.numel() // {cols}" if rank == 2 else f"{', '.join(names)}, _ = in0.shape")
             self.rows = " * ".join(names)
             self.element, self.row = _sizes([*names, str(cols)]), _sizes(names)
             self.parts = _sizes([f"groups({self.rows})", str(cols)])
