@@ -26,7 +26,7 @@ H100 = ARCHITECTURES["sm_90"]
 
 def problem(cols: int, rows: int, dtype: str = "float32", reads: int = 1, **traits: Any) -> Problem:
     """The problem of a forward (`reads=1`) or a gradient (`reads=2`)."""
-    traits = {"passes": 4 - reads, "live_tiles": 2 * reads - 1, **traits}
+    traits = {"passes": 4 - reads, "live_tiles": 2 * reads - 1, "statistics": 3 - reads, **traits}
     return Problem(cols=cols, inner=rows, reads=(dtype,) * reads, writes=(dtype,), **traits)
 
 
@@ -59,13 +59,13 @@ def test_invariants_hold_for_every_problem_and_every_compiler(problem: Problem, 
         assert needed > (device.shared_memory or 0), "only shared memory can be too small"
         return
     assert probed[plan.config] == plan.resources
-    assert len(probed) <= 15, "each probe is a compilation; with a real compiler there are at most 12"
+    assert len(probed) <= 2
     if problem.statistics and not problem.column_writes:
         assert max(config.programs_per_row for config in probed) <= 8 * device.cores, "wide exchanges compile slowly"
     check_cuda_plan(problem, device, plan)
     if probed[plan.config].spills > tuning.MAX_SPILL:
-        column_loops = [probed[config].spills for config in probed if config.schedule == "column_loop"]
-        assert min(column_loops) > tuning.MAX_SPILL, "another configuration spills less"
+        others = [r.spills for c, r in probed.items() if c.programs_per_row == 1 and occupancy(c, r, device)[0]]
+        assert probed[plan.config].spills <= min(others, default=1000), "another configuration spills less"
     unlimited = probed.get(replace(plan.config, max_registers=None))
     if unlimited is not None and plan.config.schedule == "cooperative" and plan.config.persistent:
         more = (plan.occupancy or 0) - occupancy(plan.config, unlimited, device)[0]
@@ -139,8 +139,16 @@ def test_rows_whose_reloading_programs_cannot_all_be_resident_do_not_reload(cols
     assert launch_plan.programs > 0
 
 
-@pytest.mark.parametrize(("reads", "cols"), [(2, 30_001), (1, 16_383)])
-@pytest.mark.parametrize(("spills", "schedule"), [(0, "whole_row"), (8, "whole_row"), (40, "cooperative")])
+@pytest.mark.parametrize(
+    ("reads", "cols", "spills", "schedule"),
+    [
+        (2, 30_001, 0, "whole_row"),
+        (2, 30_001, 8, "whole_row"),
+        (2, 30_001, 40, "cooperative"),
+        (1, 16_383, 0, "whole_row"),
+        (1, 16_383, 40, "cooperative"),
+    ],
+)
 def test_whole_rows_whose_reload_would_spill_are_cooperative(reads: int, cols: int, spills: int, schedule: str) -> None:
     rows = problem(cols, 4096, "bfloat16", reads, aligned=False)
     config = CUDA.plan(rows, H100, lambda config: Resources(64, spills if config.reload else 0, 0), {}).config
@@ -187,7 +195,7 @@ def test_a_thread_that_would_spill_gets_fewer_elements(shape: dict[str, Any], re
     def probe(config: KernelConfig) -> Resources:
         needed = 24 + registers_per_element * config.rows * config.cols // (32 * config.num_warps)
         allowed = min(255, 65_536 // (32 * config.num_warps), config.max_registers or 255)
-        return Resources(min(needed, allowed), max(0, 4 * (needed - allowed)), 0)
+        return Resources(min(needed, allowed), max(0, 6 * (needed - allowed)), 0)
 
     launch_plan = CUDA.plan(Problem(**shape), H100, probe, {})
     assert launch_plan.resources is not None

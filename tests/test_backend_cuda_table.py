@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -42,11 +41,10 @@ def test_the_table_has_all_problems_and_the_published_shares_of_copy(table: dict
 
 
 @TABLE
-def test_plans_of_norms_compile_at_most_two_kernels(table: dict[str, Any]) -> None:
-    norms = {question: row for question, row in table["plans"].items() if re.match("sm_90 (rms|layer)_norm", question)}
-    compiled = {question: len(row["compiled"]) for question, row in norms.items() if "float64" not in question}
-    assert len(compiled) >= 30
+def test_at_most_two_candidates_are_compiled_for_a_plan(table: dict[str, Any]) -> None:
+    compiled = {question: len(row["compiled"]) for question, row in table["plans"].items()}
     assert {question: number for question, number in compiled.items() if number > 2} == {}
+    assert sum(number == 1 for number in compiled.values()) > 0.8 * len(compiled)
 
 
 def test_the_installed_compiler_reports_the_resources_in_its_table(request: pytest.FixtureRequest) -> None:

@@ -78,6 +78,17 @@ class Compiled:
         """Programs that the whole GPU can hold at the same time."""
         return self.occupancy * self.problem.device.cores
 
+    @property
+    def runs(self) -> bool:
+        """Whether a program fits on a core and, if programs exchange statistics, all programs of a row are resident."""
+        exchanged = self.config.programs_per_row if self.problem.statistics else 1
+        return self.resident >= exchanged
+
+    @property
+    def few_spills(self) -> bool:
+        """Whether so few bytes are spilled that no further configuration is tried."""
+        return not self.resources.spills
+
     def launch_plan(self, programs: int, tiles: int, explanation: str) -> LaunchPlan:
         """Returns the plan with so many programs. The reason has the occupancy, the tiles and the explanation."""
         config, problem, device, spills = self.config, self.problem, self.problem.device, self.resources.spills

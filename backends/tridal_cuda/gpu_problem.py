@@ -9,7 +9,7 @@ from tridal.devices.types import KernelConfig
 from tridal.errors import PlanError
 from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_cuda import tuning
-from tridal_cuda.resources import REGISTER_UNIT, max_registers_for, occupancy
+from tridal_cuda.resources import max_registers_for, occupancy
 
 
 def warps_for(elements: int, elements_per_thread: int) -> int:
@@ -112,6 +112,13 @@ class GpuProblem(DeviceProblem):
             return None if too_many else replace(config, cols=cols, programs_per_row=blocks)
         return replace(config, rows=config.rows // 2) if config.rows > 1 else None
 
+    def with_resident_row(self, config: KernelConfig) -> KernelConfig:
+        """Returns `config` with a register limit with which all programs of a row are resident, if one is needed."""
+        needed = cdiv(config.programs_per_row, self.device.cores)
+        limit = max_registers_for(needed, config, self.device)
+        enough = not self.statistics or needed == 1 or limit >= (config.max_registers or tuning.MAX_REGISTERS)
+        return config if enough else replace(config, max_registers=limit)
+
 
 @dataclass(frozen=True, slots=True)
 class Fit(Compiled):
@@ -150,10 +157,6 @@ class Fit(Compiled):
             if limit < 1 or possible <= fitted.occupancy:
                 break
             more = problem.fit(limited)
-            if fitted.few_spills and more.resources.spills > fitted.resources.spills:
-                # The compiler sometimes spills less with a lower limit.
-                lower = problem.fit(replace(limited, max_registers=limit - REGISTER_UNIT))
-                more = min(more, lower, key=lambda candidate: candidate.resources.spills)
             if more.occupancy <= fitted.occupancy or more.resources.spills > allowed:
                 break
             fitted = more

@@ -13,12 +13,14 @@ from tridal.devices.types import (
     next_power_of_2,
     with_row_range,
 )
+from tridal_accelerator.candidates import Candidates
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
 from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
 from tridal_cuda.cooperative import fit_cooperative
 from tridal_cuda.gpu_problem import Fit, GpuProblem, first_with_few_spills, warps_for
+from tridal_cuda.registers import estimate
 from tridal_cuda.single_pass import fit_single_pass
 from tridal_cuda.whole_row import fit_whole_row
 
@@ -37,9 +39,15 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     Raises:
         PlanError: no program of the chosen configuration fits on a multiprocessor.
     """
-    gpu_problem = GpuProblem(**asdict(problem), device=device, probe=probe)
-    fitted = first_with_few_spills(fit(gpu_problem) for fit in (*_FITS, _fit_column_loop))
-    assert fitted is not None, "column_loop fits every problem"
+    candidates = Candidates(probe, lambda config: estimate(gpu_problem, config))
+    gpu_problem = GpuProblem(**asdict(problem), device=device, probe=candidates)
+
+    def search() -> Fit:
+        fitted = first_with_few_spills(fit(gpu_problem) for fit in (*_FITS, _fit_column_loop))
+        assert fitted is not None, "column_loop fits every problem"
+        return fitted
+
+    fitted = candidates.choose(search, gpu_problem.fit, gpu_problem.with_resident_row)
     programs, explanation = _count_programs(fitted)
     return fitted.launch_plan(programs, gpu_problem.tiles_of(fitted.config), explanation)
 

@@ -23,7 +23,7 @@ MANY_ELEMENTS_PER_THREAD = 64  # for wide rows of one tensor
 RELOAD_ELEMENTS_PER_THREAD = 128  # for `reload`, which keeps no elements in registers between passes
 LARGE_L1 = 200_000  # if the shared memory is larger than this, the L1 cache is large enough for `reload`
 MAX_SPILL = 64  # a plan spills more only if no other plan that was tried spills less
-MAX_HALVINGS = 2  # of the elements per thread, to spill less; each takes a compilation
+MAX_HALVINGS = 2  # of the elements per thread, to spill less
 MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 
 # Sums over rows, as in the gradient of a weight
@@ -64,7 +64,7 @@ MAX_PADDING = 1 / 5  # largest share of padding columns in a tile with `reload`
 MAX_PADDING_PEELED = 1 / 4  # the same for peeled rows
 MAX_RELOAD_ROW_BYTES = 64 * _KIB  # largest row with `reload`: two of them fit in the L1 cache
 MIN_RELOAD_INNER_COLS = 64  # shorter inner-dim rows need few registers even without `reload`
-MAX_LIMITS_TRIED = 3  # register limits to try with `reload`; each takes a compilation
+MAX_LIMITS_TRIED = 3  # register limits to try with `reload`
 
 # Schedule "cooperative"
 MAX_OVERLAP_PROGRAMS = 64  # per row with `overlap`: more programs would exchange statistics in two steps

@@ -21,8 +21,9 @@ from tridal.devices.types import (
     with_row_range,
 )
 from tridal.errors import PlanError
+from tridal_accelerator.candidates import Candidates, Estimate
 from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
-from tridal_rocm.resources import MAX_THREADS, occupancy
+from tridal_rocm.resources import MAX_THREADS, max_registers, occupancy
 
 _KIB = 1 << 10
 _CACHE_LINE = 128  # bytes
@@ -35,7 +36,8 @@ _NARROW_ELEMENTS = 16  # per thread, for tiles of several narrow rows and one wa
 _ELEMENTS = 32  # per thread, for one float32 tensor: it needs 54 registers, so 8 waves fit on a SIMD of CDNA
 _LOOP_ELEMENTS = 16  # per thread in `column_loop`, which also holds the prefetched elements of the next tile
 _MAX_ELEMENTS = 64  # per thread; with more, kernels spill
-_MAX_HALVINGS = 3  # of a tile, to spill less; each takes a compilation
+_MAX_HALVINGS = 3  # of a tile, to spill less
+_FEW_REGISTERS = 16  # of a thread, besides its elements
 # The mean error of v_exp_f32 has not been measured. A bias above zero lets kernels correct the rounding of exp2's
 # argument, which is larger.
 _EXP2_BIAS = 1e-9
@@ -50,18 +52,34 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     Raises:
         PlanError: no program of any configuration fits on a core.
     """
-    gpu_problem, fitted = DeviceProblem(**asdict(problem), device=device, probe=probe), None
-    for config in (*_whole_rows(gpu_problem), *_column_loops(gpu_problem)):
-        found = _fit(gpu_problem, config)
-        if found.occupancy and (fitted is None or found.resources.spills < fitted.resources.spills):
-            fitted = found
-        if fitted is not None and not fitted.resources.spills:
-            break
-    if fitted is None:
-        raise PlanError(f"{found.config} does not fit on {device.name}: {found.formula}")
+    candidates = Candidates(probe, lambda config: _estimate(gpu_problem, config))
+    gpu_problem = DeviceProblem(**asdict(problem), device=device, probe=candidates)
+    fitted = candidates.choose(lambda: _search(gpu_problem), lambda config: _fit(gpu_problem, config))
+    if not fitted.occupancy:
+        raise PlanError(f"{fitted.config} does not fit on {device.name}: {fitted.formula}")
     tiles = problem.tiles(fitted.config.rows)
     programs, explanation = _count_programs(fitted, tiles)
     return fitted.launch_plan(programs, tiles, explanation)
+
+
+def _search(problem: DeviceProblem) -> Compiled:
+    fitted: Compiled | None = None
+    for config in (*_whole_rows(problem), *_column_loops(problem)):
+        found = _fit(problem, config)
+        better = fitted is None or (not fitted.runs, fitted.resources.spills) > (not found.runs, found.resources.spills)
+        fitted = found if better else fitted
+        if fitted is not None and fitted.runs and fitted.few_spills:
+            break
+    assert fitted is not None, "there is a column loop for every problem"
+    return fitted
+
+
+def _estimate(problem: DeviceProblem, config: KernelConfig) -> Estimate:
+    """Returns an estimate by the elements of a thread. All registers of a SIMD are shared by the waves of a program."""
+    threads = (problem.device.warp_size or 64) * config.num_warps
+    elements = max(1, int(config.rows * config.cols) // threads)
+    registers = _FEW_REGISTERS + elements * _registers_per_element(problem)
+    return Estimate(registers, registers, max_registers(config, problem.device), 0)
 
 
 def _fit(problem: DeviceProblem, config: KernelConfig) -> Compiled:

@@ -12,6 +12,7 @@ from tridal_accelerator.gpu import round_up, smallest_limit
 
 MAX_THREADS = 1024  # per program
 _SIMDS = 4
+_MAX_REGISTERS = 512  # of a thread, vector and accumulation registers
 _SCALAR_REGISTERS = 100  # of a wave on CDNA; with more, only 7 waves fit in the 800 of a SIMD
 _SEVEN_WAVES = 65  # vector registers with which 7 waves fit on a SIMD
 _REGISTER_UNITS = 64  # registers are allocated in 64ths of a SIMD's: 8 of 512 per lane on CDNA, 24 of 1,536 on RDNA
@@ -43,6 +44,13 @@ def waves_per_simd(registers: int, device: DeviceProperties) -> tuple[int, str]:
     per_lane, most = (device.registers or 131_072) // lanes, (device.max_threads or 2048) // lanes
     allocated = round_up(max(1, registers), per_lane // _REGISTER_UNITS)
     return min(most, per_lane // allocated), f"min({most}, {per_lane}//{allocated})"
+
+
+def max_registers(config: KernelConfig, device: DeviceProperties) -> int:
+    """Returns the most registers of a thread with which a core can hold one program."""
+    waves = -(-config.num_warps // _SIMDS)
+    per_lane = (device.registers or 131_072) // (_SIMDS * (device.warp_size or 64))
+    return per_lane // waves if waves > 1 else min(per_lane, _MAX_REGISTERS)
 
 
 def occupancy(config: KernelConfig, resources: Resources, device: DeviceProperties) -> tuple[int, str]:
