@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tridal
 from tridal.ops.op import Op
 from tridal.ops.table import op_named
+from tridal.pytorch.path.function import FUNCTIONS
 
 PACKAGES = [Path(__file__).with_name(name) for name in ("row_op_package", "tensor_op_package")]
 sys.path += [str(package) for package in PACKAGES if str(package) not in sys.path]
@@ -172,6 +173,18 @@ def _masked(input: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(input * 0.5 + mask, -1)
 
 
+def _swiglu(input: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(input) * up
+
+
+def _geglu(input: Tensor, up: Tensor) -> Tensor:
+    return functional.gelu(input) * up
+
+
+def _swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
+    return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
+
+
 def _linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:
     logits = functional.linear(input, linear_weight, linear_bias).view(-1, CLASSES)
     return functional.cross_entropy(logits, target.reshape(-1))
@@ -194,6 +207,9 @@ def _samples() -> dict[str, Sample]:
         "softmax, scaled and masked": _sample(
             softmax, functools.partial(tridal.softmax, scale=0.5), _masked, roles={"mask": "column"}
         ),
+        "swiglu of one tensor": _sample(op_named("swiglu"), _swiglu_of_columns, _swiglu),
+        "swiglu": _sample(op_named("swiglu"), tridal.swiglu, _swiglu),
+        "geglu": _sample(op_named("geglu"), tridal.geglu, _geglu),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
         "linear_cross_entropy": _sample(

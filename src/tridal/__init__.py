@@ -15,6 +15,7 @@ except Exception as error:  # a broken torch may raise any exception; `tridal do
     _torch_error = error
 else:
     from tridal import nn
+    from tridal.library.glu.functions import geglu, swiglu
     from tridal.library.losses.functions import cross_entropy
     from tridal.library.losses.linear_functions import linear_cross_entropy
     from tridal.library.norms.functions import layer_norm, rms_norm
@@ -35,10 +36,10 @@ else:
         call_records.start_from_environment()
 
 __all__ = [
-    "backends", "cross_entropy", "device", "errors", "kernelize", "layer_norm", "linear_cross_entropy", "log_softmax",
-    "nn",
-    "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function", "settings", "softmax", "types",
-    "use",
+    "backends", "cross_entropy", "device", "errors", "geglu", "kernelize", "layer_norm", "linear_cross_entropy",
+    "log_softmax", "nn",
+    "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function", "settings", "softmax", "swiglu",
+    "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -15,7 +15,7 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, loss_comparison, norm_comparison, norm_identity
+from tridal.models import activations, glu, loss_comparison, norm_comparison, norm_identity
 from tridal.models.losses import CausalLM, CausalLMForm, Head
 from tridal.models.replacements import Function, Layer, Replacement
 
@@ -55,7 +55,7 @@ def class_name(module: torch.nn.Module) -> str:
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
-    known = _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module)
+    known = _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module) or _may_be_glu(module)
     return known or (_may_be_activation(module) and activations.find_function(module) is not None)
 
 
@@ -63,6 +63,8 @@ def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
     if _may_be_activation(module):
         return _decide_activation(module)
+    if _may_be_glu(module):
+        return _decide_glu(module)
     if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
@@ -90,6 +92,13 @@ def _decide_activation(module: torch.nn.Module) -> Decision | None:
     if found.function is None:
         return Decision(reason=found.reason)
     return Decision(Layer, activations.ActivationForm(found.function), found.function, COMPILED)
+
+
+def _decide_glu(module: torch.nn.Module) -> Decision:
+    if (reason := _why_not(module)) is not None:
+        return Decision(reason=reason)
+    found = glu.find_form(module)
+    return Decision(reason=found) if isinstance(found, str) else Decision(glu.Glu, found, str(found), COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
@@ -122,6 +131,10 @@ def _may_be_norm(module: torch.nn.Module) -> bool:
     if module._modules or isinstance(module, Replacement):
         return False
     return isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or bool(NORM.search(class_name(module)))
+
+
+def _may_be_glu(module: torch.nn.Module) -> bool:
+    return not isinstance(module, Replacement) and glu.may_be_glu(module)
 
 
 def _may_be_activation(module: torch.nn.Module) -> bool:

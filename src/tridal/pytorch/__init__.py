@@ -5,7 +5,7 @@ An op with a public function of its own uses the names of this module, which `do
 
 from tridal.pytorch.path.calls import PendingCall, call, call_prepared
 from tridal.pytorch.path.checks import check
-from tridal.pytorch.path.function import apply, register
+from tridal.pytorch.path.function import apply, register, row_function
 from tridal.pytorch.path.nodes import records_gradient
 from tridal.pytorch.path.row_calls import rules_of
 from tridal.pytorch.path.rules import Rules
@@ -27,6 +27,6 @@ from tridal.pytorch.torch.private import (
 __all__ = [
     "PendingCall", "Rules", "Steps", "apply", "autocast_enabled", "autocasts", "call", "call_on_stream",
     "call_prepared", "check", "is_distributed", "keeps_graph", "record_torch_call", "records_gradient", "register",
-    "rules_of", "saves_through_hooks", "skip_frames", "torch_computes", "tracing_state", "transforms_active",
+    "row_function", "rules_of", "saves_through_hooks", "skip_frames", "torch_computes", "tracing_state", "transforms_active",
     "without_autocast",
 ]  # fmt: skip

@@ -76,9 +76,8 @@ def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) ->
     _check_roles(signature, arguments, roles, present)
     for name, tensor in present.items():
         if tensor.device != main.device:
-            first = next(iter(present.values()))
             raise TensorDeviceError(
-                f"{signature.name} needs tensors on one device, got {first.device} and {main.device}"
+                f"{signature.name} needs tensors on one device, got {tensor.device} and {main.device}"
                 if len(present) == 2
                 else f"{signature.name} needs tensors on one device, got {name} on {tensor.device} and others on "
                 f"{main.device}"

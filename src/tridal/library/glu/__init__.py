@@ -1,0 +1,1 @@
+"""Gated linear units: swiglu and geglu."""

@@ -1,0 +1,72 @@
+"""The public functions swiglu and geglu, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from tridal.errors import DTypeError, ShapeError
+from tridal.library.glu.glu import GEGLU, SWIGLU
+from tridal.pytorch import row_function
+
+Tensor = torch.Tensor
+Casting = Literal["transformers"] | None
+
+
+def swiglu(input: Tensor, up: Tensor | None = None, *, casting: Casting = None, stream: Any = None) -> Tensor:
+    """silu(input) * up.
+
+    Args:
+        input: the gate, with any shape and strides. Without `up`, its last dim has two halves: the gate, then `up`.
+        up: a tensor of the input's shape.
+        casting: None computes in float32 (float64 for float64) and rounds once. "transformers" also rounds silu(input)
+            to the dtype of the input before it is multiplied, as two operations of torch do.
+        stream: see `tridal.softmax`.
+
+    Returns:
+        A contiguous tensor in the promoted dtype, of the input's shape. Without `up`, its last dim is half as long.
+        The backward computes the activation again, and saves only the arguments.
+
+    Raises:
+        TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
+            wrong.
+        NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
+    """
+    return _compute(_swiglu, input, up, casting, stream)
+
+
+def geglu(
+    input: Tensor, up: Tensor | None = None, *, approximate: Literal["none", "tanh"] = "none", casting: Casting = None,
+    stream: Any = None,
+) -> Tensor:  # fmt: skip
+    """gelu(input) * up. `approximate` is that of `torch.nn.functional.gelu`, and the others are those of `swiglu`."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"geglu: approximate must be 'none' or 'tanh', got {approximate!r}")
+    return _compute(_geglu, input, up, casting, stream, approximate=approximate)
+
+
+def _compute(function: Any, input: Any, up: Any, casting: Any, stream: Any, **numbers: Any) -> Tensor:
+    """Checks the arguments and calls the function of an op. Its rows are along dim -2 without `up`."""
+    name = function.__name__
+    for argument, tensor in (("input", input), ("up", up)):
+        if tensor is None and argument == "up":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: {argument} must be a torch.Tensor, got {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise DTypeError(f"{name}: {argument} must have a floating-point dtype, got {tensor.dtype}")
+    if casting not in (None, "transformers"):
+        raise ValueError(f"{name}: casting must be None or 'transformers', got {casting!r}")
+    dim = -1
+    if up is None:
+        if not input.dim() or input.shape[-1] % 2:
+            raise ShapeError(
+                f"{name}: without up, the last dim of input has two halves: expected an even size, got the shape "
+                f"{tuple(input.shape)}"
+            )
+        input, dim = input.unflatten(-1, (2, input.shape[-1] // 2)), -2
+    return function(input, up, dim, stream=stream, casting=casting or "", **numbers)  # type: ignore[no-any-return]
+
+
+_swiglu, _geglu = row_function(SWIGLU), row_function(GEGLU)

@@ -1,0 +1,139 @@
+"""swiglu and geglu: their kernels, their maths in torch's ops, and their gradients.
+
+The gate and the tensor that its activation is multiplied with are `input` and `up`. Without `up`, they are the two
+columns of each row of `input`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tridal.ops import Argument, Named, Op, Result, Role, RowKernel, RowReduce, number, per_element
+from tridal.pytorch import Steps
+
+Tensor = torch.Tensor
+MODULE = "tridal.library.glu.kernels.glu"
+_SQRT_8_PI = math.sqrt(8 / math.pi)
+
+
+def _factor(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Returns the factor of the gate in its activation, and the derivative of the factor."""
+    if activation == "gelu":
+        factor = (1 + torch.special.erf(gate * math.sqrt(0.5))) * 0.5
+        return factor, (gate * gate * -0.5).exp() / math.sqrt(2 * math.pi)
+    if activation == "silu":
+        factor = torch.sigmoid(gate)
+        return factor, factor * torch.sigmoid(-gate)
+    square = gate * gate
+    x = gate * (1 + 0.044715 * square) * _SQRT_8_PI
+    factor = torch.sigmoid(x)
+    return factor, factor * torch.sigmoid(-x) * (1 + 3 * 0.044715 * square) * _SQRT_8_PI
+
+
+def _columns(input: Tensor, up: Tensor | None, reduce: RowReduce) -> tuple[Tensor, Tensor]:
+    """Returns the gate and the other tensor. Without `up`, they have a number per row."""
+    if up is not None:
+        return input, up
+    first = reduce.columns(input) == 0
+    return reduce(torch.where(first, input, 0.0), "sum"), reduce(torch.where(first, 0.0, input), "sum")
+
+
+def _views(call: Steps, named: Named) -> tuple[Tensor, Tensor]:
+    """Returns the gate and the other tensor. Without `up`, they are views of the input."""
+    input, up, dim = named["input"], named["up"], named["dim"]
+    if up is not None:
+        return input, up
+    return call.view(Tensor.select, input, dim, 0), call.view(Tensor.select, input, dim, 1)
+
+
+def _stacked(gate: Tensor, up: Tensor, dim: int) -> Tensor:
+    return torch.stack((gate, up), dim)
+
+
+def _role(named: Named) -> Role:
+    return "row" if named["up"] is None else "element"
+
+
+def _dtype_of(name: str) -> Callable[[Named], torch.dtype]:
+    return lambda named: named["input" if named[name] is None else name].dtype
+
+
+class _Glu:
+    """The maths and the steps of a gated linear unit. `activation` returns the name of its activation in a call."""
+
+    def __init__(self, name: str, activation: Callable[[Named], str], *numbers: Argument) -> None:
+        self.activation, constants = activation, (("ACTIVATION", activation({n.name: n.default for n in numbers})),)
+        self.forward = RowKernel(
+            name=name, module=MODULE, reads=("gate", "up"), statistics=(), writes=("glu",),
+            constants=(*constants, ("ROUNDS", False), ("GATE_DTYPE", "float32")),
+        )  # fmt: skip
+        self.backward = RowKernel(
+            name=f"{name}_backward", module=MODULE, reads=("dy", "gate", "up"), statistics=(),
+            writes=("gate_gradient", "up_gradient"), constants=constants, live_tiles=6,
+        )  # fmt: skip
+        self.op = Op(
+            name=name,
+            arguments=(
+                per_element("input"), per_element("up", optional=True), *numbers,
+                number("casting", "", range=("", "transformers")),
+            ),
+            results=(Result("output", _role, lambda named: named["dtype"], gradient="dy"),),
+            kernels=(self.forward, self.backward),
+            reference=self.reference,
+            gradient=self.gradient,
+            steps=self.steps,
+            gradient_steps=self.gradient_steps,
+            saves=("input", "up"),
+            gradient_numbers=numbers,
+            gradient_results=(
+                Result("input", "element", _dtype_of("input")), Result("up", "element", _dtype_of("up"), "up"),
+            ),
+            cases="tridal.library.glu.cases:GLU",
+            benchmark=f"tridal.library.glu.benchmark:{name.upper()}",
+        )  # fmt: skip
+
+    def reference(self, input: Tensor, up: Tensor | None, reduce: RowReduce, casting: str, **named: Any) -> Tensor:
+        """Returns activation(gate) * up."""
+        gate, up = _columns(input, up, reduce)
+        activated = gate * _factor(gate, self.activation(named))[0]
+        return (reduce.rounded(activated, reduce.dtypes["input"]) if casting else activated) * up
+
+    def gradient(
+        self, dy: Tensor, input: Tensor, up: Tensor | None, reduce: RowReduce, **named: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the gradients of both tensors. They do not depend on `casting`: they pass through the rounding."""
+        gate, other = _columns(input, up, reduce)
+        factor, slope = _factor(gate, self.activation(named))
+        gradients = dy * other * (factor + gate * slope), dy * (gate * factor)
+        return gradients if up is not None else (torch.where(reduce.columns(input) == 0, *gradients), None)
+
+    def steps(self, call: Steps, named: Named) -> tuple[Any, ...]:
+        """Computes the result with one kernel."""
+        gate, up = _views(call, named)
+        options: Any = {"ROUNDS": named["casting"] != "", "GATE_DTYPE": str(gate.dtype).removeprefix("torch.")}
+        return call.kernel(
+            self.forward, gate, up, dtypes=(named["dtype"],), ACTIVATION=self.activation(named), **options
+        )
+
+    def gradient_steps(self, call: Steps, named: Named) -> tuple[Any, ...]:
+        """Computes the gradients that are needed with one kernel."""
+        gate, up = _views(call, named)
+        halves, activation = named["up"] is None, self.activation(named)
+        wanted = [index for index in (0, 1) if halves or call.wanted[index]]
+        dtypes, writes = [(gate, up)[i].dtype for i in wanted], [self.backward.writes[i] for i in wanted]
+        found = call.kernel(
+            self.backward, named["dy"], gate, up, dtypes=dtypes, writes=writes, ACTIVATION=activation
+        )  # fmt: skip
+        if halves:
+            return call.torch(_stacked, *found, named["dim"]), None
+        gradients = dict(zip(wanted, found, strict=True))
+        return gradients.get(0), gradients.get(1)
+
+
+_APPROXIMATE = number("approximate", "none", range=("none", "tanh"))
+SWIGLU = _Glu("swiglu", lambda named: "silu").op
+GEGLU = _Glu("geglu", lambda named: "gelu_tanh" if named["approximate"] == "tanh" else "gelu", _APPROXIMATE).op

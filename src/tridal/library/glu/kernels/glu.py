@@ -1,0 +1,55 @@
+"""The maths of gated linear units: gate * factor(gate) * up, where gate * factor(gate) is the activation."""
+
+import triton
+import triton.language as tl
+
+from tridal.kernels.numerics import exp
+
+
+@triton.jit
+def _sigmoids(x, EXP2_BIAS: tl.constexpr):
+    """Returns sigmoid(x) and sigmoid(-x). The exponential is at most 1, so it does not overflow."""
+    small = exp(-tl.abs(x), EXP2_BIAS)
+    large = 1.0 / (1.0 + small)
+    return tl.where(x < 0, small * large, large), tl.where(x < 0, large, small * large)
+
+
+@triton.jit
+def _factor(gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """Returns the factor of the gate in its activation, and the derivative of the factor."""
+    if ACTIVATION == "gelu":
+        factor = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
+        slope = 0.3989422804014327 * exp(-0.5 * gate * gate, EXP2_BIAS)
+    elif ACTIVATION == "gelu_tanh":
+        # 0.5 * (1 + tanh(x)) is sigmoid(2 * x).
+        square = gate * gate
+        factor, other = _sigmoids(1.5957691216057308 * gate * (1.0 + 0.044715 * square), EXP2_BIAS)
+        slope = factor * other * (1.5957691216057308 + 0.21406444881780073 * square)
+    else:
+        factor, other = _sigmoids(gate, EXP2_BIAS)
+        slope = factor * other
+    return factor, slope
+
+
+@triton.jit
+def glu(gate, up, ACTIVATION: tl.constexpr, ROUNDS: tl.constexpr, GATE_DTYPE: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """activation(gate) * up. With ROUNDS, the activation is rounded to the dtype of the gate."""
+    factor, _ = _factor(gate, ACTIVATION, EXP2_BIAS)
+    activated = gate * factor
+    if ROUNDS:
+        activated = activated.to(GATE_DTYPE).to(gate.dtype)
+    return activated * up
+
+
+@triton.jit
+def gate_gradient(dy, gate, up, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """dy * up * (factor + gate * slope), the derivative of gate * factor."""
+    factor, slope = _factor(gate, ACTIVATION, EXP2_BIAS)
+    return dy * up * (factor + gate * slope)
+
+
+@triton.jit
+def up_gradient(dy, gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
+    """dy * activation(gate)."""
+    factor, _ = _factor(gate, ACTIVATION, EXP2_BIAS)
+    return dy * (gate * factor)

@@ -1,0 +1,128 @@
+"""Tests swiglu and geglu: halves of one tensor, the dtypes, the roundings of `casting`, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+from tridal.errors import DTypeError, ShapeError, TensorDeviceError
+from tridal.library.glu.glu import SWIGLU
+from tridal.pytorch.path.function import FUNCTIONS
+
+Tensor = torch.Tensor
+tanh = {"approximate": "tanh"}
+ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = {
+    "swiglu": (tridal.swiglu, functional.silu),
+    "geglu": (tridal.geglu, functional.gelu),
+    "geglu of tanh": (partial(tridal.geglu, **tanh), partial(functional.gelu, **tanh)),
+}  # type: ignore[dict-item]
+EACH = pytest.mark.parametrize(("ours", "activation"), ACTIVATIONS.values(), ids=ACTIVATIONS)
+GATES = [0.0, -0.0, 1e-30, -3.0, 40.0, -40.0, 88.0, -88.0, 104.0, -104.0, 1e4, -1e4, torch.inf, -torch.inf, 1.0]
+
+
+def gradients(y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y, tensors, torch.ones_like(y))
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_gates_have_the_results_of_torch(
+    device: torch.device, dtype: torch.dtype, ours: Any, activation: Any
+) -> None:
+    gate = torch.tensor(GATES, dtype=dtype, device=device).requires_grad_()
+    up = torch.full_like(gate, 0.5).requires_grad_()
+    y, expected = ours(gate, up), activation(gate) * up
+    finite = expected.isfinite()  # torch's own formulas differ in what they do with infinities
+    assert_close(y[finite], expected[finite], rtol=1e-6, atol=1e-30 if activation is functional.silu else 1e-6)
+    for found, wanted in zip(gradients(y, gate, up), gradients(expected, gate, up), strict=True):
+        finite = wanted.isfinite()
+        assert_close(found[finite], wanted[finite], rtol=1e-6, atol=1e-6)
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(6, 10), (3, 4, 14), (2,), (5, 0), (0, 4), (4, 3, 2)])
+def test_halves_of_one_tensor_equal_two_tensors(
+    device: torch.device, shape: tuple[int, ...], ours: Any, activation: Any
+) -> None:
+    x = torch.randn(shape, device=device).requires_grad_()
+    gate, up = (half.detach().contiguous().requires_grad_() for half in x.chunk(2, -1))
+    y, expected = ours(x), ours(gate, up)
+    assert torch.equal(y, expected)
+    assert y.is_contiguous()
+    (gradient,) = gradients(y, x)
+    assert torch.equal(gradient, torch.cat(gradients(expected, gate, up), -1))
+
+
+@pytest.mark.parametrize("layout", [lambda x: x.T, lambda x: x[:, 1:9], lambda x: x[:1].expand(4, 10)])
+def test_halves_of_strided_tensors(device: torch.device, layout: Callable[[Tensor], Tensor]) -> None:
+    x = layout(torch.randn(8, 10, device=device)).requires_grad_()
+    gate, up = x.chunk(2, -1)
+    y, expected = tridal.swiglu(x), functional.silu(gate) * up
+    assert_close(y, expected)
+    assert_close(gradients(y, x), gradients(expected, x))
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_casting_rounds_as_two_operations(ours: Any, activation: Any, dtype: torch.dtype) -> None:
+    """On a device without a backend, where torch computes both."""
+    gate, up = torch.randn(64, 64).mul(3).to(dtype), torch.randn(64, 64).to(dtype)
+    with tridal.use(device="auto"):
+        rounded, once = ours(gate, up, casting="transformers"), ours(gate, up)
+    exact = activation(gate.double())
+    large = exact.abs() > 1e-3  # a float32 gelu of very negative gates is not exact
+    assert (rounded == exact.to(dtype) * up)[large].double().mean() > 0.99
+    assert (once == (exact * up).to(dtype))[large].double().mean() > 0.99
+    assert (rounded != once)[large].double().mean() > 0.1
+
+
+def test_only_the_gate_and_up_are_saved(device: torch.device) -> None:
+    gate, up = (torch.randn(4, 8, device=device, requires_grad=True) for _ in range(2))
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore
+        tridal.swiglu(gate, up)
+    assert [tensor.data_ptr() for tensor in saved] == [gate.data_ptr(), up.data_ptr()]
+
+
+def test_result_has_the_promoted_dtype_and_gradients_those_of_the_tensors(device: torch.device) -> None:
+    gate = torch.randn(4, 8, device=device, dtype=torch.bfloat16, requires_grad=True)
+    up = torch.randn(4, 8, device=device, requires_grad=True)
+    y = tridal.swiglu(gate, up)
+    assert y.dtype is torch.float32
+    assert [gradient.dtype for gradient in gradients(y, gate, up)] == [torch.bfloat16, torch.float32]
+
+
+ONES = torch.ones(3, 4)
+ERRORS = [
+    ((3,), {}, TypeError, "swiglu: input must be a torch.Tensor, got int"),
+    ((ONES, 3), {}, TypeError, "swiglu: up must be a torch.Tensor, got int"),
+    ((ONES[:, :3],), {}, ShapeError, r"swiglu: without up, .* expected an even size, got the shape \(3, 3\)"),
+    ((torch.tensor(1.0),), {}, ShapeError, "expected an even size"),
+    ((ONES, ONES[0]), {}, ShapeError, r"swiglu: up has a number per element: expected the shape \(3, 4\), got \(4,\)"),
+    ((ONES.int(),), {}, DTypeError, "swiglu: input must have a floating-point dtype, got torch.int32"),
+    ((ONES, ONES.bool()), {}, DTypeError, "swiglu: up must have a floating-point dtype, got torch.bool"),
+    ((ONES, ONES.to("meta")), {}, TensorDeviceError, "swiglu needs tensors on one device, got meta and cpu"),
+    ((ONES,), {"casting": "llama"}, ValueError, "swiglu: casting must be None or 'transformers', got 'llama'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), ERRORS)
+def test_errors_name_the_op_and_the_argument(
+    device: torch.device, arguments: tuple[Any, ...], options: Any, error: type[Exception], message: str
+) -> None:
+    given = [a.to(device) if isinstance(a, Tensor) and not a.is_meta else a for a in arguments]
+    with pytest.raises(error, match=message.replace("cpu", device.type)):
+        tridal.swiglu(*given, **options)
+
+
+def test_wrong_approximate_is_an_error(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="geglu: approximate must be 'none' or 'tanh', got 'erf'"):
+        tridal.geglu(ONES.to(device), approximate="erf")  # type: ignore[arg-type]
+    assert FUNCTIONS[SWIGLU.name].__doc__
