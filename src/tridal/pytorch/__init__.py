@@ -27,6 +27,6 @@ from tridal.pytorch.torch.private import (
 __all__ = [
     "PendingCall", "Rules", "Steps", "apply", "autocast_enabled", "autocasts", "call", "call_on_stream",
     "call_prepared", "check", "is_distributed", "keeps_graph", "record_torch_call", "records_gradient", "register",
-    "row_function", "rules_of", "saves_through_hooks", "skip_frames", "torch_computes", "tracing_state", "transforms_active",
-    "without_autocast",
+    "row_function", "rules_of", "saves_through_hooks", "skip_frames", "torch_computes", "tracing_state",
+    "transforms_active", "without_autocast",
 ]  # fmt: skip
