@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
-from tridal.library.losses import linear_chunks, steps
-from tridal.library.losses.linear_chunks import chunk_rows
+from tridal.library.losses import steps
 from tridal.ops import NoKernel
 
 AXES: dict[str, list[Any]] = {
@@ -198,97 +196,6 @@ def test_float16_gradients_of_a_mean_keep_small_numbers(device: torch.device) ->
     wide = x.detach().double().requires_grad_()
     exact = functional.cross_entropy(wide @ matrix.detach().double().t(), target) * 4096
     assert_close(found.double(), torch.autograd.grad(exact, wide)[0], rtol=1e-2, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rows", "shape", "dtype", "accum_dtype", "wanted"),
-    [
-        (8192, (128256, 4096), torch.bfloat16, torch.float32, 4096),
-        (8193, (128256, 4096), torch.bfloat16, torch.float32, 2816),
-        (8192, (50257, 768), torch.bfloat16, torch.float32, 768),
-        (100, (50257, 768), torch.bfloat16, torch.float32, 100),
-        (8192, (128256, 4096), torch.bfloat16, torch.bfloat16, 256),
-        (65536, (128256, 4096), torch.bfloat16, torch.bfloat16, 2048),
-        (10**6, (10**6, 16), torch.float32, torch.float32, 16),
-        (0, (5, 4), torch.float32, torch.float32, 1),
-    ],
-)
-def test_chunks_follow_from_shapes_and_dtypes(
-    rows: int, shape: tuple[int, int], dtype: torch.dtype, accum_dtype: torch.dtype, wanted: int
-) -> None:
-    matrix = torch.empty(shape, device="meta", dtype=dtype)
-    assert chunk_rows(rows, matrix, dtype, accum_dtype) == wanted
-
-
-def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> None:
-    x, weight = (torch.randn(n, 64, device=device).bfloat16() for n in (40, 50))
-    target, factor = torch.randint(50, (40,), device=device), torch.tensor(0.30078125, device=device)
-    grads = []
-    for dtype in (torch.bfloat16, torch.float32):
-        leaf = weight.detach().to(dtype).requires_grad_()
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = tridal.linear_cross_entropy(x, leaf, target, chunk_size=16)
-        loss.backward(factor)
-        grads.append(leaf.grad)
-    assert grads[0] is not None
-    assert grads[1] is not None
-    assert torch.equal(grads[0], grads[1].bfloat16())
-
-
-def test_the_gradient_of_a_float32_input_is_rounded_once_under_autocast(device: torch.device) -> None:
-    x, weight = (torch.randn(n, 8, device=device, requires_grad=True) for n in (4, 5))
-    with torch.autocast(device.type, torch.bfloat16):
-        loss = tridal.linear_cross_entropy(x, weight, torch.arange(4, device=device), reduction="sum")
-    (one,) = torch.autograd.grad(loss, x, retain_graph=True)
-    factor = torch.tensor(0.3, device=device)
-    assert torch.equal(torch.autograd.grad(loss, x, factor)[0], one * factor)
-
-
-@pytest.fixture
-def with_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes calls align and split the logits, as on a GPU. New memory is NaN."""
-    monkeypatch.setattr(linear_chunks, "_needs_vectors", lambda device, dtype: True)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.mark.usefixtures("with_vectors")
-@pytest.mark.parametrize(
-    "needs", [(True, True, True), (True, False, False), (False, True, False), (False, False, True)]
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("classes", [5, 137, 144])
-def test_classes_in_vectors_and_the_rest_equal_torch(
-    device: torch.device, classes: int, dtype: torch.dtype, needs: tuple[bool, ...]
-) -> None:
-    tensors = [torch.randn(size, device=device).to(dtype) for size in ((40, 24), (classes, 24), (classes,))]
-    for tensor, need in zip(tensors, needs, strict=True):
-        tensor.requires_grad_(need)
-    target = torch.randint(classes, (40,), device=device)
-    wanted = [tensor for tensor in tensors if tensor.requires_grad]
-    loss = tridal.linear_cross_entropy(*tensors[:2], target, linear_bias=tensors[2], chunk_size=16)
-    gradients = torch.autograd.grad(loss, wanted)
-    logits = functional.linear(*(tensor.double() for tensor in tensors))
-    expected = functional.cross_entropy(logits, target)
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(loss.double(), expected, rtol=4 * eps, atol=0)
-    for found, exact in zip(gradients, torch.autograd.grad(expected, wanted), strict=True):
-        # Logits of a size of 25 are rounded to the dtype.
-        torch.testing.assert_close(found, exact, rtol=0.0, atol=16 * eps * float(exact.abs().max()))
-
-
-@pytest.mark.usefixtures("with_vectors")
-def test_the_sum_of_parts_is_not_rounded_between_them(device: torch.device) -> None:
-    x = torch.ones(1, 1, dtype=torch.float16, device=device, requires_grad=True)
-    matrix = torch.full((129, 1), 40.0, dtype=torch.float16, device=device)
-    bias = torch.zeros(129, dtype=torch.float16, device=device)
-    bias[128] = 10
-    target = torch.tensor([0], device=device)
-    loss = tridal.linear_cross_entropy(x, matrix, target, linear_bias=bias, reduction="none")
-    (found,) = torch.autograd.grad(loss, x, torch.full_like(loss, 2048))
-    assert found.abs() < 64, "the sum over the first 128 classes is -81,450, beyond float16"
 
 
 def test_empty_batch_equals_torch(device: torch.device) -> None:

@@ -1,18 +1,8 @@
-"""Settings: sources and their precedence, which file is read, environment variables, and `use`."""
+"""Settings: sources and their precedence, which file is read, and environment variables."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import copy
-import dataclasses
 import inspect
-import itertools
-import pickle
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import hypothesis
@@ -20,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_helpers import at_the_same_time
 from tridal.devices import setting_layers, settings
 from tridal.devices.settings import Settings, current, reload, use
 from tridal.errors import SettingsError
@@ -197,166 +186,3 @@ def test_wrong_file_changes_no_setting_and_raises_again(folder):
             attempt()
     write_file(folder / "tridal.yaml", "device: cpu\n")
     assert current().device == "cpu"
-
-
-# -- use
-
-
-def test_use_takes_the_device_as_its_first_argument():
-    with use("cpu"):
-        assert current().device == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"backends": 5}, ["tridal.use: backends: expected a mapping, found 5"]),
-        ({"backends": {"npu": 5}}, ["tridal.use: backends.npu: expected a mapping, found 5"]),
-    ],
-)
-def test_use_with_wrong_value_raises_before_the_block(given, expected):
-    before = current()
-    with pytest.raises(SettingsError) as raised:
-        use(**given)
-    for part in expected:
-        assert part in str(raised.value)
-    assert current() is before
-
-
-def test_use_nests_and_restores_settings_when_the_block_raises():
-    before = current()
-
-    def fail() -> None:
-        assert (current().device, current().fallback) == ("b", "error")
-        raise RuntimeError("boom")
-
-    with use(device="a"):
-        with pytest.raises(RuntimeError, match="boom"), use(device="b", fallback="error"):
-            fail()
-        assert (current().device, current().fallback) == ("a", "torch")
-    assert current() is before
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_use_blocks_may_end_in_any_order(order):
-    before = current()
-
-    def generate(device: str) -> Iterator[Settings]:
-        with use(device=device):
-            yield current()
-
-    generators = [generate(f"d{number}") for number in range(3)]
-    assert [next(generator).device for generator in generators] == ["d0", "d1", "d2"]
-    active = [0, 1, 2]
-    for number in order:
-        generators[number].close()
-        active.remove(number)
-        assert current().device == (f"d{active[-1]}" if active else before.device)
-    assert current() is before
-
-
-def test_use_block_that_ends_in_another_thread_changes_neither_thread_s_other_blocks():
-    def generate() -> Iterator[None]:
-        with use(device="generated"):
-            yield
-
-    generator = generate()
-
-    def end() -> tuple[str, str]:
-        with use(device="other"):
-            generator.close()
-            inside = current().device
-        return inside, current().device
-
-    contextvars.copy_context().run(next, generator)
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(end).result() == ("other", "auto")
-
-
-def test_settings_can_be_copied_and_pickled():
-    with use(device="cpu", backends={"npu": {"x": [1]}}):
-        assert copy.deepcopy(current()) is current()
-        restored = pickle.loads(pickle.dumps(current()))
-    for field in dataclasses.fields(Settings):
-        assert getattr(restored, field.name) == getattr(copy.copy(restored), field.name)
-    assert (restored.device, restored.backends["npu"]["x"], restored.sources["device"]) == ("cpu", [1], "tridal.use")
-    with pytest.raises(TypeError):
-        restored.backends["npu"] = {}
-
-
-def test_use_as_decorator_changes_the_settings_of_the_caller():
-    @use(device="decorated")
-    def inside() -> tuple[str, str]:
-        return current().device, current().fallback
-
-    assert inside() == ("decorated", "torch")
-    with use(fallback="error"):
-        assert inside() == ("decorated", "error")
-    assert current().device == "auto"
-
-
-def test_equal_use_gives_the_same_object_and_the_cache_is_bounded():
-    def settings_in_use(**given: object) -> Settings:
-        with use(**given):
-            return current()
-
-    assert settings_in_use(device="a") is settings_in_use(device="a")
-    assert settings_in_use(backends={"npu": {"x": 1}}) is not settings_in_use(backends={"npu": {"x": True}})
-    assert len({settings_in_use(device=f"d{i}") for i in range(500)}) == 500
-    assert len(settings._overlays) <= 64
-
-
-def test_reload_takes_effect_outside_of_active_use_blocks(monkeypatch):
-    with use(fallback="error"):
-        monkeypatch.setenv("TRIDAL_DEVICE", "later")
-        reload()
-        assert current().device == "auto"
-    assert current().device == "later"
-    with use(fallback="error"):
-        assert current().device == "later"
-
-
-def test_use_applies_only_to_its_thread():
-    barrier = threading.Barrier(4)
-
-    def read_device(number: int) -> list[str]:
-        before = current().device
-        with use(device=f"d{number}"):
-            barrier.wait(timeout=10)
-            inside = current().device
-            barrier.wait(timeout=10)
-        return [before, inside, current().device]
-
-    with use(device="main"):
-        found = at_the_same_time(*(partial(read_device, number) for number in range(4)))
-    assert found == [["auto", f"d{number}", "auto"] for number in range(4)]
-
-
-def test_first_access_from_many_threads_reads_once(folder, monkeypatch):
-    write_file(folder / "tridal.yaml", "device: once\n")
-    monkeypatch.setattr(settings, "_base", None)
-    results = at_the_same_time(*[current] * 8)
-    assert len(set(results)) == 1
-    assert results[0].device == "once"
-
-
-def test_use_applies_only_to_its_async_task_and_the_tasks_started_inside():
-    async def task(name: str, ready: asyncio.Event, go: asyncio.Event) -> tuple[str, str]:
-        outer = current().device
-        with use(device=name):
-            ready.set()
-            await go.wait()
-            return outer, current().device
-
-    async def main() -> list[tuple[str, str]]:
-        events = [asyncio.Event() for _ in range(3)]
-        with use(device="outer"):
-            first = asyncio.create_task(task("a", events[0], events[2]))
-            second = asyncio.create_task(task("b", events[1], events[2]))
-        await events[0].wait()
-        await events[1].wait()
-        assert current().device == "auto"
-        events[2].set()
-        return [await first, await second]
-
-    assert asyncio.run(main()) == [("outer", "a"), ("outer", "b")]

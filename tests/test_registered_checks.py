@@ -1,0 +1,113 @@
+"""Checks of the arguments of registered ops and of their gradients."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from third_party_op import UNIT_NORM
+from tridal.errors import DimensionError, DTypeError, ShapeError, TensorDeviceError
+from tridal.ops import table
+from tridal.runtime import launch
+
+
+@pytest.fixture(params=["softmax", "log_softmax"])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch, nothing_prepared: None) -> None:
+    """Fails if a kernel is prepared."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a kernel was prepared")
+
+    monkeypatch.setattr(launch, "prepare", fail)
+
+
+X = torch.ones(6, 8)
+INVALID_GRADIENTS: dict[str, tuple[tuple[Any, ...], type[Exception]]] = {
+    "smaller saved tensor": ((torch.ones(512, 64), torch.ones(1, 5), 1, torch.float32), ShapeError),
+    "larger saved tensor": ((torch.ones(1, 5), torch.ones(512, 64), 1, torch.float32), ShapeError),
+    "broadcast gradient": ((torch.ones(6, 1), X, 1, torch.float32), ShapeError),
+    "other order of dims": ((torch.ones(8, 6), X, 1, torch.float32), ShapeError),
+    "other rank": ((torch.ones(48), X, 0, torch.float32), ShapeError),
+    "empty saved tensor": ((X, torch.ones(0, 8), 1, torch.float32), ShapeError),
+    "zero-dim gradient": ((torch.ones(()), X, 0, torch.float32), ShapeError),
+    "dim above the range": ((X, X, 2, torch.float32), DimensionError),
+    "dim below the range": ((X, X, -3, torch.float32), DimensionError),
+    "integer gradient": ((X.int(), X, 1, torch.float32), DTypeError),
+    "integer saved tensor": ((X, X.long(), 1, torch.float32), DTypeError),
+    "boolean gradient": ((X.bool(), X, 1, torch.float32), DTypeError),
+    "complex saved tensor": ((X, X.cfloat(), 1, torch.float32), DTypeError),
+    "integer result": ((X, X, 1, torch.int32), DTypeError),
+    "complex result": ((X, X, 1, torch.complex64), DTypeError),
+}
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize(("arguments", "error"), INVALID_GRADIENTS.values(), ids=INVALID_GRADIENTS)
+@pytest.mark.parametrize("mode", ["plain", "meta", "autograd", "vmap", "no backend"])
+@pytest.mark.parametrize("name", [*table.one_tensor_ops(), UNIT_NORM.name])
+def test_invalid_gradients_raise_before_a_kernel_is_prepared(
+    device: torch.device, name: str, mode: str, arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    tridal.row_function(UNIT_NORM)
+    grad, saved, dim, dtype = arguments
+    op = getattr(torch.ops.tridal, f"{name}_backward")
+    target = {"meta": torch.device("meta"), "no backend": torch.device("cpu")}.get(mode, device)
+    grad, saved = grad.to(target), saved.to(target)
+    if mode == "vmap":
+        with pytest.raises(error):
+            torch.vmap(lambda g, s: op(g, s, dim, dtype))(torch.stack([grad, grad]), torch.stack([saved, saved]))
+        return
+    if mode == "autograd":
+        saved = saved.clone().requires_grad_(saved.is_floating_point())
+    with tridal.use(device="auto") if mode == "no backend" else tridal.use(), pytest.raises(error):
+        op(grad, saved, dim, dtype)
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_gradients_of_tensors_on_two_devices_raise(device: torch.device, name: str) -> None:
+    op, x = getattr(torch.ops.tridal, f"{name}_backward"), X.to(device)
+    for tensors in ((x, torch.empty(6, 8, device="meta")), (torch.empty(6, 8, device="meta"), x)):
+        with pytest.raises(TensorDeviceError, match="on one device"):
+            op(*tensors, 1, torch.float32)
+
+
+def test_an_invalid_gradient_raises_after_a_valid_one_is_prepared(device: torch.device, name: str) -> None:
+    op, x = getattr(torch.ops.tridal, f"{name}_backward"), X.to(device)
+    op(x, x, 1, torch.float32)
+    for saved in (x[:1], x[:, :5].contiguous(), x[None], x.t().contiguous()):
+        shape = tuple(saved.shape)
+        message = f"grad has a number per element: expected the shape {shape}, got (6, 8), with output of shape {shape}"
+        with pytest.raises(ShapeError, match=re.escape(message)):
+            op(x, saved, 1, torch.float32)
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((X, 2, torch.float32), DimensionError),
+        ((X, 1, torch.int32), DTypeError),
+        ((X.cfloat(), 1, torch.float32), DTypeError),
+        ((X, 1, torch.float32, torch.ones(7)), DimensionError),
+        ((X, 1, torch.float32, torch.ones(2, 6, 8)), DimensionError),
+        ((X, 1, torch.float32, X.int()), DTypeError),
+        ((X, 0, torch.float32, None, 1.0, True), DimensionError),
+        ((X[0], 0, torch.float32, None, 1.0, True), DimensionError),
+    ],
+)
+def test_invalid_calls_raise_before_a_kernel_is_prepared(
+    device: torch.device, arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    for target in (device, torch.device("meta")):
+        moved = [value.to(target) if isinstance(value, torch.Tensor) else value for value in arguments]
+        with pytest.raises(error):
+            torch.ops.tridal.softmax(*moved)
