@@ -1,4 +1,4 @@
-"""Times and peak memory of cross-entropy and of its linear form, beside torch's and Liger-Kernel's if it is installed.
+"""Times and peak memory of cross-entropy, its linear form and log-probabilities, beside torch and Liger-Kernel.
 
     python benchmarks/cross_entropy.py [--rows 8192] [--classes 128256] [--hidden 4096]
 
@@ -98,6 +98,13 @@ def step_table(device: torch.device, rows: int, classes: int, hidden: int) -> No
         "the same, inplace_backward": lambda: tridal.cross_entropy(x @ weight.t(), target, inplace_backward=True),
         "torch": lambda: functional.cross_entropy(x @ weight.t(), target),
     }
+    steps["tridal.linear_cross_entropy, a loss per row"] = lambda: tridal.linear_cross_entropy(
+        x, weight, target, reduction="none"
+    ).sum()
+    steps["tridal.token_log_probs"] = lambda: tridal.token_log_probs(x, weight, target).sum()  # type: ignore[union-attr]
+    steps["the same, with entropies"] = lambda: sum(
+        result.sum() for result in tridal.token_log_probs(x, weight, target, return_entropy=True)
+    )
     for size in (1024, 2048, 4096):
         steps[f"tridal.linear_cross_entropy, chunks of {size}"] = lambda size=size: tridal.linear_cross_entropy(
             x, weight, target, chunk_size=size

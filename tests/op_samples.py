@@ -185,6 +185,15 @@ def _swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
     return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
 
 
+def _log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    logs = (input.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
+    return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
+
+
+def _token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Any:
+    return _log_probs(functional.linear(input, linear_weight, linear_bias), target)
+
+
 def _linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:
     logits = functional.linear(input, linear_weight, linear_bias).view(-1, CLASSES)
     return functional.cross_entropy(logits, target.reshape(-1))
@@ -202,6 +211,8 @@ def _sample(
 def _samples() -> dict[str, Sample]:
     softmax, entropy, linear = map(op_named, ("softmax", "cross_entropy", "linear_cross_entropy"))
     entropies = tridal.cross_entropy, functional.cross_entropy
+    layer = {"linear_weight": "matrix", "target": "class", "linear_bias": "bias"}
+    options: Any = {"temperature": 0.8, "return_entropy": True}
     smooth = (functools.partial(function, label_smoothing=0.1) for function in entropies)
     found = {
         "softmax, scaled and masked": _sample(
@@ -214,7 +225,14 @@ def _samples() -> dict[str, Sample]:
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
         "linear_cross_entropy": _sample(
             linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), _linear_loss,
-            roles={"linear_weight": "matrix", "target": "class", "linear_bias": "bias"},
+            roles=layer,
+        ),
+        "log_probs": _sample(
+            op_named("log_probs"), lambda input, target: tridal.log_probs(input, target, **options), _log_probs
+        ),
+        "token_log_probs": _sample(
+            op_named("token_log_probs"), functools.partial(tridal.token_log_probs, chunk_size=5, **options),
+            _token_log_probs, roles=layer,
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):

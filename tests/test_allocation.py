@@ -96,3 +96,22 @@ def test_a_negative_view_that_is_cast_is_copied(cpu: torch.device) -> None:
     x = torch._neg_view(torch.ones(SHAPE))
     assert peak_bytes(lambda: tridal.softmax(x)) == NUMBER * 4
     assert peak_bytes(lambda: tridal.softmax(x, dtype=F16)) == NUMBER * (4 + 2)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_token_log_probs_allocate_as_much_as_linear_cross_entropy(cpu: torch.device, entropy: bool) -> None:
+    """Besides two or three numbers per row that are saved. All logits would take 16 times as much as a chunk."""
+    x, matrix = torch.randn(512, 32, requires_grad=True), torch.randn(1000, 32, requires_grad=True)
+    target = torch.randint(1000, (512,))
+
+    def train(function: Callable[..., Any], **options: Any) -> int:
+        def step() -> Any:
+            results = function(x, matrix, target, chunk_size=32, **options)
+            results = results if isinstance(results, tuple) else (results,)
+            return torch.autograd.grad(results, (x, matrix), [result.detach() for result in results])
+
+        return peak_bytes(step)
+
+    theirs = train(tridal.linear_cross_entropy, reduction="none")
+    assert theirs < 512 * 1000 * 4 / 4
+    assert train(tridal.token_log_probs, return_entropy=entropy) <= theirs + 4 * 512 * (3 if entropy else 2)

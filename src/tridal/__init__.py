@@ -16,6 +16,7 @@ except Exception as error:  # a broken torch may raise any exception; `tridal do
 else:
     from tridal import nn
     from tridal.library.glu.functions import geglu, swiglu
+    from tridal.library.log_probs.functions import log_probs, token_log_probs
     from tridal.library.losses.functions import cross_entropy
     from tridal.library.losses.linear_functions import linear_cross_entropy
     from tridal.library.norms.functions import layer_norm, rms_norm
@@ -37,9 +38,8 @@ else:
 
 __all__ = [
     "backends", "cross_entropy", "device", "errors", "geglu", "kernelize", "layer_norm", "linear_cross_entropy",
-    "log_softmax", "nn",
-    "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function", "settings", "softmax", "swiglu",
-    "types", "use",
+    "log_probs", "log_softmax", "nn", "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function",
+    "settings", "softmax", "swiglu", "token_log_probs", "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -1,6 +1,8 @@
 """The bundled ops: each folder has the maths, the declarations, the functions and the modules of a family of ops."""
 
 from tridal.library.glu.glu import GEGLU, SWIGLU
+from tridal.library.log_probs.log_probs import LOG_PROBS
+from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.norms.layer_norm import LAYER_NORM
@@ -8,4 +10,7 @@ from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 
-OPS = (SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, SWIGLU, GEGLU)
+OPS = (
+    SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, SWIGLU, GEGLU, LOG_PROBS,
+    TOKEN_LOG_PROBS,
+)  # fmt: skip

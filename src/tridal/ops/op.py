@@ -213,7 +213,8 @@ class Op:
     def fills_gradients(self) -> bool:
         """Whether zeros replace a gradient that autograd does not have, because the gradient's kernel needs all.
 
-        If not, all results after the first depend only on the arguments that have the first gradient.
+        If not, all results after the first depend only on the arguments that have the first gradient, unless tensors
+        have the role "whole".
         """
         return self.differentiable_results > 1 and not self.gradient_signature.arguments[0].optional
 

@@ -16,6 +16,7 @@ term and for an output with a number per element, one of `reads`; for an output 
 - `in_bounds`, in terms of later statistics: whether each element is one of the tensor, and not beyond the end of a row
   or beyond the last row. Kernels with `neutral_padding` need it if a term of padding is not zero;
 - `count`: the number of elements that the statistics cover; `part_count`, in `rebase`: the number that a part covers;
+- in `rebase`, also the statistics between the first and its own: those of the part, after their `rebase`;
 - `part_<first statistic>`, in `rebase`, `writes` and `column_writes`: the first statistic of the part of a row that a
   program computes;
 - `part_scale`, in `row_value`, `writes` and `column_writes`: the factor that `rebase` applies to the terms of the part;
@@ -111,7 +112,7 @@ def _variables(kernel: RowKernel, function: OpFunction, edge: bool) -> dict[str,
         if function.statistic > 0:
             known |= dict.fromkeys(first, "first") | given("count", "in_bounds") | flags | {"GUARD": "TERM_GUARD"}
     elif role == "rebase":
-        known = {kernel.statistics[function.statistic].name: statistic_variable(function.statistic)}
+        known = {s.name: statistics[s.name] for s in kernel.statistics[1 : function.statistic + 1]}
         known |= {f"part_{name}": "part_first" for name in first} | dict.fromkeys(first, "first")
         known |= given("count", "part_count") | {"EXP2_BIAS": "REBASE_BIAS"}
     elif role == "row_value":

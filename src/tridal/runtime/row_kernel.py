@@ -21,8 +21,8 @@ class Statistic:
         term: name of the Triton function that computes the term, or of the tensor of `reads` that is the term.
         rebase: name of a Triton function. A later statistic needs it if its term uses the first statistic or `count`.
             The function gets the later statistic of a part of a row, and returns what it would be if its terms had used
-            the first statistic and the count of the whole row. A part may be empty: its "max" is -inf, and its sums and
-            its count are 0.
+            the first statistic and the count of the whole row. It may use the statistics between both of them. A part
+            may be empty: its "max" is -inf, and its sums and its count are 0.
     """
 
     name: str

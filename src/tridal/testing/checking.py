@@ -181,7 +181,8 @@ def call_function(
     required = [tensors[a.name] for a in op.arguments if a.type == "Tensor" and not a.optional]
     found: Any = implementation.function(case.op)(*required, **keywords)
     found = (found,) if isinstance(found, Tensor) else found
-    names = [r.name for r in op.results if r.returned and (r.needs is None or tensors.get(str(r.needs)) is not None)]
+    named = {a.name: given.get(a.name, ordinary(a)) for a in op.signature.arguments} | dict(tensors)
+    names = [r.name for index, r in enumerate(op.results) if r.returned and not op.signature.is_absent(index, named)]
     return dict(zip(names, [tensor for tensor in found if tensor is not None], strict=op.steps is None))
 
 

@@ -30,12 +30,16 @@ def _tensors(case: Case) -> dict[str, Tensor]:
     return {"target": target, "weight": torch.rand(classes, generator=generator, dtype=torch.float64)}
 
 
-def _linear_tensors(case: Case) -> dict[str, Tensor]:
+def layer_tensors(case: Case) -> dict[str, Tensor]:
     """Returns the tensors of a linear layer, whose logits have the shape of the case."""
     rows, classes = case.shape
     shapes = {"input": (rows, _FEATURES), "linear_weight": (classes, _FEATURES), "linear_bias": (classes,)}
-    values = {name: make_values("normal", shape, 0, seed=i + 1) * 0.5 for i, (name, shape) in enumerate(shapes.items())}
-    return _tensors(replace(case, dtypes=(("target", "int64"),))) | values
+    return {name: make_values("normal", shape, 0, seed=i + 1) * 0.5 for i, (name, shape) in enumerate(shapes.items())}
+
+
+def _linear_tensors(case: Case) -> dict[str, Tensor]:
+    """Returns the tensors of a linear layer, and targets of its logits."""
+    return _tensors(replace(case, dtypes=(("target", "int64"),))) | layer_tensors(case)
 
 
 def _is_defined(case: Case) -> bool:
@@ -43,7 +47,8 @@ def _is_defined(case: Case) -> bool:
     return len(case.shape) > 0 and case.shape[case.dim] > 0 and "weight" not in dict(case.dtypes)
 
 
-def _is_defined_linear(case: Case) -> bool:
+def is_small_matrix(case: Case) -> bool:
+    """Returns whether an op of a linear layer is defined for a case: for few rows of a few logits."""
     ordinary = case.values == "normal" and case.layout == "contiguous" and case.plan == "planned"
     return ordinary and _is_defined(case) and len(case.shape) == 2 and max(case.shape) < 1000
 
@@ -55,4 +60,4 @@ CROSS_ENTROPY = OpCases(
     constants=("target",),
     formulas=_FORMULAS,
 )
-LINEAR_CROSS_ENTROPY = OpCases(tensors=_linear_tensors, is_defined=_is_defined_linear, formulas=_FORMULAS)
+LINEAR_CROSS_ENTROPY = OpCases(tensors=_linear_tensors, is_defined=is_small_matrix, formulas=_FORMULAS)

@@ -30,8 +30,8 @@ def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any,
     if not -(2**63) <= ignore_index < 2**63:  # type: ignore[operator]
         raise ValueError(f"ignore_index must fit in 64 bits, got {ignore_index!r}")
     for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss), ("softcap", softcap)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, Real))):
-            raise TypeError(f"{name} must be a number, got {value!r}")
+        if value is not None:
+            check_number(name, value)
     if label_smoothing is None or not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     if z_loss is None:
@@ -40,24 +40,33 @@ def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any,
         raise ValueError(f"softcap must be a positive number or None, got {softcap!r}")
 
 
-def check_tensors(input: object, **others: object) -> None:
+def check_number(name: str, value: object) -> None:
+    """Raises TypeError if the value is no real number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, Real)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_tensors(op: str, **tensors: object) -> None:
     """Checks that all arguments are dense tensors on one device. Weights and biases may be None.
+
+    Messages call what is computed `op`.
 
     Raises:
         TypeError: an argument is not a tensor.
         LayoutError: a tensor is sparse.
         RuntimeError: the tensors are on different devices.
     """
-    for argument, tensor in (("input", input), *others.items()):
-        if tensor is None and argument not in ("input", "linear_weight", "target"):
+    main, first = next(iter(tensors.items()))
+    for argument, tensor in tensors.items():
+        if tensor is None and argument in ("linear_bias", "weight"):
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{argument} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.layout is not torch.strided:
-            raise LayoutError(f"the loss is not defined for {argument} with layout {tensor.layout}: use to_dense()")
-        assert isinstance(input, Tensor)
-        if tensor.device != input.device:
-            raise RuntimeError(f"{argument} is on {tensor.device}, but input is on {input.device}: move it there")
+            raise LayoutError(f"{op} is not defined for {argument} with layout {tensor.layout}: use to_dense()")
+        assert isinstance(first, Tensor)
+        if tensor.device != first.device:
+            raise RuntimeError(f"{argument} is on {tensor.device}, but {main} is on {first.device}: move it there")
 
 
 def check_targets(
@@ -113,11 +122,16 @@ def _check_target(shape: Sequence[int], target: Tensor, ignore_index: int, dim: 
             f"Expected target size {list(rows)} for indices or {list(shape)} for probabilities, "
             f"got {list(target.shape)}{hint if tuple(target.shape) == tuple(shape[:-1]) else ''}"
         )
+    check_index_dtype(target)
+
+
+def check_index_dtype(target: Tensor) -> None:
+    """Raises DTypeError if target indices have another dtype than int64 or uint8."""
     if target.dtype not in INDEX_DTYPES:
         raise DTypeError(f"expected target dtype to be Long or Byte, but got {target.dtype}: use target.long()")
 
 
-def check_range(target: Tensor, classes: int, ignore_index: int) -> None:
+def check_range(target: Tensor, classes: int, ignore_index: int | None) -> None:
     """Raises IndexError if a target index is not one of a class. This waits for the device."""
     outside = (target != ignore_index) & ((target < 0) | (target >= classes))
     if outside.any():

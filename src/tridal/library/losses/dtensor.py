@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.checkpoint import checkpoint
 
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
-from tridal.library.losses.linear_chunks import chunk_rows
-from tridal.library.losses.linear_cross_entropy import logits_of
+from tridal.library.losses.linear_chunks import LAYER, chunk_rows, logits_of
 from tridal.library.losses.maths import MEAN, NONE, target_weights
 from tridal.ops import Named, accumulator
 from tridal.pytorch import call, register
@@ -19,9 +18,12 @@ from tridal.pytorch import call, register
 Tensor = torch.Tensor
 
 
-def _distributed(*tensors: Any) -> list[Any]:
-    """Returns the tensors as DTensors. A tensor that is not distributed is the same on all ranks."""
-    mesh = next(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
+def distributed(*tensors: Any, like: Sequence[Any] = ()) -> list[Any]:
+    """Returns the tensors as DTensors. A tensor that is not distributed is the same on all ranks.
+
+    One of the tensors, or of those in `like`, is distributed.
+    """
+    mesh = next(tensor.device_mesh for tensor in (*tensors, *like) if isinstance(tensor, DTensor))
     whole = [Replicate()] * mesh.ndim
     return [
         tensor if tensor is None or isinstance(tensor, DTensor) else
@@ -47,36 +49,44 @@ def reduced(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
     *rest, dtype = numbers
-    x, targets, weights = _distributed(input, target, weight)
+    x, targets, weights = distributed(input, target, weight)
     wide = accumulator(input, target, weight)
     results: Any = call(register(CROSS_ENTROPY), (x, targets, weights, NONE, *rest, wide))
     return _reduced(results[0], targets, weights, reduction, rest[0]).to(dtype), results[1]
 
 
 def linear_cross_entropy(named: Named) -> Tensor:
-    """Returns the loss of distributed tensors, for the arguments of the registered op by name.
+    """Returns the loss of distributed tensors, for the arguments of the registered op by name."""
+    weight, numbers = named["weight"], tuple(named[n] for n in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
+    targets, weights = distributed(named["target"], weight, like=[named[name] for name in LAYER])
+
+    def losses(logits: Tensor, target: Tensor) -> Any:
+        wide = accumulator(logits, target, weight)
+        return call(register(CROSS_ENTROPY), (logits, target, weights, NONE, *numbers, wide))[:1]
+
+    (rows,) = in_chunks(named, losses)
+    return _reduced(rows, targets, weights, named["reduction"], numbers[0]).to(named["dtype"])
+
+
+def in_chunks(named: Named, function: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> list[Tensor]:
+    """Returns function(logits, targets), which has numbers per row, for the arguments of an op of a linear layer.
 
     The backward computes the logits of each chunk again. Rows that are sharded over ranks are one chunk, because a
     chunk of them would have to be redistributed.
     """
-    weight, matmul_dtype = named["weight"], named["matmul_dtype"]
-    numbers = tuple(named[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
-    given = [named[name] for name in ("input", "linear_weight", "linear_bias", "target", "weight")]
-    x, matrix, bias, all_targets, weights = _distributed(*given)
-    step = named["chunk_size"] or chunk_rows(x.shape[0], given[1], matmul_dtype, named["accum_dtype"])
+    matmul_dtype = named["matmul_dtype"]
+    x, matrix, bias, all_targets = distributed(*(named[name] for name in (*LAYER, "target")))
+    step = named["chunk_size"] or chunk_rows(x.shape[0], matrix, matmul_dtype, named["accum_dtype"])
     step = x.shape[0] if any(placement.is_shard(0) for placement in x.placements) else step
 
-    def losses(x: Tensor, target: Tensor) -> Any:
-        logits = logits_of(x, matrix, bias, matmul_dtype)
-        wide = accumulator(logits, target, weight)
-        return call(register(CROSS_ENTROPY), (logits, target, weights, NONE, *numbers, wide))[0]
+    def of_chunk(x: Tensor, target: Tensor) -> Any:
+        return function(logits_of(x, matrix, bias, matmul_dtype), target)
 
     chunks = [
-        _again(losses, x[start : start + step], all_targets[start : start + step])
+        _again(of_chunk, x[start : start + step], all_targets[start : start + step])
         for start in range(0, max(x.shape[0], 1), max(step, 1))
     ]
-    rows = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
-    return _reduced(rows, all_targets, weights, named["reduction"], numbers[0]).to(named["dtype"])
+    return [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*chunks, strict=True)]
 
 
 def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:

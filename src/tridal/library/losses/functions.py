@@ -90,7 +90,7 @@ def cross_entropy(
         call_again = functools.partial(cross_entropy, input, target, weight, **options)
         return call_on_stream(stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
     check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
-    check_tensors(input, target=target, weight=weight)
+    check_tensors("the loss", input=input, target=target, weight=weight)
     autocast = autocast_enabled(input.device.type)
     check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
     target = target.long() if target.dtype is torch.uint8 else target  # an ignore_index of -100 would wrap to 156

@@ -27,15 +27,10 @@ def check_linear(
     linear_bias, weight, ignore_index = options["linear_bias"], options["weight"], options["ignore_index"]
     ignored = -100 if ignore_index is None else ignore_index
     check_numbers(options["reduction"], ignored, options["label_smoothing"], options["z_loss"], options["softcap"])
-    check_tensors(input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
-    _check_options(options["chunk_size"], options["accum_dtype"])
-    shape = _logits_shape(input, linear_weight, linear_bias)
-    for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
-        if tensor is not None and tensor.dtype != input.dtype and not autocast:
-            raise DTypeError(
-                f"expected input and {name} to have the same dtype, but got: {input.dtype} != {tensor.dtype}: use "
-                f"{name}.to(input.dtype), or autocast"
-            )
+    check_tensors(
+        "the loss", input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight
+    )
+    shape = check_layer(input, linear_weight, linear_bias, options["chunk_size"], options["accum_dtype"], autocast)
     if input.dim() == 2 and target.dim() == 1 and input.shape[0] != target.shape[0] == linear_weight.shape[0]:
         raise ValueError(
             f"Expected input batch_size ({input.shape[0]}) to match target batch_size ({target.shape[0]}), which is "
@@ -56,6 +51,33 @@ def check_linear(
     if not batch:
         return input.unsqueeze(0), target.unsqueeze(0) if probabilities else target.reshape(1)
     return (input.flatten(0, -2) if len(batch) > 1 else input), flat_target
+
+
+def check_layer(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, chunk_size: object, accum_dtype: object,
+    autocast: bool,
+) -> tuple[int, ...]:  # fmt: skip
+    """Checks the tensors of a linear layer, and how chunks are computed. Returns the shape of the logits.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, DTypeError: an argument is wrong.
+    """
+    _check_options(chunk_size, accum_dtype)
+    shape = _logits_shape(input, linear_weight, linear_bias)
+    for name, tensor in (("linear_weight", linear_weight), ("linear_bias", linear_bias)):
+        if tensor is not None and tensor.dtype != input.dtype and not autocast:
+            raise DTypeError(
+                f"expected input and {name} to have the same dtype, but got: {input.dtype} != {tensor.dtype}: use "
+                f"{name}.to(input.dtype), or autocast"
+            )
+    return shape
+
+
+def matmul_dtype_of(input: Tensor, autocast: bool) -> torch.dtype:
+    """Returns the dtype in which a linear layer is computed."""
+    if autocast and input.dtype is not torch.float64:
+        return torch.get_autocast_dtype(input.device.type)
+    return input.dtype
 
 
 def _check_options(chunk_size: object, accum_dtype: object) -> None:

@@ -1,26 +1,30 @@
-"""Losses and gradients of a linear layer and cross-entropy in chunks of rows, so that the full logits never exist.
+"""An op of the logits of a linear layer in chunks of rows, so that the full logits never exist.
 
-torch's matmul computes the logits of a chunk. The kernels of cross-entropy compute its losses and write the gradient of
-the logits into their memory. Matmuls turn it into the chunk's part of the gradients of input and weight.
+torch's matmul computes the logits of a chunk. The kernels of the op compute its results, and write the gradient of the
+logits into their memory. Matmuls turn it into the chunk's part of the gradients of input and weight.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from tridal.library.losses import steps
-from tridal.library.losses.cross_entropy import CROSS_ENTROPY
-from tridal.library.losses.maths import NONE
-from tridal.ops import Named, NoKernel, accumulator, compute, compute_gradient
+from tridal.ops import Argument, Named, number
 from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
+LAYER = ("input", "linear_weight", "linear_bias")
+"""The differentiable tensors of a linear layer."""
+CHUNK_NUMBERS = (
+    Argument("matmul_dtype", "ScalarType"), Argument("accum_dtype", "ScalarType"),
+    number("chunk_size", type="int", range=(16, 64)),
+)  # fmt: skip
+"""The arguments of the registered ops of a linear layer that say how chunks are computed."""
 _CHUNK_BYTES = 2**26
 
 
@@ -112,54 +116,24 @@ def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: 
         out.copy_(total)
 
 
-def _losses(
-    call: Steps, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None, numbers: steps.Numbers
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
-    if row_grad is not None and not target.is_floating_point():
-        with suppress(NoKernel):
-            return steps.losses_with_gradient(call, logits, target, weight, row_grad, numbers)
-    lse: Tensor | None
-    try:
-        keeps_lse = row_grad is not None or call.batch_invariant  # as cross_entropy
-        losses, lse = steps.losses(call, logits, target, weight, numbers, needs_lse=keeps_lse)
-    except NoKernel:
-        wide = accumulator(logits, target, weight)
-        results: Any = compute(CROSS_ENTROPY, logits, target, weight, NONE, *numbers, wide)
-        losses, lse, _ = results
-    if row_grad is None:
-        return losses, None
-    assert lse is not None
-    lse = lse.view(row_grad.shape)
-    with suppress(NoKernel):
-        given = (logits, target, weight, lse, row_grad, None, numbers)
-        return losses, steps.logits_gradient(call, *given, overwrites=True)
-    saved = (logits, target, weight, lse, None)
-    return losses, compute_gradient(CROSS_ENTROPY, row_grad, None, *saved, NONE, *numbers, [True, False])[0]
+def in_chunks(
+    call: Steps, named: Named, needs: Sequence[bool], compute: Callable[[Tensor, slice], Tensor | None]
+) -> list[Tensor | None]:
+    """Calls compute(logits, rows) for the logits of each chunk. It may overwrite the logits.
 
-
-def chunked(
-    call: Steps, named: Named, needs: Sequence[bool], row_grad: Tensor | None
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Returns the loss of each row, and the gradients of input, weight and bias that `needs` selects.
-
-    `row_grad` is the gradient of each row's loss; None is one. It may be a number or a tensor that can be broadcast.
+    Returns the gradients of input, weight and bias that `needs` selects, in the dtypes in which matmuls write them.
+    `compute` returns the gradient of the logits then, else None.
     """
-    input, linear_weight, target, weight = (named[n] for n in ("input", "linear_weight", "target", "weight"))
-    numbers = tuple(named[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
+    input, linear_weight, target = (named[n] for n in ("input", "linear_weight", "target"))
     matmul_dtype, accum_dtype, bias = named["matmul_dtype"], named["accum_dtype"], named["linear_bias"]
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
     bias = None if bias is None else bias.detach().flatten().to(matmul_dtype)
     rows, shape = x.shape[0], linear_weight.shape[:-1]
-    wide = accumulator(x, target, weight)
-    losses = x.new_empty((rows, *shape[1:]), dtype=wide)
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,
         x.new_empty(matrix.shape, dtype=accum_dtype) if needs[1] else None,
         x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
     ]
-    row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(wide)
-    row_grad = row_grad.expand(losses.shape)
     step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
     vector = _vector(call, x, target, matrix.shape[0])
     memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
@@ -173,9 +147,7 @@ def chunked(
                 torch.mm(x[part], matrix[columns_part].t(), out=flat[:, columns_part])
             else:
                 torch.addmm(bias[columns_part], x[part], matrix[columns_part].t(), out=flat[:, columns_part])
-        logits, targets = flat.view(flat.shape[0], *shape), target.detach()[part]
-        found, dlogits = _losses(call, logits, targets, weight, row_grad[part] if any(needs) else None, numbers)
-        losses[part] = found.view(flat.shape[0], *shape[1:])
+        dlogits = compute(flat.view(flat.shape[0], *shape), part)
         if dlogits is None:
             continue
         flat = dlogits.reshape(flat.shape)
@@ -185,4 +157,30 @@ def chunked(
             _product(flat[:, columns_part].t(), x[part], grads[1][columns_part], adds=start > 0)
         if grads[2] is not None:
             grads[2] += flat.sum(0, dtype=accum_dtype)
-    return losses, grads
+    return grads
+
+
+def logits_of(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Returns all logits (N, C, d1, ...), computed in `dtype`."""
+    matrix = linear_weight.flatten(0, -2).to(dtype)
+    bias = None if linear_bias is None else linear_bias.flatten().to(dtype)
+    return functional.linear(input.to(dtype), matrix, bias).view(input.shape[0], *linear_weight.shape[:-1])
+
+
+def layer_gradients(
+    dlogits: Tensor, input: Tensor, linear_weight: Tensor, dtype: torch.dtype, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of input, weight and bias that `needs` selects, from the gradient of all logits."""
+    dlogits = dlogits.flatten(1)
+    matrix, ones = linear_weight.flatten(0, -2).to(dtype), dlogits.new_ones(len(dlogits))
+    return (
+        dlogits @ matrix if needs[0] else None,
+        (dlogits.t() @ input.to(dtype)).view(linear_weight.shape) if needs[1] else None,
+        (ones @ dlogits).view(linear_weight.shape[:-1]) if needs[2] else None,
+    )
+
+
+def as_tensors(grads: Sequence[Tensor | None], named: Named) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of input, weight and bias with the dtypes and shapes of these tensors."""
+    tensors = [named[name] for name in LAYER]
+    return tuple(None if g is None else g.to(t.dtype).view(t.shape) for g, t in zip(grads, tensors, strict=True))

@@ -6,38 +6,40 @@ computes the gradients, too, except those of a loss for each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tridal.library.losses import maths
+from tridal.library.losses import steps as of_logits
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS
-from tridal.library.losses.linear_chunks import chunked
+from tridal.library.losses.linear_chunks import (
+    CHUNK_NUMBERS,
+    LAYER,
+    as_tensors,
+    in_chunks,
+    layer_gradients,
+    logits_of,
+)
 from tridal.library.losses.maths import MEAN, NONE
 from tridal.ops import (
     DTYPE,
     Argument,
     Named,
+    NoKernel,
     Op,
     Result,
     RowReduce,
     accumulator,
     compute,
     compute_gradient,
-    number,
     whole,
 )
 from tridal.pytorch import Steps, without_autocast
 
 Tensor = torch.Tensor
-
-
-def logits_of(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Returns the logits (N, C, d1, ...), computed in `dtype`."""
-    matrix = linear_weight.flatten(0, -2).to(dtype)
-    bias = None if linear_bias is None else linear_bias.flatten().to(dtype)
-    return functional.linear(input.to(dtype), matrix, bias).view(input.shape[0], *linear_weight.shape[:-1])
 
 
 def reference(
@@ -66,13 +68,56 @@ def gradient(
     given = (grad, None, logits, target, weight, lse, total, *numbers, [True, False])
     dlogits = compute_gradient(CROSS_ENTROPY, *given)[0]
     assert dlogits is not None
-    dlogits = dlogits.flatten(1)
-    matrix, ones = linear_weight.flatten(0, -2).to(matmul_dtype), dlogits.new_ones(len(dlogits))
-    return (
-        dlogits @ matrix if output_mask[0] else None,
-        (dlogits.t() @ input.to(matmul_dtype)).view(linear_weight.shape) if output_mask[1] else None,
-        (ones @ dlogits).view(linear_weight.shape[:-1]) if output_mask[2] else None,
-    )
+    return layer_gradients(dlogits, input, linear_weight, matmul_dtype, output_mask)
+
+
+def _losses(
+    call: Steps, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None,
+    numbers: of_logits.Numbers,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
+    if row_grad is not None and not target.is_floating_point():
+        with suppress(NoKernel):
+            return of_logits.losses_with_gradient(call, logits, target, weight, row_grad, numbers)
+    lse: Tensor | None
+    try:
+        keeps_lse = row_grad is not None or call.batch_invariant  # as cross_entropy
+        losses, lse = of_logits.losses(call, logits, target, weight, numbers, needs_lse=keeps_lse)
+    except NoKernel:
+        wide = accumulator(logits, target, weight)
+        results: Any = compute(CROSS_ENTROPY, logits, target, weight, NONE, *numbers, wide)
+        losses, lse, _ = results
+    if row_grad is None:
+        return losses, None
+    assert lse is not None
+    lse = lse.view(row_grad.shape)
+    with suppress(NoKernel):
+        given = (logits, target, weight, lse, row_grad, None, numbers)
+        return losses, of_logits.logits_gradient(call, *given, overwrites=True)
+    saved = (logits, target, weight, lse, None)
+    return losses, compute_gradient(CROSS_ENTROPY, row_grad, None, *saved, NONE, *numbers, [True, False])[0]
+
+
+def _chunked(
+    call: Steps, named: Named, needs: Sequence[bool], row_grad: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Returns the loss of each row, and the gradients of input, weight and bias that `needs` selects.
+
+    `row_grad` is the gradient of each row's loss; None is one. It may be a number or a tensor that can be broadcast.
+    """
+    target, weight = named["target"].detach(), named["weight"]
+    numbers = tuple(named[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
+    losses = _rows(named)
+    row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(losses.dtype)
+    row_grad = row_grad.expand(losses.shape)
+
+    def of_chunk(logits: Tensor, rows: slice) -> Tensor | None:
+        given = row_grad[rows] if any(needs) else None
+        found, dlogits = _losses(call, logits, target[rows], weight, given, numbers)
+        losses[rows] = found.view(losses[rows].shape)
+        return dlogits
+
+    return losses, in_chunks(call, named, needs, of_chunk)
 
 
 def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
@@ -89,7 +134,7 @@ def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     divides_later = _divides_later(named)
     with without_autocast(rows.device.type):
         row_grad = None if denominator is None or divides_later else 1 / denominator
-        losses, grads = chunked(call, named, named["needs"], row_grad)
+        losses, grads = _chunked(call, named, named["needs"], row_grad)
         loss = maths.reduce_rows(losses, target, weight, reduction, named["ignore_index"])[0].to(named["dtype"])
     return loss, *grads, denominator if divides_later else None
 
@@ -107,13 +152,13 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     It may overwrite the saved gradients.
     """
     grad, target, mask = named["grad"], named["target"], named["output_mask"]
-    tensors = [named[name] for name in ("input", "linear_weight", "linear_bias")]
+    tensors = [named[name] for name in LAYER]
     if any(wanted and not has for wanted, has in zip(mask, named["needs"], strict=True)):
         rows, reduction = _rows(named), named["reduction"]
         total = maths.reduce_rows(rows, target, named["weight"], reduction, named["ignore_index"])[1]
         with without_autocast(rows.device.type):
             row_grad = maths.row_gradient(grad.to(rows.dtype), rows.numel(), total, reduction)
-            _, grads = chunked(call, named, mask, row_grad)
+            _, grads = _chunked(call, named, mask, row_grad)
     else:
         saved = (named["input_grad"], named["weight_grad"], named["bias_grad"])
         grads = [found if wanted else None for found, wanted in zip(saved, mask, strict=True)]
@@ -124,7 +169,7 @@ def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
             factors = [torch.where(some, grad, 0.0) for some in kept]
         given = zip(grads, factors, tensors, strict=True)
         grads = [None if g is None else _scaled(g, factor, t.dtype, call.overwrites) for g, factor, t in given]
-    return tuple(None if g is None else g.to(t.dtype).view(t.shape) for g, t in zip(grads, tensors, strict=True))
+    return as_tensors(grads, named)
 
 
 def _scaled(grad: Tensor, factor: Tensor, dtype: torch.dtype, may_overwrite: bool) -> Tensor:
@@ -166,11 +211,7 @@ def _saved(index: int, argument: str, shape: Callable[[Tensor], torch.Size], dty
     )  # fmt: skip
 
 
-_NUMBERS = (
-    Argument("matmul_dtype", "ScalarType"), Argument("accum_dtype", "ScalarType"),
-    number("chunk_size", type="int", range=(16, 64)),
-    Argument("needs", "bool[]"),
-)  # fmt: skip
+_NUMBERS = (*CHUNK_NUMBERS, Argument("needs", "bool[]"))
 LINEAR_CROSS_ENTROPY = Op(
     name="linear_cross_entropy",
     arguments=(

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.library.losses.functions import result_dtype
-from tridal.library.losses.linear_checks import check_linear
+from tridal.library.losses.linear_checks import check_linear, matmul_dtype_of
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.losses.maths import REDUCTIONS
 from tridal.pytorch import (
@@ -90,9 +90,7 @@ def linear_cross_entropy(
     x, flat_target = check_linear(input, linear_weight, target, options, autocast)
     if flat_target.dtype is torch.uint8:
         flat_target = flat_target.long()  # an ignore_index of -100 would wrap to 156
-    matmul_dtype = input.dtype
-    if autocast and input.dtype is not torch.float64:
-        matmul_dtype = torch.get_autocast_dtype(input.device.type)
+    matmul_dtype = matmul_dtype_of(input, autocast)
     dtype = result_dtype(matmul_dtype, target, weight, autocast)
     wide = torch.promote_types(matmul_dtype, torch.float32)
     needs = [records_gradient(tensor) for tensor in (input, linear_weight, linear_bias)]

@@ -60,7 +60,8 @@ def row_gradient(grad: Tensor, rows: int, denominator: Tensor | None, reduction:
     return grad / rows if reduction == MEAN else grad
 
 
-def _capped(x: Tensor, softcap: float | None) -> Tensor:
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    """Returns softcap * tanh(x / softcap), or x without a softcap."""
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
@@ -91,7 +92,7 @@ def reference(
     label_smoothing: float, z_loss: float, softcap: float | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the loss, the log-sum-exp of each row, and the denominator of the mean over indices."""
-    x, dim, probabilities = _capped(input, softcap), reduce.dim, target.is_floating_point()
+    x, dim, probabilities = capped(input, softcap), reduce.dim, target.is_floating_point()
     if reduce.sharded:
         row_max = reduce(x, "max")
         row_max = torch.where(row_max.isfinite(), row_max, 0.0)
@@ -127,7 +128,7 @@ def gradient(
     z_loss: float, softcap: float | None, output_mask: list[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of the logits and of target probabilities."""
-    y, probabilities = _capped(input, softcap), target.is_floating_point()
+    y, probabilities = capped(input, softcap), target.is_floating_point()
     row_max = reduce(y, "max").detach()  # it cancels out
     exp = (y - row_max).exp()
     row_sum = reduce(exp, "sum")

@@ -84,23 +84,35 @@ REDUCE_ALL = replace(
 _masked = functools.cache(functools.partial(replace, neutral_padding=False))
 
 
+def launch(
+    call: Steps, kernel: RowKernel, inputs: Sequence[Tensor | None], *, ignore_index: int | None,
+    softcap: float | None, **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Launches a kernel of logits. The options are those of `Steps.kernel`.
+
+    Raises:
+        NoKernel: no kernel computes the tensors.
+    """
+    if ignore_index is not None and not -(2**31) < ignore_index < 2**31:  # wider target indices are alike to kernels
+        raise NoKernel("kernels compare 32 bits of ignore_index")
+    if kernel.row_index is not None:
+        options["IGNORE_INDEX"] = ignore_index
+    if softcap is not None:  # capped logits beyond the end of a row are not -inf
+        kernel = _masked(kernel)
+    return call.kernel(kernel, *inputs, SOFTCAP=softcap, **options)
+
+
 def _kernel(
     call: Steps, kernel: RowKernel, inputs: Sequence[Tensor | None], dim: int, numbers: Numbers, **options: Any
 ) -> tuple[Any, ...]:
     """Launches a kernel of cross-entropy."""
     ignore_index, label_smoothing, z_loss, softcap = numbers
-    if not -(2**31) < ignore_index < 2**31:  # all wider target indices are alike to kernels
-        raise NoKernel("kernels compare 32 bits of ignore_index")
     values = {"label_smoothing": label_smoothing or None, "z_loss": z_loss or None}
-    constants: dict[str, Any] = {"SOFTCAP": softcap} | {name: values[name] for name in kernel.parameters}
-    if kernel.row_index is not None:
-        constants["IGNORE_INDEX"] = ignore_index
-    elif "target" in kernel.reads:
+    options |= {name: values[name] for name in kernel.parameters}
+    if "target" in kernel.reads:
         assert inputs[0] is not None
-        constants["CLASSES"] = inputs[0].shape[dim] if label_smoothing else 1
-    if softcap is not None:  # capped logits beyond the end of a row are not -inf
-        kernel = _masked(kernel)
-    return call.kernel(kernel, *inputs, dim=dim, **options, **constants)
+        options["CLASSES"] = inputs[0].shape[dim] if label_smoothing else 1
+    return launch(call, kernel, inputs, ignore_index=ignore_index, softcap=softcap, dim=dim, **options)
 
 
 KERNELS = tuple(

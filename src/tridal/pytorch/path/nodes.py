@@ -94,7 +94,8 @@ def output_mask(gradient_index: Sequence[int], needed: Sequence[bool]) -> list[b
 
 def differentiable_results(op: Op, mask: Sequence[bool]) -> int:
     """Returns how many results depend on the tensors whose gradients `mask` selects. These are the first ones."""
-    return op.differentiable_results if op.fills_gradients or any(mask[:1]) else 1
+    depends = op.fills_gradients or any(mask[:1]) or op.arguments[0].role == "whole"
+    return op.differentiable_results if depends else 1
 
 
 def has_gradient(op: Op, arguments: Sequence[Any]) -> bool:

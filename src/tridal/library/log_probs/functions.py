@@ -1,0 +1,195 @@
+"""Log-probabilities and entropies of tokens: the public functions."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from tridal.errors import DTypeError, ShapeError
+from tridal.library.log_probs.log_probs import LOG_PROBS
+from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
+from tridal.library.losses.checks import check_index_dtype, check_number, check_numbers, check_tensors
+from tridal.library.losses.linear_checks import check_layer, matmul_dtype_of
+from tridal.pytorch import (
+    PendingCall,
+    autocast_enabled,
+    call,
+    call_on_stream,
+    call_prepared,
+    is_distributed,
+    register,
+    transforms_active,
+)
+
+Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def log_probs(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int | None = None,
+    return_entropy: bool = False,
+    stream: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The log-probability of each target token: log_softmax(logits / temperature) at the target.
+
+    Args:
+        logits: shape (..., C), with any strides, in a floating-point dtype.
+        target: a class for each row, of shape (...), in int64 or uint8.
+        temperature: a positive number, by which the logits are divided. A softcap is part of the model, so it is
+            applied before, as generation does.
+        softcap: the logits are replaced by softcap * tanh(logits / softcap).
+        ignore_index: rows with this target have the log-probability 0, the entropy 0 and the gradient zero. None: no
+            target is ignored.
+        return_entropy: also returns the entropy of each row's distribution, -sum(p * log(p)). Both are differentiable.
+        stream: see `tridal.softmax`. The backward uses it, too.
+
+    Returns:
+        The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With
+        `return_entropy`, (log-probabilities, entropies).
+
+    Raises:
+        TypeError, ValueError, RuntimeError, DTypeError, LayoutError, ShapeError, StreamError: an argument is wrong.
+        IndexError: a target is out of range, on the CPU. On other devices, the log-probability and the gradient of the
+            row are NaN.
+        NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
+    """
+    given, results = (logits, target), 2 if return_entropy else 1
+    options: dict[str, Any] = {
+        "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "return_entropy": return_entropy
+    }  # fmt: skip
+    pending = None
+    if not _compiling():
+        pending = call_prepared(log_probs, given, (*options.values(), stream), (), results)
+        if pending is not None and type(pending) is not PendingCall:
+            return pending  # type: ignore[no-any-return]
+        if has_torch_function(given):
+            return handle_torch_function(log_probs, given, *given, **options, stream=stream)
+    if stream is not None and isinstance(logits, Tensor):
+        call_again = functools.partial(log_probs, *given, **options)
+        return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
+    check_tensors("log_probs", logits=logits, target=target)
+    numbers = _numbers(**options)
+    if not logits.is_floating_point():
+        raise DTypeError(f"expected logits with a floating-point dtype, got {logits.dtype}")
+    if not logits.dim():
+        raise ShapeError("log_probs needs classes: expected logits of shape (..., C), got ()")
+    target = _checked_target("log_probs", target, logits.shape[:-1], f"logits of shape {tuple(logits.shape)}")
+    if is_distributed(logits, target):
+        from tridal.library.losses.dtensor import distributed
+
+        logits, target = distributed(logits, target)
+    found: Any = call(_LOG_PROBS, (logits, target, *numbers), pending)[:results]
+    return found if return_entropy else found[0]  # type: ignore[no-any-return]
+
+
+def token_log_probs(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    ignore_index: int | None = None,
+    return_entropy: bool = False,
+    chunk_size: int | None = None,
+    accum_dtype: torch.dtype | None = None,
+    stream: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """log_probs(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
+
+    The forward and the backward compute the logits of a chunk of rows at a time. The backward computes them again.
+
+    Args:
+        input: shape (..., H).
+        linear_weight: shape (C, H).
+        target: a class for each row of the input, of shape (...), in int64 or uint8.
+        linear_bias: shape (C,).
+        temperature, softcap, ignore_index, return_entropy: see `tridal.log_probs`.
+        chunk_size, accum_dtype: see `tridal.linear_cross_entropy`.
+        stream: see `tridal.softmax`. Matmuls and the backward use it, too.
+
+    Returns:
+        The log-probabilities of shape (...), in float32 (float64 for float64), also under autocast. With
+        `return_entropy`, (log-probabilities, entropies).
+
+    Raises:
+        TypeError, ValueError, RuntimeError, DTypeError, LayoutError, ShapeError, IndexError, StreamError: an argument
+            is wrong, see `tridal.log_probs`.
+    """
+    given = (input, linear_weight, target, linear_bias)
+    options: dict[str, Any] = {
+        "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "return_entropy": return_entropy
+    }  # fmt: skip
+    chunks: dict[str, Any] = {"chunk_size": chunk_size, "accum_dtype": accum_dtype}
+    keywords = {"linear_bias": linear_bias, **options, **chunks}
+    if not _compiling() and has_torch_function(given):
+        return handle_torch_function(token_log_probs, given, *given[:3], **keywords, stream=stream)
+    if stream is not None and isinstance(input, Tensor):
+        call_again = functools.partial(token_log_probs, *given[:3], **keywords)
+        return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
+    check_tensors("token_log_probs", input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
+    numbers = _numbers(**options)
+    autocast = autocast_enabled(input.device.type)
+    if not input.is_floating_point():
+        raise DTypeError(f"expected input with a floating-point dtype, got {input.dtype}")
+    if linear_weight.dim() != 2:
+        raise ShapeError(f"expected linear_weight of shape (C, H), got {tuple(linear_weight.shape)}")
+    check_layer(input, linear_weight, linear_bias, chunk_size, accum_dtype, autocast)
+    shape = input.shape[:-1]
+    target = _checked_target("token_log_probs", target, shape, f"input of shape {tuple(input.shape)}")
+    dtype = matmul_dtype_of(input, autocast)
+    accum_dtype = accum_dtype or torch.promote_types(dtype, torch.float32)
+    flat = (input.reshape(-1, input.shape[-1]), linear_weight, target.reshape(-1), linear_bias)
+    arguments = (*flat, *numbers, dtype, accum_dtype, chunk_size or 0)
+    # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
+    if is_distributed(*given) and (_compiling() or not transforms_active()):
+        from tridal.library.losses.dtensor import in_chunks
+
+        named = TOKEN_LOG_PROBS.signature.named(arguments)
+        found: Any = in_chunks(named, functools.partial(_of_logits, numbers))
+    else:
+        found = call(_TOKEN_LOG_PROBS, arguments)
+    results = tuple(result.view(shape) for result in found[: 2 if return_entropy else 1])
+    return results if return_entropy else results[0]
+
+
+def _numbers(
+    temperature: Any, softcap: Any, ignore_index: Any, return_entropy: object
+) -> tuple[float, float | None, int | None, bool]:
+    """Checks the arguments that are not tensors. Returns them as those of the registered ops."""
+    check_numbers("none", -100 if ignore_index is None else ignore_index, 0.0, 0.0, softcap)
+    check_number("temperature", temperature)
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be a positive number, got {temperature!r}")
+    if not isinstance(return_entropy, bool):
+        raise TypeError(f"return_entropy must be a bool, got {return_entropy!r}")
+    cap = None if softcap is None else float(softcap)
+    return float(temperature), cap, None if ignore_index is None else int(ignore_index), return_entropy
+
+
+def _checked_target(op: str, target: Tensor, shape: torch.Size, where: str) -> Tensor:
+    """Checks the targets of rows. Returns them in int64."""
+    check_index_dtype(target)
+    if target.shape != shape:
+        raise ShapeError(
+            f"{op}: target has an index per row: expected the shape {tuple(shape)}, got {tuple(target.shape)}, with "
+            f"{where}"
+        )
+    return target.long()  # an ignore_index of -100 would wrap to 156 in uint8
+
+
+def _of_logits(numbers: tuple[Any, ...], logits: Tensor, target: Tensor) -> Any:
+    return call(_LOG_PROBS, (logits, target, *numbers))[: 1 + numbers[-1]]
+
+
+_LOG_PROBS = register(LOG_PROBS, log_probs)
+_TOKEN_LOG_PROBS = register(TOKEN_LOG_PROBS, token_log_probs)

@@ -1,0 +1,198 @@
+"""Log-probabilities of target classes, and entropies: their declaration, their maths in torch's ops, and their steps.
+
+Classes are the last dim of the logits. Scores are the logits, capped by `softcap` and then divided by `temperature`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tridal.library.losses.checks import check_range
+from tridal.library.losses.maths import capped
+from tridal.library.losses.steps import launch
+from tridal.ops import (
+    Named,
+    Op,
+    Result,
+    RowKernel,
+    RowReduce,
+    Statistic,
+    accumulator,
+    index_per_row,
+    number,
+    per_element,
+)
+from tridal.pytorch import Steps, is_direct
+
+Tensor = torch.Tensor
+Numbers = tuple[float, float | None, int | None]
+"""temperature, softcap and ignore_index."""
+_compiling = torch.compiler.is_dynamo_compiling
+
+WITH_ENTROPY = RowKernel(
+    name="log_probs_and_entropy", module="tridal.library.log_probs.kernels.log_probs", reads=("x",), row_index="index",
+    statistics=(
+        Statistic("row_max", "max", term="score"),
+        Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
+        Statistic("moment", "accurate_sum", term="moment_term", rebase="rebase_moment"),
+    ),
+    row_value="log_sum", writes=(), row_writes=("log_prob", "entropy", "row_max", "log_sum"),
+    parameters=("inverse_temperature",), padding=float("-inf"), neutral_padding=True, live_tiles=2,
+)  # fmt: skip
+FORWARD = replace(
+    WITH_ENTROPY, name="log_probs", statistics=WITH_ENTROPY.statistics[:2],
+    row_writes=("log_prob", "row_max", "log_sum"), live_tiles=1,
+)  # fmt: skip
+"""Without the entropy, there are two statistics, which programs can exchange."""
+BACKWARD = replace(
+    WITH_ENTROPY, name="log_probs_backward",
+    row_reads=("row_max", "row_log_sum", "grad", "entropy_grad", "row_entropy"), statistics=(),
+    row_value="target_gradient", writes=("gradient",), row_writes=(), padding=0.0, neutral_padding=False,
+)  # fmt: skip
+
+
+def row_results(
+    call: Steps, logits: Tensor, target: Tensor, numbers: Numbers, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Returns the `row_writes` of the kernel for each row, if they are wanted. The first one always is.
+
+    Raises:
+        NoKernel: no kernel computes the tensors.
+    """
+    temperature, softcap, ignore_index = numbers
+    if call.interpreted:
+        call.run(check_range, target, logits.shape[-1], ignore_index)
+    kernel = WITH_ENTROPY if wanted[1] else FORWARD
+    writes = [name for name, want in zip(WITH_ENTROPY.row_writes, wanted, strict=True) if want]
+    found = launch(
+        call, kernel, [logits, target], ignore_index=ignore_index, softcap=softcap, writes=writes,
+        dtypes=(accumulator(logits),) * len(writes), inverse_temperature=_inverse(temperature),
+    )  # fmt: skip
+    results = dict(zip(writes, found, strict=True))
+    return tuple(results.get(name) for name in WITH_ENTROPY.row_writes)
+
+
+def logits_gradient(
+    call: Steps, logits: Tensor, target: Tensor, rows: tuple[Tensor | None, ...], numbers: Numbers,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Returns the gradient of the logits. `rows` are the `row_reads` of the kernel; the last two may be None.
+
+    Raises:
+        NoKernel: no kernel computes the tensors.
+    """
+    temperature, softcap, ignore_index = numbers
+    found = launch(
+        call, BACKWARD, [logits, *rows, target], ignore_index=ignore_index, softcap=softcap, dtypes=(logits.dtype,),
+        out=out, inverse_temperature=_inverse(temperature),
+    )  # fmt: skip
+    return found[0]  # type: ignore[no-any-return]
+
+
+def _inverse(temperature: float) -> float | None:
+    return None if temperature == 1 else 1 / temperature
+
+
+def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+    input, target, *numbers, _ = named.values()
+    return row_results(call, input, target, tuple(numbers), tuple(call.wanted))
+
+
+def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor]:
+    grad, entropy_grad, input, target, row_max, log_sum, entropy, *numbers = named.values()
+    grad = call.torch(torch.zeros_like, log_sum) if grad is None else grad
+    rows = (row_max, log_sum, grad, entropy_grad, None if entropy_grad is None else entropy)
+    return (logits_gradient(call, input, target, rows, tuple(numbers)),)
+
+
+def _of_scores(
+    input: Tensor, reduce: RowReduce, temperature: float, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the capped logits, the maximum of the scores, the scores minus it, their exponentials, and their sum."""
+    y = capped(input, softcap)
+    x = y if temperature == 1 else y * (1 / temperature)
+    row_max = reduce(x, "max").detach()  # it cancels out
+    row_max = torch.where(row_max == -torch.inf, 0.0, row_max)
+    differences = x - row_max
+    exp = differences.exp()
+    return y, row_max, differences, exp, reduce(exp, "sum")
+
+
+def _entropy(differences: Tensor, exp: Tensor, row_sum: Tensor, reduce: RowReduce) -> Tensor:
+    """Returns -sum(p * log(p)). The term of p = 0 is 0."""
+    return row_sum.log() - reduce(exp * differences.masked_fill(exp == 0, 0.0), "sum") / row_sum
+
+
+def reference(
+    input: Tensor, target: Tensor, reduce: RowReduce, temperature: float, softcap: float | None,
+    ignore_index: int | None, return_entropy: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Returns the log-probability of each row's target, the entropy, the maximum m, and log(sum(exp(score - m)))."""
+    _, row_max, differences, exp, row_sum = _of_scores(input, reduce, temperature, softcap)
+    ignored = torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
+    if reduce.sharded:
+        picked = reduce(torch.where(reduce.columns(differences) == target, differences, 0.0), "sum")
+    else:
+        if input.is_cpu and not _compiling() and is_direct(input, target):
+            check_range(target, reduce.count, ignore_index)
+        picked = differences.gather(reduce.dim, target.clamp(0, reduce.count - 1))
+    picked = torch.where((target >= 0) & (target < reduce.count), picked, torch.nan)
+    log_prob = torch.where(ignored, 0.0, picked - row_sum.log())
+    if not return_entropy:
+        return log_prob, None, row_max, row_sum.log()
+    entropy = torch.where(ignored, 0.0, _entropy(differences, exp, row_sum, reduce))
+    return log_prob, entropy, row_max, row_sum.log()
+
+
+def gradient(
+    grad: Tensor | None, entropy_grad: Tensor | None, input: Tensor, target: Tensor, row_max: Tensor, log_sum: Tensor,
+    entropy: Tensor | None, reduce: RowReduce, temperature: float, softcap: float | None, ignore_index: int | None,
+) -> Tensor:  # fmt: skip
+    """Returns (grad * (1 of the target - p) - entropy_grad * p * (log(p) + entropy)) / temperature, through the cap."""
+    y, _, differences, exp, row_sum = _of_scores(input, reduce, temperature, softcap)
+    p, ignored = exp / row_sum, target == ignore_index if ignore_index is not None else torch.zeros_like(target).bool()
+    peak = torch.zeros_like(row_sum) if grad is None else grad
+    peak = torch.where((target >= 0) & (target < reduce.count), peak, torch.nan).masked_fill(ignored, 0.0)
+    dx = torch.where(reduce.columns(y) == target, peak, 0.0) - p * peak
+    if entropy_grad is not None:
+        deviation = (differences - row_sum.log()).masked_fill(exp == 0, 0.0)
+        deviation = deviation + _entropy(differences, exp, row_sum, reduce)
+        dx = dx - p * deviation * entropy_grad.masked_fill(ignored, 0.0)
+    dx = dx if temperature == 1 else dx * (1 / temperature)
+    return dx if softcap is None else dx * (1 - (y / softcap).square())
+
+
+NUMBERS = (
+    number("temperature", neutral=1.0, range=(0.5, 2.0)), number("softcap", optional=True, range=(1.0, 60.0)),
+    number("ignore_index", type="int", optional=True, range=(-200, -100)),
+)  # fmt: skip
+RETURN_ENTROPY = number("return_entropy", type="bool", range=(True, False))
+
+
+def has_entropy(named: Named) -> bool:
+    """Returns whether a call has entropies."""
+    return named["return_entropy"]  # type: ignore[no-any-return]
+
+
+LOG_PROBS = Op(
+    name="log_probs",
+    arguments=(per_element("input"), index_per_row("target"), *NUMBERS, RETURN_ENTROPY),
+    results=(
+        Result("log_prob", "row", gradient="grad"),
+        Result("entropy", "row", needs=has_entropy, gradient="entropy_grad"),
+        Result("row_max", "row", returned=False),
+        Result("log_sum", "row", returned=False),
+    ),
+    kernels=tuple(kernel.bind(SOFTCAP=None, IGNORE_INDEX=None) for kernel in (FORWARD, BACKWARD, WITH_ENTROPY)),
+    reference=reference,
+    gradient=gradient,
+    steps=_steps,
+    gradient_steps=_gradient_steps,
+    dim=-1,
+    saves=("input", "target", "row_max", "log_sum", "entropy"),
+    gradient_numbers=NUMBERS,
+    cases="tridal.library.log_probs.cases:LOG_PROBS",
+    benchmark="tridal.library.log_probs.benchmark:LOG_PROBS",
+)  # fmt: skip

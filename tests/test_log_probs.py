@@ -1,0 +1,240 @@
+"""tridal.log_probs and tridal.token_log_probs, held to float64 and to the definitions of trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+from pairwise import covering_rows
+from tridal.errors import DTypeError, LayoutError, ShapeError
+from tridal.library.log_probs import log_probs as of_logits
+from tridal.testing.implementation import implementation
+
+Tensor = torch.Tensor
+IGNORED = -7
+AXES: dict[str, list[Any]] = {
+    "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+    "batch": [(), (9,), (2, 3), (2, 2, 3)],
+    "classes": [5, 137],
+    "temperature": [1.0, 0.6, 2],
+    "softcap": [None, 3.0],
+    "ignore_index": [None, IGNORED],
+    "differentiated": ["both", "first", "second", "without entropies"],
+    "bias": [False, True],
+    "chunk_size": [None, 1, 4, 100],
+}
+CASES: Any = covering_rows(AXES, lambda row: True)
+UNITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+NUMBERS = ("temperature", "softcap", "ignore_index")
+
+
+def defined(logits: Tensor, target: Tensor, temperature: float, softcap: float | None, ignore_index: int | None) -> Any:
+    """Log-probabilities and entropies as TRL and verl define them, in float64; ignored rows are zero."""
+    logits = logits.double()
+    logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature
+    ignored = torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
+    logs = logits.log_softmax(-1)
+    found = logs.gather(-1, target.masked_fill(ignored, 0).unsqueeze(-1)).squeeze(-1)
+    entropies = -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(-1)
+    return found.masked_fill(ignored, 0.0), entropies.masked_fill(ignored, 0.0)
+
+
+def targets(case: dict[str, Any], device: torch.device) -> Tensor:
+    target = torch.randint(case["classes"], case["batch"], device=device)
+    if case["ignore_index"] is not None:
+        target.view(-1)[1:4:2] = IGNORED
+    return target
+
+
+def check(ours: Any, exact: Any, leaves: list[Tensor], wide: list[Tensor], case: dict[str, Any], unit: float) -> None:
+    """Compares the results and the gradients of the results that `case` differentiates."""
+    results = ours if isinstance(ours, tuple) else (ours,)
+    assert len(results) == (1 if case["differentiated"] == "without entropies" else 2)
+    for result, wanted in zip(results, exact, strict=False):
+        assert result.dtype is (torch.float64 if case["dtype"] is torch.float64 else torch.float32)
+        assert_close(result.double(), wanted, rtol=unit, atol=8 * unit)
+    chosen = {"both": slice(0, 2), "second": slice(1, 2)}.get(case["differentiated"], slice(0, 1))
+    grads = [torch.randn_like(result) for result in results[chosen]]
+    found = torch.autograd.grad(results[chosen], leaves, grads)
+    gradients = torch.autograd.grad(exact[chosen], wide, [grad.double() for grad in grads])
+    for leaf, gradient, wanted in zip(leaves, found, gradients, strict=True):
+        assert gradient.dtype is leaf.dtype
+        scale = max(1.0, float(wanted.abs().max()))
+        assert_close(gradient.double(), wanted, rtol=unit, atol=4 * unit * scale)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize("linear", [False, True])
+def test_results_and_gradients_agree_with_float64(device: torch.device, case: dict[str, Any], linear: bool) -> None:
+    target, dtype, classes = targets(case, device), case["dtype"], case["classes"]
+    options: Any = {name: case[name] for name in NUMBERS}
+    entropy = case["differentiated"] != "without entropies"
+    shapes = [(*case["batch"], 6), (classes, 6), (classes,)] if linear else [(*case["batch"], classes)]
+    leaves = [torch.randn(shape, device=device).to(dtype) for shape in shapes[: 3 if case["bias"] else 2]]
+    wide = [leaf.double().requires_grad_() for leaf in leaves]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    unit = UNITS[dtype] * (1 if dtype.itemsize > 2 or linear else 0.5)
+    if linear:
+        ours = tridal.token_log_probs(
+            *leaves[:2], target, linear_bias=leaves[2] if case["bias"] else None, return_entropy=entropy,
+            chunk_size=case["chunk_size"], **options,
+        )  # fmt: skip
+        exact = defined(functional.linear(*wide), target, **options)
+    else:
+        ours = tridal.log_probs(*leaves, target, return_entropy=entropy, **options)
+        exact = defined(*wide, target, **options)
+    check(ours, exact, leaves, wide, case, unit)
+
+
+@pytest.mark.parametrize("function", [tridal.log_probs, tridal.token_log_probs])
+def test_derivatives_of_both_results_have_two_orders(device: torch.device, function: Callable[..., Any]) -> None:
+    target = torch.tensor([1, IGNORED, 4], device=device)
+    shapes = [(3, 5)] if function is tridal.log_probs else [(3, 4), (5, 4)]
+    leaves = [torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True) for shape in shapes]
+
+    def compute(*tensors: Tensor) -> Any:
+        return function(*tensors, target, temperature=0.7, softcap=4.0, ignore_index=IGNORED, return_entropy=True)
+
+    assert torch.autograd.gradcheck(compute, leaves)
+    assert torch.autograd.gradgradcheck(compute, leaves)
+
+
+LOOPS = ("planned", "column_loop", "column_loop+peel", "column_loop+lanes")
+
+
+@pytest.mark.parametrize("plan", LOOPS)
+def test_entropies_of_large_logits_are_exact(backend: Any, device: torch.device, plan: str) -> None:
+    """A block of columns has a larger maximum than the one before. lse - sum(p * x) would cancel."""
+    x = torch.randn(3, 5000, device=device) + torch.linspace(10_000, 10_030, 5000, device=device)
+    x[1, 2500:] -= 3e38
+    x[2, :2500] = -torch.inf
+    target = torch.tensor([4999, 17, 4000], device=device)
+    with implementation(backend, plan):
+        found = tridal.log_probs(x, target, return_entropy=True)
+    for ours, exact in zip(found, defined(x, target, 1.0, None, None), strict=True):
+        assert_close(ours.double(), exact, rtol=2e-6, atol=2e-6)
+
+
+def test_kernels_compute_only_what_is_needed(device: torch.device) -> None:
+    x, target = torch.randn(3, 5, device=device, requires_grad=True), torch.zeros(3, dtype=torch.long, device=device)
+    for entropy, name in ((False, "log_probs"), (True, "log_probs_and_entropy")):
+        with tridal.record_calls() as records:
+            results: Any = tridal.log_probs(x, target, return_entropy=entropy)
+            (results[0] if entropy else results).sum().backward()
+        assert [record.op for record in records] == [name, "log_probs_backward"]
+
+
+def test_strided_logits_of_shifted_tokens_are_not_copied(device: torch.device) -> None:
+    logits = torch.randn(2, 6, 11, device=device).transpose(0, 1).contiguous().transpose(0, 1)
+    tokens = torch.randint(11, (2, 6), device=device, dtype=torch.uint8)
+    found = tridal.log_probs(logits[:, :-1], tokens[:, 1:], return_entropy=True)
+    for ours, exact in zip(found, defined(logits[:, :-1], tokens[:, 1:].long(), 1.0, None, None), strict=True):
+        assert_close(ours.double(), exact, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_targets_out_of_range(device: torch.device, linear: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 6, device=device, requires_grad=True)
+    target = torch.tensor([5, 6, -1, IGNORED], device=device)
+
+    def compute(**options: Any) -> Any:
+        matrix = torch.eye(6, device=device)
+        return (
+            tridal.token_log_probs(x, matrix, target, **options) if linear else tridal.log_probs(x, target, **options)
+        )
+
+    if device.type == "cpu":
+        for name in ("auto", "interpreter"):
+            with tridal.use(device=name), pytest.raises(IndexError, match=r"Target .* is out of bounds"):
+                compute(ignore_index=IGNORED)
+    monkeypatch.setattr(of_logits, "check_range", lambda *_: None)  # the interpreter checks them
+    for ignored in (IGNORED, None):
+        found, entropies = compute(ignore_index=ignored, return_entropy=True)
+        (gradient,) = torch.autograd.grad((found, entropies), x, (torch.ones(4, device=device),) * 2)
+        expected = [False, True, True, ignored is None]
+        assert found.isnan().tolist() == gradient.isnan().all(1).tolist() == expected
+        assert not entropies.isnan().any()
+        if ignored is not None:
+            assert found[3] == entropies[3] == gradient[3].count_nonzero() == 0
+
+
+def test_empty_batches_have_empty_results(device: torch.device) -> None:
+    x, matrix = torch.randn(0, 4, device=device, requires_grad=True), torch.randn(5, 4, device=device)
+    target = torch.zeros(0, dtype=torch.long, device=device)
+    assert tridal.log_probs(x, target).shape == (0,)  # type: ignore[union-attr]
+    found: Any = tridal.token_log_probs(x, matrix.requires_grad_(), target)
+    gradients = torch.autograd.grad(found.sum(), (x, matrix))
+    assert [tuple(gradient.shape) for gradient in gradients] == [(0, 4), (5, 4)]
+    assert gradients[1].count_nonzero() == 0
+
+
+def test_autocast_computes_logits_in_its_dtype_and_results_in_float32(device: torch.device) -> None:
+    x, matrix = (torch.randn(n, 8, device=device, requires_grad=True) for n in (3, 5))
+    target = torch.tensor([1, 2, 0], device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        found: Any = tridal.token_log_probs(x, matrix, target, return_entropy=True)
+        logits = functional.linear(x, matrix)
+        of_them: Any = tridal.log_probs(logits, target, return_entropy=True)
+    assert [tensor.dtype for tensor in (*found, *of_them)] == [torch.float32] * 4
+    assert_close(found, of_them, rtol=1e-6, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(results, (x, matrix), results) for results in (found, of_them))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype is torch.float32
+        assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+X, TARGET = torch.randn(4, 5), torch.tensor([0, 4, 1, 2])
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "zero temperature": ({"temperature": 0}, ValueError, "temperature must be a positive number, got 0"),
+    "negative temperature": ({"temperature": -1.0}, ValueError, "temperature must be a positive number, got -1.0"),
+    "infinite temperature": ({"temperature": float("inf")}, ValueError, "temperature must be a positive number"),
+    "temperature per row": ({"temperature": torch.ones(4)}, TypeError, "temperature must be a number, got tensor"),
+    "softcap": ({"softcap": 0.0}, ValueError, "softcap must be a positive number or None, got 0.0"),
+    "ignore_index": ({"ignore_index": 1.5}, TypeError, "ignore_index must be an int, got 1.5"),
+    "return_entropy": ({"return_entropy": 1}, TypeError, "return_entropy must be a bool, got 1"),
+    "target dtype": ({"target": TARGET.int()}, DTypeError, "Long or Byte, but got torch.int32: use target.long()"),
+    "target shape": (
+        {"target": TARGET[:3]},
+        ShapeError,
+        r"target has an index per row: expected the shape \(4,\), got",
+    ),
+    "target type": ({"target": [0, 1]}, TypeError, "target must be a torch.Tensor, got list"),
+    "target device": ({"target": TARGET.to("meta")}, RuntimeError, "target is on meta, but (logits|input) is on cpu"),
+}
+OF_LOGITS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "dtype": ({"logits": X.int()}, DTypeError, "expected logits with a floating-point dtype, got torch.int32"),
+    "no classes": ({"logits": torch.tensor(1.0), "target": TARGET[0]}, ShapeError, r"logits of shape \(..., C\)"),
+    "layout": ({"logits": X.to_sparse()}, LayoutError, "log_probs is not defined for logits with layout torch.sparse"),
+}
+OF_LAYER: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "weight": ({"linear_weight": torch.ones(2, 5, 5)}, ShapeError, r"linear_weight of shape \(C, H\), got \(2, 5, 5\)"),
+    "features": ({"linear_weight": torch.ones(7, 4)}, RuntimeError, "last dimensions"),
+    "bias": ({"linear_bias": torch.ones(6)}, RuntimeError, r"expected linear_bias shape \(7,\), got \(6,\)"),
+    "dtypes": (
+        {"linear_weight": torch.ones(7, 5).half()},
+        DTypeError,
+        "input and linear_weight to have the same dtype",
+    ),
+    "chunk_size": ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+    "input dtype": ({"input": X.int()}, DTypeError, "expected input with a floating-point dtype, got torch.int32"),
+}
+
+
+@pytest.mark.parametrize("case", [*BAD, *OF_LOGITS])
+def test_wrong_arguments_of_log_probs(case: str) -> None:
+    arguments, kind, message = (BAD | OF_LOGITS)[case]
+    with pytest.raises(kind, match=message):
+        tridal.log_probs(**{"logits": X, "target": TARGET, **arguments})
+
+
+@pytest.mark.parametrize("case", [*BAD, *OF_LAYER])
+def test_wrong_arguments_of_token_log_probs(case: str) -> None:
+    arguments, kind, message = (BAD | OF_LAYER)[case]
+    with pytest.raises(kind, match=message):
+        tridal.token_log_probs(**{"input": X, "linear_weight": torch.ones(7, 5), "target": TARGET, **arguments})
