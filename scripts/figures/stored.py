@@ -18,12 +18,11 @@ Document = Mapping[str, Any]
 """The results of an op, as `tridal bench` writes them."""
 
 
-class Results:
-    """The stored results in a folder."""
+class Models:
+    """The stored results of models in a file."""
 
-    def __init__(self, folder: Path = BENCHMARKS) -> None:
-        self.ops: dict[str, Document] = {op: load(folder / name / "results.json") for op, name in OPS.items()}
-        self.models_record: Mapping[str, Any] = json.loads((folder / "models" / "models.json").read_text())
+    def __init__(self, file: Path) -> None:
+        self.models_record: Mapping[str, Any] = json.loads(file.read_text())
         found = self.models_record["results"]
         self.models = {(each["model"], each["work"], each["provider"]): each for each in found}
 
@@ -42,3 +41,12 @@ class Results:
     def _relative(self, model: str, provider: str, quantity: str) -> float:
         values = [self.models[model, "training", name][quantity] for name in (provider, "unchanged")]
         return float(values[0] / values[1])
+
+
+class Results(Models):
+    """The stored results in a folder: those of ops and models on an H200, and those of models on an H100."""
+
+    def __init__(self, folder: Path = BENCHMARKS) -> None:
+        super().__init__(folder / "models" / "models.json")
+        self.ops: dict[str, Document] = {op: load(folder / name / "results.json") for op, name in OPS.items()}
+        self.h100 = Models(folder / "models" / "h100.json")
