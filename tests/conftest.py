@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import inspect
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -94,6 +98,32 @@ def _no_stored_plans() -> Iterator[None]:
     """Turns the store of plans off, so that no test depends on a plan of another test. It behaves as without a disk."""
     with mock.patch.object(plan_store, "_files", side_effect=OSError("tests store no plans")):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported_objects_are_not_searched() -> None:
+    """Hides the objects of imported modules from the garbage collector. It took a second to search them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _sources_are_read_once() -> None:
+    """Kernels share most of their source. For each, Triton would find its functions again, and rewrite their trees."""
+    find = functools.lru_cache(maxsize=None)(inspect.getblock)
+    inspect.getblock = lambda lines: find(tuple(lines))
+    with suppress(ImportError, AttributeError):  # without Triton, and with another version of it
+        from triton.runtime.interpreter import FunctionRewriter
+
+        transform, trees = FunctionRewriter._transform_ast, dict[Any, Any]()
+
+        def transformed(self: Any, source: str) -> Any:
+            key = source, self.def_file_lineno
+            if key not in trees:
+                trees[key] = transform(self, source)
+            return trees[key]
+
+        FunctionRewriter._transform_ast = transformed
 
 
 @pytest.fixture
