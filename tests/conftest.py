@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import inspect
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel processes
 
 import torch
 
+import sources
 import third_party_op
 import tridal
 from tridal.devices import entry_points, plugins, registry, setting_layers, settings
@@ -28,6 +26,7 @@ from tridal.errors import TridalError
 from tridal.ops import Op, table
 from tridal.runtime import launch, plan_store
 
+sources.read_once()
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
 
@@ -49,6 +48,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="compile every planned kernel of the backends that are tested without a device (default: a few)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly(instead): only --matrix runs it; `instead` says what finds its faults")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the nightly tests without --matrix."""
+    if not config.getoption("--matrix"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in set(nightly)]
 
 
 def backends(config: pytest.Config) -> list[Backend]:
@@ -105,25 +116,6 @@ def _imported_objects_are_not_searched() -> None:
     """Hides the objects of imported modules from the garbage collector. It took a second to search them."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _sources_are_read_once() -> None:
-    """Kernels share most of their source. For each, Triton would find its functions again, and rewrite their trees."""
-    find = functools.lru_cache(maxsize=None)(inspect.getblock)
-    inspect.getblock = lambda lines: find(tuple(lines))
-    with suppress(ImportError, AttributeError):  # without Triton, and with another version of it
-        from triton.runtime.interpreter import FunctionRewriter
-
-        transform, trees = FunctionRewriter._transform_ast, dict[Any, Any]()
-
-        def transformed(self: Any, source: str) -> Any:
-            key = source, self.def_file_lineno
-            if key not in trees:
-                trees[key] = transform(self, source)
-            return trees[key]
-
-        FunctionRewriter._transform_ast = transformed
 
 
 @pytest.fixture

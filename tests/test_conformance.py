@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from conformance_helpers import search_plans
 from conftest import backends
 from tridal import testing
 from tridal.devices.types import Backend
@@ -61,11 +61,7 @@ _PARTS = 6  # processes share the cases on both sides of changes
 _MAX_ELEMENTS = 1 << 15  # of these cases, without --matrix
 
 
-@functools.cache
-def search_plans(backend: Backend) -> testing.PlanSearch:
-    return testing.search_plans(backend)
-
-
+@pytest.mark.xdist_group("plans")
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, request: pytest.FixtureRequest) -> None:
     cases, limit = search_plans(backend).cases, _MAX_ELEMENTS
@@ -76,6 +72,7 @@ def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, re
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
 
 
+@pytest.mark.xdist_group("plans")
 def test_every_listed_schedule_and_feature_is_tested(backend: Backend) -> None:
     assert search_plans(backend).not_reached == ()
 

@@ -32,12 +32,14 @@ def failures(request: pytest.FixtureRequest) -> dict[tuple[str, int], str]:
     return failures_of(CHECKS, 2, request.param)
 
 
+@pytest.mark.xdist_group("ranks")  # one process starts them
 @pytest.mark.parametrize("name", CHECKS)
 def test_check_passes_on_two_ranks(failures: dict[tuple[str, int], str], name: str) -> None:
     for (failed, rank), report in failures.items():
         assert failed != name, f"on rank {rank}:\n{report}"
 
 
+@pytest.mark.xdist_group("ranks")
 def test_checks_pass_on_a_mesh_of_two_by_two_ranks() -> None:
     failures = failures_of({"two_dimensional": two_dimensional, "uneven_shards": uneven_shards}, 4, "auto")
     assert not failures, "\n".join(failures.values())
