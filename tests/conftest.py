@@ -6,7 +6,9 @@ import gc
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,8 +27,8 @@ from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
 from tridal.ops import Op, table
 from tridal.runtime import launch, plan_store
+from tridal.runtime.compiler import import_triton
 
-sources.read_once()
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
 
@@ -41,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--matrix",
         action="store_true",
-        help="run every case of the conformance suite (default: an eighth), and slow variants of other tests",
+        help="run every case of the conformance suite (default: few cases with all pairs of traits), and nightly tests",
     )
     parser.addoption(
         "--all-kernels",
@@ -51,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow(reason): the test takes more than 3 seconds, for this reason")
     config.addinivalue_line("markers", "nightly(instead): only --matrix runs it; `instead` says what finds its faults")
 
 
@@ -60,6 +63,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if item not in set(nightly)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Records the seconds of a processor, which do not depend on other processes, of tests without the mark `slow`."""
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        if not item.get_closest_marker("slow"):
+            item.user_properties.append(("processor", time.process_time() - start))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Lists tests that take too long, or need a mark."""
+    reports = [report for report in terminalreporter.getreports("") if report.when == "call"]
+    seconds = {report.nodeid: dict(report.user_properties).get("processor", 0.0) for report in reports}
+    if long := {name: taken for name, taken in seconds.items() if taken > LONGEST}:
+        terminalreporter.section(f"more than {LONGEST} seconds of a processor, without the mark `slow`")
+        for name, taken in sorted(long.items(), key=lambda one: -one[1]):
+            terminalreporter.write_line(f"{taken:.1f} s {name}")
+
+
+LONGEST = 3
 
 
 def backends(config: pytest.Config) -> list[Backend]:
@@ -116,6 +143,13 @@ def _imported_objects_are_not_searched() -> None:
     """Hides the objects of imported modules from the garbage collector. It took a second to search them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _sources_are_read_once() -> None:
+    with suppress(ImportError):
+        import_triton()
+    sources.read_once()
 
 
 @pytest.fixture

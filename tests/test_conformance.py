@@ -61,6 +61,7 @@ _PARTS = 6  # processes share the cases on both sides of changes
 _MAX_ELEMENTS = 1 << 15  # of these cases, without --matrix
 
 
+@pytest.mark.slow("the first part searches the plans of all ops")
 @pytest.mark.xdist_group("plans")
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, request: pytest.FixtureRequest) -> None:
@@ -72,6 +73,7 @@ def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, re
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
 
 
+@pytest.mark.slow("it searches the plans of all ops, unless another test has")
 @pytest.mark.xdist_group("plans")
 def test_every_listed_schedule_and_feature_is_tested(backend: Backend) -> None:
     assert search_plans(backend).not_reached == ()
