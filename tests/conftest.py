@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +18,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel processes
 
 import torch
 
-import sources
 import third_party_op
 import tridal
 from tridal.devices import entry_points, plugins, registry, setting_layers, settings
@@ -27,7 +25,6 @@ from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
 from tridal.ops import Op, table
 from tridal.runtime import launch, plan_store
-from tridal.runtime.compiler import import_triton
 
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
@@ -143,13 +140,6 @@ def _imported_objects_are_not_searched() -> None:
     """Hides the objects of imported modules from the garbage collector. It took a second to search them."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _sources_are_read_once() -> None:
-    with suppress(ImportError):
-        import_triton()
-    sources.read_once()
 
 
 @pytest.fixture

@@ -29,11 +29,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sources
 from torch_versions import ABSENT
 
 assert triton.runtime.interpreter
-sources.read_once()
 # These import much on first use.
 torch.compile(torch.sin, backend="eager", fullgraph=True)(torch.ones(2))
 torch.jit.trace(torch.sin, (torch.ones(2),))

@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import sources
 import tridal
 from tridal.devices import registry
 
@@ -54,7 +53,6 @@ def process_group(rank: int, ranks: int, port: int, device_type: str) -> Iterato
 def _main(
     rank: int, ranks: int, port: int, device_type: str, backend: str, checks: dict[str, Check], failures: Any
 ) -> None:
-    sources.read_once()
     with process_group(rank, ranks, port, device_type) as mesh, tridal.use(device=backend):
         for name, check in checks.items():
             torch.manual_seed(0)
