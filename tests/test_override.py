@@ -263,7 +263,7 @@ def overridden_kernel(backend: Any) -> str:
 
 def test_environment_variable_starts_the_override(backend: Any) -> None:
     program = """if True:
-        import os, sys
+        import os, sys, torch
 
         for value in ("1", "yes", "0", "", "maybe"):
             if os.fork() == 0:
