@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 import tridal
+from processes import python
 from tridal.devices import plugins, registry
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Resources
 from tridal.ops import planning
@@ -101,16 +101,7 @@ def faulty(fault: str) -> str:
 
 def run_python(code: str, *folders: Path, **variables: str) -> str:
     """Runs code in a new process, with folders first on its path. Returns its standard output."""
-    path = os.pathsep.join([*map(str, folders), *filter(None, sys.path)])
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, **variables, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python("-c", textwrap.dedent(code), path=folders, **variables).stdout
 
 
 def install_wheel(package: Path, folder: Path, name: str) -> Path:

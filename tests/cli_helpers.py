@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from typer.testing import CliRunner
 
+from processes import python as run_python
 from tridal.cli import app
 
 
@@ -38,8 +37,6 @@ def run_process(
     *arguments: str, python: Sequence[str] = COMMAND, code: int = 0, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a new process, or Python with other arguments. Checks the exit code."""
-    command, environment = [sys.executable, *python, *arguments], {**os.environ, **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
+    done = run_python(*python, *arguments, code=code, **variables)
     assert "Traceback" not in done.stderr
     return done

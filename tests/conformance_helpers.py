@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,14 +10,22 @@ from typing import Any
 
 import torch
 
+from tridal import testing
 from tridal.devices import registry
-from tridal.testing import Case, Implementation, cases, check
+from tridal.devices.types import Backend
+from tridal.testing import Case, Implementation, PlanSearch, cases, check
 
 CPU = torch.device("cpu")
 INTERPRETER = next(backend for backend in registry.loaded() if backend.interpreted)
 MAX_ELEMENTS = 100_000
 
 Function = Callable[..., torch.Tensor]
+
+
+@functools.cache
+def search_plans(backend: Backend) -> PlanSearch:
+    """Searches the plans of a backend. It takes 10 seconds, so tests that use it have the xdist group "plans"."""
+    return testing.search_plans(backend)
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,13 +40,50 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--matrix",
         action="store_true",
-        help="run every case of the conformance suite (default: an eighth), and slow variants of other tests",
+        help="run every case of the conformance suite (default: few cases with all pairs of traits), and nightly tests",
     )
     parser.addoption(
         "--all-kernels",
         action="store_true",
         help="compile every planned kernel of the backends that are tested without a device (default: a few)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow(reason): the test takes more than 3 seconds, for this reason")
+    config.addinivalue_line("markers", "nightly(instead): only --matrix runs it; `instead` says what finds its faults")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the nightly tests without --matrix."""
+    if not config.getoption("--matrix"):
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in set(nightly)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Records the seconds of a processor, which do not depend on other processes, of tests without the mark `slow`."""
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        if not item.get_closest_marker("slow"):
+            item.user_properties.append(("processor", time.process_time() - start))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Lists tests that take too long, or need a mark."""
+    reports = [report for report in terminalreporter.getreports("") if report.when == "call"]
+    seconds = {report.nodeid: dict(report.user_properties).get("processor", 0.0) for report in reports}
+    if long := {name: taken for name, taken in seconds.items() if taken > LONGEST}:
+        terminalreporter.section(f"more than {LONGEST} seconds of a processor, without the mark `slow`")
+        for name, taken in sorted(long.items(), key=lambda one: -one[1]):
+            terminalreporter.write_line(f"{taken:.1f} s {name}")
+
+
+LONGEST = 3
 
 
 def backends(config: pytest.Config) -> list[Backend]:
@@ -94,6 +133,13 @@ def _no_stored_plans() -> Iterator[None]:
     """Turns the store of plans off, so that no test depends on a plan of another test. It behaves as without a disk."""
     with mock.patch.object(plan_store, "_files", side_effect=OSError("tests store no plans")):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported_objects_are_not_searched() -> None:
+    """Hides the objects of imported modules from the garbage collector. It took a second to search them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

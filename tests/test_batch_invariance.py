@@ -40,7 +40,7 @@ def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
     backend: Any, invariant: torch.device, name: str, cols: int, dtype: torch.dtype
 ) -> None:
     op = getattr(tridal, name)
-    largest = 36 if backend.interpreted else 300  # on a device, more rows than programs
+    largest = 12 if backend.interpreted else 300  # on a device, more rows than programs
     batch = torch.randn(largest, cols, device=invariant).to(dtype)
     grads = torch.randn(largest, cols, device=invariant).to(dtype)
 
@@ -51,7 +51,7 @@ def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
 
     expected = compute(batch, grads)
     assert_close(expected[0].float(), getattr(torch, name)(batch.float(), -1), rtol=1e-2, atol=1e-2)
-    for rows in (*ROWS, largest):
+    for rows in (*(rows for rows in ROWS if rows < largest), largest):
         for first in {0, largest - rows}:
             part = slice(first, first + rows)
             for actual, of_batch in zip(compute(batch[part], grads[part]), expected, strict=True):

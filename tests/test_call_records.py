@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import tridal
+from processes import python
 from tridal.devices.types import Backend
 from tridal.pytorch.call_records import RECORDERS, CallRecord
 
@@ -175,8 +173,7 @@ def test_variable_prints_the_number_of_calls_when_the_process_ends() -> None:
         with tridal.use(device="interpreter"):
             for _ in range(3): tridal.softmax(x)
     """
-    environment = {**os.environ, "TRIDAL_LOG_CALLS": "1", "TRIDAL_DEVICE": "cpu"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    done = python("-c", program, TRIDAL_LOG_CALLS="1", TRIDAL_DEVICE="cpu")
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "tridal: 3 of softmax by interpreter: whole_row",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
+from processes import python
 from tridal.cli import app, output
 from tridal.devices import settings
 
@@ -99,7 +98,5 @@ def test_error_of_a_file_gives_its_name(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_python_prints_nothing_when_it_ends() -> None:
-    command = [sys.executable, "-c", "from tridal.cli import main; main()", "config"]
-    with open("/dev/full", "w") as stdout:
-        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (1, FULL)
+    full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); from tridal.cli import main; main()"
+    assert python("-c", full, "config", code=1).stderr == FULL

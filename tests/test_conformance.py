@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import zlib
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from conformance_helpers import search_plans
 from conftest import backends
 from tridal import testing
 from tridal.devices.types import Backend
@@ -24,16 +27,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("tested", "case"), pairs, ids=[f"{b.name}: {case.name}" for b, case in pairs])
 
 
-def chosen(backend: Backend, matrix: bool) -> list[Case]:
-    """All cases, or an eighth of them that holds each combination of op, direction, plan override and modification."""
-    cases, seen = testing.cases(backend), set()
-    found = []
-    for case in cases:
-        kind = (case.op, case.direction, case.plan, case.modified, case.layout, case.dtype)
-        if matrix or kind not in seen or zlib.crc32(case.name.encode()) % 8 == 0:
+def chosen(backend: Backend, matrix: bool) -> Sequence[Case]:
+    """All cases, or small ones that hold every pair of an op's direction or a plan override and another trait."""
+    cases = testing.cases(backend)
+    if matrix:
+        return cases
+
+    def size(case: Case) -> tuple[bool, int, int]:
+        elements = math.prod(case.shape)
+        return elements < _FEWEST_ELEMENTS, elements, zlib.crc32(case.name.encode())
+
+    found, seen = [], set[object]()
+    for case in sorted(cases, key=size):
+        traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
+        kind = case.op, case.direction
+        pairs = {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
+        if not pairs <= seen:
             found.append(case)
-        seen.add(kind)
+        seen |= pairs
     return found
+
+
+_PAIRED = ("op", "direction", "plan", "shape", "dim")
+_FEWEST_ELEMENTS = 100  # a smaller case has one block, and is chosen for its shape only
 
 
 def test_case_passes(tested: Backend, case: Case) -> None:
@@ -45,11 +61,8 @@ _PARTS = 6  # processes share the cases on both sides of changes
 _MAX_ELEMENTS = 1 << 15  # of these cases, without --matrix
 
 
-@functools.cache
-def search_plans(backend: Backend) -> testing.PlanSearch:
-    return testing.search_plans(backend)
-
-
+@pytest.mark.slow("the first part searches the plans of all ops")
+@pytest.mark.xdist_group("plans")
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, request: pytest.FixtureRequest) -> None:
     cases, limit = search_plans(backend).cases, _MAX_ELEMENTS
@@ -60,6 +73,8 @@ def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, re
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
 
 
+@pytest.mark.slow("it searches the plans of all ops, unless another test has")
+@pytest.mark.xdist_group("plans")
 def test_every_listed_schedule_and_feature_is_tested(backend: Backend) -> None:
     assert search_plans(backend).not_reached == ()
 

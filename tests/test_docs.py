@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import shlex
 import shutil
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 from itertools import product
@@ -19,6 +16,7 @@ import pytest
 import typer
 
 import tridal
+from processes import python
 from tridal.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -77,8 +75,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         if match["language"] == "python":
             block = "\n" * text.count("\n", 0, match.start("text")) + match["text"]
             program += f"exec(compile({block!r}, {str(page)!r}, 'exec', dont_inherit=True))\n"
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    python("-c", program, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -206,10 +203,7 @@ def test_add_an_op_shows_the_tested_package() -> None:
 
 def test_add_an_op_runs_its_python_block_of_calls() -> None:
     (usage,) = (text for text in code_blocks(ADD_AN_OP, "python") if "from tridal_l2norm import" in text)
-    path = os.pathsep.join([str(ROW_OP_PACKAGE), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "TRIDAL_DEVICE": "interpreter"}
-    result = subprocess.run([sys.executable, "-c", usage], env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    python("-c", usage, path=[ROW_OP_PACKAGE], TRIDAL_DEVICE="interpreter")
 
 
 def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:
@@ -239,16 +233,7 @@ def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:
 
     def type_commands(typed: list[str]) -> str:
         """Runs the script, and returns its output."""
-        result = subprocess.run(
-            [sys.executable, "-c", script],
-            input="\n".join(typed) + "\n",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+        return python("-c", script, path=[tmp_path], input="\n".join(typed) + "\n").stdout
 
     shown = re.sub(r"^\(Pdb\) .*\n", "(Pdb) ", session, flags=re.MULTILINE)  # pdb does not echo its input
     assert normalize(type_commands(re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE))) == normalize(shown)
@@ -264,11 +249,7 @@ def test_getting_started_logs_a_plan(tmp_path: Path) -> None:
     blocks = list(code_blocks(ROOT / "docs" / "getting-started.md", "python"))
     (last,) = [number for number, block in enumerate(blocks) if "logging.DEBUG" in block]
     program = "\n".join(blocks[: last + 1]).replace("1000", "10")  # interpreted operations are slow
-    environment = {**os.environ, "TRIDAL_DEVICE": "interpreter"}
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
+    result = python("-c", program, cwd=tmp_path, TRIDAL_DEVICE="interpreter")
     assert result.stderr.startswith("DEBUG:tridal:softmax: Problem(cols=10, ")
     assert "LaunchPlan(" in result.stderr
 

@@ -6,8 +6,6 @@ processes.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ if not torch.distributed.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
 
 from dtensor_checks import CHECKS, two_dimensional, uneven_shards
+from processes import python
 from ranks import backends, failures_of
 from torch_versions import shards_logsumexp
 from tridal.devices.types import Backend
@@ -33,31 +32,25 @@ def failures(request: pytest.FixtureRequest) -> dict[tuple[str, int], str]:
     return failures_of(CHECKS, 2, request.param)
 
 
+@pytest.mark.xdist_group("ranks")  # one process starts them
 @pytest.mark.parametrize("name", CHECKS)
 def test_check_passes_on_two_ranks(failures: dict[tuple[str, int], str], name: str) -> None:
     for (failed, rank), report in failures.items():
         assert failed != name, f"on rank {rank}:\n{report}"
 
 
+@pytest.mark.xdist_group("ranks")
 def test_checks_pass_on_a_mesh_of_two_by_two_ranks() -> None:
     failures = failures_of({"two_dimensional": two_dimensional, "uneven_shards": uneven_shards}, 4, "auto")
     assert not failures, "\n".join(failures.values())
 
 
-def output_of(program: str) -> str:
-    """Returns the output of a program in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
     program = "import sys, torch, tridal; tridal.softmax(torch.randn(2)); "
     program += "print('tridal.pytorch.torch.dtensor' in sys.modules)"
-    assert output_of(program) == "False"
+    assert python("-c", program).stdout == "False\n"
     blocked = "import sys; sys.modules['torch.distributed.tensor'] = None\n"
-    output_of(blocked + "import torch, tridal; tridal.rms_norm(torch.randn(2, 4), (4,))")
+    python("-c", blocked + "import torch, tridal; tridal.rms_norm(torch.randn(2, 4), (4,))")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +67,7 @@ def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
 def test_the_first_dtensor_of_a_process_may_be_in_a_transform(
     device: torch.device, backend: Backend, tmp_path: Path, call: str
 ) -> None:
-    output_of(f"""
+    program = f"""
 import torch, tridal
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
@@ -93,4 +86,5 @@ with tridal.use(device="{backend.name}"):
     loss(leaf).backward()
 torch.testing.assert_close(found, leaf.grad.full_tensor())
 torch.distributed.destroy_process_group()
-""")
+"""
+    python("-c", program)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from exchange_model import source
@@ -13,6 +9,7 @@ from exchange_model.explore import explore, run
 from exchange_model.faults import FAULTS, SeededFault
 from exchange_model.launches import LONG, MANY, SHORT, Launch
 from exchange_model.source import Edit
+from processes import python
 from tridal.devices.types import KernelConfig
 from tridal.runtime import specialization
 
@@ -104,8 +101,6 @@ def test_command_lists_launches_and_faults_without_torch_or_triton() -> None:
         "sys.argv = ['exchange_model', '--json']\n"
         "command.main()"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python("-c", code, new=True)
     assert done.stdout.count('"kind": "all interleavings"') == 2
     assert done.stdout.count('"kind": "seeded fault"') == 3

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from processes import python
 
 HEAVY = ("triton", "torch_npu", "typer", "rich", "matplotlib", "yaml")
 
 
-def imported_modules(statement: str) -> set[str]:
-    script = f"{statement}\nimport sys; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    return {name for name in result.stdout.split() if name}
+def imported_modules(statement: str, new: bool = False) -> set[str]:
+    return set(python("-c", f"{statement}\nimport sys; print(*sys.modules)", new=new).stdout.split())
 
 
 def test_import_loads_no_heavy_package_and_no_backend() -> None:
     before = imported_modules("import torch")
-    after = imported_modules("import tridal")
+    after = imported_modules("import tridal", new=True)
     assert "torch" in after
     packages = {name.partition(".")[0] for name in after - before}
     assert not packages & set(HEAVY)
@@ -34,7 +31,7 @@ def test_settings_and_registry_do_not_need_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"  # importing it raises
         "from tridal import registry, settings; settings.current(); registry.registered()"
     )
-    assert "tridal.registry" in imported_modules(script)
+    assert "tridal.registry" in imported_modules(script, new=True)
 
 
 def test_dir_lists_public_names_and_documented_submodules_only() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from processes import python
 from tridal.devices.lock import LOCK
 from tridal.runtime.compiler import import_triton
 from tridal.runtime.interpreter_mode import interpreted, interpreting
@@ -32,13 +31,11 @@ ARCH = next(name for name, (_, p) in tridal.ops.planning.architectures().items()
 
 
 def run(script: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in a new process with an empty cache of kernels. An empty variable is removed."""
-    variables = {**os.environ, "TRITON_CACHE_DIR": str(cache), **environment}
-    variables = {name: value for name, value in variables.items() if value}
-    return subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=120)
+    """Runs a script in a new process with an empty cache of kernels."""
+    return python("-c", script, code=None, TRITON_CACHE_DIR=str(cache), **environment)
 
 
-@pytest.mark.parametrize("flag", ["", "1"])
+@pytest.mark.parametrize("flag", ["0", "1"])
 def test_interpreting_first_and_compiling_in_between_works(tmp_path: Path, flag: str) -> None:
     order = 'interpret(7); compile("float32"); interpret(9); compile("float16"); interpret(7)'
     result = run(PREAMBLE + order, tmp_path, TRITON_INTERPRET=flag)

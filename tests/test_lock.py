@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 
 import pytest
 
+from processes import python
 from tridal.devices.lock import LOCK
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this system cannot fork")
@@ -69,6 +68,5 @@ def test_forked_children_compute_while_a_thread_interprets() -> None:
             thread.join()
             print(codes, torch.equal(tridal.softmax(x), expected))
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", textwrap.dedent(program))
     assert done.stdout.split("\n")[0] == f"{[0] * 8} True", done.stderr

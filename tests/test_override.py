@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tridal
+from processes import python
 from tridal.pytorch.call_records import CallRecord
 
 HAS_RMS_NORM = hasattr(torch.ops.aten, "_fused_rms_norm")
@@ -259,14 +256,6 @@ def test_override_without_a_served_device_warns(
     assert "TRIDAL_DEVICE=interpreter runs the kernels in Triton's interpreter" in caplog.text
 
 
-def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TRIDAL_DEVICE": "interpreter", **variables}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def overridden_kernel(backend: Any) -> str:
     """Returns what torch's dispatcher prints for a kernel of a backend's device if an override is active."""
     return f"{torch._C._dispatch_key_for_device(backend.device_type)} (inactive)"
@@ -274,7 +263,7 @@ def overridden_kernel(backend: Any) -> str:
 
 def test_environment_variable_starts_the_override(backend: Any) -> None:
     program = """if True:
-        import os, sys, torch  # only once, because it is slow
+        import os, sys, torch
 
         for value in ("1", "yes", "0", "", "maybe"):
             if os.fork() == 0:
@@ -285,6 +274,6 @@ def test_environment_variable_starts_the_override(backend: Any) -> None:
                 os._exit(0)
             os.wait()
     """
-    done = run_python("-c", program, overridden_kernel(backend), TRIDAL_DEVICE=backend.name)
+    done = python("-c", program, overridden_kernel(backend), TRIDAL_DEVICE=backend.name)
     assert done.stdout.splitlines() == ["'1' True", "'yes' True", "'0' False", "'' False"], done.stderr
     assert "TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'" in done.stderr

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import processes
 from tridal.devices.plugins import GROUP
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +113,6 @@ def test_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: Pat
         "for entry in registry.registered(): print(sys.modules[entry.backend.__module__].__file__, entry.fault)\n"
         "with tridal.use(device='interpreter'): print(tridal.softmax(torch.zeros(1, 4)).sum().item())\n"
     )
-    result = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
+    result = processes.python("-c", script, cwd=tmp_path)
     assert result.stdout.count(str(tmp_path)) == len(BACKENDS)
     assert result.stdout.split()[-1] == "1.0"

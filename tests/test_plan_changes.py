@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import conformance_helpers
 from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices import registry
@@ -84,22 +85,26 @@ def test_fault_between_8193_and_16384_columns_is_found_only_by_the_search() -> N
     assert not any(8193 <= width <= 16_384 for width in fixed), "the fixed cases do not find it"
 
 
-@pytest.mark.parametrize(
-    "is_wrong",
-    [
-        lambda problem: 100 <= problem.rows <= 200 and problem.layout == "row",
-        lambda problem: 100 <= problem.rows <= 200 and problem.layout == "inner",
-        lambda problem: problem.rows > 1500,
-        lambda problem: 2500 <= problem.cols <= 3500 and problem.reads == ("bfloat16",),
-        lambda problem: problem.cols == 4096 and problem.rows >= 16,
-        lambda problem: problem.cols > 600 and problem.layout == "strided",
-        lambda problem: problem.cols > 600 and problem.scale_mask,
-        lambda problem: problem.aligned and problem.cols > 2000,
-    ],
-    ids=["rows", "inner_rows", "many_rows", "one_dtype", "one_width", "strided", "scaled", "aligned"],
-)
-def test_fault_in_a_range_is_found(is_wrong: Callable[[Problem], bool]) -> None:
-    assert found(is_wrong, ["softmax"])
+RANGES: dict[str, Callable[[Problem], bool]] = {
+    "rows": lambda problem: 100 <= problem.rows <= 200 and problem.layout == "row",
+    "inner rows": lambda problem: 100 <= problem.rows <= 200 and problem.layout == "inner",
+    "many rows": lambda problem: problem.rows > 1500,
+    "one dtype": lambda problem: 2500 <= problem.cols <= 3500 and problem.reads == ("bfloat16",),
+    "one width": lambda problem: problem.cols == 4096 and problem.rows >= 16,
+    "strided": lambda problem: problem.cols > 600 and problem.layout == "strided",
+    "scaled": lambda problem: problem.cols > 600 and problem.scale_mask,
+    "aligned": lambda problem: problem.aligned and problem.cols > 5000,
+}
+
+
+@pytest.mark.parametrize("names", [{"many rows"}, RANGES.keys() - {"many rows"}], ids=["many rows", "others"])
+def test_faults_in_ranges_are_found(names: set[str]) -> None:
+    """Each of them by a case that is in no other range. A case with many rows may be in several."""
+    wrong = {name: RANGES[name] for name in names}
+    failed = found(lambda problem: any(is_wrong(problem) for is_wrong in wrong.values()), ["softmax"])
+    ranges = [[name for name, is_wrong in wrong.items() if is_wrong(problem_of(case))] for case in failed]
+    assert all(ranges)
+    assert {found[0] for found in ranges if len(found) == 1} == names
 
 
 def test_fault_of_a_gradient_is_found() -> None:
@@ -120,6 +125,7 @@ def test_exception_of_a_plan_is_found() -> None:
     assert messages == {"raised PlanError: backend 'wrapped' (registered in code): plan(): no plan today"}
 
 
+@pytest.mark.slow("it searches the plans of cross_entropy twice")
 def test_fault_of_the_kernels_of_a_loss_is_found() -> None:
     """Kernels of rows, and the one that reduces the losses of all rows."""
     failed = found(lambda problem: problem.cols > 600, ["cross_entropy"])
@@ -137,6 +143,7 @@ def test_fault_of_the_kernels_of_a_loss_is_found() -> None:
     assert all(str(message).endswith("plan(): no plan today") for message in messages)
 
 
+@pytest.mark.slow("it runs a case of each kind of call")
 def test_cases_launch_the_plans_that_were_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Problem] = []
     prepare = launch.prepare
@@ -150,8 +157,10 @@ def test_cases_launch_the_plans_that_were_searched(monkeypatch: pytest.MonkeyPat
         assert kind.call(9, 24).problem in launched
 
 
+@pytest.mark.slow("it plans 60,000 calls of all ops")
+@pytest.mark.xdist_group("plans")
 def test_search_of_a_correct_backend_is_bounded_and_reaches_every_schedule() -> None:
-    search = search_plans(INTERPRETER)
+    search = conformance_helpers.search_plans(INTERPRETER)
     assert 100 < len(search.cases) < 500
     assert len(set(search.cases)) == len(search.cases)
     assert search.plans < 100_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,17 +11,14 @@ from typing import Any
 import pytest
 
 import tridal
+from processes import python
 from tridal import run
 from tridal.devices import registry
 from tridal.errors import DeviceUnavailableError
 
 
-def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TRIDAL_DEVICE": "interpreter", **variables}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
-    )
+def run_python(*arguments: str, cwd: Path, new: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    return python(*arguments, cwd=cwd, new=new, code=None, **{"TRIDAL_DEVICE": "interpreter", **variables})
 
 
 def test_programs_without_tridal_use_its_kernels(backend: Any, tmp_path: Path) -> None:
@@ -58,7 +54,9 @@ def test_programs_run_as_with_python(how: tuple[str, ...], tmp_path: Path) -> No
     (tmp_path / "folder" / "__init__.py").write_text("")
     for file in ("program.py", "folder/__main__.py"):
         (tmp_path / file).write_text(PROGRAM)
-    expected, done = (run_python(*prefix, *how, "a", "-b", cwd=tmp_path) for prefix in ((), ("-m", "tridal.run")))
+    expected, done = (
+        run_python(*prefix, *how, "a", "-b", cwd=tmp_path, new=True) for prefix in ((), ("-m", "tridal.run"))
+    )
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout) == (1, expected.stdout)
     in_runpy = re.compile(r'  File "[^"]*\brunpy(\.py)?[>"].*\n(    .*\n)?')  # Python's own frames with -m
     assert done.stderr == in_runpy.sub("", expected.stderr)
@@ -68,9 +66,9 @@ def test_programs_run_as_with_python(how: tuple[str, ...], tmp_path: Path) -> No
 @pytest.mark.skipif(not hasattr(sys.flags, "safe_path"), reason="Python 3.10 has no safe path")
 def test_search_path_of_a_safe_path_is_kept(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import sys; print(sys.path)")
-    expected = run_python("program.py", cwd=tmp_path, PYTHONSAFEPATH="1").stdout
+    expected = run_python("program.py", cwd=tmp_path, new=True, PYTHONSAFEPATH="1").stdout
     for how in (("-m", "tridal.run", "program.py"), ("-P", "-m", "tridal.run", str(tmp_path / "program.py"))):
-        done = run_python(*how, cwd=tmp_path, PYTHONSAFEPATH="1")
+        done = run_python(*how, cwd=tmp_path, new=True, PYTHONSAFEPATH="1")
         assert done.stdout == expected, done.stderr
 
 

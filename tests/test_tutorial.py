@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from processes import python
 
 ROOT = Path(__file__).parents[1]
 TRITON = metadata.version("triton")
@@ -55,13 +54,8 @@ def test_programs_give_the_output_shown(names: tuple[str, ...], tmp_path: Path) 
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     (variable,) = {COMMANDS[name][0] for name in names}
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, **dict([variable.split("=")] if variable else [])}
-    result = subprocess.run(
-        [sys.executable, "-c", RUN, *names], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    outputs = json.loads(result.stdout)
+    variables = dict([variable.split("=")] if variable else [])
+    outputs = json.loads(python("-c", RUN, *names, path=[tmp_path], cwd=tmp_path, **variables).stdout)
     same_compiler = f"from Triton {TRITON}." in PAGE
     for name in names:
         if same_compiler or "plan(" not in PROGRAMS[name]:

@@ -1,0 +1,273 @@
+"""Puts small random faults into modules, one at a time, and runs the tests that belong to the module.
+
+    python scripts/inject_faults.py [--modules 'pytorch/path/*'] [--count 24] [--seed 0] [--jobs 2] [--json FILE]
+
+A fault is another comparison, number, boolean or arithmetic operator, a call that is removed, or a result that is None.
+The tests of a module import it, or have its name, or are those that TESTS adds. They run in a copy of the checkout. A
+fault is killed if they fail or take five times as long as without it. The exit code is 1 if fewer than `--least` of the
+faults are killed, and 2 if tests fail without a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import fnmatch
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+SOURCES = ("src", "backends")
+TESTS = {
+    "src/tridal/pytorch/path/*": ("test_calls", "test_registered_ops", "test_functions", "test_autograd"),
+    "src/tridal/pytorch/torch/*": ("test_private", "test_override", "test_transforms", "test_dtensor"),
+    "src/tridal/library/softmax/*": ("test_functions", "test_scale_mask", "test_conformance"),
+    "src/tridal/library/norms/*": ("test_norms", "test_kernelize", "test_conformance"),
+    "src/tridal/library/losses/linear*": ("test_linear_cross_entropy",),
+    "src/tridal/library/losses/*": ("test_cross_entropy", "test_cross_entropy_errors", "test_linear_cross_entropy"),
+    "src/tridal/models/*": ("test_kernelize", "test_kernelize_losses", "test_kernelize_modules"),
+    "src/tridal/kernels/*": ("test_conformance",),
+    "src/tridal/testing/*": ("test_checking", "test_tolerance", "test_conformance"),
+    "src/tridal/cli/*": ("test_cli",),
+    "backends/tridal_*": ("test_backend_members",),
+}
+"""Tests that belong to modules besides those that import them or have their name."""
+_SWAPS: dict[type[ast.AST], str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
+    ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.And: "or", ast.Or: "and", ast.Add: "-", ast.Sub: "+",
+    ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "+", ast.BitAnd: "|", ast.BitOr: "&",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A text that replaces another one in a module."""
+
+    module: str
+    line: int
+    kind: str
+    before: str
+    after: str
+    start: int
+    """The position of the first byte of `before` in the file."""
+
+    def put(self, source: bytes) -> bytes:
+        """Returns the source of the module with the fault."""
+        before = self.before.encode()
+        assert source[self.start : self.start + len(before)] == before
+        return source[: self.start] + self.after.encode() + source[self.start + len(before) :]
+
+
+def faults(module: str, source: bytes) -> list[Fault]:
+    """Returns all faults of a module. Annotations, the messages of errors and docstrings get none."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def fault(node: ast.expr | ast.stmt, kind: str, after: str) -> Fault:
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        return Fault(module, node.lineno, kind, source[start:end].decode(), after, start)
+
+    return [fault(*found) for node in _executed(ast.parse(source)) for found in _changes(node)]
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes that are executed, without annotations, imports and the arguments of `raise`."""
+    yield node
+    if isinstance(node, (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr)):
+        return
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _executed(child)
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    """Yields (the node to replace, the kind of the fault, the new text)."""
+    text = ast.unparse
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = text(node.left), text(node.comparators[0])
+        yield node, "comparison", f"({left} {_SWAPS[type(node.ops[0])]} {right})"
+    elif isinstance(node, ast.BoolOp):
+        yield (
+            node,
+            "boolean",
+            "(" + f" {_SWAPS[type(node.op)]} ".join(f"({text(value)})" for value in node.values) + ")",
+        )
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node, "boolean", f"bool({text(node.operand)})"
+    elif isinstance(node, ast.BinOp) and type(node.op) in _SWAPS:
+        yield node, "arithmetic", f"(({text(node.left)}) {_SWAPS[type(node.op)]} ({text(node.right)}))"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node, "constant", str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        yield node, "constant", f"({node.value!r} + 1)"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield node, "removed call", "pass"
+    elif isinstance(node, ast.Return) and node.value is not None and text(node.value) != "None":
+        yield node, "returned None", "return None"
+
+
+def modules(root: Path, patterns: Sequence[str]) -> list[str]:
+    """Returns the modules whose paths in the checkout, or in their package, fit one of the patterns."""
+    found = sorted(path.relative_to(root).as_posix() for folder in SOURCES for path in (root / folder).rglob("*.py"))
+    short = {module: module.removeprefix("src/tridal/") for module in found}
+    fits = [m for m in found if any(fnmatch.fnmatch(name, p) for p in patterns for name in (m, short[m]))]
+    return fits if patterns else found
+
+
+def tests_of(root: Path, module: str) -> list[str]:
+    """Returns the files of the tests that belong to a module. Those that import it are first."""
+    parts = Path(module).with_suffix("").parts[1:]
+    *packages, name = parts if parts[-1] != "__init__" else parts[:-1]
+    package = ".".join(packages)
+    imports = rf"(?m)^\s*(from|import) {re.escape('.'.join([*packages, name]))}\b"
+    if package:
+        imports += rf"|^\s*from {re.escape(package)} import [^\n]*\b{name}\b"
+    texts = {path.stem: path.read_text() for path in sorted((root / "tests").glob("*.py"))}
+    tests = [stem for stem in texts if stem.startswith("test_")]
+    importing = {stem for stem, text in texts.items() if re.search(imports, text)}
+    found = [stem for stem in tests if stem in importing]
+    found += [stem for stem in tests if re.fullmatch(rf"test_(\w+_)?{name.strip('_')}s?(_\w+)?", stem)]
+    found += [stem for pattern, stems in TESTS.items() if fnmatch.fnmatch(module, pattern) for stem in stems]
+    helpers = importing - set(tests)
+    found += [s for s in tests if any(re.search(rf"(?m)^(from|import) {helper}\b", texts[s]) for helper in helpers)]
+    return [f"tests/{stem}.py" for stem in dict.fromkeys(found) if stem in texts]
+
+
+class Copy:
+    """A copy of a checkout, in which tests run."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = folder
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (root / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, folder / name)
+
+    def passes(self, tests: Sequence[str], timeout: float | None) -> bool:
+        """Returns whether the tests pass in time."""
+        path = os.pathsep.join(str(self.root / folder) for folder in (*SOURCES, "verify"))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(
+            command, cwd=self.root, env=environment, stdout=quiet, stderr=quiet, start_new_session=True
+        ) as process:
+            try:
+                return process.wait(timeout) == 0
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                return False
+
+    def kills(self, fault: Fault, tests: Sequence[str], timeout: float) -> bool:
+        """Returns whether the tests find a fault."""
+        file = self.root / fault.module
+        source = file.read_bytes()
+        file.write_bytes(fault.put(source))
+        try:
+            return not self.passes(tests, timeout)
+        finally:
+            file.write_bytes(source)
+
+
+def drawn(root: Path, names: Sequence[str], count: int, seed: int) -> list[Fault]:
+    """Returns `count` random faults, in as many of the modules as possible."""
+    generator = random.Random(seed)
+    left = {name: faults(name, (root / name).read_bytes()) for name in names}
+    for found in left.values():
+        generator.shuffle(found)
+    chosen: list[Fault] = []
+    while len(chosen) < count and any(left.values()):
+        for name in generator.sample(sorted(left), len(left)):
+            if left[name] and len(chosen) < count:
+                chosen.append(left[name].pop())
+    return chosen
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).parents[1]) -> int:
+    """Runs the command. Returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modules", nargs="+", default=(), metavar="PATTERN", help="default: all of src and backends")
+    parser.add_argument("--count", type=int, default=24, help="the number of faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--least", type=float, default=0.9, help="the share of the faults that the tests must find")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
+    options = parser.parse_args(arguments)
+    chosen = drawn(root, modules(root, options.modules), options.count, options.seed)
+    tests = {fault.module: tests_of(root, fault.module) for fault in chosen}
+    console = Console(stderr=True)
+    if not chosen:
+        console.print("no module with a possible fault fits the patterns")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(options.jobs) as threads:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(options.jobs):
+            copies.put(Copy(root, Path(folder, str(number))))
+
+        def seconds_without(module: str) -> float | None:
+            copy, start = copies.get(), time.monotonic()
+            passed = not tests[module] or copy.passes(tests[module], None)
+            copies.put(copy)
+            return time.monotonic() - start if passed else None
+
+        durations = dict(zip(tests, threads.map(seconds_without, tests), strict=True))
+        if broken := [module for module, duration in durations.items() if duration is None]:
+            console.print(f"tests of these modules fail without a fault: {', '.join(broken)}")
+            return 2
+
+        def killed(fault: Fault) -> bool:
+            copy = copies.get()
+            try:
+                limit = 5 * (durations[fault.module] or 0) + 20
+                return bool(tests[fault.module]) and copy.kills(fault, tests[fault.module], limit)
+            finally:
+                copies.put(copy)
+
+        pending = {threads.submit(killed, fault): fault for fault in chosen}
+        done = track(as_completed(pending), "faults", len(pending), console=console)
+        found = {pending[future]: future.result() for future in done}
+    report(found)
+    if options.json:
+        rows = [{**asdict(fault), "killed": found[fault], "tests": tests[fault.module]} for fault in chosen]
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(sum(found.values()) < options.least * len(found))
+
+
+def report(found: dict[Fault, bool]) -> None:
+    """Prints the faults that survived, and the share of killed ones in each folder."""
+    console = Console()
+    for fault in sorted((fault for fault, killed in found.items() if not killed), key=lambda f: (f.module, f.line)):
+        before, after = (" ".join(text.split()) for text in (fault.before, fault.after))
+        console.print(f"survived: {fault.module}:{fault.line}: {fault.kind}: {before} -> {after}", markup=False)
+    table = Table("folder", "faults", "killed")
+    folders = sorted({Path(fault.module).parent.as_posix() for fault in found})
+    for folder in folders:
+        of_folder = [killed for fault, killed in found.items() if Path(fault.module).parent.as_posix() == folder]
+        table.add_row(folder, str(len(of_folder)), str(sum(of_folder)))
+    table.add_section()
+    table.add_row("all", str(len(found)), str(sum(found.values())))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
