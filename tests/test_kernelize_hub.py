@@ -163,6 +163,18 @@ def test_activation_of_the_repository_is_one_function_of_torch(device: torch.dev
     assert y.grad_fn.name() == "GeluBackward0"
 
 
+@pytest.mark.parametrize(("name", "layer", "op"), [("Llama", "SwiGLUMLP", "swiglu"), ("Gemma", "GeGLUMLP", "geglu")])
+def test_mlp_of_the_repository_computes_the_class(device: torch.device, name: str, layer: str, op: str) -> None:
+    model = build(name).to(device)
+    expected = step(model)
+    mlp = model.model.layers[0].mlp
+    mlp.__class__ = kernels.use_kernel_forward_from_hub("Named")(type("MLP", (type(mlp),), {}))
+    repository = kernels.LocalLayerRepository(hub.repository(), layer_name=layer)
+    with kernels.use_kernel_mapping({"Named": dict.fromkeys(DEVICES, repository)}, inherit_mapping=False):
+        kernels.kernelize(mlp, mode=MODE, device=device)
+    check_step(model, expected, {op, f"{op}_backward"})
+
+
 def test_first_call_does_not_disturb_a_checkpoint_or_a_transform(device: torch.device) -> None:
     x = torch.randn(4, 20, device=device)
     for call in (

@@ -98,7 +98,7 @@ def _decide_glu(module: torch.nn.Module) -> Decision:
     if (reason := _why_not(module)) is not None:
         return Decision(reason=reason)
     found = glu.find_form(module)
-    return Decision(reason=found) if isinstance(found, str) else Decision(glu.Glu, found, str(found), COMPILED)
+    return Decision(reason=found) if isinstance(found, str) else Decision(Layer, found, str(found), COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:

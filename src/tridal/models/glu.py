@@ -18,7 +18,7 @@ from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.models.norm_comparison import FLIPS, NARROW, plain_mode
 from tridal.models.norm_identity import signature
-from tridal.models.replacements import Replacement, torch_computes
+from tridal.models.replacements import torch_computes
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
@@ -44,6 +44,20 @@ class GluForm:
     """The module and the name of the activation's class."""
     casting: str = ""
 
+    def compute(self, module: Any, x: Any) -> Tensor | None:
+        """Returns the module's output, or None if the module computes this input itself.
+
+        Modules inside are called as before, except the activation. A compiler fuses the operations of the module's
+        class as well, so compiled functions get them.
+        """
+        if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or torch_computes(x.device):
+            return None
+        if not _is_known(module, self):
+            return None
+        modules = module._modules
+        product = self.product(modules[self.gate](x), None if self.up is None else modules[self.up](x))
+        return modules[self.down](product)  # type: ignore[no-any-return]
+
     def product(self, gate: Tensor, up: Tensor | None) -> Tensor:
         """Returns activation(gate) * up."""
         casting: Any = self.casting or None
@@ -65,26 +79,13 @@ class GluForm:
         return f"{name}, casting={self.casting!r}" if self.casting else name
 
 
-class Glu(Replacement):
-    """The forward of a gated MLP. Modules inside are called as before, except the activation."""
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Returns the output of the last layer. A compiler fuses the operations of the module's class as well."""
-        form = self._tridal_form
-        if form is None or len(args) != 1 or kwargs or torch.compiler.is_dynamo_compiling():
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        if not isinstance(args[0], Tensor) or torch_computes(args[0].device) or not _is_known(self, form):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-        modules = self._modules
-        up = None if form.up is None else modules[form.up](args[0])
-        return modules[form.down](form.product(modules[form.gate](args[0]), up))
-
-
 def _is_known(module: Any, form: GluForm) -> bool:
     """Returns whether the activation is the one that was compared, and no hook reads or changes its result."""
     activation, kind = module._modules[form.activation], type(module._modules[form.activation])
-    hooks = activation._forward_hooks or activation._forward_pre_hooks or "forward" in activation.__dict__
+    hooks = activation._forward_hooks or activation._forward_pre_hooks
     hooks = hooks or activation._backward_hooks or activation._backward_pre_hooks
+    if getattr(activation.forward, "__func__", None) is not kind.forward:  # `kernels` binds the class's own
+        return False
     return not hooks and (kind.__module__, kind.__qualname__) == form.activation_class
 
 

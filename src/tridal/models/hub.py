@@ -22,9 +22,9 @@ LAYER = "TridalNorm"
 def repository() -> Path:
     """Returns the folder of tridal's kernel repository for the package `kernels`. It serves every backend.
 
-    Its layers RMSNorm, RMSNormZeroCentered, LayerNorm, GeLU, NewGELU and FastGELU compute what the class of a module
-    computes. Each module is compared in its first call, as by `tridal.kernelize`. The class computes a module that
-    differs, which the log says once, and a module that is compiled before its first call.
+    Its layers RMSNorm, RMSNormZeroCentered, LayerNorm, SwiGLUMLP, GeGLUMLP, GeLU, NewGELU and FastGELU compute what the
+    class of a module computes. Each module is compared in its first call, as by `tridal.kernelize`. The class computes
+    a module that differs, which the log says once, and a module that is compiled before its first call.
 
     `transformers.KernelConfig({"RMSNorm": f"{repository()}:RMSNorm"}, use_local_kernel=True)` and
     `kernels.LocalLayerRepository(repository(), layer_name="RMSNorm")` select a layer.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tridal.models import activations, norm_comparison, norm_identity
+from tridal.models import activations, glu, norm_comparison, norm_identity
 from tridal.models.replacements import FORM, torch_computes
 from tridal.pytorch.device_context import log
 
@@ -39,9 +39,21 @@ class Activation(torch.nn.Module):
         return _compute(self, hidden_states, _find_activation)
 
 
+class MLP(torch.nn.Module):
+    """Computes the gated MLP of the module's class, with one call for the activation and the product."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Returns the output of the last layer. The module's class computes what tridal does not, and if compiled."""
+        return _compute(self, hidden_states, _find_glu)
+
+
+SwiGLUMLP = GeGLUMLP = MLP
 RMSNorm = RMSNormZeroCentered = LayerNorm = Norm
 GeLU = NewGELU = FastGELU = Activation
-"""The layer names of transformers for classes whose modules tridal may compute."""
+"""The names of layers for classes whose modules tridal may compute: those of transformers, if it has one."""
 
 
 def _compute(module: Any, x: Any, find: Callable[[Any], Any]) -> torch.Tensor:
@@ -76,6 +88,13 @@ def _find_activation(module: Any) -> Any:
         return None  # the class calls one function of torch
     _report(type(module).__name__, found.reason)
     return None if found.function is None else activations.ActivationForm(found.function)
+
+
+def _find_glu(module: Any) -> Any:
+    found = glu.find_form(module) if glu.may_be_glu(module) else "it has no linear layers and activation of a gated MLP"
+    if isinstance(found, glu.GluForm):
+        return found
+    return _report(type(module).__name__, found)
 
 
 @functools.cache
