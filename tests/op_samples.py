@@ -174,7 +174,7 @@ def _masked(input: Tensor, mask: Tensor) -> Tensor:
 
 
 def _swiglu(input: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(input) * up
+    return input * torch.sigmoid(input) * up  # torch has no forward mode of the gradient of its silu
 
 
 def _geglu(input: Tensor, up: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class _Glu:
             steps=self.steps,
             gradient_steps=self.gradient_steps,
             saves=("input", "up"),
-            gradient_numbers=numbers,
+            gradient_numbers=tuple(replace(n, default=None) for n in numbers),  # no default before `output_mask`
             gradient_results=(
                 Result("input", "element", _dtype_of("input")), Result("up", "element", _dtype_of("up"), "up"),
             ),
@@ -123,6 +124,8 @@ class _Glu:
         """Computes the gradients that are needed with one kernel."""
         gate, up = _views(call, named)
         halves, activation = named["up"] is None, self.activation(named)
+        if not any(call.wanted):
+            return None, None
         wanted = [index for index in (0, 1) if halves or call.wanted[index]]
         dtypes, writes = [(gate, up)[i].dtype for i in wanted], [self.backward.writes[i] for i in wanted]
         found = call.kernel(
