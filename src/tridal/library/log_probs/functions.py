@@ -148,7 +148,9 @@ def token_log_probs(
     target = _checked_target("token_log_probs", target, shape, f"input of shape {tuple(input.shape)}")
     dtype = matmul_dtype_of(input, autocast)
     accum_dtype = accum_dtype or torch.promote_types(dtype, torch.float32)
-    flat = (input.reshape(-1, input.shape[-1]), linear_weight, target.reshape(-1), linear_bias)
+    one_dim = len(shape) == 1  # a view of the same shape would make compiled gradients of DTensors fail
+    x, index = (input, target) if one_dim else (input.reshape(-1, input.shape[-1]), target.reshape(-1))
+    flat = (x, linear_weight, index, linear_bias)
     arguments = (*flat, *numbers, dtype, accum_dtype, chunk_size or 0)
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
     if is_distributed(*given) and (_compiling() or not transforms_active()):
@@ -158,7 +160,7 @@ def token_log_probs(
         found: Any = in_chunks(named, functools.partial(_of_logits, numbers))
     else:
         found = call(_TOKEN_LOG_PROBS, arguments)
-    results = tuple(result.view(shape) for result in found[: 2 if return_entropy else 1])
+    results = tuple(result if one_dim else result.view(shape) for result in found[: 2 if return_entropy else 1])
     return results if return_entropy else results[0]
 
 
