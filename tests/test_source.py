@@ -92,8 +92,8 @@ assert "tridal" not in sys.modules
 
 
 def run_alone(program: str, given: str, folder: Path, **variables: str) -> str:
-    """Runs a program that imports Triton and the printed kernels, in a process that cannot import tridal."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Runs a program that imports Triton and the printed kernels, in a process that does not import tridal."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(triton.__file__).parents[1])}
     environment |= {"TRITON_CACHE_DIR": str(folder / "alone"), "TRITON_DISABLE_LINE_INFO": "1", **variables}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, cwd=folder)
