@@ -153,6 +153,10 @@ def arguments_of(call: KernelCall, config: KernelConfig) -> dict[str, Any]:
     return {name: value for name, value in (call.scalars(config) | tensors).items() if name in types}
 
 
+@pytest.mark.skipif(
+    compiler.triton_version(triton) >= (3, 9),
+    reason="Triton's interpreter rejects masks that are comparisons of numbers",
+)
 def test_printed_kernels_run_alone_in_the_interpreter(tmp_path: Path) -> None:
     """Cooperative kernels cannot run in the interpreter. The test of the compiled code has them."""
     pytest.importorskip("numpy")
