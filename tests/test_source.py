@@ -60,6 +60,8 @@ def cases() -> list[tuple[str, Specialization]]:
         for question, config in (shapes[(4 * number + i) % len(shapes)] for i in range(4)):
             if config.overlap and not declared.statistics:  # there is no exchange to overlap
                 config = replace(config, overlap=False)
+            if config.programs_per_row > 1 and len(declared.statistics) > 2:  # programs exchange at most two
+                question, config = ONE_TILE[0]
             found.append((f"{kernel} {question} {config}", call_of(kernel, number, question).specialize(config)))
     peeled = {"rows": 64, "cols": 1001}, KernelConfig("column_loop", 1, 256, 1, peel=True, lanes=32)
     for number, kernel in enumerate(name for name, kernel in table.kernels().items() if not kernel.writes):
