@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def python(
     """Runs `python ARGUMENTS` with environment variables, where `path` precedes the module path of this process.
 
     The arguments begin with -c, -m or a file. Checks the exit code, unless `code` is None. A forked program that takes
-    longer than `timeout` seconds prints its stack and ends with the code 1. With `new`, or a PYTHONPATH among the
+    longer than `timeout` seconds prints its stack and ends. With `new`, or a PYTHONPATH among the
     variables, a new interpreter is started.
     """
     joined = os.pathsep.join([*map(str, path), *filter(None, sys.path)])
@@ -106,7 +107,8 @@ def _run(request: Any) -> None:
         file = os.open(name, os.O_RDWR)
         os.dup2(file, number)
         os.close(file)
-    faulthandler.dump_traceback_later(request["timeout"], exit=True)
+    faulthandler.register(signal.SIGALRM, chain=True)  # a thread that waits would make the end of a fork wait, too
+    signal.alarm(request["timeout"])
     kind, *rest = request["arguments"]
     sys.orig_argv = [sys.executable, kind, *rest]
     sys.argv = [kind, *rest[1:]] if kind in ("-c", "-m") else [kind, *rest]
