@@ -228,7 +228,8 @@ def _samples() -> dict[str, Sample]:
             roles=layer,
         ),
         "log_probs": _sample(
-            op_named("log_probs"), lambda input, target: tridal.log_probs(input, target, **options), _log_probs
+            op_named("log_probs"),
+            lambda input, target, **given: tridal.log_probs(input, target, **options, **given), _log_probs,
         ),
         "token_log_probs": _sample(
             op_named("token_log_probs"), functools.partial(tridal.token_log_probs, chunk_size=5, **options),

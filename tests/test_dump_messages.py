@@ -49,7 +49,10 @@ def test_a_call_is_recorded_for_each_device_with_its_error(
     monkeypatch.setattr(sys, "argv", ["dump_messages.py", str(file)])
     with DUMP["warnings"].catch_warnings():
         main()
-    error = {"type": "DimensionError", "message": "dim 1 is out of range for a tensor of shape (2,): expected -1 to 0"}
+    error = {
+        "type": "DimensionError",
+        "message": "softmax: dim 1 is out of range for a tensor of shape (2,): expected -1 to 0",
+    }
     result = {"type": "no error, Tensor", "message": ""}
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"call": call, "device": device, **outcome}

@@ -79,7 +79,7 @@ def test_dtypes_with_another_order_of_rounding_are_left_to_the_class() -> None:
     found = find_form(module, CPU)
     assert (torch.float32, torch.float32, False) in found.form.castings
     assert (torch.bfloat16, torch.bfloat16, False) not in found.form.castings
-    text = str(describe(found, module))
+    (text,) = describe(found, module)
     assert text.startswith("it computes these itself: bfloat16 inputs (the order of rounding differs: ")
     x = torch.randn(2, 16, dtype=torch.bfloat16)
     assert found.form.compute(module, x) is None

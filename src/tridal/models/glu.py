@@ -27,6 +27,10 @@ TOLERANCE = 1e-6
 _SIZE, _ROWS = 32, 64
 _CASTINGS = ("transformers", "")
 _CPU = torch.device("cpu")
+_DROPOUT = (
+    torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout,
+    torch.nn.FeatureAlphaDropout,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _activations(module: torch.nn.Module) -> list[str]:
     """Returns the name of the only module inside that has no parameters and is no linear layer."""
     others = {name: child for name, child in module._modules.items() if not isinstance(child, torch.nn.Linear)}
     leaf = all(c is not None and not (c._modules or c._parameters or c._buffers) for c in others.values())
-    dropout = any(isinstance(child, torch.nn.modules.dropout._DropoutNd) for child in others.values())
+    dropout = any(isinstance(child, _DROPOUT) for child in others.values())
     return [*others] if len(others) == 1 and leaf and not dropout else []
 
 
