@@ -8,7 +8,17 @@ import torch
 import triton
 import triton.language as tl
 
-from tridal.ops import Op, Result, RowKernel, RowReduce, Statistic, number, per_column, per_element
+from tridal.ops import (
+    Op,
+    Result,
+    RowKernel,
+    RowReduce,
+    Statistic,
+    index_per_row,
+    number,
+    per_column,
+    per_element,
+)
 
 Tensor = torch.Tensor
 
@@ -159,3 +169,27 @@ ARGMAX = Op(
     reference=argmax,
 )  # fmt: skip
 """A term uses the column, and the result has the dtype int64."""
+
+
+@triton.jit
+def picked_number(picked):  # type: ignore[no-untyped-def]
+    return picked + 0.0
+
+
+@triton.jit
+def minus_picked(x, picked_number, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return x - tl.expand_dims(picked_number, AXIS)
+
+
+MINUS_PICKED = Op(
+    name="minus_picked",
+    arguments=(per_element("input"), index_per_row("index")),
+    kernels=(
+        RowKernel(
+            name="minus_picked", module=__name__, reads=("x",), row_index="index", statistics=(),
+            row_value="picked_number", writes=("minus_picked",), live_tiles=1,
+        ),
+    ),
+    reference=lambda x, index, reduce: x - x.gather(reduce.dim, index),
+)  # fmt: skip
+"""Each element needs another element of its row."""

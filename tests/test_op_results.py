@@ -11,16 +11,17 @@ import torch
 from torch.testing import assert_close
 
 import tridal
+from backend_helpers import FakeBackend
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
-from conformance_helpers import INTERPRETER
+from conformance_helpers import INTERPRETER, registered
 from tridal import testing
-from tridal.devices.types import KernelConfig
+from tridal.devices.types import KernelConfig, LaunchPlan
 from tridal.ops.planning import tensor_dtypes
 from tridal.runtime import compiler
 from tridal.testing.implementation import implementation
 
 pytest.importorskip("triton")
-from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
+from several_results import ARGMAX, BY_SUM, MINUS_PICKED, ROW_ENERGY, WEIGH
 
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 Tensor = torch.Tensor
@@ -151,3 +152,14 @@ def test_kernels_with_the_column_in_a_term_compile() -> None:
     for config in (WHOLE_ROW, loop, cooperative):
         call = kernel_call((64, 1000), kernel=ARGMAX.forward, dtypes=("int64", *names[1:]))
         compiler.compile_kernel(call.specialize(config), SM_90)
+
+
+def test_an_op_that_picks_an_element_does_not_compute_in_the_memory_of_a_copy() -> None:
+    """Programs of other columns write the element before it is read there."""
+    backend: Any = FakeBackend("divided", device_type="cpu", interpreted=True, count=1)
+    backend.schedules, config = frozenset({"cooperative"}), KernelConfig("cooperative", 1, 4, programs_per_row=3)
+    backend.plan = lambda problem, *_: LaunchPlan(config, problem.tiles(1) * 3, "three programs compute a row")
+    x = torch.randn(6, 4, 6, 12).permute(1, 2, 0, 3)[::2, ::2, ::2]  # no kernel reads these strides
+    index = torch.randint(12, x.shape[:-1])
+    with registered(backend), tridal.use(device="divided"):
+        assert_close(tridal.row_function(MINUS_PICKED)(x, index), x - x.gather(-1, index[..., None]))

@@ -12,6 +12,7 @@ from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.torch import private
+from tridal.runtime.op_functions import constants_of
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -101,6 +102,7 @@ def make_run(
             lines.append(f"out{number} = {allocated(*shape, written[number])}")
     # A kernel may read a copy in the memory of its output, because each element is read before it is written.
     in_place = not has_out and len(kernel.writes) == 1 and written[0] is bound.copy_dtype
+    in_place = in_place and not constants_of(kernel)["PICKS"]  # another program may write an element that is picked
     for number, copied in enumerate(bound.copies):
         if copied and number == 0 and (in_place or first.dtype is not bound.copy_dtype):
             lines.append(f"in0 = copy_to({'out0' if in_place else allocated(*sizes.element, bound.copy_dtype)}, in0)")
