@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tridal.devices.setting_layers import environment_layer
 from tridal.runtime import compiler
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -148,3 +149,11 @@ def test_a_run_that_was_interrupted_adds_the_missing_cases_of_the_same_commit(tm
     assert DUMP["recorded_cases"](file, made | {"triton": "3.2.0"}) == {"a"}
     with pytest.raises(SystemExit, match="has kernels of the commit 1a2b3c, not of 4d5e6f: use another file"):
         DUMP["recorded_cases"](file, made | {"commit": "4d5e6f"})
+
+
+def test_no_case_gets_the_plan_that_another_one_has_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a stored plan would not be recorded."""
+    for name in ("TRITON_DISABLE_LINE_INFO", "TRITON_CACHE_DIR", "TRIDAL_PLAN_STORE"):
+        monkeypatch.setenv(name, "true")
+    DUMP["prepare"]("a folder")
+    assert environment_layer()["plan_store",][0] is False
