@@ -157,10 +157,10 @@ def _layer_norm(x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
 
 
-def _norm(module: Any, name: str) -> Callable[..., Any]:
+def _norm(name: str, by_tridal: bool) -> Callable[..., Any]:
     def norm(input: Tensor, *, residual: Tensor | None = None, **parameters: Tensor) -> Any:
         sizes = input.shape[-1:]
-        if module is tridal:
+        if by_tridal:
             return getattr(tridal, name)(input, sizes, **parameters, eps=1e-5, residual=residual)
         total = input if residual is None else input + residual
         y = (_rms_norm if name == "rms_norm" else _layer_norm)(total, **parameters)
@@ -237,7 +237,7 @@ def _samples() -> dict[str, Sample]:
         ),
     }  # fmt: skip
     for name in ("rms_norm", "layer_norm"):
-        op, norms = op_named(name), (_norm(tridal, name), _norm(None, name))
+        op, norms = op_named(name), (_norm(name, True), _norm(name, False))
         found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
         found[name] = _sample(op, *norms, "residual")
         found[f"{name} with residual"] = _sample(op, *norms)

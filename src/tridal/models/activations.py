@@ -26,7 +26,7 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "torch.nn.functional.silu": functional.silu,
 }
 TOLERANCE = 1e-6
-"""The largest difference in float32, relative to 1 + |result|."""
+"""The largest `difference` from a class that computes the same."""
 _CPU = torch.device("cpu")
 
 
@@ -84,7 +84,7 @@ def _compare(forward: Callable[[Tensor], Tensor]) -> Found | None:
     except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
         return Found(None, f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0])
     exact = {name: _computed(function, torch.float64) for name, function in FUNCTIONS.items()}
-    errors = {name: max(_difference(found, expected) for found in results) for name, expected in exact.items()}
+    errors = {name: max(difference(found, expected) for found in results) for name, expected in exact.items()}
     name = min(errors, key=lambda name: errors[name])
     if not errors[name] <= TOLERANCE:
         return Found(None, f"it differs from the nearest function, {name}, by {errors[name]:.1e}")
@@ -107,8 +107,8 @@ def _computed(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tenso
     return torch.stack((y, *torch.autograd.grad(y.sum(), x))).detach().double()
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, relative to 1 + |expected|; inf for NaN."""
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference of two tensors, relative to 1 + |expected|; inf for NaN."""
     error = float(((found - expected).abs() / (1 + expected.abs())).max())
     return error if error == error else float("inf")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import re
 import types
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ LOSS = "ForCausalLMLoss"
 """The name of transformers' function for the loss of causal language models."""
 LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration")
 """transformers' names of the models that have this loss."""
-
-
 COMPILED = "compiled functions leave it to the compiler"
 """The reason where a compiler fuses a module's operations with others, which is faster. See docs/models.md."""
 
@@ -79,8 +76,9 @@ def decide(module: torch.nn.Module) -> Decision | None:
     found = norm_comparison.find_form(module, norm_identity.device_of(module))
     if found.form is None:
         return Decision(reason=found.reason)
-    reasons = [COMPILED] * found.form.compiler_is_faster, norm_comparison.describe(found, module)
-    return Decision(Layer, found.form, str(found.form), "; ".join(itertools.chain(*reasons)) or None)
+    reasons = [COMPILED] if found.form.compiler_is_faster else []
+    reasons += norm_comparison.describe(found, module)
+    return Decision(Layer, found.form, str(found.form), "; ".join(reasons) or None)
 
 
 def _decide_activation(module: torch.nn.Module) -> Decision | None:

@@ -16,14 +16,13 @@ import torch
 
 from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
+from tridal.models.activations import TOLERANCE, difference
 from tridal.models.norm_comparison import FLIPS, NARROW, plain_mode
 from tridal.models.norm_identity import signature
 from tridal.models.replacements import torch_computes
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
-TOLERANCE = 1e-6
-"""The largest difference in float64, relative to 1 + |result|."""
 _SIZE, _ROWS = 32, 64
 _CASTINGS = ("transformers", "")
 _CPU = torch.device("cpu")
@@ -154,7 +153,8 @@ def _compare(module: torch.nn.Module, activation: str) -> GluForm | str:
         for names, approximate in itertools.product(_roles(module), (None, "none", "tanh"))
     ]
     try:
-        errors = {form: _error(*_results(module, form, torch.float64)) for form in forms}
+        results = {form: _results(module, form, torch.float64) for form in forms}
+        errors = {form: max(map(difference, *pair)) for form, pair in results.items()}
     except Exception as error:  # the module's own code may raise any exception for layers that it does not expect
         return f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0]
     form = min(errors, key=lambda form: errors[form])
@@ -198,10 +198,3 @@ def _results(module: torch.nn.Module, form: GluForm, dtype: torch.dtype) -> tupl
 def _flips(got: Tensor, wanted: Tensor) -> float:
     """Returns the share of elements that differ. Small ones do not count: torch's gelu has no exact digits there."""
     return float((got != wanted)[wanted.abs() > 1e-3].double().mean())
-
-
-def _error(got: list[Tensor], wanted: list[Tensor]) -> float:
-    """Returns the largest difference, relative to 1 + |wanted|; inf for NaN."""
-    pairs = zip(got, wanted, strict=True)
-    error = max(float(((a - b).abs() / (1 + b.abs())).max()) for a, b in pairs)
-    return error if error == error else float("inf")

@@ -45,8 +45,12 @@ class KernelPlan(LaunchPlan):
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON, without the source."""
-        plan = {entry.name: getattr(self, entry.name) for entry in fields(LaunchPlan)}
-        return LaunchPlan(**plan).as_dict()
+        return LaunchPlan(**_fields(self)).as_dict()
+
+
+def _fields(plan: LaunchPlan) -> dict[str, Any]:
+    """Returns the fields of a launch plan by name."""
+    return {entry.name: getattr(plan, entry.name) for entry in fields(LaunchPlan)}
 
 
 def plan(
@@ -96,8 +100,7 @@ def planned(
         planner, call = made_invariant(backend, call)
     try:
         found = launch.plan(call, planner, properties, options)
-        kernel_plan = KernelPlan(**{entry.name: getattr(found, entry.name) for entry in fields(LaunchPlan)}, call=call)
-        return backend, properties, kernel_plan
+        return backend, properties, KernelPlan(**_fields(found), call=call)
     except TridalError:
         raise
     except ImportError as error:

@@ -9,33 +9,11 @@ from typing import Any
 
 from tridal.runtime.triton_functions import Function
 
-_PURE = frozenset(
-    [
-        "arange",
-        "cast",
-        "cdiv",
-        "exp",
-        "exp2",
-        "expand_dims",
-        "fma",
-        "full",
-        "maximum",
-        "max_constancy",
-        "max_contiguous",
-        "minimum",
-        "multiple_of",
-        "num_programs",
-        "program_id",
-        "reshape",
-        "sum",
-        "max",
-        "where",
-        "zeros",
-        "zeros_like",
-        "to",
-        "float",
-    ]
-)
+_PURE = frozenset((
+    "arange", "cast", "cdiv", "exp", "exp2", "expand_dims", "float", "fma", "full", "max", "max_constancy",
+    "max_contiguous", "maximum", "minimum", "multiple_of", "num_programs", "program_id", "reshape", "sum", "to",
+    "where", "zeros", "zeros_like",
+))  # fmt: skip
 """The functions without side effects whose results may be dropped. `float` is Python's."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
-from tridal.benchmarks.op_benchmark import OpBenchmark, of_last_dim
+from tridal.benchmarks.op_benchmark import of_last_dim
 from tridal.library.log_probs.functions import log_probs
-from tridal.ops import index_per_row, per_element
+from tridal.library.losses.benchmark import CROSS_ENTROPY
 
 
 def _by_torch(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -17,18 +18,12 @@ def _by_torch(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
 
 
-LOG_PROBS = OpBenchmark(
+LOG_PROBS = replace(
+    CROSS_ENTROPY,
     functions={
         "tridal": of_last_dim(lambda: partial(log_probs, return_entropy=True)),
         "torch": of_last_dim(lambda: _by_torch),
     },
-    tensors=(per_element("input"), index_per_row("target")),
-    traffic={"forward": 1, "backward": 2},
-    aims={
-        "vocabulary": {"forward": 0.95, "backward": 0.95},
-        "vocabulary_odd": {"forward": 0.92, "backward": 0.90},
-        "few_classes": {"forward": 0.85, "backward": 0.95},
-    },
-    suite="vocabularies",
     gradients=2,
 )
+"""The tensors, traffic and aims are those of cross_entropy."""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tridal.kernels.numerics import exp, finite
-from tridal.library.losses.kernels.cross_entropy import _capped, _through_cap
+from tridal.library.losses.kernels.cross_entropy import capped, through_cap
 from tridal.library.softmax.kernels.softmax import rebase
 
 
@@ -29,7 +29,7 @@ def _of_kept(number, index, IGNORE_INDEX: tl.constexpr):
 @triton.jit
 def score(x, inverse_temperature, SOFTCAP: tl.constexpr):
     """Returns the score of a logit, the term of row_max."""
-    return _scaled(_capped(x, SOFTCAP), inverse_temperature)
+    return _scaled(capped(x, SOFTCAP), inverse_temperature)
 
 
 @triton.jit
@@ -101,4 +101,4 @@ def gradient(
     if entropy_grad is not None:
         deviation = tl.where(p == 0, 0.0, log_p + tl.expand_dims(row_entropy, AXIS))
         dx -= p * deviation * tl.expand_dims(_of_kept(entropy_grad, index, IGNORE_INDEX), AXIS)
-    return _through_cap(_scaled(dx, inverse_temperature), x, SOFTCAP)
+    return through_cap(_scaled(dx, inverse_temperature), x, SOFTCAP)

@@ -12,7 +12,7 @@ from tridal.library.softmax.kernels.softmax import rebase  # noqa: F401
 
 
 @triton.jit
-def _capped(x, SOFTCAP: tl.constexpr):
+def capped(x, SOFTCAP: tl.constexpr):
     """Returns SOFTCAP * tanh(x / SOFTCAP)."""
     if SOFTCAP is not None:
         ratio = tl.abs(x) * (1.0 / SOFTCAP)
@@ -27,8 +27,8 @@ def _capped(x, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _through_cap(dy, x, SOFTCAP: tl.constexpr):
-    """Returns the gradient of x, given that of `_capped(x)`."""
+def through_cap(dy, x, SOFTCAP: tl.constexpr):
+    """Returns the gradient of x, given that of `capped(x)`."""
     if SOFTCAP is not None:
         small = tl.exp(tl.abs(x) * (-2.0 / SOFTCAP))
         dy = dy * (4.0 * small / ((1.0 + small) * (1.0 + small)))
@@ -52,13 +52,13 @@ def _times(x, weight):
 @triton.jit
 def logit(x, SOFTCAP: tl.constexpr):
     """Returns the capped logit, the term of row_max."""
-    return _capped(x, SOFTCAP)
+    return capped(x, SOFTCAP)
 
 
 @triton.jit
 def exp_term(x, row_max, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, SOFTCAP: tl.constexpr):
     """Returns the term of row_sum: exp(x - row_max)."""
-    return exp(_capped(x, SOFTCAP) - tl.expand_dims(finite(row_max), AXIS), EXP2_BIAS)
+    return exp(capped(x, SOFTCAP) - tl.expand_dims(finite(row_max), AXIS), EXP2_BIAS)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def loss(
     SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """weight * ((1 - label_smoothing) * (lse - x) + z_loss * lse^2) of the target, without the smooth part."""
-    number = (row_max - _capped(picked, SOFTCAP)) + tl.log(row_sum)  # rounds less than lse - x if x is large
+    number = (row_max - capped(picked, SOFTCAP)) + tl.log(row_sum)  # rounds less than lse - x if x is large
     if label_smoothing is not None:
         number = (1.0 - label_smoothing) * number
     if z_loss is not None:
@@ -94,7 +94,7 @@ def loss_of_logit(
 @triton.jit
 def distance(x, row_lse, weight, AXIS: tl.constexpr, SOFTCAP: tl.constexpr):
     """Returns weight * (lse - x), the term of the smooth part of the loss."""
-    return _times(tl.expand_dims(row_lse, AXIS) - _capped(x, SOFTCAP), weight)
+    return _times(tl.expand_dims(row_lse, AXIS) - capped(x, SOFTCAP), weight)
 
 
 @triton.jit
@@ -136,7 +136,7 @@ def _index_gradient(
             dx -= tl.expand_dims(spread, AXIS)
         else:
             dx += tl.expand_dims(spread, AXIS) * (exp * tl.expand_dims(scale, AXIS) * weight_sum - weight)
-    return _through_cap(dx, x, SOFTCAP)
+    return through_cap(dx, x, SOFTCAP)
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def gradient(
     AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr, IGNORE_INDEX: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a logit, for the gradient `grad` of the row's loss. weight_sum is the sum of all weights."""
-    p = exp(_capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
+    p = exp(capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
     return _index_gradient(
         x, p, tl.full(row_lse.shape, 1.0, row_lse.dtype), index, column, row_lse, grad, target_gradient, weight,
         weight_sum, count, label_smoothing, z_loss, None, AXIS, IGNORE_INDEX, SOFTCAP,
@@ -190,10 +190,10 @@ def probability_gradient(
     EXP2_BIAS: tl.constexpr, SOFTCAP: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Returns grad * (p * (total + 2 * z_loss * lse) - weight * target) + p * lse_grad, for probabilities."""
-    p = exp(_capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
+    p = exp(capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
     factor = total if z_loss is None else total + 2.0 * z_loss * row_lse
     dx = p * tl.expand_dims(factor, AXIS) - mass(target, weight, label_smoothing, CLASSES)
     dx = dx * tl.expand_dims(grad, AXIS)
     if lse_grad is not None:
         dx += p * tl.expand_dims(lse_grad, AXIS)
-    return _through_cap(dx, x, SOFTCAP)
+    return through_cap(dx, x, SOFTCAP)
