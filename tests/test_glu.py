@@ -12,9 +12,11 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
+from conformance_helpers import failures
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
 from tridal.library.glu.glu import SWIGLU
 from tridal.pytorch.path.function import FUNCTIONS
+from tridal.testing import Case
 
 Tensor = torch.Tensor
 tanh = {"approximate": "tanh"}
@@ -97,6 +99,19 @@ def test_result_has_the_promoted_dtype_and_gradients_those_of_the_tensors(device
     y = tridal.swiglu(gate, up)
     assert y.dtype is torch.float32
     assert [gradient.dtype for gradient in gradients(y, gate, up)] == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1e25, False)])
+def test_bounds_allow_devices_that_flush_small_factors_to_zero(factor: float, passes: bool) -> None:
+    """sigmoid(-88) is below the smallest normal number, and its product with gate and up is not."""
+
+    def flushed(gate: Tensor, up: Tensor | None = None, **options: Any) -> Tensor:
+        gate, up = gate.chunk(2, -1) if up is None else (gate, up)
+        sigmoid = torch.sigmoid(gate)
+        return gate * torch.where(sigmoid < factor * torch.finfo(torch.float32).tiny, 0.0, sigmoid) * up
+
+    found = failures(flushed, [Case("swiglu", "forward", (37, 53), values="dominant")])
+    assert not found if passes else found
 
 
 ONES = torch.ones(3, 4)

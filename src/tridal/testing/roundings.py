@@ -34,7 +34,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self, seed: int, row: tuple[int, int], sum_roundings: float, matmul_dtype: torch.dtype,
-        stored_step: Callable[[torch.dtype], float], formulas: Formulas,
+        stored_step: Callable[[torch.dtype], float], formulas: Formulas, subnormal: tuple[float, float],
     ) -> None:  # fmt: skip
         """Prepares random numbers.
 
@@ -45,12 +45,15 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
             matmul_dtype: the dtype of the tensors that matmuls read and write.
             stored_step: stored_step(dtype) is the largest relative change of a number that is stored in a dtype.
             formulas: further operations by name, in smaller operations.
+            subnormal: the smallest normal number, and the largest change of a number below it. Some devices flush such
+                numbers to zero.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
         self._row, self._row_step = row, STEP * math.sqrt(max(sum_roundings, 1.0))
         self._stored_step, self._matmul_dtype = stored_step, matmul_dtype
         self._formulas = {"logsumexp": logsumexp, **formulas}
+        self._smallest, self._flush = subnormal
 
     def change(self, x: Tensor, step: float = STEP) -> Tensor:
         """Returns the numbers with random relative changes of at most `step`."""
@@ -80,7 +83,10 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name not in _EXACT and not aliased:
             for tensor in found if isinstance(found, (tuple, list)) else (found,):
                 if _is_floating(tensor) and tensor.numel():
+                    is_subnormal = (tensor != 0) & (tensor.abs() < self._smallest)
                     tensor.mul_(self._factors(tensor, step))
+                    if is_subnormal.any():
+                        tensor.add_(is_subnormal * (self._factors(tensor, 1.0) - 1), alpha=self._flush)
         return found
 
     def _sum_step(self, name: str, args: Sequence[Any]) -> float:

@@ -103,12 +103,15 @@ def derived_bounds(
     a = next(iter(arithmetic.values()))
     many = a.cols > _MANY_COLS and max(tensor.numel() for tensor in exact.values()) > _MANY_ELEMENTS
 
+    computed = "float32" if a.accumulator == UNIT["float32"] else "float64"
+    subnormal = TINY[computed], TINY[computed] / a.accumulator * STEP
+
     def stored_step(dtype: torch.dtype) -> float:  # an element that is stored differs by up to two units
         return 2 * UNIT[str(dtype).removeprefix("torch.")] / a.accumulator * STEP / _SAFETY
 
     for seed in range(_FEW_TRIALS if many else _TRIALS):
         row = rows.first, a.cols
-        roundings = Roundings(seed, row, a.sum_roundings, getattr(torch, dtype), stored_step, formulas)
+        roundings = Roundings(seed, row, a.sum_roundings, getattr(torch, dtype), stored_step, formulas, subnormal)
         with roundings:
             found = compute(roundings)
         for name, change in largest.items():
