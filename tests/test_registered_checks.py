@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import tridal
 from third_party_op import UNIT_NORM
+from torch_versions import compiled_error
 from tridal.errors import DimensionError, DTypeError, ShapeError, TensorDeviceError
 from tridal.ops import table
 from tridal.runtime import launch
@@ -31,6 +33,45 @@ def no_launch(monkeypatch: pytest.MonkeyPatch, nothing_prepared: None) -> None:
 
 
 X = torch.ones(6, 8)
+
+
+class Subclass(torch.Tensor):
+    """A tensor that is not plain."""
+
+
+def of_two(input: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return tridal.swiglu(input, up)
+
+
+PATHS: dict[str, Callable[..., Any]] = {
+    "plain": of_two,
+    "meta": lambda *tensors: of_two(*[t.to("meta") for t in tensors]),
+    "subclass": lambda *tensors: of_two(*[t.as_subclass(Subclass) for t in tensors]),
+    "masked": lambda x, up: of_two(torch.masked.masked_tensor(x, x > 0), up),
+    "autograd": lambda x, up: of_two(x.clone().requires_grad_(), up),
+    "vmap": lambda x, up: torch.vmap(of_two, (0, None))(x[None], up),
+    "forward AD": lambda x, up: torch.func.jvp(lambda x: of_two(x, up), (x,), (x,)),
+    "compiled": lambda *tensors: torch.compile(of_two, backend="eager")(*tensors),
+}
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.filterwarnings("ignore:.*MaskedTensor:UserWarning")
+@pytest.mark.parametrize("where", ["device", "no backend"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_tensor_that_torch_would_broadcast_is_an_error(device: torch.device, path: str, where: str) -> None:
+    place = torch.device("cpu") if where == "no backend" else device
+    for up in (X[0], X[:, :1]):
+        shape = tuple(up.shape)
+        message = f"swiglu: up has a number per element: expected the shape (6, 8), got {shape}, with input of shape"
+        torch.compiler.reset()
+        with (
+            tridal.use(device="auto" if where == "no backend" else None),
+            pytest.raises(Exception, match=compiled_error(re.escape(message))),
+        ):
+            PATHS[path](X.to(place), up.to(place))
+
+
 INVALID_GRADIENTS: dict[str, tuple[tuple[Any, ...], type[Exception]]] = {
     "smaller saved tensor": ((torch.ones(512, 64), torch.ones(1, 5), 1, torch.float32), ShapeError),
     "larger saved tensor": ((torch.ones(1, 5), torch.ones(512, 64), 1, torch.float32), ShapeError),

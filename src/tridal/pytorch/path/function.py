@@ -24,7 +24,7 @@ from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
 from tridal.pytorch.path.calls import PendingCall, call, call_prepared
-from tridal.pytorch.path.checks import check
+from tridal.pytorch.path.checks import check, check_arguments
 from tridal.pytorch.path.nodes import is_plain
 from tridal.pytorch.path.registered import define
 from tridal.pytorch.path.row_calls import rules_of
@@ -144,7 +144,7 @@ def apply(
     if is_plain(input) and type(dim) is int and stream is None and not modification and op.torch_function is not None:
         if device_context(input.device).torch_computes or input.is_nested:
             return _by_torch_function(op, input, dim, dtype)
-    elif isinstance(input, Tensor) and input.is_nested and stream is None:
+    elif isinstance(input, Tensor) and input.is_nested and stream is None and op.torch_function is not None:
         arguments = (*tensors, dim, dtype or input.dtype, *numbers, *modification)
         return _by_torch(rules, arguments, "the tensor is nested", results)
     for tensor, argument in zip(tensors, op.signature.arguments, strict=False):
@@ -189,10 +189,12 @@ def _by_torch_function(op: Op, input: Tensor, dim: Any, dtype: Any) -> Tensor:
 
 def _by_torch(rules: Rules, arguments: tuple[Any, ...], reason: str | None, results: int) -> Any:
     """Computes a call with torch's ops. Records it with the reason, if there is one."""
-    op = rules.op
+    op, arguments = rules.op, rules.op.signature.complete(arguments)
     if RECORDERS and reason is not None:
         record_torch(op.name, arguments[0], reason)
-    found = row_maths.compute(op, *op.signature.complete(arguments))
+    if not arguments[0].is_nested:
+        check_arguments(op, op.signature, arguments)
+    found = row_maths.compute(op, *arguments)
     return found[0] if results == 1 else found[:results]
 
 
@@ -221,8 +223,7 @@ def _compiled(
     if not by_torch:
         found = overload(op.name)(*arguments)
         return found if isinstance(found, Tensor) else found[0] if results == 1 else found[:results]
-    found = row_maths.compute(op, *op.signature.complete(arguments))
-    return found[0] if results == 1 else found[:results]
+    return _by_torch(rules, arguments, None, results)
 
 
 def _autocast_active(op: Op, context: DeviceContext) -> bool:
