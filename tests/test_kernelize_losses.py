@@ -29,6 +29,20 @@ def test_fused_loss_is_the_same_and_has_no_logits(device: torch.device, name: st
     assert by == [f"tridal.linear_cross_entropy for the loss in training{softcap}"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradient_of_the_head_is_summed_in_the_dtype_of_its_weight(device: torch.device, dtype: torch.dtype) -> None:
+    """The sum exists from the forward to the backward, at the peak of a step's memory."""
+    model, saved = build("Llama").to(device, dtype), []
+    with (
+        tridal.kernelize(model, fused_loss=True),
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),  # type: ignore[func-returns-value]
+    ):
+        step(model)
+    weight = model.lm_head.weight
+    sums = [t for t in saved if t.shape == weight.shape and t.data_ptr() != weight.data_ptr()]
+    assert [t.dtype for t in sums] == [dtype]
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_number_of_items_and_shifted_labels_are_respected(device: torch.device, fused: bool) -> None:
     model = build("Llama").to(device)

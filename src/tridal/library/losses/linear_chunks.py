@@ -26,6 +26,7 @@ CHUNK_NUMBERS = (
 )  # fmt: skip
 """The arguments of the registered ops of a linear layer that say how chunks are computed."""
 _CHUNK_BYTES = 2**26
+_MAX_NARROW_TERMS = 16
 
 
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
@@ -34,14 +35,16 @@ def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype
     - With matmuls in 16 bits and a wider `accum_dtype`, the tensor is the weight in the dtype of the matmuls. Smaller
       chunks do not reduce the peak memory, because the backward rounds the sum of the weight's gradient to a new tensor
       of the weight's size.
-    - With wider matmuls, it is half of the weight: the backward needs no such tensor.
-    - With an `accum_dtype` of 16 bits, which saves memory, it is the input.
+    - With wider matmuls, or an `accum_dtype` of 16 bits, it is half of the weight: the backward needs no such tensor.
+
+    Sums in 16 bits have at most 16 terms, because each of them is rounded.
 
     The chunks of a call have nearly the same number of rows, a multiple of 128.
     """
     columns, inputs = max(linear_weight.shape[:-1].numel(), 1), linear_weight.shape[-1]
-    of_weight = inputs if dtype.itemsize == 2 else inputs // 2
-    limit = rows * inputs // columns if accum_dtype.itemsize == 2 else of_weight
+    limit = inputs if dtype.itemsize == 2 < accum_dtype.itemsize else inputs // 2
+    if accum_dtype.itemsize == 2:
+        limit = max(limit, math.ceil(rows / _MAX_NARROW_TERMS))
     limit = max(_CHUNK_BYTES // (columns * dtype.itemsize), limit, 1)
     if rows <= limit:
         return max(rows, 1)
