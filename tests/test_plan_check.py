@@ -71,7 +71,7 @@ def problem_of(plan: LaunchPlan, **context: Any) -> str:
         (OVERLAPPED, {}),
         (RANGED, {}),
         (SMALL, {}),
-        (replace(SMALL, tiles_per_group=None, row_range=(1, 2**31 - 1)), {}),
+        (replace(SMALL, tiles_per_group=None, row_range=(1, 2**28)), {}),
         (replace(WHOLE_ROW, programs=456, row_range=(1, 4000), tiles_per_group=1), {}),
         (changed(COLUMN_LOOP, peel=True), {"problem": NUMBERS}),
         (changed(WHOLE_ROW, peel=True), {"problem": Problem(cols=1027, inner=8)}),  # without the head and the tail
@@ -94,9 +94,9 @@ WRONG: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "Resources or None": (("resources",), ((1, 2, 3),)),
     "text": (("reason",), (None, 5)),
     "None, because only problems of one row have a range of columns": (("column_range",), ((700, 800),)),
-    f"the first and the last number of rows, from 1 to {2**31 - 1}, around 1823": (
+    f"the first and the last number of rows, from 1 to {2**28}, around 1823": (
         ("row_range",),
-        ([80, 100_000], (80, 9.5), (80,), (80, 1822), (1824, 9000), (0, 9000), (1, 2**31)),
+        ([80, 100_000], (80, 9.5), (80,), (80, 1822), (1824, 9000), (0, 9000), (1, 2**28 + 1)),
     ),
 }
 """Fields and wrong values of them by the allowed values in words."""
@@ -172,6 +172,8 @@ RIGHT = "expected rows for which programs are right:"
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, reads=("float64",))}, "schedule = 'cooperative', expected anot"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, writes=("float64",))}, "schedule = 'cooperative', expected ano"),
         (COOPERATIVE, {}, {"interpreted": True}, "schedule = 'cooperative', expected another one: the interpreter run"),
+        (COOPERATIVE, {"cols": 1 << 14, "programs_per_row": 131_073}, {"problem": replace(PROBLEM, cols=(1 << 31) + 1)},
+         "programs_per_row = 131073, expected fewer, because they number the columns and mailboxes of a row with 32 b"),
         (OVERLAPPED, {"rows": 2}, {}, NO_OVERLAP),
         (OVERLAPPED, {"cols": 1024, "programs_per_row": 1}, {}, NO_OVERLAP),
         *((OVERLAPPED, fields, {}, NEEDS) for fields in (

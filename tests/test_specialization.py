@@ -9,11 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from backend_helpers import FakeBackend
 from call_helpers import WHOLE_ROW, kernel_call
-from tridal.devices.types import KernelConfig, LaunchPlan
+from tridal.devices.types import (
+    ALIGNMENT,
+    SCHEDULES,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Resources,
+    next_power_of_2,
+)
+from tridal.errors import PlanError
+from tridal.library.glu.glu import SWIGLU
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
+from tridal.runtime.plan_check import check_plan
+from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.specialization import BLOCK, KernelCall
 
 
@@ -78,6 +93,50 @@ def test_offsets_have_64_bits_only_if_a_tile_needs_them() -> None:
     assert not constants(tall, replace(WHOLE_ROW, rows=16, cols=1 << 10))["INT64_OFFSETS"]
     types = dict(kernel_call((2, 1024), strides=(1 << 31, 1)).specialize(WHOLE_ROW).types)
     assert (types["in_inner"], types["out_inner"]) == ("i64", "i32")
+
+
+NEAR_LIMITS = [(1 << bits) // ways + more for bits in range(28, 33) for ways in (1, 5) for more in (-9, -1, 0, 5)]
+
+
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_numbers_that_kernels_compute_fit_in_their_types(data: st.DataObject) -> None:
+    """Computes the largest numbers of the kernels of accepted plans, by the expressions in `tridal.kernels`."""
+    few, near, draw = st.sampled_from([1, 1, 9]), st.sampled_from(NEAR_LIMITS), data.draw
+    outer, inner, cols = draw(st.permutations([draw(few), draw(st.sampled_from([1, 5000, 1 << 16])), draw(near)]))
+    schedule, persistent = draw(st.sampled_from(SCHEDULES)), draw(st.booleans())
+    tile_cols = next_power_of_2(cols, draw(st.sampled_from([1, 1 << 10, 1 << 14, 1 << 20])))
+    rows = next_power_of_2(inner, max(1, draw(st.sampled_from([1, 16, 1 << 20])) // tile_cols))
+    per_row = -(-cols // tile_cols) if schedule == "cooperative" else 1
+    config = KernelConfig(schedule, rows, tile_cols, 4, draw(st.integers(1, 2)), per_row, persistent=persistent)
+    if per_row > 1 and rows == 1 and persistent and draw(st.booleans()):
+        config = replace(config, overlap=True, reload=True, num_stages=1)
+    kernel = draw(st.sampled_from([SOFTMAX.forward, SWIGLU.forward]))
+    call = KernelCall(kernel, RowLayout(outer, inner, cols, (1, 1, 1), (1, 1, 1)), ("float32",) * len(kernel.pointers))
+    tiles = call.problem.tiles_of(config)
+    groups = data.draw(st.sampled_from([1, 2, tiles, 1 + tiles // 2])) if config.persistent else tiles
+    backend = FakeBackend("mine", schedules=frozenset(SCHEDULES), features=frozenset({"overlap", "reload"}))
+    device = DeviceProperties("device", "dev1", cores=1, max_programs=1 << 31)
+    plan = LaunchPlan(config, groups * per_row, "", occupancy=1 << 31)
+    try:
+        check_plan(backend, call.problem, device, plan, lambda config: Resources(1, 0, 0))
+    except PlanError:
+        return
+    found = call.specialize(config)
+    exchanges, types, static = found.cooperative, dict(found.types), dict(found.constants).get("INT64_TILES")
+    numbers = {
+        "rank": [per_row * tile_cols - 1, per_row**2 - 1 if exchanges and not config.persistent else 0],
+        "cols": [-(-cols // tile_cols) * tile_cols + tile_cols - 1, cols + 2 * ALIGNMENT],  # the latter of a tail
+        "outer": [outer],
+        "inner": [inner + rows - 1, tiles],  # `tl.cdiv`
+    }
+    if config.persistent:
+        numbers["inner"] += [tiles - 1 + groups * (2 if config.overlap else 1)]  # the end of the loop
+    if exchanges and config.persistent and not config.overlap and config.num_stages == 1 and not static:
+        iterations = -(-tiles // groups) * 5 // 4 + 1  # `tile_counter.iterations`
+        assert max((iterations - 1) * 4, groups + groups * (iterations - 1)) < 2**31
+    for name, values in numbers.items():
+        assert types.get(name) == "i64" or max(values) < 2**31, (name, values)
 
 
 @pytest.mark.parametrize(

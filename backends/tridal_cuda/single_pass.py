@@ -6,7 +6,7 @@ element once, so a loop over columns reads no element twice.
 
 from __future__ import annotations
 
-from tridal.devices.types import KernelConfig, Schedule, next_power_of_2
+from tridal.devices.types import MAX_TILE, KernelConfig, Schedule, next_power_of_2
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
 from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
@@ -38,10 +38,12 @@ def _fit_few_inner_rows(problem: GpuProblem) -> Fit | None:
     return problem.fit(KernelConfig(schedule, rows, cols, warps)).with_few_spills()
 
 
-def _fit_elements(problem: GpuProblem) -> Fit:
-    """Returns a `Fit` with a program for each block of a row."""
+def _fit_elements(problem: GpuProblem) -> Fit | None:
+    """Returns a `Fit` with a program for each block of a row; None for more blocks than a row may have."""
     cols = min(problem.tile_cols, tuning.SINGLE_PASS_COLS)
     warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
+    if blocks > MAX_TILE // 2:
+        return None
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
     return problem.fit(KernelConfig(schedule, 1, cols, warps, 1, blocks, persistent=False)).with_few_spills()
 

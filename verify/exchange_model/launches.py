@@ -110,6 +110,7 @@ class Launch:
         p, rows = self.programs_per_row, self.rows
         absent: tuple[str, ...] = (
             "COUNTS",
+            "INT64_TILES",
             "HAS_LATE",
             "HAS_INDEX",
             "HAS_COLUMNS",

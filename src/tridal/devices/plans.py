@@ -8,6 +8,9 @@ from typing import Any
 from tridal.devices.kernel_config import KernelConfig, Schedule
 from tridal.devices.problem import Problem
 
+MAX_PROGRAMS = (1 << 31) - 1
+"""Triton numbers programs with 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:

@@ -7,10 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from tridal.devices.plans import MAX_PROGRAMS
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 
-MAX_PROGRAMS = (1 << 31) - 1
-"""Triton numbers programs with 32 bits."""
 _MAX_STAGES = 32
 """The time of Triton's compiler grows with the number of stages."""
 _MAX_EXP2_BIAS = 1e-5

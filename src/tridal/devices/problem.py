@@ -26,8 +26,15 @@ ALIGNMENT = 16
 """Bytes of the widest vector access. Triton also specialises integers on divisibility by this number."""
 
 
-MAX_RANGE_ROWS = 2**31 - 1
-"""The last number of rows of a range. With more rows, an argument of the kernel has 64 bits."""
+MAX_TILE = 1 << 20
+"""Elements of the largest tensor in a Triton kernel."""
+
+MAX_RANGE_ROWS = 2**28
+"""The last number of rows, or of columns of one row, of a range. With more rows, kernels number tiles with 64 bits.
+
+There are at most as many tiles as rows, and as many groups of programs as tiles. So the largest number that a kernel
+computes with 32 bits is at most five times the rows: `tridal.kernels.tile_counter.iterations`.
+"""
 
 
 def next_power_of_2(value: int, most: int | None = None) -> int:

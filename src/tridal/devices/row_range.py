@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any, Concatenate, ParamSpec
 
 from tridal.devices.kernel_config import KernelConfig
-from tridal.devices.plans import LaunchPlan
+from tridal.devices.plans import MAX_PROGRAMS, LaunchPlan
 from tridal.devices.problem import MAX_RANGE_ROWS, Problem
 
 _P = ParamSpec("_P")
@@ -52,7 +52,7 @@ def with_row_range(
                     break
         programs = _read(programs)  # narrows the range if no rule gives the programs
         own = replace(problem, inner=rows.own)
-        rows.ask(lambda number: planned.programs_for(own, number) <= MAX_RANGE_ROWS)  # the limit of a grid, too
+        rows.ask(lambda number: planned.programs_for(own, number) <= MAX_PROGRAMS)
         return replace(planned, programs=programs, row_range=(rows.first, rows.last))
 
     return planned_for_range

@@ -11,6 +11,7 @@ from tridal.devices.problem import (
     DTYPE_ALIASES,
     ITEMSIZE,
     MAX_RANGE_ROWS,
+    MAX_TILE,
     DeviceProperties,
     Layout,
     Problem,
@@ -20,7 +21,7 @@ from tridal.devices.problem import (
 from tridal.devices.row_range import RowCount, with_row_range
 
 __all__ = [
-    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "MAX_RANGE_ROWS", "PROTOCOLS", "SCHEDULES",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "MAX_RANGE_ROWS", "MAX_TILE", "PROTOCOLS", "SCHEDULES",
     "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
     "Resources", "RowCount", "Schedule", "find_architecture", "next_power_of_2", "with_row_range",
 ]  # fmt: skip

@@ -55,8 +55,8 @@ from tridal.kernels.tiles import (
 )
 
 EXCHANGE = PROGRAMS_PER_ROW > 1 and FIRST is not None
-# Sums over rows are the same in every run only if each program always computes the same rows.
-DYNAMIC = EXCHANGE and PERSISTENT and NUM_STAGES == 1 and not HAS_SUMS
+# Sums over rows are the same in every run only if each program always computes the same rows. Claims have 32 bits.
+DYNAMIC = EXCHANGE and PERSISTENT and NUM_STAGES == 1 and not HAS_SUMS and not INT64_TILES
 UNNORMALISED = PROGRAMS_PER_ROW == 1 and AXIS == 1  # AXIS 0 would take two registers per row
 GUARD = TERM_GUARD = EXCHANGE or ZERO_MASKED_ROWS  # a part may be all -inf
 REFINE = COLS >= 128

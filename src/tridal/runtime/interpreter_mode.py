@@ -78,6 +78,15 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
                 setattr(owner, name, members[name])
 
 
+def int64(triton: ModuleType, value: int) -> Any:
+    """Returns a number as an argument with 64 bits. Triton's interpreter gives it 32 bits where these suffice."""
+    import numpy
+    from triton.runtime.interpreter import TensorHandle
+
+    kind = triton.language.int64
+    return triton.language.tensor(TensorHandle(numpy.array([value], numpy.int64), kind), kind)
+
+
 def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:
     """Returns `create` for handles of booleans that have the type int1.
 

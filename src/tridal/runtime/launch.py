@@ -14,7 +14,7 @@ from tridal.devices.types import Backend, DeviceProperties, KernelConfig, Launch
 from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
-from tridal.runtime.interpreter_mode import interpreting
+from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_plan, check_probed, label
 from tridal.runtime.plan_store import PlanFile
@@ -174,9 +174,11 @@ def _bind_interpreted(
     def launch(stream: int, rows: int, *tensors: Any) -> None:
         import numpy
 
-        given = dict(zip(names, tensors, strict=True)) | {name: count(rows) for name, count in numbers.scalars.items()}
+        given = dict(zip(names, tensors, strict=True))
+        scalars = values | {name: count(rows) for name, count in numbers.scalars.items()}
+        scalars |= {name: int64(triton, value) for name, value in scalars.items() if types.get(name) == "i64"}
         named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
         with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
-            kernel[(numbers.programs(rows),)](**values | given)
+            kernel[(numbers.programs(rows),)](**scalars | given)
 
     return launch

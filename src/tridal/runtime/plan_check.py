@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from tridal.devices.plugin_data import MAX_PROGRAMS, wrong_fields
-from tridal.devices.types import MAX_RANGE_ROWS, Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem
+from tridal.devices.plans import MAX_PROGRAMS
+from tridal.devices.plugin_data import wrong_fields
+from tridal.devices.types import (
+    MAX_RANGE_ROWS,
+    MAX_TILE,
+    Backend,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Probe,
+    Problem,
+)
 from tridal.errors import PlanError
 
-MAX_TILE = 1 << 20
-"""Elements of the largest tensor in a Triton kernel."""
 _MAX_IDLE = 1 << 16
 """Programs that a launch may have although there are fewer tiles. More would only take time."""
 
@@ -127,6 +135,9 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
     if per_row > math.ceil(problem.cols / config.cols):
         most = math.ceil(problem.cols / config.cols)
         yield "programs_per_row", per_row, f"at most {most}, so that each program has columns to compute"
+    mailboxes = per_row if problem.statistics and not config.persistent else 1
+    if per_row * max(config.cols, mailboxes) > 2**31:
+        yield "programs_per_row", per_row, "fewer, because they number the columns and mailboxes of a row with 32 bits"
     exchanged = 2 * config.rows * (1 << (per_row - 1).bit_length()) if per_row > 1 else 0
     if max(tile, exchanged) > MAX_TILE:
         what = "rows x cols" if tile > MAX_TILE else "2 x rows x programs_per_row"

@@ -10,7 +10,7 @@ import itertools
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tridal.devices.types import ALIGNMENT, ITEMSIZE, KernelConfig, LaunchPlan, Problem
+from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_RANGE_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
@@ -186,6 +186,7 @@ class KernelCall:
             "ACC_DTYPE": accumulator,
             "INT64_OFFSETS": max(self.launched_layout(config).max_offset(config.rows, config.cols), mask_extent)
             >= 2**31,
+            "INT64_TILES": p.rows > MAX_RANGE_ROWS,
             "AXIS": 0 if p.layout == "inner" else 1,
             "VECTOR": p.vector,
             "SAME_MISALIGNMENT": config.peel and self._same_misalignment(),
@@ -220,7 +221,9 @@ class KernelCall:
             types["workspace"] = "*i64"
             divisible.append("workspace")
         floats = {"scale", *self._parameters}
-        types |= {n: accumulator if n in floats else "i32" if v < 2**31 else "i64" for n, v in run_time.items()}
+        wide = {n for n, v in run_time.items() if v >= 2**31} | ({"inner"} if constants["INT64_TILES"] else set())
+        wide |= {"cols"} if p.cols > 2**31 - 2 * MAX_TILE else set()  # kernels add the columns of a tile, and a tail
+        types |= {n: accumulator if n in floats else "i64" if n in wide else "i32" for n in run_time}
         return Specialization(
             kernel=self.kernel,
             entry=_entry(config),
