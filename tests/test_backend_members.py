@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,6 +19,7 @@ from backend_helpers import BUNDLED
 from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, PlanError, UnknownDeviceError
+from tridal.ops import planning
 from tridal.testing import check_runtime
 
 pytestmark = pytest.mark.usefixtures("nothing_prepared")  # tests pretend other machines
@@ -163,6 +165,7 @@ def test_properties_of_a_present_nvidia_gpu_are_those_of_torch_and_triton(
     reported = {"major": major, "minor": minor, "name": "Some GPU", "max_threads_per_multi_processor": 2048}
     present("cuda", SimpleNamespace(**reported, L2_cache_size=60 << 20, total_memory=141 << 30))
     from_triton = {"multiprocessor_count": 78, "max_num_regs": 65_536, "max_shared_mem": 232_448, "warpSize": 32}
+    from_triton |= {"mem_clock_rate": 2_619_000, "mem_bus_width": 5120 if max_programs else 0}
     active = SimpleNamespace(utils=SimpleNamespace(get_device_properties=lambda index: from_triton))
     monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=active))
     found = registry.get("cuda").plugin.properties(0)
@@ -170,6 +173,16 @@ def test_properties_of_a_present_nvidia_gpu_are_those_of_torch_and_triton(
     assert (found.target, found.warp_size) == (("cuda", 10 * major + minor, 32), 32)
     limits = (found.registers, found.shared_memory, found.max_threads, found.max_programs, found.l2_cache, found.memory)
     assert limits == (65_536, 232_448, 2048, max_programs, 60 << 20, 141 << 30)
+    assert found.bandwidth == (3_352_320_000_000 if max_programs else None)
+
+
+def test_h100_and_h200_have_the_same_multiprocessors_and_another_memory() -> None:
+    h100, h200 = (planning.target(arch=name)[1] for name in ("h100", "h200"))
+    assert (h100.name, h100.arch, h100.l2_cache, h100.memory) == ("NVIDIA H100 SXM", "sm_90", 50 << 20, 80 << 30)
+    assert (h200.name, h200.arch, h200.l2_cache, h200.memory) == ("NVIDIA H200 SXM", "h200", 60 << 20, 141 << 30)
+    assert (h100.bandwidth or 0) / (h200.bandwidth or 1) == pytest.approx(3.0 / 4.2, abs=0.05), "as copies, measured"
+    other = {name: getattr(h100, name) for name in ("name", "arch", "l2_cache", "memory", "bandwidth", "aliases")}
+    assert replace(h200, **other) == h100
 
 
 def test_properties_of_a_present_npu_are_those_of_torch_npu(present: Any) -> None:

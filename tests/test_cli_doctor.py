@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ def test_report_has_the_devices_of_an_available_backend(backend: Backend) -> Non
     assert len(devices) == backend.device_count()
     assert devices[0]["name"] == backend.properties(0).name
     assert devices[0]["cores"] >= 1
+
+
+def test_line_of_a_device_has_its_memory_and_bandwidth_if_they_are_known() -> None:
+    h200 = asdict(registry.get("cuda").architectures()["h200"]) | {"index": 0}
+    assert doctor._device_line(h200) == (
+        "0: NVIDIA H200 SXM (h200), 132 SMs, 65,536 registers per SM, 227 KiB on-chip memory per SM, 60 MiB L2, "
+        "141 GiB memory, 4,917 GB/s"
+    )
+    assert doctor._device_line({**h200, "memory": None, "bandwidth": None}).endswith("60 MiB L2")
 
 
 def test_report_has_the_source_of_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:

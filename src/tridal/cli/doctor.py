@@ -268,4 +268,6 @@ def _device_line(device: dict[str, Any]) -> str:
     if device["registers"]:
         parts.append(f"{device['registers']:,} registers {per_core}")
     sizes = {"shared_memory": f"on-chip memory {per_core}", "l2_cache": "L2", "memory": "memory"}
-    return ", ".join([*parts, *(f"{size(device[key])} {label}" for key, label in sizes.items() if device[key])])
+    parts += [f"{size(device[key])} {label}" for key, label in sizes.items() if device[key]]
+    parts += [f"{rate / 1e9:,.0f} GB/s"] if (rate := device["bandwidth"]) else []
+    return ", ".join(parts)

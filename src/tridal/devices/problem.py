@@ -78,6 +78,9 @@ class DeviceProperties:
     """Bytes of the cache that all cores share."""
     memory: int | None = None
     """Bytes of the device's memory."""
+    bandwidth: int | None = None
+    """Bytes per second that the device's memory can transfer, reads and writes together, in theory. A copy reaches 0.85
+    to 0.95 of it."""
     aliases: tuple[str, ...] = field(default=(), kw_only=True)
     """Other names that `tridal plan --arch` takes, such as products of this architecture with the same limits."""
 
