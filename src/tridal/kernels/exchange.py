@@ -243,8 +243,8 @@ def exchange_once(workspace, tile, rank, first, second, body, cols, *each_parame
 def clear_slots(workspace, tile, rank):
     """Clears the slots that a program published for `tile`. Does nothing if `tile` is negative.
 
-    All programs of the row must have read them. Call it after the exchange of a tile that programs publish after they
-    have read the slots of `tile`: the group's next tile, or the next but one with `overlap`.
+    All programs of the row must have read them. A program reads them before it publishes the group's next tile, or with
+    `overlap` the next but one. So call this after the exchange of that tile.
     """
     if tile >= 0:
         slots = workspace + tl.cast(tile, tl.int64) * SLOTS

@@ -59,7 +59,7 @@ def overlapped(
                 each_score, in_bounds, block, row, column, inner, scale, score_mask, queries, heads, mask_batch,
                 mask_head, mask_query, mask_col, MASK_BYTES, AXIS, COLS,
             )  # fmt: skip
-            if HAS_INDEX:
+            if HAS_INDEX:  # terms do not use these
                 next_index, next_picked, next_picked_column = load_index(
                     each_indexed, next_tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col
                 )  # fmt: skip
