@@ -24,10 +24,10 @@ demo: $(VENV)/.has-interpreter  ## install, and check the device that the settin
 	$(BIN)/tridal check $(ARGS)
 
 test: lint  ## install, and run all tests, lints and type checks
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-all: lint  ## run the tests with every case of the conformance suite
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --matrix $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix $(ARGS)
 
 test-rocm: $(VENV)/.has-dev  ## compile every kernel that is planned for AMD GPUs; needs no GPU
 	$(BIN)/python -m pytest -n $(JOBS) --all-kernels tests/test_backend_rocm_kernels.py $(ARGS)

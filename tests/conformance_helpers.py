@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,22 +9,14 @@ from typing import Any
 
 import torch
 
-from tridal import testing
 from tridal.devices import registry
-from tridal.devices.types import Backend
-from tridal.testing import Case, Implementation, PlanSearch, cases, check
+from tridal.testing import Case, Implementation, cases, check
 
 CPU = torch.device("cpu")
 INTERPRETER = next(backend for backend in registry.loaded() if backend.interpreted)
 MAX_ELEMENTS = 100_000
 
 Function = Callable[..., torch.Tensor]
-
-
-@functools.cache
-def search_plans(backend: Backend) -> PlanSearch:
-    """Searches the plans of a backend. It takes 10 seconds, so tests that use it have the xdist group "plans"."""
-    return testing.search_plans(backend)
 
 
 @contextmanager
@@ -59,6 +50,11 @@ def failures(function: Function, cases: Iterable[Case]) -> list[str]:
     results = [check(case, on_cpu(function)) for case in cases]
     assert results
     return [f"{result.name}: {result.message}" for result in results if not result.passed]
+
+
+def is_found(function: Function, cases: Iterable[Case]) -> bool:
+    """Returns whether one of the cases fails. The cases after it do not run."""
+    return not all(check(case, on_cpu(function)).passed for case in cases)
 
 
 class Rounded(torch.autograd.Function):

@@ -75,7 +75,9 @@ def test_kernels_of_tridal_have_none(op: table.Op) -> None:
 def test_functions_of_an_op_and_of_the_schedules_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     reached: list[str] = []
     original = inspect.unwrap
-    monkeypatch.setattr(inspect, "unwrap", lambda f: reached.append(getattr(f, "__name__", "")) or original(f))
+    monkeypatch.setattr(
+        inspect, "unwrap", lambda f, **stop: reached.append(getattr(f, "__name__", "")) or original(f, **stop)
+    )
     call = kernel_call(kernel=library.OPS[0].forward)
     breakpoints.find_breakpoint(compiler.entry(call.specialize(WHOLE_ROW)))
     assert {"softmax", "exp_term", "whole_row", "tile_bounds"} <= set(reached)

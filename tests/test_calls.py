@@ -326,6 +326,7 @@ def test_options_of_another_type_or_value_are_checked_again() -> None:
 
 @EACH_OP
 def test_prepared_calls_have_derivatives_of_higher_order_and_keep_no_tensors_alive(sample: Sample) -> None:
+    gc.freeze()  # gc.collect() then searches the objects of this test
     for _ in range(3):
         tensors = sample.leaves(3, 5)
         leaves = [tensor for tensor in tensors.values() if tensor.requires_grad]

@@ -12,7 +12,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from conformance_helpers import search_plans
 from conftest import backends
 from tridal import testing
 from tridal.devices.types import Backend
@@ -55,28 +54,6 @@ _FEWEST_ELEMENTS = 100  # a smaller case has one block, and is chosen for its sh
 def test_case_passes(tested: Backend, case: Case) -> None:
     result = testing.run_case(case, tested)
     assert result.passed, result.message
-
-
-_PARTS = 6  # processes share the cases on both sides of changes
-_MAX_ELEMENTS = 1 << 15  # of these cases, without --matrix
-
-
-@pytest.mark.slow("the first part searches the plans of all ops")
-@pytest.mark.xdist_group("plans")
-@pytest.mark.parametrize("part", range(_PARTS))
-def test_both_sides_of_every_change_of_plan_pass(backend: Backend, part: int, request: pytest.FixtureRequest) -> None:
-    cases, limit = search_plans(backend).cases, _MAX_ELEMENTS
-    if request.config.getoption("--matrix"):
-        limit = max(math.prod(case.shape) for case in cases)
-    results = [testing.run_case(case, backend) for case in cases[part::_PARTS] if math.prod(case.shape) <= limit]
-    assert results
-    assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
-
-
-@pytest.mark.slow("it searches the plans of all ops, unless another test has")
-@pytest.mark.xdist_group("plans")
-def test_every_listed_schedule_and_feature_is_tested(backend: Backend) -> None:
-    assert search_plans(backend).not_reached == ()
 
 
 @st.composite

@@ -67,6 +67,7 @@ def model(**batch): return types.SimpleNamespace(loss=torch.nn.functional.cross_
 """Names that the pages use without a definition, because they stand for the reader's own code."""
 
 
+@pytest.mark.slow("pages check backends and models")
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=page_name)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     """Runs all ```python blocks of a page in order, in a new process. Tracebacks show the line numbers of the page."""

@@ -32,14 +32,14 @@ def failures(request: pytest.FixtureRequest) -> dict[tuple[str, int], str]:
     return failures_of(CHECKS, 2, request.param)
 
 
-@pytest.mark.xdist_group("ranks")  # one process starts them
+@pytest.mark.slow("the first one starts two ranks, which run all checks")
 @pytest.mark.parametrize("name", CHECKS)
 def test_check_passes_on_two_ranks(failures: dict[tuple[str, int], str], name: str) -> None:
     for (failed, rank), report in failures.items():
         assert failed != name, f"on rank {rank}:\n{report}"
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.slow("it starts four ranks")
 def test_checks_pass_on_a_mesh_of_two_by_two_ranks() -> None:
     failures = failures_of({"two_dimensional": two_dimensional, "uneven_shards": uneven_shards}, 4, "auto")
     assert not failures, "\n".join(failures.values())
@@ -53,13 +53,16 @@ def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
     python("-c", blocked + "import torch, tridal; tridal.rms_norm(torch.randn(2, 4), (4,))")
 
 
+SAME = pytest.mark.nightly("the other ops of the same kind have the same rules, and test_dtensor.py::CHECKS all ops")
+
+
 @pytest.mark.parametrize(
     "call",
     [
         "softmax(x, -1)",
-        "log_softmax(x, -1)",
+        pytest.param("log_softmax(x, -1)", marks=SAME),
         "rms_norm(x, (4,))",
-        "layer_norm(x, (4,))",
+        pytest.param("layer_norm(x, (4,))", marks=SAME),
         pytest.param("cross_entropy(x, x.detach().softmax(-1))", marks=shards_logsumexp),
         pytest.param("linear_cross_entropy(x, x.detach(), target)", marks=shards_logsumexp),
     ],

@@ -68,7 +68,7 @@ def check_all(mesh: Any) -> None:
     check_fsdp2(mesh, "shard first")
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.slow("it starts two ranks")
 @averages_on_gloo
 @pytest.mark.parametrize("backend_name", backends())
 def test_sharded_models_compute_the_same_on_two_ranks(backend_name: str) -> None:

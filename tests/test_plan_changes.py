@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import conformance_helpers
 from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices import registry
@@ -155,16 +154,6 @@ def test_cases_launch_the_plans_that_were_searched(monkeypatch: pytest.MonkeyPat
         registry.invalidate()
         assert testing.run_case(kind.case(9, 24), INTERPRETER).passed
         assert kind.call(9, 24).problem in launched
-
-
-@pytest.mark.slow("it plans 60,000 calls of all ops")
-@pytest.mark.xdist_group("plans")
-def test_search_of_a_correct_backend_is_bounded_and_reaches_every_schedule() -> None:
-    search = conformance_helpers.search_plans(INTERPRETER)
-    assert 100 < len(search.cases) < 500
-    assert len(set(search.cases)) == len(search.cases)
-    assert search.plans < 120_000
-    assert search.not_reached == search.skipped == search.wrong_ranges == ()
 
 
 @pytest.mark.parametrize("where", ["config", "programs", "error"])

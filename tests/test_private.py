@@ -113,6 +113,7 @@ def test_version_of_torch_has_every_item() -> None:
     assert private.MISSING == ABSENT
 
 
+@pytest.mark.slow("it imports tridal in a process for each item")
 def test_right_results_without_each_item() -> None:
     """Runs `private_fallbacks.py`, which forks a child for each item and removes the item there."""
     script = Path(__file__).with_name("private_fallbacks.py")

@@ -22,8 +22,8 @@ NVIDIA = {"arch": "sm_90", "call": "softmax"}
 
 
 def kind(case: dict[str, Any]) -> tuple[Any, ...]:
-    """The architecture, the function and the arguments of a case, without their values."""
-    return case["arch"], case["call"], *sorted(case)
+    """The function and the arguments of a case, without their values. On AMD GPUs, the function."""
+    return case["arch"], case["call"], *(sorted(case) if case["arch"] == "sm_90" else ())
 
 
 KINDS = [c for c in {kind(case): case for case in reversed(CASES)}.values() if c["arch"] in ("sm_90", "gfx942")]
@@ -73,6 +73,7 @@ def test_the_list_has_different_cases_with_1500_kernels_for_five_architectures()
     assert (SCRIPTS / "kernel_cases.jsonl").stat().st_size < 400_000
 
 
+@pytest.mark.slow("it plans a case of each kind")
 def test_each_kind_of_case_launches_kernels_and_together_they_have_all_kernels_of_the_table(uncompiled: Any) -> None:
     found: set[str] = set()
     for case in KINDS:

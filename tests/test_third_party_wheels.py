@@ -67,6 +67,7 @@ def test_the_installed_ops_are_listed_and_compute(site_folder: Path) -> None:
     run_python(CALLS, site_folder)
 
 
+@pytest.mark.slow("it runs pytest in a new process")
 def test_the_tests_of_a_package_pass(site_folder: Path) -> None:
     code = f"""
         import pytest, sys

@@ -58,9 +58,8 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
     try:
         for owner, name, _, twin in twins:
             setattr(owner, name, twin)
-        # Triton patches its language at every call of a function. Once per function is enough, and halves the time.
         if patch is not None:
-            interpreter._patch_lang = functools.cache(patch)
+            interpreter._patch_lang = _once(patch, {id(language), id(language.core)})
         if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
             builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
         with interpret_flag(True):
@@ -85,6 +84,22 @@ def int64(triton: ModuleType, value: int) -> Any:
 
     kind = triton.language.int64
     return triton.language.tensor(TensorHandle(numpy.array([value], numpy.int64), kind), kind)
+
+
+def _once(patch: Any, modules: set[int]) -> Any:
+    """Returns a `_patch_lang` that patches each of the modules once. Triton does so at every call of a function.
+
+    A function that sees one of the modules may call functions that see the other one.
+    """
+    scopes: dict[frozenset[int], Any] = {}
+
+    def patch_once(function: Any) -> Any:
+        seen = frozenset(modules.intersection(map(id, function.__globals__.values())))
+        if seen not in scopes:
+            scopes[seen] = patch(function)
+        return scopes[seen]
+
+    return patch_once
 
 
 def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:
