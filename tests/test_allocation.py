@@ -92,6 +92,21 @@ def test_a_saved_tensor_that_is_not_contiguous_is_copied(cpu: torch.device) -> N
     assert peak_bytes(lambda: torch.autograd.grad(y, x, dy, retain_graph=True)) == NUMBER * (4 + 4)
 
 
+@pytest.mark.parametrize("dtype", [F16, F32, F64])
+def test_halves_of_one_tensor_and_their_gradients_are_not_copied(cpu: torch.device, dtype: torch.dtype) -> None:
+    x, dy = torch.ones(64, 1536, dtype=dtype, requires_grad=True), torch.ones(64, 768, dtype=dtype)
+    (gate, up), whole = x.chunk(2, -1), tridal.swiglu(x)
+    for compute in (lambda: tridal.swiglu(x.detach()), lambda: tridal.swiglu(gate.detach(), up.detach())):
+        with tridal.record_calls() as calls:
+            assert peak_bytes(compute) == dy.nbytes
+        assert [call.op for call in calls] == ["swiglu"] * 2  # the first call is not measured
+    with tridal.record_calls() as calls:
+        assert peak_bytes(lambda: torch.autograd.grad(whole, x, dy, retain_graph=True)) == x.nbytes
+        y = tridal.swiglu(gate, up)
+        assert peak_bytes(lambda: torch.autograd.grad(y, (gate, up), dy, retain_graph=True)) == x.nbytes
+    assert [call.op for call in calls] == [*["swiglu_backward"] * 2, "swiglu", *["swiglu_backward"] * 2]
+
+
 def test_a_negative_view_that_is_cast_is_copied(cpu: torch.device) -> None:
     x = torch._neg_view(torch.ones(SHAPE))
     assert peak_bytes(lambda: tridal.softmax(x)) == NUMBER * 4

@@ -13,10 +13,13 @@ from torch.testing import assert_close
 
 import tridal
 from conformance_helpers import failures
+from tridal import testing
+from tridal.devices.types import Backend
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
 from tridal.library.glu.glu import SWIGLU
 from tridal.pytorch.path.function import FUNCTIONS
 from tridal.testing import Case
+from tridal.testing.implementation import overridden
 
 Tensor = torch.Tensor
 tanh = {"approximate": "tanh"}
@@ -60,6 +63,29 @@ def test_halves_of_one_tensor_equal_two_tensors(
     assert y.is_contiguous()
     (gradient,) = gradients(y, x)
     assert torch.equal(gradient, torch.cat(gradients(expected, gate, up), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [8, 781, 1026])
+@pytest.mark.parametrize("plan", ["whole_row", "whole_row+peel", "column_loop"])
+def test_unaligned_halves_and_their_gradients(
+    device: torch.device, backend: Backend, dtype: torch.dtype, columns: int, plan: str
+) -> None:
+    """The second half of a row has another misalignment than the first one."""
+    x, dy = (torch.randn(5, n, device=device).to(dtype) for n in (2 * columns, columns))
+    results, override = [], testing.PLAN_OVERRIDES[plan]
+    with overridden(backend, "overridden", override) as name, tridal.use(device=name, fallback="error"):
+        for gate, up in ([None, None], [half.clone() for half in x.chunk(2, -1)], x.chunk(2, -1)):
+            given = [x] if gate is None else [gate, up]
+            leaves = [tensor.detach().requires_grad_() for tensor in given]
+            y = tridal.swiglu(*leaves)
+            results.append((y, torch.cat(torch.autograd.grad(y, leaves, dy), -1)))
+    for found in results[::2]:
+        assert_close(found, results[1], rtol=0, atol=0)
+    gate, up = (half.double().requires_grad_() for half in x.chunk(2, -1))
+    y = functional.silu(gate) * up
+    expected = y.to(dtype), torch.cat(torch.autograd.grad(y, (gate, up), dy.double()), -1).to(dtype)
+    assert_close(results[0], expected)
 
 
 @pytest.mark.parametrize("layout", [lambda x: x.T, lambda x: x[:, 1:9], lambda x: x[:1].expand(4, 10)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tridal.runtime.row_layout import RowLayout, contiguous_strides, row_layout
+from tridal.runtime.row_layout import RowLayout, contiguous_strides, group_strides, row_layout
 
 
 def offsets(layout: RowLayout, strides: tuple[int, int, int]) -> torch.Tensor:
@@ -96,3 +98,48 @@ def test_max_offset_is_the_offset_of_the_last_element_of_a_tile() -> None:
 @given(st.lists(st.integers(1, 9), max_size=6))
 def test_contiguous_strides_equal_those_of_torch(shape: list[int]) -> None:
     assert contiguous_strides(shape) == torch.empty(shape, device="meta").stride()
+
+
+STRIDES = [(5, 1), (10, 1), (13, 1), (1, 3), (0, 1), (0, 0), (10, 2), None]
+"""Strides of tensors of three rows of five elements. None stands for a new tensor, or for an input that is copied."""
+
+
+@given(*(st.lists(st.sampled_from(STRIDES), max_size=3) for _ in range(2)), st.sampled_from(STRIDES[:-1]))
+def test_tensors_have_one_of_two_groups_of_strides_or_are_copied(
+    results: list[tuple[int, int] | None], inputs: list[tuple[int, int] | None], first: tuple[int, int]
+) -> None:
+    groups, contiguous = group_strides((3, 5), first, results, inputs), (5, 1)
+    if groups is None:
+        copies = [contiguous] * any(strides not in (first, contiguous) for strides in inputs)
+        assert len({first, *(strides or contiguous for strides in results), *copies}) > 2
+        return
+    for strides, as_first, copied in zip((*results, *inputs), groups.as_first, groups.copied, strict=True):
+        assert (first if as_first else groups.others) == (contiguous if copied or strides is None else strides)
+    assert not any(groups.copied[: len(results)])
+    assert first != groups.others or not any(groups.as_first)
+
+
+@pytest.mark.parametrize(
+    ("first", "results", "inputs", "others", "as_first", "copied"),
+    [
+        ((5, 1), [None], [(5, 1)], (5, 1), "--", "--"),
+        ((10, 1), [None], [(5, 1)], (5, 1), "--", "--"),
+        ((10, 1), [None], [(10, 1)], (5, 1), "-f", "--"),  # gate and up are halves of one tensor
+        ((5, 1), [(10, 1)] * 2, [(10, 1)] * 2, (10, 1), "----", "----"),  # and so are their gradients
+        ((5, 1), [None], [(10, 1)], (10, 1), "f-", "--"),
+        ((5, 1), [None], [(1, 3)], (5, 1), "--", "-c"),  # a kernel would read single elements
+        ((5, 1), [None], [(10, 1), (13, 1), None], (10, 1), "f-ff", "--c-"),
+        ((10, 1), [(10, 1)], [], (10, 1), "-", "-"),
+        ((10, 1), [], [], (5, 1), "", ""),
+    ],
+)
+def test_groups_need_few_copies(
+    first: tuple[int, int], results: list[Any], inputs: list[Any], others: Any, as_first: str, copied: str
+) -> None:
+    expected = others, tuple(c == "f" for c in as_first), tuple(c == "c" for c in copied)
+    assert group_strides((3, 5), first, results, inputs) == expected
+
+
+def test_dims_of_size_one_have_no_strides() -> None:
+    assert group_strides((1, 5), (5, 1), [None], [(99, 1)]) == ((5, 1), (False, False), (False, False))
+    assert group_strides((1, 5), (5, 1), [(7, 1)], []) == ((5, 1), (False,), (False,))

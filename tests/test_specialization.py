@@ -28,7 +28,7 @@ from tridal.library.glu.glu import SWIGLU
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime.plan_check import check_plan
-from tridal.runtime.row_layout import RowLayout
+from tridal.runtime.row_layout import RowLayout, row_layout
 from tridal.runtime.specialization import BLOCK, KernelCall
 
 
@@ -158,6 +158,16 @@ def test_peel_knows_the_misalignment_and_whether_the_output_has_the_same(
     assert call.scalars(peel)["misalignment"] == misalignment
     assert constants(call, peel)["SAME_MISALIGNMENT"] is same
     assert constants(call)["PEEL"] is constants(call)["SAME_MISALIGNMENT"] is False
+
+
+@pytest.mark.parametrize(("up", "same"), [(0, True), (4 * 1001, False), (16 * 1001, True)])
+def test_a_second_tensor_with_the_strides_of_the_first_has_its_own_misalignment(up: int, same: bool) -> None:
+    kernel, peel = SWIGLU.kernels[0].with_strides("up_ptr"), replace(WHOLE_ROW, peel=True)
+    layout = row_layout((64, 1001), (2001, 1), 1)
+    assert layout is not None
+    call = KernelCall(kernel, layout, ("float32",) * 3, (0, 0, up))
+    assert constants(call, peel)["SAME_MISALIGNMENT"] is same
+    assert "up_ptr" not in call.specialize(peel).divisible or up % 16 == 0
 
 
 def test_kernel_and_runtime_use_the_same_block_size_for_words() -> None:

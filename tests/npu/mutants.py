@@ -185,6 +185,7 @@ def not_inverted(function: ast.FunctionDef) -> None:
 # Schedules
 
 GRADIENT_STRIDES = ("in_outer", "in_inner", "in_col")
+OUTPUT_STRIDES = ("out_outer", "in_inner", "out_col")
 GRADIENTS = ("softmax_backward", "log_softmax_backward", "l2_norm_backward")
 
 
@@ -205,7 +206,7 @@ def loop_padding_of_zero(function: ast.FunctionDef) -> None:
 
 @mutant("whole_row", "whole_row", "the output is written with the row stride of the input", "softmax", *GRADIENTS)
 def input_stride_for_output(function: ast.FunctionDef) -> None:
-    replace_argument(find_calls(function, "anti_hoist_pointers", "each_result"), "out_inner", "in_inner")
+    replace_argument(find_calls(function, "anti_hoist_pointers", "each_result"), "each_result_strides", *OUTPUT_STRIDES)
 
 
 @mutant("whole_row", "whole_row", "the saved tensor is read with the row stride of the gradient", *GRADIENTS)

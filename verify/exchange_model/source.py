@@ -109,6 +109,7 @@ class _Packs(dict[str, tuple[str, ...]]):
         return ()
 
 
+OUT_STRIDES = "out_outer, out_inner, out_col"
 PACKS = _Packs(
     each_pointer=("first_ptr", "second_ptr", "x_ptr"), each_element=("x",), each_element_ptr=("x_ptr",),
     each_at=("x_at",), each_loaded=("loaded",), each_strides=("in_outer, in_inner, in_col",), each_aligned=("False",),
@@ -116,6 +117,7 @@ PACKS = _Packs(
     each_early=("second",), each_early_term=("x * x",), each_early_reduce=("'sum'",),
     each_later=("second",), each_later_term=("x * x",), each_later_reduce=("'sum'",), each_exchanged=("second",),
     each_result=("first_ptr", "second_ptr"), each_result_at=("first_at", "second_at"),
+    each_result_strides=(OUT_STRIDES,) * 2, each_addend_strides=(OUT_STRIDES,) * 2,
     each_edge=("x",), each_edge_at=("x_at",), each_edge_first_term=("x",), each_edge_early=("second",),
     each_edge_early_term=("x",), each_edge_result_at=("first_at", "second_at"), each_edge_formula=("first", "second"),
     each_formula=("first", "second"), each_addend=("None", "None"), each_streamed=("False", "False"),

@@ -112,7 +112,7 @@ class Problem:
     outer: int = 1
     """Number of blocks."""
     reads: tuple[str, ...] = ("float32",)
-    """dtype of each input with a number per element. All but the first are contiguous."""
+    """dtype of each input with a number per element."""
     writes: tuple[str, ...] = ("float32",)
     """dtype of each output with a number per element."""
     added: tuple[str, ...] = ()

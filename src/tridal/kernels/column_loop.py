@@ -118,9 +118,8 @@ def column_loop(
             tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
             store_tile(
                 each_formula,
-                tile_pointers(each_result, block, row, column, out_outer, out_inner, out_col, AXIS, COLS, False),
-                each_addend, tile, block, row, column, out_outer, out_inner, out_col, in_bounds, AXIS, COLS, False,
-                False,
+                tile_pointers(each_result, block, row, column, each_result_strides, AXIS, COLS, False),
+                each_addend, tile, block, row, column, each_addend_strides, in_bounds, AXIS, COLS, False, False,
             )  # fmt: skip
             add_to_sums(
                 each_sums_result, each_sum_term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols

@@ -94,11 +94,11 @@ def overlapped(
             )  # fmt: skip
             tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
             each_result_at = tile_pointers(
-                each_result, block, row, column, out_outer, out_inner, out_col, AXIS, COLS, SAME_MISALIGNMENT
+                each_result, block, row, column, each_result_strides, AXIS, COLS, SAME_MISALIGNMENT
             )  # fmt: skip
             store_tile(
-                each_formula, each_result_at, each_addend, tile, block, row, column, out_outer, out_inner, out_col,
-                in_bounds, AXIS, COLS, SAME_MISALIGNMENT, each_streamed,
+                each_formula, each_result_at, each_addend, tile, block, row, column, each_addend_strides, in_bounds,
+                AXIS, COLS, SAME_MISALIGNMENT, each_streamed,
             )  # fmt: skip
             each_sums = add_terms(each_sums, each_sum_term, in_bounds)
         part_first = next_first

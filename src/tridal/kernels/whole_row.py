@@ -1,8 +1,8 @@
 """The schedules "whole_row" and "cooperative": a tile holds whole rows, or the part of a row that one program computes.
 
 Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements. Strides are in elements.
-All tensors are contiguous but the first one with a number per element (`in_...`), and the output of a kernel that reads
-and writes one such tensor (`out_...`).
+Each tensor with a number per element has those of the first one (`in_...`), or the others (`out_...`). All other
+tensors are contiguous.
 
 The source is a template. It is loaded once for each kernel (`tridal.runtime.instance`):
   each_...    stands for the kernel's tensors of a kind, or for the calls of the op's functions. A statement with such a
@@ -165,8 +165,7 @@ def whole_row(
                     value = each_value
                     store_rows(each_row_result, each_row_formula, tile, rank, inner, long_blocks, row_outer, row_inner)
                     each_result_at = anti_hoist_pointers(
-                        each_result, tile, block, row, column, out_outer, out_inner, out_col, AXIS, COLS,
-                        SAME_MISALIGNMENT, 0,
+                        each_result, tile, block, row, column, each_result_strides, AXIS, COLS, SAME_MISALIGNMENT, 0
                     )  # fmt: skip
                 if PASS == LAST_PASS:
                     for CHUNK in tl.static_range(0, CHUNKS):
@@ -185,21 +184,19 @@ def whole_row(
                             )  # fmt: skip
                             each_column = load_columns(each_column_ptr, column, cols, AXIS, COLS // CHUNKS)
                             each_result_at = tile_pointers(
-                                each_result, block, row, column, out_outer, out_inner, out_col, AXIS, COLS // CHUNKS,
+                                each_result, block, row, column, each_result_strides, AXIS, COLS // CHUNKS,
                                 SAME_MISALIGNMENT,
                             )  # fmt: skip
                         tile_column = column + index_along(COLS // CHUNKS, AXIS, INT64_OFFSETS)
                         store_tile(
-                            each_formula, each_result_at, each_addend, tile, block, row, column, out_outer, out_inner,
-                            out_col, in_bounds, AXIS, COLS // CHUNKS, SAME_MISALIGNMENT, each_streamed,
+                            each_formula, each_result_at, each_addend, tile, block, row, column, each_addend_strides,
+                            in_bounds, AXIS, COLS // CHUNKS, SAME_MISALIGNMENT, each_streamed,
                         )  # fmt: skip
                     if PEEL:
-                        each_edge_result_at = edge_pointers(
-                            each_result, block, row, edge_column, out_outer, out_inner, out_col
-                        )  # fmt: skip
+                        each_edge_result_at = edge_pointers(each_result, block, row, edge_column, each_result_strides)
                         store_tile(
                             each_edge_formula, each_edge_result_at, each_addend, tile, block, row, edge_column,
-                            out_outer, out_inner, out_col, edge_in_bounds, 0, 1, False, False,
+                            each_addend_strides, edge_in_bounds, 0, 1, False, False,
                         )  # fmt: skip
                     each_sums = add_terms(each_sums, each_sum_term, in_bounds)
                     if PEEL:

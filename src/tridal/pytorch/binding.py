@@ -41,8 +41,9 @@ def bind_kernel(
 
     `source` is the first tensor that the kernel reads. The launch enters the device guard and provides the workspace.
 
-    `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. All tensors except `source` are
-    contiguous, or, if they have a number per element, have `out_strides`. `in_order` keeps the order of the rows.
+    `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. Tensors with a number per
+    element have the strides of `source` if they are `strided_as_first`, or else `out_strides`. By default, these and
+    all other tensors are contiguous. `in_order` keeps the order of the rows.
     Returns None if the kernel cannot read `source`.
     """
     assert context.backend is not None
@@ -55,7 +56,7 @@ def bind_kernel(
     kernel_call = KernelCall(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     if invariant:
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
-        if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS or out_strides is not None:
+        if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS:
             return None
         backend, kernel_call = batch_invariance.made_invariant(backend, kernel_call)
     options = registry.options(backend, context.settings)

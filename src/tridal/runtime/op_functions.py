@@ -186,7 +186,15 @@ def packs_of(kernel: RowKernel) -> Packs:
     elements, reads = [f"{name}_tile" for name in kernel.reads], [f"{name}_ptr" for name in kernel.reads]
     columns = [f"{name}_ptr" for name in kernel.column_reads]
     scored = kernel.reads[: int(kernel.scale_mask)]
-    written = len(kernel.writes)
+    written, added = len(kernel.writes), "None" if kernel.added is None else f"{kernel.added}_ptr"
+    outputs = iter(kernel.pointers)
+    counts = [written, len(kernel.row_writes), len(kernel.column_writes)]
+    results, row_results, sums_results = ([next(outputs) for _ in range(count)] for count in counts)
+
+    def strides(pointer: str) -> str:
+        kind = "in" if pointer in (reads[0], *kernel.strided_as_first) else "out"
+        return f"{kind}_outer, {kind}_inner, {kind}_col"
+
     packs: dict[str, list[str]] = {
         "parameter": [f"{name}_number" for name in kernel.parameters],
         "element": elements, "edge": [f"edge_of_{name}" for name in kernel.reads], "element_ptr": reads,
@@ -194,7 +202,7 @@ def packs_of(kernel: RowKernel) -> Packs:
         "result_at": [f"{name}_result_at" for name in kernel.writes],
         "edge_result_at": [f"edge_{name}_result_at" for name in kernel.writes],
         "loaded": [f"{name}_loaded" for name in kernel.reads],
-        "strides": ["in_outer, in_inner, in_col", *["out_outer, out_inner, out_col"] * len(reads)][: len(reads)],
+        "strides": [strides(pointer) for pointer in reads], "result_strides": [strides(name) for name in results],
         "aligned": ["PEEL", *["SAME_MISALIGNMENT"] * len(reads)][: len(reads)],
         "score": [f"{name}_tile" for name in scored], "edge_score": [f"edge_of_{name}" for name in scored],
         "row": [f"{name}_row" for name in kernel.row_reads], "row_ptr": [f"{name}_ptr" for name in kernel.row_reads],
@@ -204,7 +212,8 @@ def packs_of(kernel: RowKernel) -> Packs:
         "part_first": ["part_first" for _ in first], "rebased": [_call(kernel, function) for function in rebased],
         "exchanged": [_call(kernel, function) for function in rebased if function.statistic == 1] or ["second"],
         "late_name": [repr(function.name) for function in rebased],
-        "addend": [*[f"{kernel.added}_ptr" if kernel.added else "None"], *["None"] * written][:written],
+        "addend": [added, *["None"] * written][:written], "addend_strides": [strides(added)] * written,
+        "result": results, "row_result": row_results, "sums_result": sums_results,
         "streamed": ["RELOAD", *["False"] * written][:written],
     }  # fmt: skip
     for kind, terms in (("first", first), ("later", later), ("early", early), ("late", late)):
@@ -222,10 +231,6 @@ def packs_of(kernel: RowKernel) -> Packs:
         packs[name] = [_call(kernel, function) for function in called]
         packs[f"{name}_name"] = [repr(function.name) for function in called]
         packs[f"edge_{name}"] = [_call(kernel, function, edge=True) for function in called]
-    counts = [written, len(kernel.row_writes), len(kernel.column_writes)]
-    outputs = iter(kernel.pointers)
-    for kind, count in zip(("result", "row_result", "sums_result"), counts, strict=True):
-        packs[kind] = [next(outputs) for _ in range(count)]
     packs["sums"] = [f"sums_of_{name}" for name in kernel.column_writes]
     packs["edge_sums"] = [f"edge_sums_of_{name}" for name in kernel.column_writes]
     packs["pointer"] = [*kernel.pointers]

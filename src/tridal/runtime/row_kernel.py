@@ -41,11 +41,11 @@ class RowKernel:
     Attributes:
         name: name of the kernel. `tridal plan --op` takes it.
         module: module of the Triton functions. It is imported when the first kernel is compiled or interpreted.
-        reads: names of the inputs with a number per element. All but the first are contiguous.
+        reads: names of the inputs with a number per element.
         statistics: the statistics of a row. Programs that compute a row together ("cooperative") exchange at most two.
-        writes: for each output with a number per element: the name of its Triton function. The outputs are contiguous.
+        writes: for each output with a number per element: the name of its Triton function.
         added: name of an input with a number per element that is added to the first of `writes` before it is rounded,
-            for example the gradient of another use of a tensor. It is contiguous. No function gets it.
+            for example the gradient of another use of a tensor. No function gets it.
         row_reads: names of the inputs with a number per row. They are contiguous.
         row_index: name of an input with a column index per row, in int64. It is contiguous. Functions that are called
             once per row also get `picked`: the element of the first tensor in that column, or NaN if there is no such
@@ -70,6 +70,8 @@ class RowKernel:
             computed. `writes` and `row_writes` get it by the function's name.
         constants: pairs of a name in upper case and a number, string or None. Functions may declare these names as
             compile-time constants, see `bind`.
+        strided_as_first: the pointers of the tensors with a number per element that have the strides of the first one.
+            The others have the `out_strides` of the call's `RowLayout`. Set by the launch engine.
     """
 
     name: str
@@ -90,6 +92,7 @@ class RowKernel:
     live_tiles: int = 3
     row_value: str | None = None
     constants: tuple[tuple[str, Any], ...] = ()
+    strided_as_first: tuple[str, ...] = ()
 
     def bind(self, **constants: Any) -> RowKernel:
         """Returns the kernel with constants: each replaces the tensor or parameter of its name, or is a new one.
@@ -103,6 +106,10 @@ class RowKernel:
     def writing(self, *names: str) -> RowKernel:
         """Returns the kernel without the outputs that are not named. Equal arguments give the same kernel."""
         return _writing(self, names)
+
+    def with_strides(self, *as_first: str) -> RowKernel:
+        """Returns the kernel with these `strided_as_first`. Equal arguments give the same kernel."""
+        return _with_strides(self, as_first) if as_first else self
 
     @property
     def passes(self) -> int:
@@ -182,3 +189,8 @@ def _writing(kernel: RowKernel, names: tuple[str, ...]) -> RowKernel:
     kinds = {kind: getattr(kernel, kind) for kind in ("writes", "row_writes", "column_writes")}
     kept: dict[str, Any] = {kind: tuple(n for n in given if n in names) for kind, given in kinds.items()}
     return replace(kernel, added=kernel.added if kept["writes"] else None, **kept)
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_strides(kernel: RowKernel, as_first: tuple[str, ...]) -> RowKernel:
+    return replace(kernel, strided_as_first=as_first)

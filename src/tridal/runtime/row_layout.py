@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tridal.devices.types import Layout
 
@@ -16,14 +17,16 @@ FEW_ROWS = 8
 class RowLayout:
     """A tensor as `outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
 
-    The first tensor that is read may have any strides. By default, all other tensors are contiguous in their own shape.
+    Tensors with a number per element have one of two groups of strides. By default, the first tensor that is read has
+    the first group, and all others are contiguous in their own shape.
     """
 
     outer: int
     inner: int
     cols: int
     in_strides: tuple[int, int, int]
-    """Strides of the first tensor that is read: from block to block, from row to row, from column to column."""
+    """Strides of the first tensor that is read, and of those of `RowKernel.strided_as_first`: from block to block, from
+    row to row, from column to column."""
     out_strides: tuple[int, int, int]
     """Strides of the other tensors with a number per element, in the same order."""
     row_strides: tuple[int, int] = (0, 1)
@@ -63,6 +66,53 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
+class StrideGroups(NamedTuple):
+    """The strides of the tensors of a call with a number per element, in at most two groups."""
+
+    others: tuple[int, ...]
+    """The strides of the tensors that do not have those of the first one."""
+    as_first: tuple[bool, ...]
+    """For each tensor after the first one: whether it has the first one's strides, and these differ from `others`."""
+    copied: tuple[bool, ...]
+    """For each tensor after the first one: whether it has other strides, so that a contiguous copy of it is read."""
+
+
+def group_strides(
+    shape: Sequence[int],
+    first: Sequence[int],
+    results: Sequence[Sequence[int] | None],
+    inputs: Sequence[Sequence[int] | None],
+) -> StrideGroups | None:
+    """Returns the groups of the strides of a call's tensors, results before inputs.
+
+    `first` are the strides of the first tensor that is read. None stands for a new contiguous tensor, or for an input
+    of which a copy is read. So is an input whose contiguous dim is not that of the first one: a kernel would read each
+    element in an access of its own. Returns None if the results and the copies need more than two groups.
+    """
+    contiguous = contiguous_strides(shape)
+
+    def of(strides: Sequence[int] | None) -> tuple[int, ...]:
+        given = contiguous if strides is None else strides
+        return tuple(0 if size == 1 else stride for size, stride in zip(shape, given, strict=True))
+
+    first, tensors = of(first), (*results, *inputs)
+    fixed = {of(strides): None for strides in (*results, *(s for s in inputs if s is None))}
+    readable = [of(s) for s in inputs if any(a == b == 1 for a, b in zip(of(s), first, strict=True))]
+    different = [strides for strides in (*fixed, *readable) if strides != first]
+    alike = all(of(strides) == first for strides in tensors)
+    others = different[0] if different else first if alike and tensors else of(None)
+    if of(None) not in (first, others) and not {*map(of, inputs)} <= {first, others}:
+        others = of(None)  # the group of the copies
+    if not {*fixed} <= {first, others}:
+        return None
+    copied = [of(strides) not in (first, others) for strides in tensors]
+    if any(copied) and of(None) not in (first, others):
+        return None
+    read = [None if copy else strides for copy, strides in zip(copied, tensors, strict=True)]
+    exact = next((s for s in read if s is not None and of(s) == others != of(None)), contiguous)
+    return StrideGroups(tuple(exact), tuple(of(strides) != others for strides in read), tuple(copied))
+
+
 def coalesce_dims(
     shape: Sequence[int], *strides: Sequence[int], without: int, separate: int | None = None
 ) -> list[tuple[int, ...]]:
@@ -91,7 +141,7 @@ def row_layout(
 ) -> RowLayout | None:
     """Returns the row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
 
-    `out_strides` are the strides of the other tensors with a number per element. By default, they are contiguous.
+    `out_strides` are the second group of strides of tensors with a number per element. By default, they are contiguous.
 
     Returns None if the other dims need more than two strides, which kernels do not support. Exchanges `outer` and
     `inner` if `inner` is less than `few_rows` and less than `outer`. `few_rows` = 0 keeps the order of the rows.

@@ -39,6 +39,8 @@ class Case:
     cast: str | None = None
     """The argument `dtype`; None if it is not given."""
     layout: Layout = "contiguous"
+    layouts: tuple[tuple[str, Layout], ...] = ()
+    """Names and memory layouts of the tensors that do not have the input's layout."""
     grad_layout: Layout = "contiguous"
     """The memory layout of the output's gradient."""
     values: Values = "normal"
@@ -79,7 +81,7 @@ class Case:
         parts = [self.op, self.direction, shape, f"dim={self.dim}" if self.dims == 1 else f"dims={self.dims}"]
         parts += [self.dtype, *([f"to {self.cast}"] if self.cast else [])]
         parts += [f"without {name}" for name in self.absent]
-        parts += [f"{name} {value}" for name, value in (*self.dtypes, *self.numbers)]
+        parts += [f"{name} {value}" for name, value in (*self.dtypes, *self.layouts, *self.numbers)]
         parts += [self.layout] if self.layout != "contiguous" else []
         parts += [f"{self.grad_layout} gradient"] if self.grad_layout != "contiguous" else []
         parts += [self.values] if self.values != "normal" else []

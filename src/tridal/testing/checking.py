@@ -271,7 +271,8 @@ class _Comparison:
             written.append(_name(main.dtype))  # the sum of gradients is rounded to the dtype of the op's results
         wide = "float64" if "float64" in used else used[0]
         cols = math.prod(case.shape[rows.first : rows.first + rows.dims])
-        in_order = case.layout == case.grad_layout == "contiguous" and rows.first + rows.dims == max(main.dim(), 1)
+        in_order = {case.layout, case.grad_layout, *dict(case.layouts).values()} == {"contiguous"}
+        in_order = in_order and rows.first + rows.dims == max(main.dim(), 1)
         return Arithmetic.of(tuple(written), wide, cols, self.interpreted, in_order)
 
 

@@ -20,7 +20,8 @@ def make_tensors(case: Case, op: Op, device: torch.device) -> dict[str, Tensor |
         tensor = made[argument.name]
         dtype = dict(case.dtypes).get(argument.name, case.dtype)
         dtype = dtype if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
-        layout = case.layout if argument.role == "element" or index == 0 else "contiguous"
+        layout = dict(case.layouts).get(argument.name, case.layout)
+        layout = layout if argument.role == "element" or index == 0 else "contiguous"
         absent = argument.name in case.absent
         tensors[argument.name] = None if absent else with_layout(tensor, layout, dtype, device)
     return tensors

@@ -151,6 +151,7 @@ def _tensors_and_numbers(make: Callable[..., Case], op: Op) -> Iterator[Case]:
         yield from (make(_TWO_DIMS, dtype=dtype, absent=without) for dtype in ("float16", "bfloat16", "float64"))
         yield make((33, 7, 13), dims=2, absent=without)
         yield make(_FOUR_DIMS, 1, absent=without, layout="transposed")
+        yield make((6, 33, 781), 1, absent=without)
     for dtype in ("float16", "bfloat16") if columns else ():
         for shape in (_TWO_DIMS, (6, 1001), (5, 4096)):
             yield make(shape, dtype=dtype, dtypes=columns, layout="sliced" if shape[1] == 4096 else "contiguous")
@@ -160,6 +161,9 @@ def _tensors_and_numbers(make: Callable[..., Case], op: Op) -> Iterator[Case]:
         if elements:
             dtypes = (*((name, other) for name in elements), *((name, wide) for name, _ in columns))
             yield make(_TWO_DIMS, dtype=dtype, dtypes=dtypes)
+    for name, layout in product(elements, ("sliced", "expanded", "stepped")):
+        yield make(_TWO_DIMS, layouts=((name, layout),))
+        yield make(_TWO_DIMS, layout="sliced", layouts=((name, layout),), dtype="bfloat16")
     generator = random.Random(0)
     drawn = [tuple((n.name, _drawn(n, generator)) for n in numbers) for _ in range(len(numbers) and len(numbers) + 2)]
     ends = [((number.name, value),) for number in numbers for value in (number.range or ())]
@@ -229,6 +233,10 @@ def _overridden(make: Callable[..., Case], op: Op) -> Iterator[Case]:
         yield make((17, 211), values=values)
     if optional := optional_tensors(op):
         yield from (make(shape, absent=optional) for shape in ((5, 2), (300, 781), (5, 4097)))
+        yield make((6, 33, 781), 1, absent=optional)
+    for name in (a.name for a in op.arguments[1:] if a.role == "element"):
+        yield make((17, 211), layouts=((name, "sliced"),))
+        yield make((17, 211), layout="sliced", layouts=((name, "contiguous"),))
 
 
 def _modified(forward: Callable[..., Case], backward: Callable[..., Case]) -> Iterator[Case]:

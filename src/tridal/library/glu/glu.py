@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,16 +44,14 @@ def _columns(input: Tensor, up: Tensor | None, reduce: RowReduce) -> tuple[Tenso
     return reduce(torch.where(first, input, 0.0), "sum"), reduce(torch.where(first, 0.0, input), "sum")
 
 
-def _views(call: Steps, named: Named) -> tuple[Tensor, Tensor]:
+def _views(call: Steps, input: Tensor, up: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
     """Returns the gate and the other tensor. Without `up`, they are views of the input."""
-    input, up, dim = named["input"], named["up"], named["dim"]
     if up is not None:
         return input, up
     return call.view(Tensor.select, input, dim, 0), call.view(Tensor.select, input, dim, 1)
 
 
-def _stacked(gate: Tensor, up: Tensor, dim: int) -> Tensor:
-    return torch.stack((gate, up), dim)
+_empty_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def _role(named: Named) -> Role:
@@ -114,27 +113,27 @@ class _Glu:
 
     def steps(self, call: Steps, named: Named) -> tuple[Any, ...]:
         """Computes the result with one kernel."""
-        gate, up = _views(call, named)
+        gate, up = _views(call, named["input"], named["up"], named["dim"])
         options: Any = {"ROUNDS": named["casting"] != "", "GATE_DTYPE": str(gate.dtype).removeprefix("torch.")}
         return call.kernel(
             self.forward, gate, up, dtypes=(named["dtype"],), ACTIVATION=self.activation(named), **options
         )
 
     def gradient_steps(self, call: Steps, named: Named) -> tuple[Any, ...]:
-        """Computes the gradients that are needed with one kernel."""
-        gate, up = _views(call, named)
-        halves, activation = named["up"] is None, self.activation(named)
+        """Computes the gradients that are needed with one kernel. Those of halves are halves of one tensor."""
+        input, up, dim = named["input"], named["up"], named["dim"]
+        gate, other = _views(call, input, up, dim)
         if not any(call.wanted):
             return None, None
-        wanted = [index for index in (0, 1) if halves or call.wanted[index]]
-        dtypes, writes = [(gate, up)[i].dtype for i in wanted], [self.backward.writes[i] for i in wanted]
+        wanted = [index for index in (0, 1) if up is None or call.wanted[index]]
+        gradient = call.torch(_empty_like, input) if up is None else None
         found = call.kernel(
-            self.backward, named["dy"], gate, up, dtypes=dtypes, writes=writes, ACTIVATION=activation
+            self.backward, named["dy"], gate, other, dtypes=[(gate, other)[i].dtype for i in wanted],
+            writes=[self.backward.writes[i] for i in wanted], ACTIVATION=self.activation(named),
+            out=None if gradient is None else _views(call, gradient, None, dim),
         )  # fmt: skip
-        if halves:
-            return call.torch(_stacked, *found, named["dim"]), None
         gradients = dict(zip(wanted, found, strict=True))
-        return gradients.get(0), gradients.get(1)
+        return (gradients.get(0), gradients.get(1)) if gradient is None else (gradient, None)
 
 
 _APPROXIMATE = number("approximate", "none", range=("none", "tanh"))

@@ -105,10 +105,13 @@ def _check_shape(op: str, name: str, tensor: torch.Tensor, role: str, expected: 
         raise ShapeError(f"{op}: {name} {held}: expected the shape {expected}, got {tuple(tensor.shape)}, with {where}")
 
 
-def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -> None:
+def check_shapes(
+    kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor], out: Sequence[torch.Tensor] = ()
+) -> None:
     """Checks the shapes of the tensors that a kernel reads along `dim`, in the order of `RowKernel.tensors`.
 
-    Tensors with a number per row may have any shape with as many elements, because kernels read them in order.
+    `out` are tensors that it writes, in the order of `RowKernel.writes`. Tensors with a number per row may have any
+    shape with as many elements, because kernels read them in order.
 
     Raises:
         ShapeError: a tensor has another shape than its kind requires. A kernel would read memory beyond its end.
@@ -117,5 +120,6 @@ def check_shapes(kernel: RowKernel, dim: int, tensors: Sequence[torch.Tensor]) -
     kinds = zip(("element", "element", "row", "index", "column"), kernel.tensors[3:], strict=True)
     named = [(name, role) for role, names in kinds for name in names]
     where = f"{named[0][0]} of shape {tuple(shape)} along dim {dim}"
-    for (name, role), tensor in zip(named, tensors, strict=True):
+    given = [*zip(named, tensors, strict=True), *zip(((name, "element") for name in kernel.writes), out, strict=False)]
+    for (name, role), tensor in given:
         _check_shape(kernel.name, name, tensor, role, shapes[role], where)

@@ -7,6 +7,8 @@ context. This module supports neither autograd nor tensor subclasses.
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +26,7 @@ from tridal.pytorch.path.run_source import BoundLaunch, Launch, Prepared, make_r
 from tridal.pytorch.path.support import backend_computes, has_memory
 from tridal.runtime.launch import PreparedLaunch
 from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import group_strides
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
 
 Tensor = torch.Tensor
@@ -44,7 +47,7 @@ def prepare_kernel(
     context: DeviceContext,
     launch: Launch,
     inputs: Sequence[Tensor],
-    out: Tensor | None = None,
+    out: Sequence[Tensor] = (),
     modification: ScoreModification | None = None,
 ) -> Prepared | None:
     """Returns a kernel's run(*arguments) for tensors like these. Returns None if no kernel computes them.
@@ -53,39 +56,36 @@ def prepare_kernel(
 
     Args:
         inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order, and the
-            mask of the modification. The first may have any strides. The others are made contiguous, except the mask.
-            Those with a number per element have the shape of the first. Those with a number per row have as many
-            elements as this shape without `dim`. Those with a number per column have one dim.
-        out: receives the first of `writes`. It may be the first input. It is contiguous, or has any strides if the
-            kernel writes no other tensor with a number per element, and reads only one.
+            mask of the modification. Those with a number per element have the shape of the first. They are read with
+            their strides, if these and those of the outputs are in two groups, see `group_strides`. The others are made
+            contiguous, except the mask. Those with a number per row have as many elements as this shape without `dim`.
+            Those with a number per column have one dim.
+        out: tensors that receive the first of `writes`, of the first input's shape. It may be one of them.
 
     Returns:
         The function returns the tensors of `writes`, `row_writes` and `column_writes`. New ones are contiguous. Those
-        of `column_writes` have one dim and the accumulator's dtype.
+        of `column_writes` have one dim and the accumulator's dtype. It gets the tensors of `out` before the inputs.
 
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
-        ShapeError: an input has another shape than its kind requires.
+        ShapeError: an input, or a tensor of `out`, has another shape than its kind requires.
     """
-    alignment = None if out is None else out.data_ptr() & ADDRESS_BITS
-    if alignment and context.settings.batch_invariant:  # the kernel must not depend on the alignment of `out`
-        found = prepare_kernel(context, launch, inputs)
-        return None if found is None else Prepared(functools.partial(_copied_to_out, found.run))
-    strides = None if out is None or out.is_contiguous() else out.stride()
+    if context.settings.batch_invariant and not all(t.is_contiguous() and not _alignment(t) for t in out):
+        return _prepare_copied(context, launch, inputs, len(out))  # the kernel must not depend on where `out` is
     scores = None if modification is None else modification._replace(mask=None)
     any_rows = None
-    if out is None and (modification is None or (modification.mask is None and not modification.causal)):
+    if not out and (modification is None or (modification.mask is None and not modification.causal)):
         any_rows = described_without_rows(launch.kernel, launch.dim, inputs)
     size = inputs[0].numel() // max(inputs[0].shape[launch.dim], 1) if inputs[0].dim() > 1 else inputs[0].numel()
     for first, last, found in context.runs.get((launch, scores, any_rows), ()) if any_rows is not None else ():
         if first <= size <= last:
             return found  # type: ignore[no-any-return]
-    key = (launch, *map(described, inputs), alignment, strides, scores)
+    key = (launch, *map(described, (*out, *inputs)), len(out), scores)
     try:
         return context.runs[key]  # type: ignore[no-any-return]
     except KeyError:
         pass
-    prepared = _prepare(context, launch, inputs, alignment, strides, modification, any_rows is not None)
+    prepared = _prepare(context, launch, inputs, out, modification, any_rows is not None)
     if prepared is None or prepared.served is None:
         context.runs[key] = prepared
     else:
@@ -94,9 +94,16 @@ def prepare_kernel(
     return prepared
 
 
-def _copied_to_out(run: Callable[..., tuple[Any, ...]], out: Tensor, *arguments: Any) -> tuple[Any, ...]:
-    first, *others = run(*arguments)
-    return (out.copy_(first), *others)
+def _prepare_copied(context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], count: int) -> Prepared | None:
+    """Returns a run(*out, *inputs) that copies new outputs to `out`, which are `count` tensors."""
+    found = prepare_kernel(context, launch, inputs)
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        assert found is not None
+        results = found.run(*arguments[count:])
+        return *map(Tensor.copy_, arguments[:count], results), *results[count:]
+
+    return None if found is None else Prepared(run)
 
 
 def described_without_rows(kernel: RowKernel, dim: int, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
@@ -130,7 +137,7 @@ def described(tensor: Tensor) -> tuple[Any, ...]:
 def _alignment(tensor: Tensor) -> int | None:
     """Returns the bits of the address that decide the alignment, or None if the tensor has no memory."""
     if tensor.is_meta:
-        return 0 if tensor.numel() else None
+        return tensor.data_ptr() & ADDRESS_BITS if tensor.numel() else None  # that of a view: from its tensor
     address = tensor.data_ptr()
     return address & ADDRESS_BITS if address else None
 
@@ -139,86 +146,97 @@ def _prepare(
     context: DeviceContext,
     launch: Launch,
     inputs: Sequence[Tensor],
-    out_alignment: int | None,
-    out_strides: tuple[int, ...] | None,
+    out: Sequence[Tensor],
     modification: ScoreModification | None,
     any_rows: bool,
 ) -> Prepared | None:
-    """Returns `run` for tensors like these, and for an `out` of this alignment and these strides, or None.
-
-    `any_rows` is true if it may serve other numbers of rows.
-    """
+    """Returns `run` for tensors like these, or None. `any_rows` is true if it may serve other numbers of rows."""
     kernel = launch.kernel
-    if out_strides is not None and (len(kernel.reads), len(kernel.writes), kernel.added) != (1, 1, None):
-        return None
     mask = None if modification is None else modification.mask
     read = inputs if mask is None else inputs[:-1]
     floating = {dtype for dtype in (*launch.out_dtypes, *(t.dtype for t in read)) if dtype.is_floating_point}
     if not backend_computes(context, {*floating, *(t.dtype for t in inputs[len(read) :] if t.is_floating_point())}):
         return None
-    if not all(map(has_memory, inputs)) or (mask is not None and (mask.device != context.device or mask.is_neg())):
+    if not all(map(has_memory, (*out, *inputs))):
         return None
-    check_shapes(kernel, launch.dim, read)
-    wide, elements = accumulator(*floating), len(kernel.writes)
+    if mask is not None and (mask.device != context.device or mask.is_neg()):
+        return None
+    check_shapes(kernel, launch.dim, read, out)
+    wide, given, elements = accumulator(*floating), len(out), len(kernel.writes)
     written = list(launch.out_dtypes)
-    if wide is torch.float64 and out_alignment is None:
+    if wide is torch.float64:
         # Triton's interpreter stores wrong values when it casts float64 to bfloat16, so torch casts them.
+        if any(tensor.dtype.itemsize == 2 for tensor in out):
+            return _prepare_copied(context, launch, inputs, given)
         written[:elements] = [wide if dtype.itemsize == 2 else dtype for dtype in written[:elements]]
     written += [wide] * len(kernel.column_writes)
-    addresses = [out_alignment or 0, *[0] * (len(written) - 1)]
-    found = _bind(context, launch, read, written, addresses, out_strides, modification)
+    found = _bind(context, launch, read, out, written, modification)
     if found is None:
         return None
     first, last = (found.rows if inputs[0].dim() > 1 else found.columns or (0, 0)) if any_rows else (0, 0)
     served = (first, last) if first < last else None
-    has_out, add = out_alignment is not None, None
-    if kernel.column_writes:
-        add = _column_sums(context, inputs[0].shape[launch.dim], wide)
-    run = make_run(context, launch, inputs, written, found, has_out, served, add)
+    add = _column_sums(context, inputs[0].shape[launch.dim], wide) if kernel.column_writes else None
+    run = make_run(context, launch, inputs, written, found, given, served, add)
     divisible = inputs[0].numel() % ALIGNMENT == 0 if served is not None and inputs[0].dim() == 1 else None
     return Prepared(run, served, divisible)
 
 
 def _bind(
-    context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
-    addresses: list[int], out_strides: tuple[int, ...] | None, modification: ScoreModification | None,
+    context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], out: Sequence[Tensor],
+    written: Sequence[torch.dtype], modification: ScoreModification | None,
 ) -> BoundLaunch | None:  # fmt: skip
-    """Binds the kernel to the inputs, or else to a copy of the first one. Returns None if it can read neither."""
+    """Binds the kernel to the inputs, or else to copies of some. Returns None if it can read neither."""
     assert context.backend is not None
     kernel, first, invariant = launch.kernel, inputs[0], context.settings.batch_invariant
-    # With batch invariance, the alignment of tensors with a number per element must not depend on the batch.
-    aligned = len(kernel.reads) - 1 + (kernel.added is not None) if invariant else 0
-    copies = [
-        tensor.is_neg() or not tensor.is_contiguous() or (index < aligned and bool(_alignment(tensor)))
+    elements, new = len(kernel.reads) - 1 + (kernel.added is not None), len(kernel.writes) - len(out)
+    # With batch invariance, strides and alignment of tensors with a number per element must not depend on the batch.
+    readable = [
+        not tensor.is_neg() and (not invariant or index >= elements or not _alignment(tensor))
         for index, tensor in enumerate(inputs[1:])
     ]
-    rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
+    results = [*(tensor.stride() for tensor in out), *[None] * new]
+    addresses = [*(tensor.data_ptr() & ADDRESS_BITS for tensor in out), *[0] * (len(written) - len(out))]
     in_order = modification is not None and (modification.mask is not None or modification.causal)
 
-    def bind(source: Tensor) -> PreparedLaunch | None:
+    def bind(source: Tensor, strided: bool) -> tuple[PreparedLaunch, list[bool]] | None:
+        """Binds the kernel to tensors whose first one is `source`. Unless `strided`, all others are contiguous."""
         scale_mask = NO_SCALE_MASK
         if modification is not None:
             located = scale_mask_of(source, launch.dim, modification)
             if located is None or "scale_mask" not in context.backend.features:  # type: ignore[union-attr]
                 return None
             scale_mask = located
+        reads = [
+            tensor.stride() if may_read and (strided or tensor.is_contiguous()) else None
+            for tensor, may_read in zip(inputs[1:], readable, strict=True)
+        ]
+        groups = group_strides(source.shape, source.stride(), results, reads[:elements])
+        if groups is None:
+            return None
+        copies = [*groups.copied[len(results) :], *(strides is None for strides in reads[elements:])]
+        copies[:elements] = map(operator.or_, copies, (strides is None for strides in reads[:elements]))
         dtypes = [*written, source.dtype, *(tensor.dtype for tensor in inputs[1:])]
+        rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
         starts = [*addresses, source.data_ptr() & ADDRESS_BITS, *rest]
-        return bind_kernel(
-            context, kernel, source, launch.dim, dtypes, starts, launch.parameters, scale_mask, in_order, out_strides
-        )
+        pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
+        grouped = kernel.with_strides(*itertools.compress(pointers, groups.as_first))
+        bound = bind_kernel(
+            context, grouped, source, launch.dim, dtypes, starts, launch.parameters, scale_mask, in_order, groups.others
+        )  # fmt: skip
+        return None if bound is None else (bound, copies)
 
     dtype = launch.copy_dtype or first.dtype
-    readable = first.is_floating_point() and not first.is_neg() and torch.promote_types(first.dtype, dtype) == dtype
-    bound = bind(first) if readable else None
-    copied = bound is None
-    if bound is None:
-        dtype = first.dtype if readable and invariant else dtype  # a copy must have the kernel of the tensor itself
-        bound = bind(torch.empty(first.shape, dtype=dtype, device="meta"))
-    if bound is None:
-        return None
-    ranges = bound.row_range, bound.column_range
-    return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, *ranges, [copied, *copies], dtype)
+    exact = first.is_floating_point() and not first.is_neg() and torch.promote_types(first.dtype, dtype) == dtype
+    copy_dtype = first.dtype if exact and invariant else dtype  # a copy must have the kernel of the tensor itself
+    copy = torch.empty(first.shape, dtype=copy_dtype, device="meta")
+    sources = [(first, dtype), (copy, copy_dtype)] if exact else [(copy, copy_dtype)]
+    for (source, dtype), strided in itertools.product(sources, (False,) if invariant or in_order else (True, False)):
+        if (found := bind(source, strided)) is not None:
+            bound, copies = found
+            ranges = bound.row_range, bound.column_range
+            copied = [source is copy, *copies]
+            return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, *ranges, copied, dtype)
+    return None
 
 
 def _column_sums(context: DeviceContext, columns: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -22,7 +22,7 @@ class Prepared(NamedTuple):
     """A function that is prepared for tensors with the same description."""
 
     run: Callable[..., tuple[Any, ...]]
-    """run(*arguments) returns the results. That of a kernel with an `out` is run(out, *arguments)."""
+    """run(*arguments) returns the results. That of a kernel with tensors `out` is run(*out, *arguments)."""
     served: tuple[int, int] | None = None
     """The first and the last number of rows of the tensors that it also computes, or of columns of tensors of one dim,
     see `described_without_rows`. None stands for the shapes that it is prepared for."""
@@ -72,11 +72,12 @@ class BoundLaunch:
 
 def make_run(
     context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
-    bound: BoundLaunch, has_out: bool, served: tuple[int, int] | None, add: Callable[[Tensor], Tensor] | None,
+    bound: BoundLaunch, given: int, served: tuple[int, int] | None, add: Callable[[Tensor], Tensor] | None,
 ) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
     """Returns run(*arguments). Its source is generated, because loops over the tensors take twice the time.
 
-    `written` are the dtypes of the kernel's outputs. `add` adds the partial sums of columns, if there are any.
+    `written` are the dtypes of the kernel's outputs. The first `given` ones are arguments of `run`, before the inputs.
+    `add` adds the partial sums of columns, if there are any.
     """
     kernel, first = launch.kernel, inputs[0]
     assert context.backend is not None
@@ -98,10 +99,10 @@ def make_run(
     lines = sizes.lines
     kinds = (kernel.writes, sizes.element), (kernel.row_writes, sizes.row), (kernel.column_writes, sizes.parts)
     for number, shape in enumerate(shape for names, shape in kinds for _ in names):
-        if number or not has_out:
+        if number >= given:
             lines.append(f"out{number} = {allocated(*shape, written[number])}")
     # A kernel may read a copy in the memory of its output, because each element is read before it is written.
-    in_place = not has_out and len(kernel.writes) == 1 and written[0] is bound.copy_dtype
+    in_place = not given and len(kernel.writes) == 1 and written[0] is bound.copy_dtype
     in_place = in_place and not constants_of(kernel)["PICKS"]  # another program may write an element that is picked
     for number, copied in enumerate(bound.copies):
         if copied and number == 0 and (in_place or first.dtype is not bound.copy_dtype):
@@ -127,7 +128,7 @@ def make_run(
         lines += [f"out{number} = add(out{number})" for number in range(len(launch.out_dtypes), len(written))]
     takes = launch.takes or tuple(range(len(inputs)))
     arguments = [f"unused{position}" if taken is None else f"in{taken}" for position, taken in enumerate(takes)]
-    arguments = ["out0", *arguments] if has_out else arguments
+    arguments = [*(f"out{number}" for number in range(given)), *arguments]
     returns = launch.returns or tuple(range(len(written)))
     results = "".join("None, " if number is None else f"out{number}, " for number in returns)
     body = "\n    ".join([*lines, f"return ({results})"])

@@ -52,7 +52,8 @@ class Steps:
 
     def kernel(
         self, kernel: RowKernel, *inputs: Tensor | None, dim: int = -1, dtypes: Sequence[torch.dtype] = (),
-        writes: Sequence[str] = (), out: Tensor | None = None, cast: torch.dtype | None = None, **numbers: Any,
+        writes: Sequence[str] = (), out: Tensor | Sequence[Tensor] | None = None,
+        cast: torch.dtype | None = None, **numbers: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Launches a kernel. Returns its outputs.
 
@@ -63,7 +64,8 @@ class Steps:
             dtypes: the dtypes of the outputs with a number per element, then of those with a number per row. By
                 default, the dtype of the first input, and that of sums.
             writes: the names of the outputs that are computed, by default all.
-            out: receives the first output with a number per element. It may be the first input.
+            out: receives the first outputs with a number per element: one tensor, or several. They may be inputs, and
+                views, for example of one tensor that `torch` made. `NoKernel` is raised if their strides differ.
             cast: the dtype to which the first input is cast. The kernel casts it when it loads it, if that is exact.
             numbers: the kernel's parameters and constants. The kernel is compiled without parameters that are None.
 
@@ -83,13 +85,14 @@ class Steps:
         default = (*[first.dtype] * len(kernel.writes), *[wide] * len(kernel.row_writes))
         parameters = tuple(numbers[name] for name in kernel.parameters)
         launch = Launch(kernel, dim % first.dim(), tuple(dtypes) or default, parameters, cast)
+        out = (out,) if isinstance(out, Tensor) else tuple(out or ())
         found = None if self.torch_computes else prepare_kernel(self._context, launch, given, out)
         if found is None:
             raise NoKernel("no kernel supports the dtypes or the strides")
         return self._launch(launch, found, given, out)
 
-    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Tensor | None) -> tuple[Any, ...]:
-        return found.run(*given) if out is None else found.run(out, *given)
+    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
+        return found.run(*out, *given)
 
     def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns function(*arguments), a view of one of the tensors."""
@@ -153,7 +156,7 @@ class Recorder(Steps):
                 self._name(tensor, name)
         return results
 
-    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Tensor | None) -> tuple[Any, ...]:
+    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
         kernel, shape, dim = launch.kernel, given[0].shape, launch.dim
         of_all_rows = len(shape) == 1 and self._leading is not None and shape[0] == self._leading.numel()
         if found.served is None or self._rows is None or not (of_all_rows or shape[:-1] == self._leading):
@@ -165,9 +168,8 @@ class Recorder(Steps):
         shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
         dtypes = (*launch.out_dtypes, *[accumulator(*given)] * len(kernel.column_writes))
         new = [torch.empty(s, dtype=dtype, device="meta") for s, dtype in zip(shapes, dtypes, strict=True)]
-        if out is not None:
-            new[0] = out
-        results: tuple[Any, ...] = self._step(found.run, given if out is None else [out, *given], tuple(new))
+        new[: len(out)] = out
+        results: tuple[Any, ...] = self._step(found.run, [*out, *given], tuple(new))
         return results
 
     def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
