@@ -140,7 +140,7 @@ def test_a_compiled_norm_with_dynamic_shapes_names_a_wrong_shape(device: torch.d
     compiled = torch.compile(
         lambda x: getattr(tridal, name)(x, (x.shape[0] + 1,)), fullgraph=True, dynamic=True, backend="eager"
     )
-    with pytest.raises(Exception, match=compiled_error("normalized_shape has to be the last sizes of the input")):
+    with pytest.raises(Exception, match=compiled_error("normalized_shape must '?be the last sizes")):
         compiled(torch.randn(3, 7, device=device))
 
 
@@ -197,7 +197,7 @@ def test_compiled_double_backward_raises_the_error_of_torch(device: torch.device
     [
         ((2, None), "dim|Dimension"),
         ((-1, torch.int64), "dtype|not implemented|floating"),
-        ((-1, None, torch.ones(3)), "cannot be broadcast"),
+        ((-1, None, torch.ones(3)), "must have a shape that can be broadcast"),
     ],
     ids=["dim", "dtype", "mask"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,26 @@ def test_error_of_the_compiler_names_kernel_function_line_source_and_reason(
     start = re.escape(f"kernel {kernel.name!r}: Triton cannot compile norm, {place}")
     with pytest.raises(PluginError, match=f"^{start}.*{why}"):
         compile_for_sm_90(kernel)
+
+
+@pytest.mark.parametrize("module", ["no_package.kernels", "tridal.no_module", "tridal.errors.no_module"])
+def test_a_module_that_does_not_exist_is_an_error_that_names_it(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = replace(make_kernel(tmp_path, monkeypatch), module=module)
+    expected = "expected the module of its Triton functions"
+    message = f"kernel {kernel.name!r}: module: {expected}, found {module!r}: there is no module"
+    for use in (compile_for_sm_90, triton_functions):
+        with pytest.raises(PluginError, match=re.escape(message)) as raised:
+            use(kernel)
+        assert isinstance(raised.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_module_that_imports_a_missing_package_keeps_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_package"):
+        triton_functions(make_kernel(tmp_path, monkeypatch, "import no_package"))
 
 
 def test_error_in_a_called_function_names_that_function_and_its_caller(

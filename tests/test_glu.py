@@ -143,13 +143,13 @@ def test_bounds_allow_devices_that_flush_small_factors_to_zero(factor: float, pa
 ONES = torch.ones(3, 4)
 ERRORS = [
     ((3,), {}, TypeError, "swiglu: input must be a torch.Tensor, got int"),
-    ((ONES, 3), {}, TypeError, "swiglu: up must be a torch.Tensor, got int"),
-    ((ONES[:, :3],), {}, ShapeError, r"swiglu: without up, .* expected an even size, got the shape \(3, 3\)"),
-    ((torch.tensor(1.0),), {}, ShapeError, "expected an even size"),
-    ((ONES, ONES[0]), {}, ShapeError, r"swiglu: up has a number per element: expected the shape \(3, 4\), got \(4,\)"),
+    ((ONES, 3), {}, TypeError, "swiglu: up must be a torch.Tensor or None, got int"),
+    ((ONES[:, :3],), {}, ShapeError, r"swiglu: input must have a last dim of even size .*, got the shape \(3, 3\)"),
+    ((torch.tensor(1.0),), {}, ShapeError, "must have a last dim of even size"),
+    ((ONES, ONES[0]), {}, ShapeError, r"swiglu: up must have the shape \(3, 4\), got \(4,\): a number per element"),
     ((ONES.int(),), {}, DTypeError, "swiglu: input must have a floating-point dtype, got torch.int32"),
     ((ONES, ONES.bool()), {}, DTypeError, "swiglu: up must have a floating-point dtype, got torch.bool"),
-    ((ONES, ONES.to("meta")), {}, TensorDeviceError, "swiglu needs tensors on one device, got meta and cpu"),
+    ((ONES, ONES.to("meta")), {}, TensorDeviceError, "swiglu: up must be on cpu, as input is, got meta"),
     ((ONES,), {"casting": "llama"}, ValueError, "swiglu: casting must be None or 'transformers', got 'llama'"),
 ]  # fmt: skip
 

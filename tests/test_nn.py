@@ -127,7 +127,7 @@ def test_linear_module_equals_torch(device: torch.device, outputs: tuple[int, ..
         theirs.load_state_dict(module.state_dict())
         assert isinstance(module, torch.nn.LinearCrossEntropyLoss)
         assert_close(theirs(x, target), expected)
-    with pytest.raises(RuntimeError, match=r"expected weight shape to be \(7,\)"):
+    with pytest.raises(RuntimeError, match=r"weight must have the shape \(7,\)"):
         tridal.nn.LinearCrossEntropyLoss(5, 7, weight=torch.ones(3))
 
 

@@ -174,12 +174,12 @@ def test_sums_of_columns_add_those_of_all_programs(context: DeviceContext, devic
 @pytest.mark.parametrize(
     ("name", "position", "shape", "message"),
     [
-        ("squares", 2, (16,), r"weight has a number per column: expected the shape (4096,), got (16,)"),
-        ("squares", 2, (1, 4096), r"weight has a number per column: expected the shape (4096,), got (1, 4096)"),
-        ("squares", 1, (4,), r"index has a number per row: expected the shape (5,), got (4,)"),
-        ("squares", 1, (5, 2), r"index has a number per row: expected the shape (5,), got (5, 2)"),
-        ("rms_norm_backward", 1, (4, 4096), r"x has a number per element: expected the shape (5, 4096), got (4,"),
-        ("rms_norm_backward", 2, (1,), r"root has a number per row: expected the shape (5,), got (1,)"),
+        ("squares", 2, (16,), "weight must have the shape (4096,), got (16,): a number per column of"),
+        ("squares", 2, (1, 4096), "weight must have the shape (4096,), got (1, 4096): a number per column of"),
+        ("squares", 1, (4,), "index must have the shape (5,), got (4,): a number per row of"),
+        ("squares", 1, (5, 2), "index must have the shape (5,), got (5, 2): a number per row of"),
+        ("rms_norm_backward", 1, (4, 4096), "x must have the shape (5, 4096), got (4, 4096): a number per element of"),
+        ("rms_norm_backward", 2, (1,), "root must have the shape (5,), got (1,): a number per row of"),
     ],
 )
 def test_wrong_shape_is_refused_before_a_kernel_reads_beyond_the_end(
@@ -195,7 +195,7 @@ def test_wrong_shape_is_refused_before_a_kernel_reads_beyond_the_end(
         run(context, kernel, *inputs)
     first = kernel.reads[0]
     assert str(raised.value).startswith(f"{name}: {message}")
-    assert str(raised.value).endswith(f", with {first} of shape (5, 4096) along dim 1")
+    assert str(raised.value).endswith(f" of {first}, which has the shape (5, 4096) and rows along dim 1")
 
 
 def test_equal_descriptions_share_a_prepared_launch(context: DeviceContext, device: torch.device) -> None:

@@ -63,7 +63,7 @@ def test_a_tensor_that_torch_would_broadcast_is_an_error(device: torch.device, p
     place = torch.device("cpu") if where == "no backend" else device
     for up in (X[0], X[:, :1]):
         shape = tuple(up.shape)
-        message = f"swiglu: up has a number per element: expected the shape (6, 8), got {shape}, with input of shape"
+        message = f"swiglu: up must have the shape (6, 8), got {shape}: a number per element of input"
         torch.compiler.reset()
         with (
             tridal.use(device="auto" if where == "no backend" else None),
@@ -117,7 +117,7 @@ def test_invalid_gradients_raise_before_a_kernel_is_prepared(
 def test_gradients_of_tensors_on_two_devices_raise(device: torch.device, name: str) -> None:
     op, x = getattr(torch.ops.tridal, f"{name}_backward"), X.to(device)
     for tensors in ((x, torch.empty(6, 8, device="meta")), (torch.empty(6, 8, device="meta"), x)):
-        with pytest.raises(TensorDeviceError, match="on one device"):
+        with pytest.raises(TensorDeviceError, match=r"output must be on .*, as grad is"):
             op(*tensors, 1, torch.float32)
 
 
@@ -126,7 +126,7 @@ def test_an_invalid_gradient_raises_after_a_valid_one_is_prepared(device: torch.
     op(x, x, 1, torch.float32)
     for saved in (x[:1], x[:, :5].contiguous(), x[None], x.t().contiguous()):
         shape = tuple(saved.shape)
-        message = f"grad has a number per element: expected the shape {shape}, got (6, 8), with output of shape {shape}"
+        message = f"grad must have the shape {shape}, got (6, 8): a number per element of output"
         with pytest.raises(ShapeError, match=re.escape(message)):
             op(x, saved, 1, torch.float32)
 

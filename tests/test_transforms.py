@@ -181,9 +181,9 @@ def test_no_grad_inside_a_transform_has_an_effect(device: torch.device) -> None:
 
 
 def test_vmap_raises_for_a_dim_out_of_range(device: torch.device) -> None:
-    with pytest.raises(IndexError, match="dim 2 is out of range"):
+    with pytest.raises(IndexError, match="dim must be from -2 to 1"):
         vmap(lambda z: tridal.softmax(z, 2))(torch.randn(2, 3, 4, device=device))
-    with pytest.raises(IndexError, match="dim 1 is out of range"):
+    with pytest.raises(IndexError, match="dim must be from -1 to 0"):
         vmap(lambda z: tridal.softmax(z, 1))(torch.randn(2, device=device))
 
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tridal.benchmarks.providers import OURS
-from tridal.devices.entry_points import describe_error
 from tridal.errors import PlanError, PluginError
 from tridal.ops import row_maths, table
 from tridal.ops.arguments import Argument, element_dtype
@@ -88,12 +86,7 @@ def benchmark_of(name: str) -> OpBenchmark:
 
 
 def _load(op: Op) -> OpBenchmark:
-    try:
-        found = resolve_name(op.benchmark or "")
-    except Exception as error:
-        raise PluginError(
-            f"op {op.name!r}: benchmark {op.benchmark!r} cannot be loaded: {describe_error(error)}"
-        ) from error
+    found = op.load("benchmark")
     if not isinstance(found, OpBenchmark):
         raise PluginError(f"op {op.name!r}: benchmark {op.benchmark!r}: expected an OpBenchmark, found {found!r}")
     return found

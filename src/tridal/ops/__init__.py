@@ -1,5 +1,16 @@
 """The declarations of the ops. A third party declares its own `Op` with the names of this module."""
 
+from tridal.ops.argument_checks import (
+    INTEGERS,
+    check_choice,
+    check_dtype,
+    check_floating,
+    check_index,
+    check_number,
+    check_shape,
+    check_tensor,
+    wrong,
+)
 from tridal.ops.arguments import (
     DTYPE,
     SCALE_MASK,
@@ -23,7 +34,8 @@ from tridal.ops.scale_mask import check_scale_mask
 from tridal.runtime.row_kernel import RowKernel, Statistic
 
 __all__ = [
-    "DTYPE", "SCALE_MASK", "Argument", "Named", "NoKernel", "Op", "Result", "Role", "RowKernel", "RowOp", "RowReduce",
-    "Statistic", "accumulator", "check_scale_mask", "compute", "compute_gradient", "index_per_row", "number",
-    "per_column", "per_element", "per_row", "sum_dtype", "whole",
+    "DTYPE", "INTEGERS", "SCALE_MASK", "Argument", "Named", "NoKernel", "Op", "Result", "Role", "RowKernel", "RowOp",
+    "RowReduce", "Statistic", "accumulator", "check_choice", "check_dtype", "check_floating", "check_index",
+    "check_number", "check_scale_mask", "check_shape", "check_tensor", "compute", "compute_gradient", "index_per_row",
+    "number", "per_column", "per_element", "per_row", "sum_dtype", "whole", "wrong",
 ]  # fmt: skip

@@ -6,10 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
+from tridal.devices.entry_points import describe_error
+from tridal.errors import PluginError
 from tridal.ops.arguments import DIM, DTYPE, SCALE_MASK, Argument, Named, Result
 from tridal.ops.op_faults import faults
 from tridal.ops.signature import Signature
@@ -238,6 +241,19 @@ class Op:
         known["dtype"] = arguments[0].dtype
         numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
+
+    def load(self, field: str) -> Any:
+        """Returns the object that a field names, for example `benchmark`.
+
+        Raises:
+            PluginError: it cannot be loaded.
+        """
+        name = getattr(self, field)
+        try:
+            return resolve_name(name or "")
+        except Exception as error:
+            reason = describe_error(error)
+            raise PluginError(f"op {self.name!r}: {field} {name!r} cannot be loaded: {reason}") from error
 
     def fault(self) -> str | None:
         """Returns a description of a fault in the declaration, or None if there is none."""

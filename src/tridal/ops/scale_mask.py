@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from tridal.errors import DimensionError, DTypeError, LayoutError
+from tridal.errors import DimensionError, DTypeError, LayoutError, TensorDeviceError
+from tridal.ops.argument_checks import check_choice, check_number, wrong
 
 
 class ScoreModification(NamedTuple):
@@ -22,7 +23,7 @@ class ScoreModification(NamedTuple):
 
 
 def check_scale_mask(
-    input: torch.Tensor, dim: int, scale: object, mask: object, causal: object, masked_rows: object
+    op: str, input: torch.Tensor, dim: int, scale: object, mask: Any, causal: object, masked_rows: object
 ) -> None:
     """Checks the scale and mask arguments of an op.
 
@@ -31,28 +32,30 @@ def check_scale_mask(
         TypeError, ValueError: an argument has a wrong type or value.
         DTypeError: the mask is neither boolean nor floating-point.
         DimensionError: `causal` without a dim of queries, or a mask that cannot be broadcast to the input.
+        TensorDeviceError: the mask is on another device than the input.
     """
+    shape = () if input.is_nested else tuple(input.shape)
     if (mask is not None or causal or masked_rows != "nan") and input.is_nested:
-        raise LayoutError("mask, causal and masked_rows are not defined for nested tensors: use to_padded_tensor()")
+        expected = "be a dense tensor with mask, causal or masked_rows"
+        raise LayoutError(wrong(op, "input", expected, "a nested one", "use to_padded_tensor()"))
     if causal and (input.dim() < 2 or dim % input.dim() != input.dim() - 1):
-        raise DimensionError(
-            f"causal=True needs queries by keys: dim -1 of at least two dims, got dim {dim} of {input.dim()}"
-        )
-    if masked_rows not in ("nan", "zero"):
-        raise ValueError(f"masked_rows must be 'nan' or 'zero', got {masked_rows!r}")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale must be a number, got {scale!r}")
+        expected = f"be -1 of at least two dims, queries by keys, with causal=True and input of shape {shape}"
+        raise DimensionError(wrong(op, "dim", expected, dim))
+    check_choice(op, "masked_rows", masked_rows, ("nan", "zero"))
+    check_number(op, "scale", scale, types=(int, float))
     if mask is None:
         return
     if not isinstance(mask, torch.Tensor):
-        raise TypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
+        raise TypeError(wrong(op, "mask", "be a torch.Tensor or None", type(mask).__name__))
     if mask.dtype is not torch.bool and not mask.is_floating_point():
-        raise DTypeError(f"mask must be boolean (True stays) or floating (added), got {mask.dtype}")
+        expected = "have a boolean dtype (True stays) or a floating-point dtype (added)"
+        raise DTypeError(wrong(op, "mask", expected, mask.dtype))
     added = input.dim() - mask.dim()  # torch 2.7 compiles `zip` for equal lengths only
-    if added < 0 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, input.shape[added:], strict=True)):
-        raise DimensionError(
-            f"a mask of shape {tuple(mask.shape)} cannot be broadcast to the input's {tuple(input.shape)}"
-        )
+    if added < 0 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, shape[added:], strict=True)):
+        expected = f"have a shape that can be broadcast to {shape}, the shape of input"
+        raise DimensionError(wrong(op, "mask", expected, tuple(mask.shape)))
+    if mask.dim() and mask.device != input.device:
+        raise TensorDeviceError(wrong(op, "mask", f"be on {input.device}, as input is", mask.device))
 
 
 def modify_scores(

@@ -86,6 +86,11 @@ class Signature:
         return tuple(index for index in range(len(self.arguments)) if index not in self.tensors)
 
     @functools.cached_property
+    def optional(self) -> frozenset[str]:
+        """The names of the arguments that may be None."""
+        return frozenset(argument.name for argument in self.arguments if argument.optional)
+
+    @functools.cached_property
     def _defaults(self) -> tuple[Any, ...]:
         return tuple(argument.default for argument in self.arguments)
 

@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from tridal.runtime.folding import Folding
-from tridal.runtime.op_functions import constants_of, packs_of
+from tridal.runtime.op_functions import constants_of, maths_of, packs_of
 from tridal.runtime.packs import expand
 from tridal.runtime.pruning import Pruning
 from tridal.runtime.row_kernel import RowKernel
@@ -54,7 +54,7 @@ class Instance:
             module = _parsed(file, self._kernel, arguments)
             names = {
                 "__name__": _PACKAGE + name,
-                "maths": importlib.import_module(self._kernel.module),
+                "maths": maths_of(self._kernel),
                 **self._constants,
             }
             for imported, taken in module.imports:

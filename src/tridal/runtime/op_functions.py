@@ -35,6 +35,7 @@ import hashlib
 import importlib
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tridal.errors import PluginError
@@ -130,6 +131,23 @@ def _variables(kernel: RowKernel, function: OpFunction, edge: bool) -> dict[str,
     return known | {name: variable for name, variable in _EDGE.items() if edge and name in known}
 
 
+def maths_of(kernel: RowKernel) -> ModuleType:
+    """Returns the module of a kernel's Triton functions.
+
+    Raises:
+        PluginError: there is no such module.
+    """
+    try:
+        return importlib.import_module(kernel.module)
+    except ModuleNotFoundError as error:
+        if not f"{kernel.module}.".startswith(f"{error.name}."):  # the module imports a package that is not installed
+            raise
+        found = f"found {kernel.module!r}: there is no module {error.name!r}"
+        raise PluginError(
+            f"kernel {kernel.name!r}: module: expected the module of its Triton functions, {found}"
+        ) from error
+
+
 def _triton_function(kernel: RowKernel, function: OpFunction) -> Any:
     """Returns the Triton function of the op's module with this name; None if the name is that of a variable instead.
 
@@ -137,7 +155,7 @@ def _triton_function(kernel: RowKernel, function: OpFunction) -> Any:
         PluginError: there is neither, the function has an unknown parameter, or Triton cannot hash it.
     """
     role, name = function.role, function.name
-    found: Any = getattr(importlib.import_module(kernel.module), name, None)
+    found: Any = getattr(maths_of(kernel), name, None)
     known = _variables(kernel, function, False)
     if hasattr(found, "arg_names"):
         if (fault := describe_unhashable((found,))) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pkgutil import resolve_name
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -116,7 +115,7 @@ class OpCases:
 
 def op_cases(op: Op) -> OpCases:
     """Returns what an op adds to its declaration."""
-    return OpCases() if op.cases is None else resolve_name(op.cases)
+    return OpCases() if op.cases is None else op.load("cases")
 
 
 def ordinary(argument: Argument) -> Any:

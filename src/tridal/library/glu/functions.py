@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import torch
 
-from tridal.errors import DTypeError, ShapeError
+from tridal.errors import ShapeError
 from tridal.library.glu.glu import GEGLU, SWIGLU
+from tridal.ops import check_choice, check_floating, check_tensor, wrong
 from tridal.pytorch import row_function
 
 Tensor = torch.Tensor
@@ -41,8 +42,6 @@ def geglu(
     stream: Any = None,
 ) -> Tensor:  # fmt: skip
     """gelu(input) * up. `approximate` is that of `torch.nn.functional.gelu`, and the others are those of `swiglu`."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"geglu: approximate must be 'none' or 'tanh', got {approximate!r}")
     return _compute(_geglu, input, up, casting, stream, approximate=approximate)
 
 
@@ -50,21 +49,15 @@ def _compute(function: Any, input: Any, up: Any, casting: Any, stream: Any, **nu
     """Checks the arguments and calls the function of an op. Its rows are along dim -2 without `up`."""
     name = function.__name__
     for argument, tensor in (("input", input), ("up", up)):
-        if tensor is None and argument == "up":
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: {argument} must be a torch.Tensor, got {type(tensor).__name__}")
-        if not tensor.is_floating_point():
-            raise DTypeError(f"{name}: {argument} must have a floating-point dtype, got {tensor.dtype}")
-    if casting not in (None, "transformers"):
-        raise ValueError(f"{name}: casting must be None or 'transformers', got {casting!r}")
+        if tensor is not None or argument == "input":
+            check_tensor(name, argument, tensor, argument == "up")
+            check_floating(name, argument, tensor)
+    check_choice(name, "casting", casting, (None, "transformers"))
     dim = -1
     if up is None:
         if not input.dim() or input.shape[-1] % 2:
-            raise ShapeError(
-                f"{name}: without up, the last dim of input has two halves: expected an even size, got the shape "
-                f"{tuple(input.shape)}"
-            )
+            expected, hint = "have a last dim of even size without up", "its halves are the gate and up"
+            raise ShapeError(wrong(name, "input", expected, f"the shape {tuple(input.shape)}", hint))
         input, dim = input.unflatten(-1, (2, input.shape[-1] // 2)), -2
     return function(input, up, dim, stream=stream, casting=casting or "", **numbers)  # type: ignore[no-any-return]
 

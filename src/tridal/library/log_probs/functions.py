@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tridal.errors import DTypeError, ShapeError
+from tridal.errors import ShapeError
 from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
-from tridal.library.losses.checks import check_index_dtype, check_number, check_numbers, check_tensors
+from tridal.library.losses.checks import check_ignore_index, check_softcap, is_positive
 from tridal.library.losses.linear_checks import check_layer, matmul_dtype_of
+from tridal.ops import check_floating, check_index, check_number, check_shape, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
     call,
     call_on_stream,
     call_prepared,
+    check_tensors,
     is_distributed,
     register,
     transforms_active,
@@ -74,14 +76,14 @@ def log_probs(
             return handle_torch_function(log_probs, given, *given, **options, stream=stream)
     if stream is not None and isinstance(logits, Tensor):
         call_again = functools.partial(log_probs, *given, **options)
-        return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
-    check_tensors("log_probs", logits=logits, target=target)
-    numbers = _numbers(**options)
-    if not logits.is_floating_point():
-        raise DTypeError(f"expected logits with a floating-point dtype, got {logits.dtype}")
+        return call_on_stream(LOG_PROBS.name, stream, given, call_again)  # type: ignore[no-any-return]
+    name = LOG_PROBS.name
+    check_tensors(LOG_PROBS.signature, logits=logits, target=target)
+    numbers = _numbers(name, **options)
+    check_floating(name, "logits", logits)
     if not logits.dim():
-        raise ShapeError("log_probs needs classes: expected logits of shape (..., C), got ()")
-    target = _checked_target("log_probs", target, logits.shape[:-1], f"logits of shape {tuple(logits.shape)}")
+        raise ShapeError(wrong(name, "logits", "have the shape (..., C)", "()"))
+    target = _checked_target(name, target, logits=logits)
     if is_distributed(logits, target):
         from tridal.library.losses.dtensor import distributed
 
@@ -135,17 +137,16 @@ def token_log_probs(
         return handle_torch_function(token_log_probs, given, *given[:3], **keywords, stream=stream)
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(token_log_probs, *given[:3], **keywords)
-        return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
-    check_tensors("token_log_probs", input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
-    numbers = _numbers(**options)
+        return call_on_stream(TOKEN_LOG_PROBS.name, stream, given, call_again)  # type: ignore[no-any-return]
+    name, layer = TOKEN_LOG_PROBS.name, {"input": input, "linear_weight": linear_weight}
+    check_tensors(TOKEN_LOG_PROBS.signature, **layer, target=target, linear_bias=linear_bias)
+    numbers = _numbers(name, **options)
     autocast = autocast_enabled(input.device.type)
-    if not input.is_floating_point():
-        raise DTypeError(f"expected input with a floating-point dtype, got {input.dtype}")
     if linear_weight.dim() != 2:
-        raise ShapeError(f"expected linear_weight of shape (C, H), got {tuple(linear_weight.shape)}")
-    check_layer(input, linear_weight, linear_bias, chunk_size, accum_dtype, autocast)
+        raise ShapeError(wrong(name, "linear_weight", "have the shape (C, H)", tuple(linear_weight.shape)))
+    check_layer(name, input, linear_weight, keywords, autocast)
     shape = input.shape[:-1]
-    target = _checked_target("token_log_probs", target, shape, f"input of shape {tuple(input.shape)}")
+    target = _checked_target(name, target, input=input)
     dtype = matmul_dtype_of(input, autocast)
     accum_dtype = accum_dtype or torch.promote_types(dtype, torch.float32)
     one_dim = len(shape) == 1  # a view of the same shape would make compiled gradients of DTensors fail
@@ -165,27 +166,25 @@ def token_log_probs(
 
 
 def _numbers(
-    temperature: Any, softcap: Any, ignore_index: Any, return_entropy: object
+    op: str, temperature: Any, softcap: Any, ignore_index: Any, return_entropy: object
 ) -> tuple[float, float | None, int | None, bool]:
     """Checks the arguments that are not tensors. Returns them as those of the registered ops."""
-    check_numbers("none", -100 if ignore_index is None else ignore_index, 0.0, 0.0, softcap)
-    check_number("temperature", temperature)
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature must be a positive number, got {temperature!r}")
+    if ignore_index is not None:
+        check_ignore_index(op, ignore_index)
+    check_softcap(op, softcap)
+    check_number(op, "temperature", temperature, "be a positive number", is_positive)
     if not isinstance(return_entropy, bool):
-        raise TypeError(f"return_entropy must be a bool, got {return_entropy!r}")
+        raise TypeError(wrong(op, "return_entropy", "be a bool", repr(return_entropy)))
     cap = None if softcap is None else float(softcap)
     return float(temperature), cap, None if ignore_index is None else int(ignore_index), return_entropy
 
 
-def _checked_target(op: str, target: Tensor, shape: torch.Size, where: str) -> Tensor:
-    """Checks the targets of rows. Returns them in int64."""
-    check_index_dtype(target)
-    if target.shape != shape:
-        raise ShapeError(
-            f"{op}: target has an index per row: expected the shape {tuple(shape)}, got {tuple(target.shape)}, with "
-            f"{where}"
-        )
+def _checked_target(op: str, target: Tensor, **rows: Tensor) -> Tensor:
+    """Checks the targets of the rows of a tensor. Returns them in int64."""
+    check_index(op, "target", target)
+    for name, tensor in rows.items():
+        hint = f"an index per row of {name}, which has the shape {tuple(tensor.shape)}"
+        check_shape(op, "target", target, tensor.shape[:-1], hint)
     return target.long()  # an ignore_index of -100 would wrap to 156 in uint8
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from tridal.library.losses.checks import check_range
-from tridal.library.losses.maths import capped
+from tridal.library.losses.maths import capped, check_range
 from tridal.library.losses.steps import launch
 from tridal.ops import (
     Named,
@@ -63,7 +62,7 @@ def row_results(
     """
     temperature, softcap, ignore_index = numbers
     if call.interpreted:
-        call.run(check_range, target, logits.shape[-1], ignore_index)
+        call.run(check_range, call.op.name, target, logits.shape[-1], ignore_index)
     kernel = WITH_ENTROPY if wanted[1] else FORWARD
     writes = [name for name, want in zip(WITH_ENTROPY.row_writes, wanted, strict=True) if want]
     found = launch(
@@ -136,7 +135,7 @@ def reference(
         picked = reduce(torch.where(reduce.columns(differences) == target, differences, 0.0), "sum")
     else:
         if input.is_cpu and not _compiling() and is_direct(input, target):
-            check_range(target, reduce.count, ignore_index)
+            check_range(LOG_PROBS.name, target, reduce.count, ignore_index)
         picked = differences.gather(reduce.dim, target.clamp(0, reduce.count - 1))
     picked = torch.where((target >= 0) & (target < reduce.count), picked, torch.nan)
     log_prob = torch.where(ignored, 0.0, picked - row_sum.log())

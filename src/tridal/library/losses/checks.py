@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from tridal.errors import DTypeError, LayoutError
+from tridal.errors import DTypeError, ShapeError
 from tridal.library.losses.maths import REDUCTIONS
+from tridal.ops import INTEGERS, check_choice, check_floating, check_index, check_number, check_shape, wrong
 
 Tensor = torch.Tensor
-INDEX_DTYPES = (torch.int64, torch.uint8)
 
 
-def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any, z_loss: Any, softcap: Any) -> None:
+def check_numbers(
+    op: str, reduction: object, ignore_index: object, label_smoothing: Any, z_loss: Any, softcap: Any
+) -> None:
     """Checks the arguments that are not tensors.
 
     Raises:
@@ -23,116 +25,70 @@ def check_numbers(reduction: object, ignore_index: object, label_smoothing: Any,
         ValueError: the reduction is unknown, or softcap is not positive.
         RuntimeError: label_smoothing is not between 0 and 1, as torch raises it.
     """
-    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
-        raise ValueError(f"{reduction!r} is not a valid value for reduction: expected {', '.join(REDUCTIONS)}")
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, torch.SymInt, Integral)):
-        raise TypeError(f"ignore_index must be an int, got {ignore_index!r}")
-    if not -(2**63) <= ignore_index < 2**63:  # type: ignore[operator]
-        raise ValueError(f"ignore_index must fit in 64 bits, got {ignore_index!r}")
-    for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss), ("softcap", softcap)):
-        if value is not None:
-            check_number(name, value)
-    if label_smoothing is None or not 0 <= label_smoothing <= 1:
-        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
-    if z_loss is None:
-        raise TypeError("z_loss must be a number, got None: pass 0.0 for a loss without it")
-    if softcap is not None and not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap must be a positive number or None, got {softcap!r}")
+    check_choice(op, "reduction", reduction, tuple(REDUCTIONS))
+    check_ignore_index(op, ignore_index)
+    check_label_smoothing(op, label_smoothing)
+    check_number(op, "z_loss", z_loss, "be a number (0 for a loss without it)")
+    check_softcap(op, softcap)
 
 
-def check_number(name: str, value: object) -> None:
-    """Raises TypeError if the value is no real number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, Real)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+def check_ignore_index(op: str, value: Any) -> None:
+    """Raises TypeError or ValueError if `ignore_index` is no integer of 64 bits."""
+    check_number(op, "ignore_index", value, "be an int of 64 bits", lambda i: -(2**63) <= i < 2**63, types=INTEGERS)
 
 
-def check_tensors(op: str, **tensors: object) -> None:
-    """Checks that all arguments are dense tensors on one device. Weights and biases may be None.
-
-    Messages call what is computed `op`.
-
-    Raises:
-        TypeError: an argument is not a tensor.
-        LayoutError: a tensor is sparse.
-        RuntimeError: the tensors are on different devices.
-    """
-    main, first = next(iter(tensors.items()))
-    for argument, tensor in tensors.items():
-        if tensor is None and argument in ("linear_bias", "weight"):
-            continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{argument} must be a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.layout is not torch.strided:
-            raise LayoutError(f"{op} is not defined for {argument} with layout {tensor.layout}: use to_dense()")
-        assert isinstance(first, Tensor)
-        if tensor.device != first.device:
-            raise RuntimeError(f"{argument} is on {tensor.device}, but {main} is on {first.device}: move it there")
+def check_label_smoothing(op: str, value: Any) -> None:
+    """Raises TypeError, or RuntimeError as torch does, if `label_smoothing` is no number from 0 to 1."""
+    check_number(op, "label_smoothing", value, "be a number from 0 to 1", lambda part: 0 <= part <= 1, RuntimeError)
 
 
-def check_targets(
-    shape: Sequence[int], dtype: torch.dtype, target: Tensor, weight: Tensor | None, ignore_index: int, autocast: bool
+def check_softcap(op: str, value: Any) -> None:
+    """Raises TypeError or ValueError if `softcap` is neither a positive number nor None."""
+    if value is not None:
+        check_number(op, "softcap", value, "be a positive number or None", is_positive)
+
+
+def is_positive(value: float) -> bool:
+    """Returns whether a number is positive and finite."""
+    return 0 < value < math.inf
+
+
+def check_target(
+    op: str, shape: Sequence[int], dim: int, target: Tensor, ignore_index: int | None, hint: str = ""
 ) -> None:
-    """Checks the target and the weights of the classes for logits of this shape and dtype.
+    """Checks the target for logits of this shape, whose dim `dim` holds the classes.
 
     Raises:
-        DTypeError: the loss is not defined for a dtype.
-        ValueError: the target has another number of rows.
-        RuntimeError: the target or the weight has another shape, or ignore_index is given for probabilities.
+        DTypeError: the loss is not defined for the dtype.
+        ShapeError: the target has another shape. It is a RuntimeError and a ValueError, as torch raises both.
+        RuntimeError: ignore_index is given for probabilities.
     """
-    if not dtype.is_floating_point:
-        raise DTypeError(f"expected input with a floating-point dtype, got {dtype}")
-    if not shape:
-        raise RuntimeError("the loss needs classes: expected input of shape (C,), (N, C) or (N, C, d1, ...)")
-    dim = min(len(shape) - 1, 1)
-    _check_target(shape, target, ignore_index, dim)
+    shape, rows = tuple(shape), (*shape[:dim], *shape[dim + 1 :])
+    if target.shape == shape:
+        check_floating(op, "target", target, f"a target of the shape of the logits, {shape}, holds probabilities")
+        if ignore_index is not None and ignore_index >= 0:
+            expected = "be negative or absent for a target of probabilities"
+            raise RuntimeError(wrong(op, "ignore_index", expected, ignore_index, "set the loss's weight instead"))
+        return
+    if target.shape != rows and not (len(shape) == 1 and tuple(target.shape) == (1,)):
+        if target.shape == shape[:-1]:
+            hint = f"dim {dim} of the logits has the classes; if the last dim has them, use logits.movedim(-1, {dim})"
+        expected = f"have the shape {rows} for indices or {shape} for probabilities"
+        raise ShapeError(wrong(op, "target", expected, tuple(target.shape), hint))
+    check_index(op, "target", target)
+
+
+def check_weight(
+    op: str, classes: int, dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool
+) -> None:
+    """Checks the weights of the classes for logits of this dtype.
+
+    Raises:
+        ShapeError, DTypeError: the weight has another shape or dtype.
+    """
     if weight is None:
         return
-    if tuple(weight.shape) != (shape[dim],):
-        raise RuntimeError(
-            f"weight tensor should be defined either for all {shape[dim]} classes or no classes but got weight "
-            f"tensor of shape: {list(weight.shape)}"
-        )
+    check_shape(op, "weight", weight, (classes,), "a number per class")
     if not weight.is_floating_point() or not (autocast or target.is_floating_point() or weight.dtype == dtype):
-        raise DTypeError(
-            f"expected a weight of the dtype of the logits, {dtype}, but got {weight.dtype}: use weight.to({dtype})"
-        )
-
-
-def _check_target(shape: Sequence[int], target: Tensor, ignore_index: int, dim: int) -> None:
-    if target.shape == shape:
-        if not target.is_floating_point():
-            raise DTypeError(
-                f"Expected floating point type for target with class probabilities, got {target.dtype}: a target of "
-                f"the shape of the logits, {tuple(shape)}, holds probabilities"
-            )
-        if ignore_index >= 0:
-            raise RuntimeError("ignore_index is not supported for floating point target: set the loss's weight instead")
-        return
-    rows = (*shape[:dim], *shape[dim + 1 :])
-    if len(shape) > 1 and (target.dim() == 0 or target.shape[0] != shape[0]):
-        raise ValueError(
-            f"Expected input batch_size ({shape[0]}) to match target batch_size "
-            f"({target.shape[0] if target.dim() else 'none, it has no dims'})"
-        )
-    if len(shape) == 1 and target.dim() == 1 and target.shape[0] != 1:
-        raise ValueError(f"For 1D input, 1D target must have size 1, but got target size: {target.shape[0]}")
-    if tuple(target.shape) != rows and not (len(shape) == 1 and tuple(target.shape) == (1,)):
-        hint = ": dim 1 of the logits has the classes; if the last dim has them, use logits.movedim(-1, 1)"
-        raise RuntimeError(
-            f"Expected target size {list(rows)} for indices or {list(shape)} for probabilities, "
-            f"got {list(target.shape)}{hint if tuple(target.shape) == tuple(shape[:-1]) else ''}"
-        )
-    check_index_dtype(target)
-
-
-def check_index_dtype(target: Tensor) -> None:
-    """Raises DTypeError if target indices have another dtype than int64 or uint8."""
-    if target.dtype not in INDEX_DTYPES:
-        raise DTypeError(f"expected target dtype to be Long or Byte, but got {target.dtype}: use target.long()")
-
-
-def check_range(target: Tensor, classes: int, ignore_index: int | None) -> None:
-    """Raises IndexError if a target index is not one of a class. This waits for the device."""
-    outside = (target != ignore_index) & ((target < 0) | (target >= classes))
-    if outside.any():
-        raise IndexError(f"Target {int(target[outside][0])} is out of bounds: expected 0 to {classes - 1}")
+        expected = f"have the dtype {dtype} of the logits"
+        raise DTypeError(wrong(op, "weight", expected, weight.dtype, f"use weight.to({dtype})"))

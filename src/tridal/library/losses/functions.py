@@ -8,16 +8,19 @@ from typing import Any, Literal
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tridal.library.losses.checks import check_numbers, check_targets, check_tensors
+from tridal.errors import ShapeError
+from tridal.library.losses.checks import check_numbers, check_target, check_weight
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.inplace import check_inplace
-from tridal.library.losses.maths import REDUCTIONS
+from tridal.library.losses.maths import REDUCTIONS, classes_dim
+from tridal.ops import check_floating, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
     call,
     call_on_stream,
     call_prepared,
+    check_tensors,
     is_distributed,
     records_gradient,
     register,
@@ -88,18 +91,23 @@ def cross_entropy(
         )
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(cross_entropy, input, target, weight, **options)
-        return call_on_stream(stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
-    check_numbers(reduction, ignore_index, label_smoothing, z_loss, softcap)
-    check_tensors("the loss", input=input, target=target, weight=weight)
-    autocast = autocast_enabled(input.device.type)
-    check_targets(input.shape, input.dtype, target, weight, ignore_index, autocast)
+        return call_on_stream(CROSS_ENTROPY.name, stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
+    name = CROSS_ENTROPY.name
+    check_numbers(name, reduction, ignore_index, label_smoothing, z_loss, softcap)
+    check_tensors(CROSS_ENTROPY.signature, input=input, target=target, weight=weight)
+    check_floating(name, "input", input)
+    if not input.dim():
+        raise ShapeError(wrong(name, "input", "have the shape (C,), (N, C) or (N, C, d1, ...)", "()"))
+    autocast, dim = autocast_enabled(input.device.type), classes_dim(input)
+    check_target(name, input.shape, dim, target, ignore_index)
+    check_weight(name, input.shape[dim], input.dtype, target, weight, autocast)
     target = target.long() if target.dtype is torch.uint8 else target  # an ignore_index of -100 would wrap to 156
     number = REDUCTIONS[reduction]
     cap = None if softcap is None else float(softcap)
     dtype = result_dtype(input.dtype, target, weight, autocast)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
     if inplace_backward and not _compiling() and not transforms_active():
-        check_inplace(input)
+        check_inplace(name, input)
     loss: Tensor | None
     lse: Tensor | None
     if is_distributed(input, target, weight) and not records_gradient(weight):

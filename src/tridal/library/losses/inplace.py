@@ -7,25 +7,22 @@ from typing import Any
 import torch
 
 from tridal.library.losses.layout import rows_last
+from tridal.ops import wrong
 from tridal.pytorch import records_gradient
 
 Tensor = torch.Tensor
 
 
-def check_inplace(input: Tensor) -> None:
+def check_inplace(op: str, input: Tensor) -> None:
     """Raises RuntimeError if the backward must not write into the logits."""
     if not records_gradient(input):
         return
+    expected = "be False for a leaf that requires grad, because its values are needed again"
     if input.is_leaf or _is_view_of_leaf(input):
-        raise RuntimeError(
-            "inplace_backward=True would write the gradient into a leaf that requires grad, whose values are needed "
-            "again: pass logits that an operation has computed, or inplace_backward=False"
-        )
+        raise RuntimeError(wrong(op, "inplace_backward", expected, True, "pass logits that an operation has computed"))
     if rows_last(input) is None:
-        raise RuntimeError(
-            f"inplace_backward=True needs contiguous logits, got strides {input.stride()}: use input.contiguous(), or "
-            "inplace_backward=False"
-        )
+        expected = f"be False for logits that are not contiguous (strides {input.stride()})"
+        raise RuntimeError(wrong(op, "inplace_backward", expected, True, "use input.contiguous()"))
 
 
 def _is_view_of_leaf(tensor: Tensor) -> bool:

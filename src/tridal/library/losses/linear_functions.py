@@ -16,6 +16,7 @@ from tridal.pytorch import (
     autocast_enabled,
     call,
     call_on_stream,
+    check_tensors,
     is_distributed,
     keeps_graph,
     records_gradient,
@@ -28,6 +29,7 @@ from tridal.pytorch import (
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
+_TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight")
 
 
 def linear_cross_entropy(
@@ -84,10 +86,11 @@ def linear_cross_entropy(
         )
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(linear_cross_entropy, input, linear_weight, target, **options)
-        return call_on_stream(stream, given, call_again)  # type: ignore[no-any-return]
-    autocast = isinstance(input, Tensor) and autocast_enabled(input.device.type)
+        return call_on_stream(LINEAR_CROSS_ENTROPY.name, stream, given, call_again)  # type: ignore[no-any-return]
+    check_tensors(LINEAR_CROSS_ENTROPY.signature, **dict(zip(_TENSORS, given, strict=True)))
+    autocast = autocast_enabled(input.device.type)
     ignored = -100 if ignore_index is None else ignore_index
-    x, flat_target = check_linear(input, linear_weight, target, options, autocast)
+    x, flat_target = check_linear(LINEAR_CROSS_ENTROPY.name, input, linear_weight, target, options, autocast)
     if flat_target.dtype is torch.uint8:
         flat_target = flat_target.long()  # an ignore_index of -100 would wrap to 156
     matmul_dtype = matmul_dtype_of(input, autocast)

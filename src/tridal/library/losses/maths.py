@@ -6,10 +6,13 @@ of the rows exchange only reductions.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import cross_entropy
 
-from tridal.ops import RowReduce
+from tridal.ops import RowReduce, wrong
+from tridal.pytorch import is_direct
 
 Tensor = torch.Tensor
 NONE, MEAN, SUM = range(3)
@@ -19,6 +22,13 @@ REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
 def classes_dim(input: Tensor) -> int:
     """Returns the dim of the classes."""
     return min(input.dim() - 1, 1)
+
+
+def check_range(op: str, target: Tensor, classes: int, ignore_index: int | None) -> None:
+    """Raises IndexError if a target index is not one of a class. This waits for the device."""
+    outside = (target != ignore_index) & ((target < 0) | (target >= classes))
+    if outside.any():
+        raise IndexError(wrong(op, "target", f"hold classes from 0 to {classes - 1}", int(target[outside][0])))
 
 
 def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
@@ -104,10 +114,14 @@ def reference(
         # torch needs a class. Of a DTensor, torch does not squeeze a dim that it has kept.
         lse = x.logsumexp(dim).unsqueeze(dim) if x.shape[dim] else reduce(x, "sum") - torch.inf
         flat = None if weight is None else weight.flatten()
-        rows = cross_entropy(
-            x, target if probabilities else target.squeeze(dim), flat, ignore_index=ignore_index, reduction="none",
-            label_smoothing=label_smoothing,
-        ).unsqueeze(dim)  # fmt: skip
+        given = x, target if probabilities else target.squeeze(dim), flat
+        numbers: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        try:
+            rows = cross_entropy(*given, **numbers, reduction="none").unsqueeze(dim)
+        except IndexError:
+            if is_direct(input, target):  # torch's message does not name the op
+                check_range("cross_entropy", target, reduce.count, ignore_index)
+            raise
         scale = torch.ones_like(lse) if probabilities else target_weights(target, flat, ignore_index, x.dtype)
     if z_loss:
         rows = rows + torch.where(scale == 0, 0.0, z_loss * lse.square() * scale)

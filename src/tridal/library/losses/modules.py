@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from tridal.library.losses.checks import check_label_smoothing
 from tridal.library.losses.functions import cross_entropy
+from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.losses.linear_functions import linear_cross_entropy
+from tridal.ops import check_shape
 
 Tensor = torch.Tensor
 
@@ -83,10 +86,10 @@ class LinearCrossEntropyLoss(_Linear):  # type: ignore[misc]
         chunk_size: int | None = None,
         accum_dtype: torch.dtype | None = None,
     ) -> None:
-        if weight is not None and weight.shape != (num_classes,):
-            raise RuntimeError(f"expected weight shape to be {(num_classes,)}, got {tuple(weight.shape)}")
-        if not 0 <= label_smoothing <= 1:
-            raise RuntimeError(f"expected label_smoothing to be in range [0, 1], got {label_smoothing}")
+        op = LINEAR_CROSS_ENTROPY.name
+        if weight is not None:
+            check_shape(op, "weight", weight, (num_classes,), "a number per class")
+        check_label_smoothing(op, label_smoothing)
         torch.nn.Module.__init__(self)
         self.register_buffer("weight", weight)
         self.reduction: Any = reduction

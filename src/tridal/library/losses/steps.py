@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses.checks import check_range
 from tridal.library.losses.layout import Layout
-from tridal.library.losses.maths import MEAN, NONE, classes_dim, reduce_rows, row_gradient
+from tridal.library.losses.maths import MEAN, NONE, check_range, classes_dim, reduce_rows, row_gradient
 from tridal.ops import Named, NoKernel, RowKernel, Statistic, accumulator, compute_gradient
 from tridal.pytorch import Steps
 
@@ -142,7 +141,7 @@ def losses(
         (loss,) = launch(PROBABILITIES, [x, layout.of(target), lse, weight], dtypes=(dtype,))
         return loss, lse
     if call.interpreted:
-        call.run(check_range, target, input.shape[classes_dim(input)], numbers[0])
+        call.run(check_range, call.op.name, target, input.shape[classes_dim(input)], numbers[0])
     index = layout.index(target)
     if not needs_lse and not smooth:
         return launch(FORWARD, [x, index, weight], dtypes=(dtype,), writes=("loss",))[0], None
@@ -167,7 +166,7 @@ def losses_with_gradient(
         raise NoKernel
     layout, wide, classes = Layout(call, input), accumulator(input, target, weight), input.shape[1]
     if call.interpreted:
-        call.run(check_range, target, classes, numbers[0])
+        call.run(check_range, call.op.name, target, classes, numbers[0])
     logit = input.gather(1, target.clamp(0, classes - 1).unsqueeze(1)).squeeze(1).to(wide)
     logit.masked_fill_((target < 0) | (target >= classes), torch.nan)  # the kernel ignores it for ignored targets
     x = layout.of(input)

@@ -10,11 +10,11 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import DTypeError
-from tridal.library.norms.checks import DTYPES, check_norm, check_parameter_dtypes, check_scaling, traced_sizes
+from tridal.library.norms.checks import DTYPES, check_parameter_dtypes, check_scaling, check_sizes, traced_sizes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.ops import accumulator, compute
+from tridal.ops import accumulator, compute, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
@@ -22,6 +22,7 @@ from tridal.pytorch import (
     call,
     call_on_stream,
     call_prepared,
+    check_arguments,
     register,
     torch_computes,
 )
@@ -72,13 +73,15 @@ def rms_norm(
     if stream is not None and isinstance(input, Tensor):
         options: dict[str, Any] = {"residual": residual, "weight_offset": weight_offset, "casting": casting}
         call_again = functools.partial(rms_norm, input, normalized_shape, weight, eps, **options)
-        return call_on_stream(stream, (input, weight, residual), call_again)
+        return call_on_stream(RMS_NORM.name, stream, (input, weight, residual), call_again)
     normalized_shape = traced_sizes(normalized_shape)
-    check_scaling(weight_offset, casting)
+    check_scaling(RMS_NORM.name, weight_offset, casting)
     if _torch_only(input, weight, residual):
-        _check_plain("rms_norm", residual is None and weight_offset == 0 and casting is None, input, weight, residual)
+        plain = residual is None and weight_offset == 0 and casting is None
+        _check_plain(RMS_NORM.name, plain, input=input, weight=weight, residual=residual)
         return torch.nn.functional.rms_norm(input, normalized_shape, weight, eps)
-    check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight, residual=residual)
+    check_sizes(RMS_NORM.name, input, normalized_shape, 0.0 if eps is None else eps)
+    check_arguments(RMS_NORM, RMS_NORM.signature, (input, residual, weight, len(normalized_shape), eps, 0.0, ""))
     input, residual, weight = _autocast(RMS_NORM.name, input, residual, weight)
     if eps is None:
         eps = torch.finfo(accumulator(input, residual)).eps
@@ -125,14 +128,16 @@ def layer_norm(
         )
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(layer_norm, input, normalized_shape, weight, bias, eps, residual=residual)
-        return call_on_stream(stream, tensors, call_again)
+        return call_on_stream(LAYER_NORM.name, stream, tensors, call_again)
     normalized_shape = traced_sizes(normalized_shape)
     if _torch_only(*tensors):
-        _check_plain("layer_norm", residual is None, *tensors)
+        _check_plain(LAYER_NORM.name, residual is None, input=input, weight=weight, bias=bias, residual=residual)
         return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
-    check_norm(input, normalized_shape, eps, weight=weight, bias=bias, residual=residual)
+    check_sizes(LAYER_NORM.name, input, normalized_shape, eps)
+    check_arguments(LAYER_NORM, LAYER_NORM.signature, (*tensors, len(normalized_shape), eps))
     input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
-    check_parameter_dtypes(total_dtype({"input": input, "residual": residual}), weight=weight, bias=bias)
+    dtype = total_dtype({"input": input, "residual": residual})
+    check_parameter_dtypes(LAYER_NORM.name, dtype, weight=weight, bias=bias)
     if torch_computes(LAYER_NORM.name, *tensors):
         total = input if residual is None else input + residual
         mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
@@ -152,14 +157,14 @@ def _torch_only(*tensors: Any) -> bool:
     return any(tensor.dtype not in DTYPES or tensor.is_nested for tensor in tensors)
 
 
-def _check_plain(name: str, plain: bool, *tensors: Tensor | None) -> None:
+def _check_plain(op: str, plain: bool, **tensors: Any) -> None:
     """Raises DTypeError if torch's function does not have the arguments of a call that only torch defines."""
-    if not plain:
-        found = [f"{tensor.dtype}{', nested' * tensor.is_nested}" for tensor in tensors if tensor is not None]
-        raise DTypeError(
-            f"{name} with arguments that torch's function does not have needs dense tensors of float16, bfloat16, "
-            f"float32 or float64, got {'; '.join(found)}"
-        )
+    for name, tensor in tensors.items() if not plain else ():
+        if _torch_only(tensor):
+            hint = "only torch's function computes others, and it does not have all arguments of the call"
+            got = f"{'a nested one of ' * tensor.is_nested}{tensor.dtype}"
+            expected = "be a dense tensor of float16, bfloat16, float32 or float64"
+            raise DTypeError(wrong(op, name, expected, got, hint))
 
 
 def _autocast(name: str, *tensors: Tensor | None) -> Any:

@@ -8,6 +8,7 @@ import torch
 
 from tridal.library.norms.checks import check_scaling
 from tridal.library.norms.functions import Casting, layer_norm, rms_norm
+from tridal.library.norms.rms_norm import RMS_NORM
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -27,7 +28,7 @@ class RMSNorm(torch.nn.RMSNorm):
         weight_offset: float = 0.0,
         casting: Casting = None,
     ) -> None:
-        check_scaling(weight_offset, casting)
+        check_scaling(RMS_NORM.name, weight_offset, casting)
         self.weight_offset = float(weight_offset)
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         self.casting = casting

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError
-from tridal.library.norms.checks import DTYPES, check_norm, check_parameter_dtypes
+from tridal.library.norms.checks import DTYPES, check_parameter_dtypes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.pytorch import register, skip_frames
@@ -21,10 +21,12 @@ _RMS_NORM = "_fused_rms_norm"
 def _native_layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, ...]:
-    check_norm(input, normalized_shape, eps, weight=weight, bias=bias)
+    if not _fits(input, normalized_shape, weight, bias):  # torch's op raises torch's error
+        x, *parameters = (None if t is None else t.to("meta") for t in (input, weight, bias))
+        return torch.ops.aten.native_layer_norm(x, normalized_shape, *parameters, eps)  # type: ignore[no-any-return]
     if input.dtype not in DTYPES:
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
-    check_parameter_dtypes(input.dtype, weight=weight, bias=bias)
+    check_parameter_dtypes(LAYER_NORM.name, input.dtype, weight=weight, bias=bias)
     y, _, mean, inverse_deviation = register(LAYER_NORM).compute(input, None, weight, bias, len(normalized_shape), eps)
     mixed = any(parameter is not None and parameter.dtype is not input.dtype for parameter in (weight, bias))
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
@@ -48,10 +50,10 @@ def _native_layer_norm_backward(
 def _fused_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, ...]:
-    if input.dtype not in DTYPES or (weight is not None and weight.dtype is not input.dtype):
+    plain = input.dtype in DTYPES and (weight is None or weight.dtype is input.dtype)
+    if not plain or not _fits(input, normalized_shape, weight):
         composite = getattr(torch.ops.aten, _RMS_NORM).default
         return composite.decompose(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
-    check_norm(input, normalized_shape, 0.0 if eps is None else eps, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
     y, _, inverse_rms = register(RMS_NORM).compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
@@ -71,6 +73,13 @@ def _fused_rms_norm_backward(
     with torch.no_grad():  # torch differentiates this op itself
         found = register(RMS_NORM).backward(grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask)
     return _with_dtypes(found, (input, weight))
+
+
+def _fits(input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> bool:
+    """Returns whether the shapes of the arguments fit together."""
+    sizes = list(normalized_shape)
+    last = list(input.shape[max(input.dim() - len(sizes), 0) :])
+    return last == sizes != [] and all(p is None or list(p.shape) == sizes for p in parameters)
 
 
 def _statistic(number: Tensor | None, input: Tensor, dtype: torch.dtype | None) -> Tensor:

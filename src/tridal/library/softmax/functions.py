@@ -63,7 +63,7 @@ def softmax(
         return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
     if (type(input) is not torch.Tensor or type(dim) is not int) and not getattr(input, "is_nested", False):
         check(input, dim, dtype, SOFTMAX.name)
-    check_scale_mask(input, dim, scale, mask, causal, masked_rows)
+    check_scale_mask(SOFTMAX.name, input, dim, scale, mask, causal, masked_rows)
     scale = scale if scale == scale else math.nan  # cache keys compare NaN by identity
     modification = (mask, scale, bool(causal), masked_rows == "zero")
     return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, (), modification, pending)  # type: ignore[no-any-return]

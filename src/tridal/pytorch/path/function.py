@@ -11,14 +11,14 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tridal.errors import PluginError, StreamError
+from tridal.errors import PluginError
 from tridal.ops import row_maths, table
+from tridal.ops.argument_checks import check_choice, check_number, wrong
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.pytorch.call_records import RECORDERS, record_torch
@@ -29,7 +29,7 @@ from tridal.pytorch.path.nodes import is_plain
 from tridal.pytorch.path.registered import define
 from tridal.pytorch.path.row_calls import rules_of
 from tridal.pytorch.path.rules import DEFINED, Rules, overload
-from tridal.pytorch.path.streams import on_stream
+from tridal.pytorch.path.streams import compiled_stream, on_stream
 from tridal.pytorch.path.support import backend_computes, record_torch_call, torch_computes
 from tridal.pytorch.torch.distributed import is_distributed
 from tridal.pytorch.torch.private import skip_frames
@@ -46,8 +46,11 @@ def register(op: Op, function: Callable[..., Any] | None = None) -> Rules:
     An op that is already registered keeps its rules.
 
     Raises:
+        TypeError: it is no `Op`.
         PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
     """
+    if not isinstance(op, Op):
+        raise TypeError(wrong("register", "op", "be a tridal.ops.Op", repr(op)))
     known = DEFINED.get(op.name)
     if function is not None:
         FUNCTIONS[op.name] = function
@@ -104,13 +107,14 @@ def row_function(op: Op) -> Callable[..., Any]:
 
 
 def _number(op: str, argument: Argument, value: Any) -> Any:
-    """Returns the value of an argument that is no tensor. Raises TypeError if it has another type."""
+    """Returns the value of an argument that is no tensor. Raises TypeError or ValueError if it is wrong."""
     if argument.type != "float":
         if type(value).__name__ != argument.type:
-            raise TypeError(f"{op}: {argument.name} must be of the type {argument.type}, got {value!r}")
+            raise TypeError(wrong(op, argument.name, f"be of the type {argument.type}", repr(value)))
+        if argument.type == "str" and argument.range:
+            check_choice(op, argument.name, value, argument.range)
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, torch.SymFloat, torch.SymInt, Real)):
-        raise TypeError(f"{op}: {argument.name} must be a number, got {value!r}")
+    check_number(op, argument.name, value)
     return float(value) if value == value else math.nan  # cache keys compare NaN by identity
 
 
@@ -152,7 +156,7 @@ def apply(
             check(tensor, dim if argument.role == "element" else -1, dtype, op.name, argument.name)
     dim, context = operator.index(dim), device_context(input.device)
     if stream is not None:
-        with on_stream(stream, context, *given):
+        with on_stream(op.name, stream, context, *given):
             return apply(rules, function, tensors, dim, dtype, None, numbers, modification, None, results)
     wanted = dtype
     if not is_distributed(*given):
@@ -181,7 +185,7 @@ def _by_torch_function(op: Op, input: Tensor, dim: Any, dtype: Any) -> Tensor:
         record_torch_call(op.name, dtype, input)
     try:
         return op.torch_function(input, dim, dtype=dtype)
-    except (IndexError, NotImplementedError, RuntimeError, TypeError):
+    except (IndexError, RuntimeError, TypeError, ValueError):
         if not input.is_nested:
             check(input, dim, dtype, op.name)
         raise
@@ -211,7 +215,7 @@ def _compiled(
     """Computes a call in torch.compile and torch.export: as a registered op, or by torch if no backend serves it."""
     op, input = rules.op, tensors[0]
     if stream is not None:
-        raise StreamError("stream= has no meaning in a compiled function, which runs on the current stream")
+        raise compiled_stream(op.name)
     if not input.is_nested and (len(modification) > 0 or type(dim) is not int):
         check(input, dim, dtype, op.name)
         dim = operator.index(dim)

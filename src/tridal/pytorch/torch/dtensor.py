@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from tridal.errors import DTypeError
 from tridal.ops import row_maths
+from tridal.ops.argument_checks import wrong
 from tridal.ops.op import Op
 from tridal.ops.row_maths import modification_of
 from tridal.ops.row_reduce import RowReduce
@@ -127,7 +128,8 @@ def _rule(op: Op, signature: Signature, maths: Callable[..., Results]) -> Any:
             return maths(op, *args, unmodified=overload(op.name))[0]
         for index in signature.tensors:
             if args[index] is not None and not isinstance(args[index], DTensor):
-                raise DTypeError(f"{signature.name} got both DTensors and other tensors: distribute all of them")
+                given = type(args[index]).__name__, "distribute all tensors"
+                raise DTypeError(wrong(signature.name, signature.names[index], "be a DTensor, as others are", *given))
         roles, results = signature.roles(named), signature.result_roles(named)
         placements = _Placements.of(main.placements if roles[signature.main] == "element" else (), rows)
         mesh, shape = main.device_mesh, main.shape

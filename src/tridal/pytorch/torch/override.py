@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from pkgutil import resolve_name
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -104,7 +103,7 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yields the replaced ATen ops and the functions that replace them, see `Op.aten`."""
     for rules in list(DEFINED.values()):
         if rules.op.aten is not None:
-            yield from resolve_name(rules.op.aten).items()
+            yield from rules.op.load("aten").items()
 
 
 @functools.cache

@@ -1,0 +1,77 @@
+"""Checks of single arguments. All ops use them, so that errors have the same words.
+
+A message is "OP: ARGUMENT must EXPECTED, got VALUE", for example "f: dim must be an int, got 1.0". It may end with a
+hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from tridal.errors import DTypeError, LayoutError, ShapeError
+
+INTEGERS: tuple[type, ...] = (int, torch.SymInt, Integral)
+NUMBERS: tuple[type, ...] = (int, float, torch.SymFloat, torch.SymInt, Real)
+
+
+def wrong(op: str, argument: str, expected: str, got: object, hint: str = "") -> str:
+    """Returns the message for a wrong argument. `expected` continues "must", for example "be an int"."""
+    return f"{op}: {argument} must {expected}, got {got}{hint and f': {hint}'}"
+
+
+def check_tensor(op: str, name: str, value: Any, optional: bool = False) -> None:
+    """Raises TypeError if an argument is no tensor, and LayoutError if it is nested or sparse."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(wrong(op, name, f"be a torch.Tensor{' or None' * optional}", type(value).__name__))
+    if value.is_nested:
+        raise LayoutError(wrong(op, name, "be a dense tensor", "a nested one", "use to_padded_tensor()"))
+    if value.layout is not torch.strided:
+        sparse = f"torch.sparse.{op}, or " * hasattr(torch.sparse, op)
+        raise LayoutError(wrong(op, name, "be a dense tensor", f"the layout {value.layout}", f"use {sparse}to_dense()"))
+
+
+def check_shape(op: str, name: str, tensor: torch.Tensor, expected: Sequence[int], hint: str = "") -> None:
+    """Raises ShapeError if a tensor has another shape."""
+    if tensor.shape != tuple(expected):
+        raise ShapeError(wrong(op, name, f"have the shape {tuple(expected)}", tuple(tensor.shape), hint))
+
+
+def check_floating(op: str, name: str, tensor: torch.Tensor, hint: str = "") -> None:
+    """Raises DTypeError if a tensor has no floating-point dtype."""
+    if not tensor.is_floating_point():
+        raise DTypeError(wrong(op, name, "have a floating-point dtype", tensor.dtype, hint))
+
+
+def check_index(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Raises DTypeError if a tensor of indices has another dtype than int64 or uint8."""
+    if tensor.dtype not in (torch.int64, torch.uint8):
+        expected = "have the dtype torch.int64 or torch.uint8"
+        raise DTypeError(wrong(op, name, expected, tensor.dtype, f"use {name}.long()"))
+
+
+def check_dtype(op: str, name: str, value: Any) -> None:
+    """Raises DTypeError, which is a TypeError, if an argument is neither a floating-point dtype nor None."""
+    if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
+        raise DTypeError(wrong(op, name, "be a floating-point torch.dtype or None", repr(value)))
+
+
+def check_number(
+    op: str, name: str, value: Any, expected: str = "be a number", valid: Callable[[Any], bool] | None = None,
+    error: type[Exception] = ValueError, types: tuple[type, ...] = NUMBERS,
+) -> None:  # fmt: skip
+    """Raises TypeError if an argument is no number, and `error` if it is not `valid`."""
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(wrong(op, name, expected, repr(value)))
+    if valid is not None and not valid(value):
+        raise error(wrong(op, name, expected, repr(value)))
+
+
+def check_choice(op: str, name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raises ValueError if an argument is none of the choices."""
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(wrong(op, name, f"be {', '.join(others)} or {last}", repr(value)))
