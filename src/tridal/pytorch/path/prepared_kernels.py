@@ -207,8 +207,8 @@ def _bind(
                 return None
             scale_mask = located
         reads = [
-            tensor.stride() if may_read and (strided or tensor.is_contiguous()) else None
-            for tensor, may_read in zip(inputs[1:], readable, strict=True)
+            tensor.stride() if may_read and (tensor.is_contiguous() or (strided and index < elements)) else None
+            for index, (tensor, may_read) in enumerate(zip(inputs[1:], readable, strict=True))
         ]
         groups = group_strides(source.shape, source.stride(), results, reads[:elements])
         if groups is None:
