@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -13,7 +15,9 @@ from tridal.ops import row_maths, table
 from tridal.testing import Case
 from tridal.testing.checking import difference
 from tridal.testing.exact import Call, gradients_of
-from tridal.testing.tolerance import Arithmetic
+from tridal.testing.inputs import make_values
+from tridal.testing.roundings import in_order
+from tridal.testing.tolerance import UNIT, Arithmetic
 
 
 def sums_in(dtype: torch.dtype) -> Function:
@@ -160,6 +164,14 @@ def test_a_saved_result_in_16_bits_does_not_change_the_comparison_with_autograd(
     assert difference(ideal, call.gradients([dy])["input"], torch.full((5, 257), 1e-12))[2] is None
     assert (stored - ideal).abs().max() > 1e-5
     torch.testing.assert_close(stored, y * (dy - (y * dy).sum(-1, keepdim=True)), rtol=1e-12, atol=0)
+
+
+def test_small_terms_that_a_sum_in_order_loses_are_simulated() -> None:
+    terms = make_values("normal", (65_537, 2), 0).exp().float().double()
+    added = torch.from_numpy(numpy.add.accumulate(terms.float().numpy())[-1]).double()
+    lost = terms.sum(0) - added
+    assert (lost > 8 * UNIT["float32"] * math.sqrt(65_537) / 3 * added).all(), "independent roundings lose less"
+    torch.testing.assert_close(terms.sum(0) - in_order(terms, 0).sum(0), lost, rtol=0.05, atol=0)
 
 
 def test_bounds_of_16_bit_results_in_the_interpreter_allow_truncation() -> None:

@@ -51,6 +51,7 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
         self._row, self._row_step = row, STEP * math.sqrt(max(sum_roundings, 1.0))
+        self._in_order = sum_roundings >= row[1] > 1  # not as a tree
         self._stored_step, self._matmul_dtype = stored_step, matmul_dtype
         self._formulas = {"logsumexp": logsumexp, **formulas}
         self._smallest, self._flush = subnormal
@@ -75,8 +76,10 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._formulas[name](*args, **kwargs)
         step = STEP
         if name in _SUMS:
-            step = self._sum_step(name, args)
+            step, is_row = self._sum_step(name, args)
             args = [self.change(arg, step) if _is_floating(arg) else arg for arg in args]
+            if self._in_order and is_row and name in ("sum", "mean"):
+                args[0] = in_order(args[0], self._row[0])
         found = func(*args, **kwargs)
         returned = func._schema.returns
         aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in returned)
@@ -89,15 +92,25 @@ class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         tensor.add_(is_subnormal * (self._factors(tensor, 1.0) - 1), alpha=self._flush)
         return found
 
-    def _sum_step(self, name: str, args: Sequence[Any]) -> float:
+    def _sum_step(self, name: str, args: Sequence[Any]) -> tuple[float, bool]:
+        """Returns the largest relative change of a sum, and whether it is the sum of a row."""
         x = args[-2] if name in ("addmm", "baddbmm") else args[0]
         if name in _MATMULS:
-            return max(self._stored_step(self._matmul_dtype), STEP * math.sqrt(x.shape[-1]))
+            return max(self._stored_step(self._matmul_dtype), STEP * math.sqrt(x.shape[-1])), False
         dims = args[1] if len(args) > 1 else None
         dims = [dims] if isinstance(dims, int) else dims or range(x.dim())
         count = math.prod(x.shape[dim] for dim in dims) if x.dim() else 1
         is_row = len(dims) == 1 and (dims[0] % max(x.dim(), 1), count) == self._row
-        return self._row_step if is_row else STEP * math.sqrt(max(count, 1))
+        return self._row_step if is_row else STEP * math.sqrt(max(count, 1)), is_row
+
+
+def in_order(terms: Tensor, dim: int) -> Tensor:
+    """Returns the terms as they change a sum that adds them one after the other, with the precision `STEP`.
+
+    An addition rounds a term to a multiple of the sum's last digit. Many small terms all become less, or vanish.
+    """
+    digit = STEP * torch.ldexp(torch.ones_like(terms), terms.cumsum(dim).frexp().exponent)
+    return (terms / digit).round() * digit
 
 
 def _is_floating(x: object) -> bool:
