@@ -211,6 +211,7 @@ def test_documentation_has_every_setting_and_variable():
         ("device: cpu\n\n\ndevice: cpu\n", {}),
         ("device: cpu\nfallback: tourch\n", {}),
         ("device: cpu\n\nfallback: x: y\n", {}),
+        ("kernel_configs: [{kernel: softmax, dtype: float32, cols: 8, config: {schedule: whole_row, warps: 2}}]\n", {}),
         ("", {"TRIDAL_DEVCE": "cpu"}),
         ("", {"TRIDAL_KERNELIZE": "7"}),
         ("", {"TRIDAL_PLUGINS": "cud"}),

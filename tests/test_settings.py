@@ -70,6 +70,7 @@ def test_use_overrides_environment_which_overrides_file(folder, monkeypatch):
             "batch_invariant": "default",
             "plan_store": "default",
             "dump": "default",
+            "kernel_configs": "default",
             "plugins": "default",
             "backends.npu.num_programs": "environment TRIDAL_NPU_NUM_PROGRAMS",
             "backends.npu.other": "tridal.use",

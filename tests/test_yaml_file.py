@@ -101,7 +101,7 @@ def test_parse_scalar_gives_the_value_that_yaml_wrote(value):
             [
                 "bad.yaml:1",
                 "no setting is called 'on'",
-                "known: device, fallback, batch_invariant, plan_store, dump, plugins, backends",
+                "known: device, fallback, batch_invariant, plan_store, dump, kernel_configs, plugins, backends",
             ],
         ),
         ("device: a\nfallback: torch\ndevice: b\n", ["bad.yaml:3", "device", "line 1 already", "remove one"]),

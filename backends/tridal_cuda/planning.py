@@ -13,6 +13,7 @@ from tridal.devices.types import (
     next_power_of_2,
     with_row_range,
 )
+from tridal.errors import PlanError
 from tridal_accelerator.candidates import Candidates
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
@@ -28,8 +29,8 @@ _FITS = (fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_
 
 
 @with_row_range
-def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
-    """Returns a plan with the first configuration that is suitable.
+def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:
+    """Returns a plan with `config`, or else with the first configuration that is suitable.
 
     Kernels that sum over rows, that read numbers per column, or whose programs exchange nothing have their own. For all
     others, the order of the schedules is `whole_row`, `cooperative`, `column_loop`.
@@ -37,7 +38,7 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
     A configuration that spills more than `MAX_SPILL` bytes per thread is used only if no other one spills less.
 
     Raises:
-        PlanError: no program of the chosen configuration fits on a multiprocessor.
+        PlanError: no program of the configuration fits on a multiprocessor, or too few of `config`.
     """
     candidates = Candidates(probe, lambda config: estimate(gpu_problem, config))
     gpu_problem = GpuProblem(**asdict(problem), device=device, probe=candidates)
@@ -47,7 +48,12 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan
         assert fitted is not None, "column_loop fits every problem"
         return fitted
 
-    fitted = candidates.choose(search, gpu_problem.fit, gpu_problem.with_resident_row)
+    if config is None:
+        fitted = candidates.choose(search, gpu_problem.fit, gpu_problem.with_resident_row)
+    else:
+        fitted = replace(gpu_problem, probe=probe).fit(config)
+        if not fitted.runs:
+            raise PlanError(f"not all programs of a row are resident: {device.cores} SMs x {fitted.formula}")
     programs, explanation = _count_programs(fitted)
     return fitted.launch_plan(programs, gpu_problem.tiles_of(fitted.config), explanation)
 

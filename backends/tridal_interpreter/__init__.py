@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tridal.devices.types import (
+    KERNEL_CONFIG,
     BackendBase,
     DeviceProperties,
     KernelConfig,
@@ -66,19 +67,20 @@ class Interpreter(BackendBase):
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Does not use `probe`, because nothing is compiled."""
-        return _plan(problem, options["num_programs"])
+        return _plan(problem, options["num_programs"], options.get(KERNEL_CONFIG))
 
 
 @with_row_range
-def _plan(problem: Problem, most_programs: int) -> LaunchPlan:
+def _plan(problem: Problem, most_programs: int, config: KernelConfig | None = None) -> LaunchPlan:
     """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
-    cols = next_power_of_2(problem.cols, _MAX_TILE_ELEMENTS)
-    rows = next_power_of_2(problem.inner, _MAX_TILE_ELEMENTS // cols)
-    config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
-    tiles = problem.tiles(rows)
-    programs = min(tiles, most_programs)
+    if config is None:
+        cols = next_power_of_2(problem.cols, _MAX_TILE_ELEMENTS)
+        rows = next_power_of_2(problem.inner, _MAX_TILE_ELEMENTS // cols)
+        config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
+    tiles = problem.tiles_of(config)
+    programs = min(tiles, most_programs) if config.persistent else tiles
     reason = (
-        f"the interpreter's time depends on the number of operations: tiles of {rows} x {cols}, "
+        f"the interpreter's time depends on the number of operations: tiles of {config.rows} x {config.cols}, "
         f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
     )
     return LaunchPlan(config, programs, reason)

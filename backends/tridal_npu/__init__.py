@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Option, Probe, Problem
+from tridal.devices.types import KERNEL_CONFIG, DeviceProperties, LaunchPlan, Option, Probe, Problem
 from tridal_accelerator import TorchBackend, triton_has
 from tridal_npu.architectures import ARCHITECTURES, npu_properties
 from tridal_npu.planning import plan
@@ -67,7 +67,7 @@ class Npu(TorchBackend):
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Does not use `probe`, because it needs no compiled kernel."""
-        return plan(problem, device, options["num_programs"])
+        return plan(problem, device, options["num_programs"], options.get(KERNEL_CONFIG))
 
     def raw_stream(self, index: int) -> int:
         """Returns the raw handle of torch_npu's current stream. triton-ascend launches on the same stream."""

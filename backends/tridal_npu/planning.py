@@ -16,6 +16,7 @@ from tridal.devices.types import (
     next_power_of_2,
     with_row_range,
 )
+from tridal.errors import PlanError
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
 from tridal_npu.resources import limit
 
@@ -25,16 +26,23 @@ _MAX_INNER_ROWS = 1024  # in the "inner" layout; the statistics of more rows wou
 
 
 @with_row_range
-def plan(problem: Problem, device: DeviceProperties, num_programs: int | str) -> LaunchPlan:
-    """Plans `num_programs` programs, but at most one per tile. "cores" means one program per vector core."""
+def plan(
+    problem: Problem, device: DeviceProperties, num_programs: int | str, given: KernelConfig | None = None
+) -> LaunchPlan:
+    """Plans `num_programs` programs, but at most one per tile. "cores" means one program per vector core.
+
+    The plan has the configuration `given`, if there is one. Raises PlanError if its tile does not fit.
+    """
     unified_buffer = device.shared_memory or SMALLEST_UNIFIED_BUFFER
     wanted, origin = num_programs, "num_programs"
     if isinstance(wanted, str):
         wanted, origin = device.cores, f"one per {device.core_name}"
-    config = _choose_config(problem, unified_buffer, wanted)
+    config = given or _choose_config(problem, unified_buffer, wanted)
     tiles, elements = problem.tiles(config.rows), config.rows * config.cols
-    programs = min(tiles, wanted)
+    programs = min(tiles, wanted) if config.persistent else tiles
     limits = limit(problem, config.schedule, config.rows, unified_buffer)
+    if elements > limits.max_elements:
+        raise PlanError(f"a tile has at most {limits.max_elements} elements, not {config.rows} x {config.cols}")
     tile_bytes = -(-elements * unified_buffer // limits.max_elements)
     double_buffered = "" if elements <= limits.max_double_buffered else "not "
     live_tiles = f"{problem.live_tiles} live tile" + "s" * (problem.live_tiles != 1)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tridal.devices.types import DeviceProperties, LaunchPlan, Probe, Problem, Resources
+from tridal.devices.types import KERNEL_CONFIG, DeviceProperties, LaunchPlan, Probe, Problem, Resources
 from tridal_accelerator import TorchBackend, triton_has
 from tridal_rocm.architectures import ARCHITECTURES, present_gpu
 from tridal_rocm.planning import plan
@@ -52,8 +52,8 @@ class Rocm(TorchBackend):
         return present_gpu(index)
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the launch plan of a problem. Ignores `options`, because this backend has none."""
-        return plan(problem, device, probe)
+        """Returns the launch plan of a problem. This backend has no options."""
+        return plan(problem, device, probe, options.get(KERNEL_CONFIG))
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Returns the resources of a compiled kernel. Registers and spills are read from its assembly."""

@@ -44,17 +44,21 @@ _EXP2_BIAS = 1e-9
 
 
 @with_row_range
-def plan(problem: Problem, device: DeviceProperties, probe: Probe) -> LaunchPlan:
-    """Returns a plan with the first configuration that fits and does not spill: of `whole_row`, then of `column_loop`.
+def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:
+    """Returns a plan with `config`, or else with the first configuration that fits and does not spill.
 
-    If all configurations spill, returns the one with the fewest spilled bytes.
+    Those of `whole_row` come before those of `column_loop`. If all configurations spill, it is the one with the fewest
+    spilled bytes.
 
     Raises:
         PlanError: no program of any configuration fits on a core.
     """
     candidates = Candidates(probe, lambda config: _estimate(gpu_problem, config))
     gpu_problem = DeviceProblem(**asdict(problem), device=device, probe=candidates)
-    fitted = candidates.choose(lambda: _search(gpu_problem), lambda config: _fit(gpu_problem, config))
+    if config is None:
+        fitted = candidates.choose(lambda: _search(gpu_problem), lambda config: _fit(gpu_problem, config))
+    else:
+        fitted = _fit(replace(gpu_problem, probe=probe), config)
     if not fitted.occupancy:
         raise PlanError(f"{fitted.config} does not fit on {device.name}: {fitted.formula}")
     tiles = problem.tiles(fitted.config.rows)

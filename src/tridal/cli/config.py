@@ -30,9 +30,11 @@ def config(
     if check is not None:
         _check_file(check, as_json)
         return
+    from tridal.ops.table import kernel_configs
     from tridal.pytorch.devices import TORCH_TYPES
 
     registry.check(settings.current(), TORCH_TYPES)
+    kernel_configs(settings.current())
     rows, file = effective(settings.current()), settings.config_file()
     ignored = [{"file": path, "reason": reason} for path, reason in settings_file.ignored()]
     if as_json:
@@ -46,6 +48,7 @@ def config(
 
 
 def _check_file(file: Path, as_json: bool) -> None:
+    from tridal.ops.table import kernel_configs
     from tridal.pytorch.devices import TORCH_TYPES
 
     errors: list[TridalError] = []
@@ -54,6 +57,7 @@ def _check_file(file: Path, as_json: bool) -> None:
         try:
             if isinstance(found, SettingsError):
                 raise found
+            kernel_configs(found)
             registry.resolve_chosen(found, TORCH_TYPES)
         except DeviceUnavailableError as error:  # no mistake, because the file may be for another machine
             notes.append(str(error))

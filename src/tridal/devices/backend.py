@@ -29,6 +29,9 @@ class Option:
     """What the option does, in words."""
 
 
+KERNEL_CONFIG = "kernel_config"
+"""Key in the `options` of `Backend.plan` for the `KernelConfig` that the setting `kernel_configs` has for a call."""
+
 Probe: TypeAlias = Callable[[KernelConfig], Resources]
 """Compiles the problem's kernel with a configuration and reports its resources. Results are cached."""
 
@@ -83,7 +86,11 @@ class Backend(Protocol):
         raise NotImplementedError
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the plan for a problem of at least one element. `options` holds a value for each option."""
+        """Returns the plan for a problem of at least one element. `options` holds a value for each option.
+
+        If `options` has the key `KERNEL_CONFIG`, the plan has this configuration. It was checked as that of a plan. A
+        backend may ignore this. Then a user who sets a configuration gets an error.
+        """
         raise NotImplementedError
 
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:

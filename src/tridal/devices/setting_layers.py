@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tridal.devices import settings_file, yaml_file
+from tridal.devices import config_override, settings_file, yaml_file
 from tridal.devices.types import Option
 from tridal.devices.yaml_file import Entry, KeyPath
 from tridal.errors import SettingsError, UnknownDeviceError, nearest
@@ -50,6 +50,14 @@ FIELDS: Mapping[str, Option] = {
         expected="the name of a folder",
         accepts=lambda value: value is None or (isinstance(value, str) and bool(value.strip())),
         help="the folder in which the source of each kernel that runs is written",
+    ),
+    "kernel_configs": Option(
+        default=None,
+        expected=config_override.EXPECTED,
+        accepts=lambda value: (
+            value is None or isinstance(value, (str, list, tuple))
+        ),  # `config_override.parse` checks it
+        help="kernel configurations for a GPU that was not measured, by kernel, dtype and columns",
     ),
     "plugins": Option(
         default="all",
@@ -209,4 +217,9 @@ def _checked(keys: KeyPath, value: object, source: str) -> object:
     if key not in FIELDS:
         known = [*FIELDS, "backends"]
         raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
-    return checked_value(FIELDS[key], value, f"{source}: {key}")
+    location = f"{source}: {key}"
+    return (
+        config_override.parse(value, location)
+        if key == "kernel_configs"
+        else checked_value(FIELDS[key], value, location)
+    )

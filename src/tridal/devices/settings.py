@@ -7,7 +7,7 @@ unchecked, and `tridal.devices.registry` checks them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import _GeneratorContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tridal.devices import settings_file
+from tridal.devices.config_override import ConfigOverride
 from tridal.devices.lock import LOCK
 from tridal.devices.setting_layers import (
     DEFAULT,
@@ -40,6 +41,7 @@ class Settings:
     batch_invariant: bool
     plan_store: bool
     dump: str | None
+    kernel_configs: tuple[ConfigOverride, ...] | None
     plugins: str
     backends: Mapping[str, Mapping[str, object]]
     """Options by backend and name. Only options that were set are present. `registry.options` checks them."""
@@ -134,6 +136,7 @@ def use(
     batch_invariant: bool | None = None,
     plan_store: bool | None = None,
     dump: str | None = None,
+    kernel_configs: Sequence[Mapping[str, object]] | None = None,
     backends: Mapping[str, Mapping[str, object]] | None = None,
 ) -> _GeneratorContextManager[Settings]:
     """Changes settings inside a `with` block or, as a decorator, inside a plain function (not async, no generator).
@@ -146,6 +149,7 @@ def use(
     """
     arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
     arguments |= {"batch_invariant": batch_invariant, "plan_store": plan_store, "dump": dump}
+    arguments["kernel_configs"] = kernel_configs
     changes = {key: value for key, value in arguments.items() if value is not None}
     return _overlaid(argument_layer(changes, "tridal.use"))
 

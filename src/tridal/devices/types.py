@@ -3,7 +3,7 @@
 A tensor gives a `Problem`. A backend's `DeviceProperties` and its `plan` give a `LaunchPlan`. The runtime launches it.
 """
 
-from tridal.devices.backend import PROTOCOLS, Backend, BackendBase, Option, Probe
+from tridal.devices.backend import KERNEL_CONFIG, PROTOCOLS, Backend, BackendBase, Option, Probe
 from tridal.devices.kernel_config import FEATURES, SCHEDULES, KernelConfig, Schedule
 from tridal.devices.plans import LaunchPlan, Resources
 from tridal.devices.problem import (
@@ -21,7 +21,7 @@ from tridal.devices.problem import (
 from tridal.devices.row_range import RowCount, with_row_range
 
 __all__ = [
-    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "MAX_RANGE_ROWS", "MAX_TILE", "PROTOCOLS", "SCHEDULES",
-    "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
-    "Resources", "RowCount", "Schedule", "find_architecture", "next_power_of_2", "with_row_range",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_RANGE_ROWS", "MAX_TILE", "PROTOCOLS",
+    "SCHEDULES", "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option",
+    "Probe", "Problem", "Resources", "RowCount", "Schedule", "find_architecture", "next_power_of_2", "with_row_range",
 ]  # fmt: skip

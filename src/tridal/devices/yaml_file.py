@@ -91,6 +91,16 @@ def parse_scalar(text: str) -> object:
         return text
 
 
+def parse_text(text: str) -> object:
+    """Parses text as YAML. Returns the text itself if it is not valid."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, *_VALUE_ERRORS):
+        return text
+
+
 def _construct(node: yaml.Node) -> object:
     import yaml
 

@@ -99,7 +99,7 @@ def planned(
     if chosen.batch_invariant:
         planner, call = made_invariant(backend, call)
     try:
-        found = launch.plan(call, planner, properties, options)
+        found = launch.plan(call, planner, properties, options, overrides=table.kernel_configs(chosen))
         return backend, properties, KernelPlan(**_fields(found), call=call)
     except TridalError:
         raise

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TypeVar
 
+from tridal.devices.config_override import ConfigOverride
 from tridal.devices.entry_points import BUNDLED, entry_points, load
 from tridal.devices.lock import LOCK
-from tridal.errors import PlanError, PluginError, nearest
+from tridal.devices.settings import Settings
+from tridal.errors import PlanError, PluginError, SettingsError, nearest
 from tridal.ops.op import Op
 from tridal.runtime.row_kernel import RowKernel
 
@@ -93,6 +95,16 @@ def kernel_named(name: str) -> RowKernel:
     if name in ops() and name not in known:
         raise PlanError(f"op {name!r} has no kernel of its own; known kernels are {', '.join(known)}")
     return _find(name, known)
+
+
+def kernel_configs(settings: Settings) -> tuple[ConfigOverride, ...]:
+    """Returns the setting `kernel_configs`. Raises SettingsError if it names an unknown kernel."""
+    for override in settings.kernel_configs or ():
+        try:
+            kernel_named(override.kernel)
+        except PlanError as error:
+            raise SettingsError(f"{override.location}: kernel: {error}") from None
+    return settings.kernel_configs or ()
 
 
 def _find(name: str, known: Mapping[str, _T]) -> _T:

@@ -11,6 +11,7 @@ import torch
 from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.errors import SettingsError
+from tridal.ops import table
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.torch.private import SKIPS_FRAMES
@@ -61,8 +62,9 @@ def bind_kernel(
         backend, kernel_call = batch_invariance.made_invariant(backend, kernel_call)
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
+    overrides = table.kernel_configs(context.settings)
     with context.backend.entered(index):
-        prepared = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store)
+        prepared = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store, overrides)
     log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, prepared.plan)
     if (folder := context.settings.dump) is not None:
         try:

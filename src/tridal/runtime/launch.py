@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tridal.devices.config_override import ConfigOverride
 from tridal.devices.lock import LOCK
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
+from tridal.devices.types import KERNEL_CONFIG, Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.op_trial import check_functions
-from tridal.runtime.plan_check import check_plan, check_probed, label
+from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
 from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import KernelCall, Specialization
@@ -42,14 +43,15 @@ class PreparedLaunch(NamedTuple):
 
 
 def prepare(
-    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False
-) -> PreparedLaunch:
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False,
+    overrides: Sequence[ConfigOverride] = (),
+) -> PreparedLaunch:  # fmt: skip
     """Plans, compiles and binds a call for a device that is present.
 
     Raises:
         PlanError: as in `plan`. Or the device needs another driver, or cannot load the compiled kernel.
     """
-    launch_plan = plan(call, backend, device, options, store)
+    launch_plan = plan(call, backend, device, options, store, overrides)
     check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     numbers = RowNumbers(call, launch_plan)
@@ -62,16 +64,49 @@ def prepare(
 
 
 def plan(
-    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False
-) -> LaunchPlan:
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False,
+    overrides: Sequence[ConfigOverride] = (),
+) -> LaunchPlan:  # fmt: skip
     """Returns the backend's plan for a call. Its probes compile for `device`, which need not be present.
 
-    `store` is true to use the plan in the store if there is one, and to store the plan otherwise.
+    `store` is true to use the plan in the store if there is one, and to store the plan otherwise. The plan has the
+    configuration of the first of `overrides` for this kernel, dtype and number of columns, if there is one.
 
     Raises:
-        PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`.
+        PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`. If
+            an override chose the configuration, the message names its setting.
         PluginError: a function of the op is wrong, see `check_functions`.
     """
+    kernel, dtype, cols = call.kernel.name, call.problem.dtype, call.problem.cols
+    own = [override for override in overrides if (override.kernel, override.dtype) == (kernel, dtype)]
+    override = next((other for other in own if other.cols[0] <= cols <= other.cols[1]), None)
+    arguments = call, backend, device, options, store
+    found = _plan(*arguments) if override is None else _plan_with(override, *arguments)
+    # A plan for a range of columns could serve columns for which another override is.
+    return replace(found, column_range=None) if own else found
+
+
+def _plan_with(
+    override: ConfigOverride, call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any],
+    store: bool,
+) -> LaunchPlan:  # fmt: skip
+    config, where = override.config(call.problem), override.location
+    check_config(backend, call.problem, config, f"{where}: config")
+    try:
+        found = _plan(call, backend, device, {**options, KERNEL_CONFIG: config}, store)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from error
+    for name, value in override.fields:
+        if (planned := getattr(found.config, name)) != value:
+            raise PlanError(
+                f"{where}: config: {name} = {value!r}, but {label(backend)} plans {planned!r} for this call"
+            )
+    return replace(found, reason=f"{where} sets the configuration; {found.reason}")
+
+
+def _plan(
+    call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool
+) -> LaunchPlan:
     wrong: list[PlanError] = []
     probed: set[KernelConfig] = set()
 
@@ -79,7 +114,7 @@ def plan(
         if device.target is None:
             raise PlanError(f"{label(backend)} probed for resources, but {device.name} has no compile target")
         try:
-            check_probed(backend, call.problem, config)
+            check_config(backend, call.problem, config, f"{label(backend)}: plan() called probe(config)")
         except PlanError as error:
             wrong.append(error)
             raise

@@ -40,9 +40,9 @@ def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, pla
     _raise_first(_faults(backend, problem, device, plan, probe), f"{label(backend)} made a wrong plan", problem)
 
 
-def check_probed(backend: Backend, problem: Problem, config: KernelConfig) -> None:
-    """Checks a configuration for which a backend asks the compiler, as `check_plan` checks that of a plan."""
-    _raise_first(_config_faults(backend, problem, config), f"{label(backend)}: plan() called probe(config)", problem)
+def check_config(backend: Backend, problem: Problem, config: KernelConfig, what: str) -> None:
+    """Checks a configuration as `check_plan` checks that of a plan. The message of the PlanError starts with `what`."""
+    _raise_first(_config_faults(backend, problem, config), what, problem)
 
 
 def label(backend: Backend) -> str:
