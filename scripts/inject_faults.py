@@ -34,9 +34,13 @@ from rich.table import Table
 
 SOURCES = ("src", "backends")
 TESTS = {
-    "src/tridal/pytorch/path/*": ("test_calls", "test_registered_ops", "test_functions", "test_autograd"),
+    "src/tridal/pytorch/path/*": (
+        *("test_calls", "test_call_options", "test_registered_ops"),
+        "test_functions",
+        "test_autograd",
+    ),
     "src/tridal/pytorch/torch/*": ("test_private", "test_override", "test_transforms", "test_dtensor"),
-    "src/tridal/library/softmax/*": ("test_functions", "test_scale_mask", "test_conformance"),
+    "src/tridal/library/softmax/*": ("test_functions", "test_scale_mask", "test_softmax_errors", "test_conformance"),
     "src/tridal/library/norms/*": ("test_norms", "test_kernelize", "test_conformance"),
     "src/tridal/library/losses/linear*": ("test_linear_cross_entropy",),
     "src/tridal/library/losses/*": ("test_cross_entropy", "test_cross_entropy_errors", "test_linear_cross_entropy"),

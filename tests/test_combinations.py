@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import tridal
 from feature_axes import (
     ACCELERATOR_CONTEXTS,
     ARGUMENTS,
@@ -22,7 +21,6 @@ from feature_axes import (
     SEVERAL_TENSORS,
     SHAPE,
     SLOW_CALLS,
-    Subclass,
     by_torch,
     like,
     ours,
@@ -42,8 +40,6 @@ from refused_features import (
 )
 from tridal.errors import LayoutError
 from tridal.ops import table
-from tridal.pytorch.device_context import device_context
-from tridal.pytorch.path import calls
 
 AXES: dict[str, list[str]] = {
     "op": [*table.one_tensor_ops(), *SEVERAL_TENSORS],
@@ -249,59 +245,3 @@ def test_every_allowed_pair_is_in_a_row() -> None:
     items = {value for values in AXES.values() for value in values}
     assert all(values <= items | {*MODES} for values in REFUSED | LIMITS), "a refused pair has an unknown value"
     assert sum(map(len, AXES.values())) == len(items), "two axes have a value of the same name"
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_nested_tensors_are_scaled_and_refuse_masks(device: torch.device, layout: torch.layout) -> None:
-    parts = [torch.randn(3, 6, device=device), torch.randn(2, 6, device=device)]
-    nested = torch.nested.nested_tensor(parts, layout=layout)
-    functions: list[Callable[..., torch.Tensor]] = [lambda x: tridal.softmax(x, -1, scale=0.5)]
-    if layout is torch.jagged:
-        functions.append(torch.compile(functions[0], fullgraph=True, backend="eager"))
-    for function in functions:
-        for found, part in zip(function(nested).unbind(), parts, strict=True):
-            torch.testing.assert_close(found, torch.softmax(part * 0.5, -1))
-    refused: dict[str, Any]
-    for refused in ({"mask": torch.ones(6, device=device)}, {"causal": True}, {"masked_rows": "zero"}):
-        with pytest.raises(LayoutError, match="nested"):
-            tridal.softmax(nested, -1, **refused)
-    with pytest.raises(TypeError, match="scale must be a number"):
-        tridal.softmax(nested, -1, scale=True)
-
-
-def test_a_subclass_that_does_not_know_the_registered_op_is_computed_by_torch(device: torch.device) -> None:
-    masked_tensor = pytest.importorskip("torch.masked").masked_tensor
-    x = torch.randn(4, 6, device=device)
-    found, wanted = (f(masked_tensor(x, x > 0), -1) for f in (tridal.softmax, torch.softmax))
-    torch.testing.assert_close(found.get_data(), wanted.get_data())
-
-
-def test_an_error_of_the_registered_op_is_not_hidden_for_other_subclasses(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(name: str) -> Any:
-        raise TypeError("a fault of the op")
-
-    monkeypatch.setattr(calls, "overload", fail)
-    with pytest.raises(TypeError, match="a fault of the op"):
-        tridal.softmax(torch.ones(2, 3, device=device).as_subclass(Subclass))
-
-
-def test_an_override_inside_a_compiled_function_computes(device: torch.device) -> None:
-    def overridden(x: torch.Tensor) -> torch.Tensor:
-        with tridal.override_torch():
-            return torch.softmax(x, -1)
-
-    x = torch.randn(4, 6, device=device)
-    torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(overridden, backend="aot_eager")(x), torch.softmax(x, -1))
-
-
-def test_a_scale_of_nan_is_prepared_once(device: torch.device) -> None:
-    x = torch.randn(4, 6, device=device)
-    context = device_context(x.device)
-    tridal.softmax(x, scale=float("nan"))
-    before = len(context.runs)
-    for _ in range(3):
-        assert tridal.softmax(x, scale=float("nan")).isnan().all()
-    assert len(context.runs) == before

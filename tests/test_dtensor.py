@@ -16,7 +16,8 @@ pytest.importorskip("torch.distributed.tensor")
 if not torch.distributed.is_gloo_available():
     pytest.skip("needs gloo", allow_module_level=True)
 
-from dtensor_checks import CHECKS, two_dimensional, uneven_shards
+from dtensor_checks import two_dimensional, uneven_shards
+from dtensor_loss_checks import CHECKS
 from processes import python
 from ranks import backends, failures_of
 from torch_versions import shards_logsumexp

@@ -1,4 +1,4 @@
-"""The public functions: results, argument errors, autocast, and the choice between a backend and torch."""
+"""The public functions: results, autocast, and the choice between a backend and torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tridal
 from third_party_op import UNIT_NORM
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
-from tridal.errors import DimensionError, DTypeError, LayoutError, NoBackendError, TridalError
+from tridal.errors import NoBackendError, TridalError
 from tridal.pytorch import device_context
 from tridal.pytorch.path import support
 from tridal.testing.implementation import overridden
@@ -71,68 +71,6 @@ def test_dim_defaults_to_the_last(input_device: torch.device, name: str) -> None
 def test_integer_input_with_a_dtype(input_device: torch.device, name: str, dtype: torch.dtype) -> None:
     x = torch.randint(0, 2, (3, 5), device=input_device).to(dtype)
     assert_close(getattr(tridal, name)(x, -1, torch.float32), getattr(torch, name)(x, -1, torch.float32))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "builtin", "message"),
-    [
-        (
-            {"dim": 2},
-            DimensionError,
-            IndexError,
-            r"softmax: dim must be from -2 to 1 for input of shape \(3, 5\), got 2",
-        ),
-        ({"dim": -3}, DimensionError, IndexError, "dim must be from -2 to 1"),
-        ({"dim": 1.0}, TypeError, TypeError, "dim must be an int, got 1.0|must be int, not float"),
-        ({"dim": None}, TypeError, TypeError, "dim must be an int, got None"),
-        ({"dim": "rows"}, TypeError, TypeError, "dim must be an int, got 'rows'"),
-        (
-            {"dtype": torch.int32},
-            DTypeError,
-            RuntimeError,
-            "dtype must be a floating-point torch.dtype or None, got torch.int32",
-        ),
-        ({"dtype": torch.complex64}, DTypeError, RuntimeError, "dtype must be .*, got torch.complex64"),
-        (
-            {"dtype": "float32"},
-            TypeError,
-            TypeError,
-            "dtype must be a floating-point torch.dtype or None, got 'float32'",
-        ),
-        ({"input": torch.arange(3)}, DTypeError, RuntimeError, "pass dtype=, for example dtype="),
-        (
-            {"input": torch.tensor(True)},
-            DTypeError,
-            TypeError,
-            "input must have a floating-point dtype, got torch.bool",
-        ),
-        (
-            {"input": torch.randn(3, dtype=torch.cfloat)},
-            DTypeError,
-            RuntimeError,
-            "input must have a floating-point dtype, got torch.complex64",
-        ),
-        (
-            {"input": torch.eye(3).to_sparse()},
-            LayoutError,
-            RuntimeError,
-            r"use torch\.sparse\.(log_)?softmax, or to_dense",
-        ),
-        ({"input": torch.eye(3).to_sparse_csr()}, LayoutError, RuntimeError, "layout torch.sparse_csr"),
-        ({"input": [1.0, 2.0]}, TypeError, TypeError, "input must be a torch.Tensor, got list"),
-        ({"input": None}, TypeError, TypeError, "input must be a torch.Tensor, got NoneType"),
-    ],
-)
-def test_invalid_arguments_raise_named_errors(
-    input_device: torch.device, name: str, arguments: dict[str, Any], error: type, builtin: type, message: str
-) -> None:
-    arguments = {"input": torch.randn(3, 5), **arguments}
-    if isinstance(arguments["input"], torch.Tensor):
-        arguments["input"] = arguments["input"].to(input_device)
-    for _ in range(2):
-        with pytest.raises(error, match=message) as raised:
-            getattr(tridal, name)(**arguments)
-        assert isinstance(raised.value, builtin)
 
 
 def test_dim_accepts_objects_with_index(input_device: torch.device, name: str) -> None:

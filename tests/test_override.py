@@ -277,3 +277,13 @@ def test_environment_variable_starts_the_override(backend: Any) -> None:
     done = python("-c", program, overridden_kernel(backend), TRIDAL_DEVICE=backend.name)
     assert done.stdout.splitlines() == ["'1' True", "'yes' True", "'0' False", "'' False"], done.stderr
     assert "TRIDAL_OVERRIDE_TORCH: expected 1 or 0, found 'maybe'" in done.stderr
+
+
+def test_an_override_inside_a_compiled_function_computes(device: torch.device) -> None:
+    def overridden(x: torch.Tensor) -> torch.Tensor:
+        with tridal.override_torch():
+            return torch.softmax(x, -1)
+
+    x = torch.randn(4, 6, device=device)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(overridden, backend="aot_eager")(x), torch.softmax(x, -1))

@@ -224,3 +224,13 @@ def test_results_are_allocated_without_torchs_private_allocator(
 
 def test_dtype_name_has_no_prefix() -> None:
     assert [dtype_name(dtype) for dtype in (torch.float16, torch.int64)] == ["float16", "int64"]
+
+
+def test_a_scale_of_nan_is_prepared_once(device: torch.device) -> None:
+    x = torch.randn(4, 6, device=device)
+    context = device_context(x.device)
+    tridal.softmax(x, scale=float("nan"))
+    before = len(context.runs)
+    for _ in range(3):
+        assert tridal.softmax(x, scale=float("nan")).isnan().all()
+    assert len(context.runs) == before

@@ -18,7 +18,6 @@ import tridal
 from tridal import testing
 from tridal.devices import registry
 from tridal.devices.types import Backend
-from tridal.errors import DimensionError, DTypeError, LayoutError
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path.streams import on_stream
 from tridal.runtime import launch
@@ -278,33 +277,6 @@ def test_torch_computes_where_no_backend_serves() -> None:
         half = tridal.softmax(x.half(), **arguments)
     assert half.dtype is torch.float16
     assert_close(half.double(), reference(x, **arguments), rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"mask": [True]}, TypeError, "mask must be a torch.Tensor or None, got list"),
-        ({"mask": torch.ones(K, dtype=torch.int64)}, DTypeError, "mask must have a boolean dtype .*, got torch.int64"),
-        ({"mask": torch.ones(3)}, DimensionError, r"mask must have .* broadcast to \(5, 7\), .* got \(3,\)"),
-        ({"mask": torch.ones(2, Q, K)}, DimensionError, "mask must have a shape that can be broadcast"),
-        ({"scale": "big"}, TypeError, "scale must be a number, got 'big'"),
-        ({"causal": True, "dim": 0}, DimensionError, "queries by keys, with causal=True"),
-        ({"masked_rows": "one"}, ValueError, "masked_rows must be 'nan' or 'zero', got 'one'"),
-        ({"scale": 2.0, "dim": 5}, DimensionError, "dim must be from -2 to 1"),
-        ({"scale": 2.0, "dim": 1.0}, TypeError, "dim must be an int, got 1.0"),
-        ({"scale": 2.0, "dtype": torch.int64}, DTypeError, "dtype must be a floating-point torch.dtype"),
-        ({"scale": 2.0, "input": torch.eye(3).to_sparse()}, LayoutError, "layout torch.sparse_coo"),
-        ({"scale": 2.0, "input": torch.ones(3, dtype=torch.int64)}, DTypeError, "pass dtype="),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_invalid_arguments_raise_named_errors(
-    device: torch.device, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        tridal.softmax(**{"input": torch.randn(Q, K, device=device), **arguments})
-    with pytest.raises(DimensionError, match="dim must be -1 of at least two dims"):
-        tridal.softmax(torch.randn(K, device=device), causal=True)
 
 
 def test_a_stream_keeps_the_memory_of_its_input_and_mask(monkeypatch: pytest.MonkeyPatch) -> None:

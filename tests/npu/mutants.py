@@ -195,13 +195,9 @@ def store_without_mask(function: ast.FunctionDef) -> None:
 
 
 @mutant("tiles", "load_tile", "elements out of bounds are loaded as 0")
+@mutant("column_loop", "column_loop", "elements out of bounds are loaded as 0")
 def padding_of_zero(function: ast.FunctionDef) -> None:
     replace_keyword(find_calls(function, "tl.load"), "other", "0.0")
-
-
-@mutant("column_loop", "column_loop", "elements out of bounds are loaded as 0")
-def loop_padding_of_zero(function: ast.FunctionDef) -> None:
-    replace_keyword(find_calls(function, "tl.load", "each_at"), "other", "0.0")
 
 
 @mutant("whole_row", "whole_row", "the output is written with the row stride of the input", "softmax", *GRADIENTS)
