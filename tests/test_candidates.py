@@ -49,16 +49,13 @@ def choose(compiler: Compiler, estimated: float, *configs: KernelConfig, **other
         resources = candidates(config)
         return Compiled(PROBLEM, config, resources, *occupancy(config, resources, H100))
 
-    def search() -> Compiled:
-        fits = []
-        for config in configs:
-            try:
-                fits.append(fit(config))
-            except PlanError:
-                continue
-        return next((found for found in fits if found.few_spills), fits[-1])
+    def tried(config: KernelConfig) -> Compiled | None:
+        try:
+            return fit(config)
+        except PlanError:
+            return None
 
-    return candidates.choose(search, fit, **others)
+    return candidates.choose(lambda: map(tried, configs), fit, **others)
 
 
 LIMITED = [replace(WHOLE_ROW, max_registers=limit) for limit in LIMITS]

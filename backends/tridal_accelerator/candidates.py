@@ -6,7 +6,7 @@ report, which also corrects the estimates. It ends with the same configuration, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from tridal.devices.types import KernelConfig, Probe, Resources
@@ -20,6 +20,16 @@ _MUCH_MORE = 1.5
 """With so many times the estimated registers, the op's functions need them, whatever the schedule is."""
 
 Found = TypeVar("Found", bound=Compiled)
+
+
+def first_with_few_spills(fits: Iterable[Found | None]) -> Found | None:
+    """Returns the first result that runs with few spills; if there is none, one with the fewest. Ignores None."""
+    tried: list[Found] = []
+    for fit in filter(None, fits):
+        if fit.runs and fit.few_spills:
+            return fit
+        tried.append(fit)
+    return min(tried, key=lambda fit: (not fit.runs, fit.resources.spills), default=None)
 
 
 class Estimate(NamedTuple):
@@ -61,17 +71,23 @@ class Candidates:
 
     def choose(
         self,
-        search: Callable[[], Found],
+        search: Callable[[], Iterable[Found | None]],
         fit: Callable[[KernelConfig], Found],
         safe: Callable[[KernelConfig], KernelConfig] = lambda config: config,
     ) -> Found:
-        """Returns what `search` finds with this probe, compiled, or the better one of two such results.
+        """Returns the first result of `search` with few spills, compiled, or the better one of two such results.
 
-        fit(config) makes the result for a configuration. safe(config) changes the second configuration, so that it runs
-        even if the estimate is wrong.
+        search() yields results with this probe. fit(config) makes the result for a configuration. safe(config) changes
+        the second configuration, so that it runs even if the estimate is wrong.
         """
+
+        def first() -> Found:
+            found = first_with_few_spills(search())
+            assert found is not None, "column_loop fits every problem"
+            return found
+
         for change in (None, safe):
-            found = search()
+            found = first()
             if found.config in self._compiled:
                 return found
             config = found.config if change is None else change(found.config)
@@ -81,11 +97,10 @@ class Candidates:
                 if config.programs_per_row == 1:
                     raise
                 self._refused = error
-        found = search()
+        found = first()
         if found.config in self._compiled and found.runs and found.few_spills:
             return found
-        fits = [fit(config) for config in reversed(self._compiled)]
-        return min(fits, key=lambda fitted: (not fitted.runs, not fitted.few_spills and fitted.resources.spills))
+        return first_with_few_spills(fit(config) for config in reversed(self._compiled)) or found
 
     def _learn(self, config: KernelConfig, resources: Resources) -> None:
         """Corrects the estimates for configurations of this kind by the compiler's report."""

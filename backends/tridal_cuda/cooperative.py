@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from tridal.devices.types import KernelConfig, Schedule, next_power_of_2
 from tridal.errors import PlanError
+from tridal_accelerator.candidates import first_with_few_spills
 from tridal_accelerator.gpu import cdiv
 from tridal_cuda import tuning
-from tridal_cuda.gpu_problem import Fit, GpuProblem, first_with_few_spills, limit_rows, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, limit_rows, warps_for
 from tridal_cuda.resources import max_registers_for
 
 

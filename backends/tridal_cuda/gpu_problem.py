@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tridal.devices.types import KernelConfig
@@ -175,14 +174,3 @@ class Fit(Compiled):
             if fitted.few_spills:
                 return fitted.with_register_limit(wanted_bytes, max_spill)
         return fitted
-
-
-def first_with_few_spills(fits: Iterable[Fit | None]) -> Fit | None:
-    """Returns the first `Fit` with few spills; if there is none, the one with the fewest spills. Ignores None."""
-    best: Fit | None = None
-    for fitted in fits:
-        if fitted is not None and (best is None or fitted.resources.spills < best.resources.spills):
-            best = fitted
-        if best is not None and best.few_spills:
-            break
-    return best

@@ -20,7 +20,7 @@ from tridal_cuda import tuning
 from tridal_cuda.column_reads import fit_column_reads
 from tridal_cuda.column_sums import fit_column_sums
 from tridal_cuda.cooperative import fit_cooperative
-from tridal_cuda.gpu_problem import Fit, GpuProblem, first_with_few_spills, warps_for
+from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 from tridal_cuda.registers import estimate
 from tridal_cuda.single_pass import fit_single_pass
 from tridal_cuda.whole_row import fit_whole_row
@@ -42,14 +42,11 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     """
     candidates = Candidates(probe, lambda config: estimate(gpu_problem, config))
     gpu_problem = GpuProblem(**asdict(problem), device=device, probe=candidates)
-
-    def search() -> Fit:
-        fitted = first_with_few_spills(fit(gpu_problem) for fit in (*_FITS, _fit_column_loop))
-        assert fitted is not None, "column_loop fits every problem"
-        return fitted
-
     if config is None:
-        fitted = candidates.choose(search, gpu_problem.fit, gpu_problem.with_resident_row)
+        fits = (*_FITS, _fit_column_loop)
+        fitted = candidates.choose(
+            lambda: (fit(gpu_problem) for fit in fits), gpu_problem.fit, gpu_problem.with_resident_row
+        )
     else:
         fitted = replace(gpu_problem, probe=probe).fit(config)
         if not fitted.runs:

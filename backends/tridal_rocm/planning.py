@@ -8,6 +8,7 @@ The constants are calculated, not measured.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -56,7 +57,8 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     candidates = Candidates(probe, lambda config: _estimate(gpu_problem, config))
     gpu_problem = DeviceProblem(**asdict(problem), device=device, probe=candidates)
     if config is None:
-        fitted = candidates.choose(lambda: _search(gpu_problem), lambda config: _fit(gpu_problem, config))
+        fit = functools.partial(_fit, gpu_problem)
+        fitted = candidates.choose(lambda: map(fit, (*_whole_rows(gpu_problem), *_column_loops(gpu_problem))), fit)
     else:
         fitted = _fit(replace(gpu_problem, probe=probe), config)
     if not fitted.occupancy:
@@ -64,18 +66,6 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     tiles = problem.tiles(fitted.config.rows)
     programs, explanation = _count_programs(fitted, tiles)
     return fitted.launch_plan(programs, tiles, explanation)
-
-
-def _search(problem: DeviceProblem) -> Compiled:
-    fitted: Compiled | None = None
-    for config in (*_whole_rows(problem), *_column_loops(problem)):
-        found = _fit(problem, config)
-        better = fitted is None or (not fitted.runs, fitted.resources.spills) > (not found.runs, found.resources.spills)
-        fitted = found if better else fitted
-        if fitted is not None and fitted.runs and fitted.few_spills:
-            break
-    assert fitted is not None, "there is a column loop for every problem"
-    return fitted
 
 
 def _estimate(problem: DeviceProblem, config: KernelConfig) -> Estimate:
