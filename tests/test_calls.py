@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tridal
-from op_samples import EACH_OP, Sample, loss_of
+from op_samples import Sample, each_kind, loss_of
 from tridal.devices import registry
 from tridal.pytorch.path import calls, nodes
 from tridal.pytorch.torch import private
@@ -324,7 +324,7 @@ def test_options_of_another_type_or_value_are_checked_again() -> None:
     torch.testing.assert_close(tridal.rms_norm(x, (16,), weight, 2.0), expected)
 
 
-@EACH_OP
+@each_kind("this test with an op that is declared in the same way, and test_autograd.py::test_gradcheck")
 def test_prepared_calls_have_derivatives_of_higher_order_and_keep_no_tensors_alive(sample: Sample) -> None:
     gc.freeze()  # gc.collect() then searches the objects of this test
     for _ in range(3):
