@@ -261,4 +261,19 @@ THIRD_PARTY = {name: sample for name, sample in SAMPLES.items() if sample.op in 
 OPS = {sample.op.name: sample for sample in SAMPLES.values()}
 """A sample of each op, the one with the most tensors."""
 EACH_OP = pytest.mark.parametrize("sample", OPS.values(), ids=OPS)
+KINDS = ("softmax", "layer_norm", "swiglu", "cross_entropy", "token_log_probs", "logsumexp")
+"""Ops that are declared in different ways: a tensor or several, one result or two, per element or per row, steps."""
+
+
+def each_kind(instead: str) -> pytest.MarkDecorator:
+    """Parametrises with `KINDS`, and at night with all ops. `instead` says what finds the faults of one op."""
+    return pytest.mark.parametrize(
+        "sample",
+        [
+            pytest.param(sample, id=name, marks=() if name in KINDS else pytest.mark.nightly(instead))
+            for name, sample in OPS.items()
+        ],
+    )
+
+
 EACH = pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)

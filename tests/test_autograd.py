@@ -16,11 +16,12 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tridal
-from op_samples import EACH, EACH_OP, Sample, as_one, as_tuple, gradients, registered_calls
+from op_samples import EACH, EACH_OP, Sample, as_one, as_tuple, each_kind, gradients, registered_calls
 from tridal.devices import settings
 from tridal.pytorch.path import row_calls
 
 Fn = Callable[..., torch.Tensor]
+EACH_KIND = each_kind("test_gradcheck with this op, and this test with an op that is declared in the same way")
 
 
 @pytest.fixture(params=["softmax", "log_softmax"])
@@ -50,13 +51,13 @@ def test_gradcheck(device: torch.device, sample: Sample) -> None:
     assert gradgradcheck(function, (*leaves.values(),), check_fwd_over_rev=True, check_rev_over_rev=True, **options)
 
 
-@EACH_OP
+@EACH_KIND
 def test_gradcheck_with_a_transposed_input_of_three_dims(device: torch.device, sample: Sample) -> None:
     x = leaf(device, 2, 3, 2)
     assert gradcheck(lambda z: sample.ours(z.transpose(0, 1)), (x,), check_forward_ad=True, fast_mode=True, atol=1e-5)
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.parametrize("order", [2, 3])
 def test_higher_order_gradients_equal_torch(device: torch.device, sample: Sample, order: int) -> None:
     def derivatives(function: Fn, x: torch.Tensor) -> list[torch.Tensor]:
@@ -83,7 +84,7 @@ def test_gradient_launches_one_kernel_and_has_the_same_bits_in_every_run(device:
     assert all(map(torch.equal, found, torch.autograd.grad(results, leaves, dy)))
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.parametrize("stride", ["expanded", "transposed", "sliced", "negative view"])
 def test_output_gradients_with_any_strides(device: torch.device, sample: Sample, stride: str) -> None:
     x = leaf(device, 4, 6)
@@ -112,7 +113,7 @@ def test_gradients_have_the_dtype_of_the_input(
     assert_close(dx.double(), expected.double(), rtol=2e-2, atol=2e-2)
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_gradients_have_the_dtypes_of_their_tensors(device: torch.device, sample: Sample, dtype: torch.dtype) -> None:
     tensors = sample.leaves(4, 6, dtype=dtype, device=device)
@@ -125,7 +126,7 @@ def test_gradients_have_the_dtypes_of_their_tensors(device: torch.device, sample
         assert_close(gradient.double(), expected[name], rtol=0, atol=8 * torch.finfo(dtype).eps * largest)
 
 
-@EACH_OP
+@EACH_KIND
 def test_backward_uses_the_settings_of_the_forward(backend: Any, sample: Sample) -> None:
     with tridal.use(device=backend.name):
         x = leaf(tridal.device(), 3, 5)
@@ -138,7 +139,7 @@ def test_backward_uses_the_settings_of_the_forward(backend: Any, sample: Sample)
         assert calls or sample.op.steps
 
 
-@EACH_OP
+@EACH_KIND
 def test_the_backward_reads_what_saved_tensor_hooks_return(device: torch.device, sample: Sample) -> None:
     packed, unpacked = [], []
 
@@ -165,7 +166,7 @@ def test_the_backward_reads_what_saved_tensor_hooks_return(device: torch.device,
     assert_close(gradients(lambda **_: loss, tensors), expected)
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(device: torch.device, sample: Sample, reentrant: bool) -> None:
     x = leaf(device, 3, 5)
@@ -173,7 +174,7 @@ def test_checkpoint(device: torch.device, sample: Sample, reentrant: bool) -> No
     assert_close(x.grad, expected_gradient(sample, x))
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.filterwarnings("ignore:Error detected in")
 def test_anomaly_mode(device: torch.device, sample: Sample) -> None:
     with torch.autograd.detect_anomaly(check_nan=True):
@@ -190,7 +191,7 @@ def test_inplace_change_of_the_output_raises_in_backward(device: torch.device, n
         y.sum().backward()
 
 
-@EACH_OP
+@EACH_KIND
 def test_backward_twice_needs_retain_graph(device: torch.device, sample: Sample) -> None:
     y = as_one(sample.function(**sample.leaves(3, 5, device=device))).sum()
     y.backward(retain_graph=True)
@@ -199,7 +200,7 @@ def test_backward_twice_needs_retain_graph(device: torch.device, sample: Sample)
         y.backward()
 
 
-@EACH_OP
+@EACH_KIND
 def test_no_grad_and_inference_mode(device: torch.device, sample: Sample) -> None:
     x = leaf(device, 3, 5)
     expected = sample.theirs(x)
@@ -216,7 +217,7 @@ def test_no_grad_and_inference_mode(device: torch.device, sample: Sample) -> Non
         assert not result.requires_grad
 
 
-@EACH_OP
+@EACH_KIND
 def test_hooks_and_gradient_accumulation(device: torch.device, sample: Sample) -> None:
     x = leaf(device, 3, 5)
     seen = []
@@ -231,7 +232,7 @@ def test_hooks_and_gradient_accumulation(device: torch.device, sample: Sample) -
     assert_close(x.grad, 1.5 * before)
 
 
-@EACH_OP
+@EACH_KIND
 def test_output_is_freed_when_the_last_reference_is_deleted(device: torch.device, sample: Sample) -> None:
     gc.freeze()  # gc.collect() then searches the objects of this test
     tensors = sample.leaves(3, 5, device=device)

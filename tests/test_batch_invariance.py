@@ -33,9 +33,8 @@ def invariant(backend: Any) -> Iterator[torch.device]:
         yield tridal.device()
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("cols", [64, 781, 1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "dtype"), [("softmax", torch.float32), ("log_softmax", torch.bfloat16)])
 def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
     backend: Any, invariant: torch.device, name: str, cols: int, dtype: torch.dtype
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tridal
-from op_samples import EACH_OP, Sample, loss_of
+from op_samples import Sample, each_kind, loss_of
 from tridal.devices import registry
 from tridal.pytorch.path import calls, nodes
 from tridal.pytorch.torch import private
@@ -273,7 +273,7 @@ def test_other_settings_backends_and_records_apply_to_the_next_call(monkeypatch:
     assert not kept, "another backend may serve the tensors after a change of the registry"
 
 
-@EACH_OP
+@each_kind("this test with an op that is declared in the same way, and test_autograd.py::test_gradcheck")
 def test_prepared_calls_have_derivatives_of_higher_order_and_keep_no_tensors_alive(sample: Sample) -> None:
     gc.freeze()  # gc.collect() then searches the objects of this test
     for _ in range(3):

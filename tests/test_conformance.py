@@ -39,6 +39,8 @@ def chosen(backend: Backend, matrix: bool) -> Sequence[Case]:
     found, seen = [], set[object]()
     for case in sorted(cases, key=size):
         traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
+        drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
+        traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
         kind = case.op, case.direction
         pairs = {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
         if not pairs <= seen:
@@ -47,7 +49,7 @@ def chosen(backend: Backend, matrix: bool) -> Sequence[Case]:
     return found
 
 
-_PAIRED = ("op", "direction", "plan", "shape", "dim")
+_PAIRED = ("op", "direction", "plan", "shape", "dim", "numbers")
 _FEWEST_ELEMENTS = 100  # a smaller case has one block, and is chosen for its shape only
 
 

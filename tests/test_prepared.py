@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from op_samples import EACH_OP, Sample, gradients, loss_of
+from op_samples import Sample, each_kind, gradients, loss_of
 from tridal.devices import registry
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.device_context import device_context
@@ -22,6 +22,7 @@ from tridal.pytorch.path import calls
 from tridal.pytorch.torch import private
 from tridal.runtime import launch
 
+EACH_KIND = each_kind("this test with an op that is declared in the same way")
 FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
     "softmax": (tridal.softmax, lambda x: torch.softmax(x, -1)),
     "layer_norm": (
@@ -46,7 +47,7 @@ def prepared_calls(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> l
     return calls
 
 
-@EACH_OP
+@EACH_KIND
 def test_equal_calls_are_prepared_once(device: torch.device, sample: Sample, prepared_calls: list[Any]) -> None:
     kernels = []
     for _ in range(4):
@@ -105,7 +106,7 @@ def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None
             assert [function(x).dtype for _ in range(4)] == [expected(x).dtype] * 4
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.usefixtures("nothing_prepared")
 def test_repeated_calls_work_without_torchs_private_check(
     device: torch.device, sample: Sample, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +161,7 @@ def test_the_number_of_kept_calls_is_limited(device: torch.device, prepared_call
     assert len(device_context(x.device).runs) <= 4
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.usefixtures("nothing_prepared")
 def test_threads_prepare_and_repeat_calls_at_the_same_time(device: torch.device, sample: Sample) -> None:
     def work(_: int) -> None:

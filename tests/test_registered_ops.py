@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_map_only
 
 import tridal
-from op_samples import EACH, EACH_OP, OPS, SAMPLES, SKIP_NORM, Sample, as_tuple, gradients, loss_of, registered_calls
+from op_samples import EACH, OPS, SAMPLES, SKIP_NORM, Sample, as_tuple, each_kind, gradients, loss_of, registered_calls
 
 
 @pytest.fixture(params=["softmax", "log_softmax"])
@@ -23,6 +23,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+EACH_KIND = each_kind("this test with an op that is declared in the same way, and test_opcheck with this op")
 CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
@@ -88,7 +89,7 @@ def test_a_result_that_a_call_does_not_have_is_empty_and_statistics_have_no_grad
     assert (y.requires_grad, inverse_rms.requires_grad) == (True, False)
 
 
-@EACH_OP
+@EACH_KIND
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic", "jit"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tracers_record_the_op(device: torch.device, sample: Sample, mode: str) -> None:
@@ -121,7 +122,7 @@ def test_dispatch_modes_see_the_op_and_the_gradients_that_are_needed(device: tor
         assert_close(tensors[needed].grad, gradients(sample.expected, tensors)[needed])
 
 
-@EACH_OP
+@EACH_KIND
 def test_function_modes_see_the_function(device: torch.device, sample: Sample) -> None:
     class Record(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,7 +140,7 @@ def test_function_modes_see_the_function(device: torch.device, sample: Sample) -
         assert_close(result, sample.theirs(x))
 
 
-@EACH_OP
+@EACH_KIND
 def test_subclasses_keep_their_type_and_parameters_give_plain_tensors(device: torch.device, sample: Sample) -> None:
     class Named(torch.Tensor):
         pass
@@ -175,7 +176,7 @@ class Wrapper(torch.Tensor):
         return tree_map_only(torch.Tensor, cls, func(*unwrapped, **(kwargs or {})))
 
 
-@EACH_OP
+@EACH_KIND
 def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, sample: Sample) -> None:
     Wrapper.seen = []
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
@@ -189,7 +190,7 @@ def test_wrapper_subclasses_see_the_op_and_its_gradient(device: torch.device, sa
     assert_close(dx.held, torch.autograd.grad(expected, plain, grad)[0])
 
 
-@EACH_OP
+@EACH_KIND
 def test_wrapper_subclasses_compile(device: torch.device, sample: Sample) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -208,7 +209,7 @@ def test_torch_computes_nested_tensors(device: torch.device) -> None:
         assert_close(ours, torch.softmax(theirs, -1))
 
 
-@EACH_OP
+@EACH_KIND
 def test_negative_views_and_zero_tensors_without_memory(device: torch.device, sample: Sample) -> None:
     conjugate = torch.randn(3, 5, dtype=torch.complex64, device=device).conj().imag
     negated = torch._neg_view(torch.randn(3, 5, device=device))

@@ -126,12 +126,15 @@ def test_the_command_plan_knows_the_kernels(site_folder: Path, op: str, arch: st
     assert op in run_python(COMMAND.format(arguments=arguments), site_folder)
 
 
+BENCH = pytest.mark.nightly("test_op_benchmark.py::test_tensors_traffic_and_implementations_follow_from_the_roles")
+
+
 @pytest.mark.parametrize(
     ("op", "traffic"),
     [
         ("skip_norm", {"forward": 4, "backward": 4}),
-        ("logsumexp", {"forward": 1, "backward": 2}),
-        ("mean_energy", {"forward": 1, "backward": 2}),
+        pytest.param("logsumexp", {"forward": 1, "backward": 2}, marks=BENCH),
+        pytest.param("mean_energy", {"forward": 1, "backward": 2}, marks=BENCH),
     ],
 )
 def test_the_command_bench_measures_both_directions(
