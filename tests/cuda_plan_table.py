@@ -7,6 +7,7 @@ compiler, and with any installed version of Triton.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 import golden_plans
 from cuda_problems import QUESTIONS
 from golden_plans import Question
+from tridal.benchmarks.op_benchmark import benchmark_of
 from tridal.benchmarks.workloads import SHAPE_CLASSES
 from tridal.devices.types import KernelConfig, LaunchPlan, Probe, Resources
 from tridal.runtime import compiler
 from tridal_cuda import tuning
 
-RESULTS = Path(__file__).parents[1] / "docs" / "benchmarks" / "results.json"
+RESULTS = sorted((Path(__file__).parents[1] / "docs" / "benchmarks").rglob("results.json"))
+"""The published results of all ops and GPUs."""
 MEASURED_ARCH = "sm_90"
 NOT_MEASURED = "not measured"
 MAX_REPORTED = 5  # plans in the report of a change
@@ -89,16 +92,26 @@ def constants() -> dict[str, Any]:
     return values
 
 
-def published_shares() -> dict[str, float]:
-    """The share of copy of each published measurement of tridal, by question."""
-    shares = {}
-    for m in json.loads(RESULTS.read_text())["measurements"]:
-        shape, _, dim = m["shape"].partition(" dim ")
-        if m["provider"] == "tridal" and m["share_of_copy"] and "slice" not in m["shape"]:
-            op = m["op"] + ("_backward" if m["direction"] == "backward" else "")
-            size = tuple(map(int, shape.split("x")))
-            shares[str(Question(MEASURED_ARCH, op, m["dtype"], size, int(dim or -1)))] = round(m["share_of_copy"], 3)
+def published_shares() -> dict[str, dict[str, float]]:
+    """The share of copy of each published measurement of tridal on GPUs of `MEASURED_ARCH`, by question and GPU."""
+    shares: dict[str, dict[str, float]] = {}
+    for results in map(json.loads, map(Path.read_text, RESULTS)):
+        for m in results["measurements"]:
+            shape, _, dim = m["shape"].partition(" dim ")
+            if m["provider"] == "tridal" and m["share_of_copy"] and "slice" not in m["shape"]:
+                size, kernel = tuple(map(int, shape.split("x"))), measured_kernel(m["op"], m["direction"])
+                question = str(Question(MEASURED_ARCH, kernel, m["dtype"], size, int(dim or -1)))
+                shares.setdefault(question, {})[results["machine"]["name"]] = round(m["share_of_copy"], 3)
     return shares
+
+
+@functools.cache
+def measured_kernel(op: str, direction: str) -> str:
+    """The kernel that `tridal bench` measures: that of the op without an optional tensor that the calls do not have."""
+    name = op + ("_backward" if direction == "backward" else "")
+    given = [argument.name for argument in benchmark_of(op).tensors]
+    in_kernel = {tensor for names in golden_plans.kernel_of(name).tensors for tensor in names} - {*given}
+    return next((f"{name} without {absent}" for absent in ("residual", "dsum", "weight") if absent in in_kernel), name)
 
 
 def bench_command(question: Question) -> str:
@@ -126,14 +139,15 @@ def write() -> None:
     for question in QUESTIONS:
         made = make_plan(question, compiling(question))
         plans[str(question)] = {"share_of_copy": shares.get(str(question), NOT_MEASURED), **made._asdict()}
-    machine = {key: json.loads(RESULTS.read_text())["machine"][key] for key in ("name", "torch", "triton")}
+    machines = [json.loads(file.read_text())["machine"] for file in RESULTS]
+    measured_with = {machine["name"]: {key: machine[key] for key in ("torch", "triton")} for machine in machines}
     triton = metadata.version("triton")
     golden_plans.write(
         golden_plans.FOLDER / f"plans-cuda-triton-{triton}.json",
         plans,
         command=golden_plans.COMMAND,
         triton=triton,
-        measured_with=machine,
+        measured_with=measured_with,
         constants=constants(),
     )
 
