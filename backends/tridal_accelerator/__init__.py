@@ -16,6 +16,13 @@ _EMPTY_CONTEXT = nullcontext()
 class TorchBackend(BackendBase):
     """Base class of backends whose devices are those of the module `torch.<device type>`."""
 
+    private = "torch._C"
+    """The module with the private function for the current stream."""
+    _raw_stream: str
+
+    def __init_subclass__(cls) -> None:
+        cls._raw_stream = f"_{cls.device_type}_getCurrentRawStream"
+
     def module(self) -> Any:
         """Returns the module `torch.<device type>`, or None. A vendor's package registers it when it is imported."""
         import torch
@@ -26,15 +33,11 @@ class TorchBackend(BackendBase):
         """Returns the number of devices that torch sees."""
         return int(self.module().device_count())
 
-    def raw_stream(self, index: int) -> int:
-        """Returns the raw handle of torch's current stream by a private function, which creates no Stream object."""
-        raise NotImplementedError
-
     def stream(self, index: int) -> int:
-        """Returns the raw handle of torch's current stream."""
+        """Returns the raw handle of torch's current stream, by a private function, which creates no Stream object."""
         try:
-            return self.raw_stream(index)
-        except (AttributeError, ImportError):  # this version of torch lacks the private function
+            return getattr(sys.modules[self.private], self._raw_stream)(index)  # type: ignore[no-any-return]
+        except (AttributeError, KeyError):  # this version of torch lacks the private function
             return int(getattr(self.module().current_stream(index), f"{self.device_type}_stream"))
 
     def guard(self, index: int) -> AbstractContextManager[Any]:

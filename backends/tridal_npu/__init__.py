@@ -20,6 +20,7 @@ class Npu(TorchBackend):
     protocol = 1
     name = "npu"
     device_type = "npu"
+    private = "torch_npu._C"  # triton-ascend launches on the same stream
     options: Mapping[str, Option] = {
         "num_programs": Option(
             default=32,
@@ -68,12 +69,6 @@ class Npu(TorchBackend):
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the launch plan of a problem. Does not use `probe`, because it needs no compiled kernel."""
         return plan(problem, device, options["num_programs"], options.get(KERNEL_CONFIG))
-
-    def raw_stream(self, index: int) -> int:
-        """Returns the raw handle of torch_npu's current stream. triton-ascend launches on the same stream."""
-        from torch_npu._C import _npu_getCurrentRawStream
-
-        return _npu_getCurrentRawStream(index)  # type: ignore[no-any-return]
 
 
 backend = Npu()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,11 +57,6 @@ class Rocm(TorchBackend):
     def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
         """Returns the resources of a compiled kernel. Registers and spills are read from its assembly."""
         return read_resources(asm["amdgcn"], shared_memory)
-
-    def raw_stream(self, index: int) -> int:
-        """Returns the raw handle of torch's current stream."""
-        handle: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)  # faster than an import
-        return handle
 
 
 backend = Rocm()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,8 +66,7 @@ def find_function(module: torch.nn.Module) -> Found | None:
         return None
     key = signature(module, _CPU)
     if key not in _found:
-        with plain_mode("cpu"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with plain_mode("cpu"):
             _found[key] = _compare(functools.partial(type(module).forward, module))
     return _found[key]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -140,8 +139,7 @@ def find_form(module: torch.nn.Module) -> GluForm | str:
     inside: Any = module._modules[activation]
     key = signature(module, _CPU), signature(inside, _CPU), tuple(_roles(module))
     if key not in _found:
-        with plain_mode("cpu"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with plain_mode("cpu"):
             _found[key] = _compare(module, activation)
     return _found[key]
 

@@ -63,8 +63,7 @@ def find_form(module: torch.nn.Module, device: torch.device) -> Found:
     if key not in _found:
         devices = [] if device.type == "cpu" else [device]
         kinds = {} if device.type == "cpu" else {"device_type": device.type}
-        with torch.random.fork_rng(devices, **kinds), plain_mode(device.type), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
+        with torch.random.fork_rng(devices, **kinds), plain_mode(device.type):
             _found[key] = _compare(module, device)
     return _found[key]
 
@@ -74,11 +73,12 @@ _found: dict[Any, Found] = {}
 
 @contextmanager
 def plain_mode(device_type: str) -> Iterator[None]:
-    """A context in which a comparison does not depend on the modes and settings of the program, and is not recorded."""
+    """A context in which a comparison depends on no mode or setting of the program, without records and warnings."""
     modes = torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type)
     COMPARING.append(device_type)
     try:
-        with modes[0], modes[1], modes[2], use(fallback="torch"), unrecorded():
+        with modes[0], modes[1], modes[2], use(fallback="torch"), unrecorded(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
             yield
     finally:
         COMPARING.remove(device_type)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -122,18 +123,23 @@ def interpreted_library(triton: ModuleType) -> bool:
     return type(triton.language.cdiv).__name__ == "InterpretedFunction"
 
 
-@contextlib.contextmanager
-def interpret_flag(on: bool) -> Iterator[None]:
+def interpret_flag(on: bool) -> AbstractContextManager[None]:
     """Sets TRITON_INTERPRET in a context. Triton reads it when it decorates a function and when it interprets one."""
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1" if on else "0"
+    return with_item(os.environ, _VARIABLE, "1" if on else "0")
+
+
+@contextlib.contextmanager
+def with_item(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterator[None]:
+    """Sets one item in a context. `patch.dict` would also remove items that are added in the context."""
+    before = mapping.get(key)
+    mapping[key] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_VARIABLE]
+            del mapping[key]
         else:
-            os.environ[_VARIABLE] = before
+            mapping[key] = before
 
 
 @functools.cache

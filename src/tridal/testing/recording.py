@@ -13,6 +13,7 @@ import torch
 
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal.runtime import compiler, launch
+from tridal.runtime.interpreter_mode import with_item
 from tridal.runtime.specialization import Specialization
 from tridal.runtime.target_check import Target
 
@@ -174,7 +175,7 @@ def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> 
     with ExitStack() as stack:
         enter = stack.enter_context
         for name in (f"torch.{device_type}", *modules):
-            enter(_module(name, device))
+            enter(with_item(sys.modules, name, device))
             parent, _, attribute = name.rpartition(".")
             if parent in sys.modules:
                 enter(patch.object(sys.modules[parent], attribute, device, create=True))
@@ -187,20 +188,6 @@ def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> 
         if not compiler.can_compile(target):
             enter(patch.object(launch, "check_target", lambda *_: None))
         yield device
-
-
-@contextmanager
-def _module(name: str, module: Any) -> Iterator[None]:
-    """Replaces one module. `patch.dict` would also remove modules that are imported in the context."""
-    before = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        yield
-    finally:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
 
 
 def _index(device: Any) -> int:
