@@ -23,6 +23,7 @@ from tridal.benchmarks.providers import Provider
 from tridal.benchmarks.results_format import find_fault
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
+from tridal.runtime.kernel_files import write_atomically
 
 Row: TypeAlias = dict[str, Any]
 """A measurement: values by the column names of results.csv or host.csv."""
@@ -98,17 +99,7 @@ def writing(folder: Path, advice: str) -> Iterator[None]:
 def save_partial(document: Mapping[str, Any], folder: Path) -> None:
     """Writes the results so far to results.partial.json, which `save` deletes."""
     with writing(folder, "the run continues, and writes its results at the end"):
-        _write(folder / _PARTIAL, json.dumps(document) + "\n")
-
-
-def _write(file: Path, text: str) -> None:
-    """Writes a file atomically. If the disk is full, the former content is kept."""
-    new = file.with_name(f"{file.name}.new")
-    try:
-        new.write_text(text)
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
+        write_atomically(folder / _PARTIAL, json.dumps(document) + "\n")
 
 
 def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -117,7 +108,7 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
     Deletes all other files of a former run in this folder.
     """
     written = [folder / _RESULTS]
-    _write(written[0], json.dumps(document, indent=1) + "\n")
+    write_atomically(written[0], json.dumps(document, indent=1) + "\n")
     for former in {file for pattern in _WRITTEN for file in folder.glob(pattern)} - set(written):
         former.unlink()
     for name, rows in (("results.csv", document["measurements"]), ("host.csv", document["host"])):

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from tridal.benchmarks.workloads import DIRECTIONS, SHAPE_CLASSES
+from tridal.devices.plugin_data import Rule, instance_of, or_none
 from tridal.devices.setting_layers import describe_value
 from tridal.devices.types import ITEMSIZE
 
-_Value: TypeAlias = tuple[str, Callable[[Any], bool]]
-"""What is expected, in words, and a function that returns whether a value is accepted."""
-_Wanted: TypeAlias = "_Value | Mapping[str, _Wanted] | list[_Wanted]"
-"""A value, an object by its keys (`_ANY_KEY` for all keys), or a list whose items are all alike."""
+_Wanted: TypeAlias = "Rule | Mapping[str, _Wanted] | list[_Wanted]"
+"""A rule for a value, an object by its keys (`_ANY_KEY` for all keys), or a list whose items are all alike."""
 
 _ANY_KEY = "*"
 _MAX_NUMBER = 1e30  # the product of two of them is finite
 
 
-def _one_of(names: Collection[str]) -> _Value:
-    return f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names
+def _one_of(names: Collection[str]) -> Rule:
+    return Rule(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
-def _matching(expected: str, pattern: str) -> _Value:
-    return expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+def _matching(expected: str, pattern: str) -> Rule:
+    return Rule(expected, lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None)
 
 
-def _or_null(wanted: _Value) -> _Value:
-    expected, accepts = wanted
-    return f"{expected}, or null", lambda value: value is None or accepts(value)
+def _or_null(rule: Rule) -> Rule:
+    return or_none(rule, f"{rule.expected}, or null")
 
 
 _TEXT = _matching("text", r"[^\ud800-\udfff]*")  # surrogates cannot be written to a file
 _NAME = _matching("a name", r"[^$\n\ud800-\udfff]+")  # "$" begins a formula in a plot
-_FLAG: _Value = ("true or false", lambda value: isinstance(value, bool))
-_COUNT: _Value = ("a positive integer", lambda value: type(value) is int and 0 < value < _MAX_NUMBER)
-_NUMBER: _Value = ("a positive number", lambda value: type(value) in (int, float) and 0 < value < _MAX_NUMBER)
-_AIM: _Value = ("a number of at least 0", lambda value: value == 0 or _NUMBER[1](value))
-_LIST: _Value = ("a list", lambda value: isinstance(value, list))
-_OBJECT: _Value = ("an object", lambda value: isinstance(value, dict))
+_FLAG = instance_of(bool, "true or false")
+_COUNT = Rule("a positive integer", lambda value: type(value) is int and 0 < value < _MAX_NUMBER)
+_NUMBER = Rule("a positive number", lambda value: type(value) in (int, float) and 0 < value < _MAX_NUMBER)
+_AIM = Rule("a number of at least 0", lambda value: value == 0 or _NUMBER.accepts(value))
+_LIST = Rule("a list", lambda value: isinstance(value, list))
+_OBJECT = Rule("an object", lambda value: isinstance(value, dict))
 _TIMES = ("ms", "ms_20", "ms_80", "gbps")
 _HOST_TIMES = ("us", "us_20", "us_80")
 _DOCUMENT: _Wanted = {
@@ -97,8 +95,8 @@ def _faults(value: Any, wanted: _Wanted, path: str) -> Iterator[str]:
             inner = f"{path}.{key}" if path else key
             if key not in value:
                 yield f"{inner} is missing"
-            elif not _NAME[1](key):
-                yield f"{path}: expected {_NAME[0]} as each key, found {describe_value(key)}"
+            elif not _NAME.accepts(key):
+                yield f"{path}: expected {_NAME.expected} as each key, found {describe_value(key)}"
             else:
                 yield from _faults(value[key], wanted[key if key in wanted else _ANY_KEY], inner)
 
