@@ -14,6 +14,8 @@ import pytest
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from op_sources import make_kernel
 from tridal import kernels
+from tridal.devices.types import KernelConfig
+from tridal.ops import Statistic
 from tridal.runtime import compiler
 from tridal.runtime.packs import expand
 
@@ -86,6 +88,20 @@ def test_kernels_with_other_constants_or_functions_never_share_code(
     assert len(set(keys)) == len(keys)
     code = [compiler.compile_kernel(specialization, SM_90).asm["ptx"] for specialization in specializations[:3]]
     assert len({text.partition("//")[2] for text in code}) == 3
+
+
+def test_unmasked_terms_divide_by_one_in_a_part_without_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `peel`, 257 columns are a head and a tail, and an aligned part that may be shorter than 256 columns."""
+    share = "def share(x, count):\n    return x / count"
+    rebase = "def rebase(shares, part_count, count):\n    return shares * part_count / count"
+    statistics = Statistic("squares", "sum", "square"), Statistic("shares", "sum", "share", rebase="rebase")
+    unmasked = replace(make_kernel(tmp_path, monkeypatch, share=share, rebase=rebase), statistics=statistics)
+    config = KernelConfig("cooperative", 1, 128, programs_per_row=3, peel=True)
+    for kernel, clamps in ((unmasked, 1), (replace(unmasked, neutral_padding=False), 0)):
+        call = kernel_call((64, 257), kernel=kernel, parameters=(1e-3,))
+        assert compiler.source(call.specialize(config)).count("count = tl.maximum(count, 1.0)") == clamps
 
 
 def test_functions_have_the_file_and_the_lines_of_the_schedule() -> None:

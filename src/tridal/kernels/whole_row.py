@@ -99,6 +99,8 @@ def whole_row(
             if COUNTS and EXCHANGE:
                 body = body_length(block, row, cols, misalignment, in_outer, in_inner)
                 count = part_count(rank, body, cols, COLS)
+                if PEEL and not MASKS_TERMS:
+                    count = tl.maximum(count, 1.0)  # a part may have no elements
             each_row = load_rows(each_row_ptr, tile, inner, long_blocks, row_outer, row_inner)
             picked = 0.0
             index, picked, picked_column = load_index(
