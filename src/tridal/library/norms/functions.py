@@ -78,8 +78,9 @@ def rms_norm(
     check_scaling(RMS_NORM.name, weight_offset, casting)
     if _torch_only(input, weight, residual):
         plain = residual is None and weight_offset == 0 and casting is None
-        _check_plain(RMS_NORM.name, plain, input=input, weight=weight, residual=residual)
-        return torch.nn.functional.rms_norm(input, normalized_shape, weight, eps)
+        arguments: tuple[Any, ...] = (input, normalized_shape, weight, eps)
+        of_torch = torch.nn.functional.rms_norm
+        return _by_torch(RMS_NORM.name, of_torch, plain, arguments, input=input, weight=weight, residual=residual)
     check_sizes(RMS_NORM.name, input, normalized_shape, 0.0 if eps is None else eps)
     check_arguments(RMS_NORM, RMS_NORM.signature, (input, residual, weight, len(normalized_shape), eps, 0.0, ""))
     input, residual, weight = _autocast(RMS_NORM.name, input, residual, weight)
@@ -131,8 +132,9 @@ def layer_norm(
         return call_on_stream(LAYER_NORM.name, stream, tensors, call_again)
     normalized_shape = traced_sizes(normalized_shape)
     if _torch_only(*tensors):
-        _check_plain(LAYER_NORM.name, residual is None, input=input, weight=weight, bias=bias, residual=residual)
-        return torch.nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+        named = {"input": input, "weight": weight, "bias": bias, "residual": residual}
+        of_torch, given = torch.nn.functional.layer_norm, (input, normalized_shape, weight, bias, eps)
+        return _by_torch(LAYER_NORM.name, of_torch, residual is None, given, **named)
     check_sizes(LAYER_NORM.name, input, normalized_shape, eps)
     check_arguments(LAYER_NORM, LAYER_NORM.signature, (*tensors, len(normalized_shape), eps))
     input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
@@ -157,14 +159,26 @@ def _torch_only(*tensors: Any) -> bool:
     return any(tensor.dtype not in DTYPES or tensor.is_nested for tensor in tensors)
 
 
-def _check_plain(op: str, plain: bool, **tensors: Any) -> None:
-    """Raises DTypeError if torch's function does not have the arguments of a call that only torch defines."""
-    for name, tensor in tensors.items() if not plain else ():
-        if _torch_only(tensor):
-            hint = "only torch's function computes others, and it does not have all arguments of the call"
-            got = f"{'a nested one of ' * tensor.is_nested}{tensor.dtype}"
-            expected = "be a dense tensor of float16, bfloat16, float32 or float64"
-            raise DTypeError(wrong(op, name, expected, got, hint))
+def _by_torch(op: str, function: Any, plain: bool, arguments: tuple[Any, ...], **tensors: Any) -> Any:
+    """Computes a call that only torch's function defines. It is `plain` if the function has all of its arguments.
+
+    Raises:
+        DTypeError: torch's function does not define it either.
+    """
+    cause: Exception | None = None
+    try:
+        if plain:
+            return function(*arguments)
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        if not arguments[0].is_nested:
+            check_sizes(op, arguments[0], arguments[1], 0.0)
+        cause = error
+    name, tensor = next((name, tensor) for name, tensor in tensors.items() if _torch_only(tensor))
+    got, expected = f"{'a nested one of ' * tensor.is_nested}{tensor.dtype}", "be a dense tensor of float16, bfloat16, "
+    hint = "torch's function computes some others, but not this call"
+    raise DTypeError(wrong(op, name, f"{expected}float32 or float64", got, hint)) from cause
 
 
 def _autocast(name: str, *tensors: Tensor | None) -> Any:

@@ -50,7 +50,7 @@ def register(op: Op, function: Callable[..., Any] | None = None) -> Rules:
         PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
     """
     if not isinstance(op, Op):
-        raise TypeError(wrong("register", "op", "be a tridal.ops.Op", repr(op)))
+        raise TypeError(wrong("row_function", "op", "be a tridal.ops.Op", repr(op)))
     known = DEFINED.get(op.name)
     if function is not None:
         FUNCTIONS[op.name] = function
