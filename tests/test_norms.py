@@ -149,27 +149,15 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"normalized_shape": (8.0,)}, TypeError, "each size of normalized_shape must be an int, got 8.0"),
     ({"normalized_shape": None}, TypeError, "must be a tuple of ints, got None"),
     ({"normalized_shape": ()}, ShapeError, r"must be the last sizes \(at least one\) of input"),
-    (
-        {"normalized_shape": (7,)},
-        ShapeError,
-        r"normalized_shape must be the last sizes .* of input, which has the shape \(3, 8\), got \(7,\)",
-    ),
+    ({"normalized_shape": (7,)}, ShapeError, r"must be the last sizes .* the shape \(3, 8\), got \(7,\)"),
     ({"normalized_shape": (1, 3, 8)}, ShapeError, r"the shape \(3, 8\), got \(1, 3, 8\)"),
     ({"normalized_shape": (-1,)}, ShapeError, r"normalized_shape must be .* got \(-1,\)"),
     ({"weight": torch.ones(1, 8)}, ShapeError, r"weight must have the shape \(8,\), got \(1, 8\): a number per column"),
     ({"weight": [1.0] * 8}, TypeError, "weight must be a torch.Tensor or None, got list"),
     ({"weight": torch.ones(8, device="meta")}, TensorDeviceError, "weight must be on .*, as input is, got meta"),
-    (
-        {"residual": torch.ones(8)},
-        ShapeError,
-        r"residual must have the shape \(3, 8\), got \(8,\): a number per element",
-    ),
+    ({"residual": torch.ones(8)}, ShapeError, r"residual must have the shape \(3, 8\), got \(8,\)"),
     ({"eps": "a"}, TypeError, "eps must be a number, got 'a'"),
-    (
-        {"input": torch.ones(3, 8).int(), "residual": torch.ones(3, 8)},
-        DTypeError,
-        "input must be a dense tensor of float16",
-    ),
+    ({"input": torch.ones(3, 8).int(), "residual": torch.ones(3, 8)}, DTypeError, "must be a dense tensor of float16"),
 ]
 
 
@@ -209,7 +197,7 @@ def test_other_dtypes_are_torchs(device: torch.device, name: str, dtype: torch.d
     try:
         expected = theirs(x, (8,))
     except RuntimeError as error:  # NotImplementedError since torch 2.8
-        with pytest.raises(type(error), match="input must be a dense tensor of float16"):
+        with pytest.raises(type(error), match="must be a dense tensor of float16"):
             ours(x, (8,))
     else:
         assert_close(ours(x, (8,)), expected)

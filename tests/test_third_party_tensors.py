@@ -132,18 +132,10 @@ def test_a_tensor_with_torch_function_gets_the_arguments_in_order() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (
-            {"weight": torch.ones(4)},
-            ShapeError,
-            r"skip_norm: weight must have the shape \(5,\), got \(4,\): a number per column",
-        ),
+        ({"weight": torch.ones(4)}, ShapeError, r"skip_norm: weight must have the shape \(5,\), got \(4,\)"),
         ({"residual": torch.ones(5)}, ShapeError, r"skip_norm: residual must have the shape \(3, 5\), got \(5,\)"),
         ({"skip": None}, TypeError, "must be a torch.Tensor, got NoneType"),
-        (
-            {"skip": torch.ones(5, dtype=torch.int32)},
-            DTypeError,
-            "skip_norm: skip must have a floating-point dtype, got torch.int32",
-        ),
+        ({"skip": torch.ones(5, dtype=torch.int32)}, DTypeError, "skip_norm: skip must have a floating-point dtype"),
         ({"dim": 2}, DimensionError, r"dim must be from -2 to 1 for input of shape \(3, 5\)"),
         ({"eps": "1"}, TypeError, "skip_norm: eps must be a number, got '1'"),
         ({"eps": torch.ones(())}, TypeError, "skip_norm: eps must be a number, got tensor"),
