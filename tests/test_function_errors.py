@@ -126,7 +126,7 @@ def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(
 def test_error_of_a_plan_has_the_reason_of_the_compiler_instead_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.compiler.errors import CompilationError
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise CompilationError("def whole_row():", None, None) from ValueError("too\nlarge")
 
     monkeypatch.setattr(launch, "plan", fail)
