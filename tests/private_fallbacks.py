@@ -1,7 +1,8 @@
-"""Removes one private item of PyTorch at a time and checks tridal's results: `private_fallbacks.py ITEM...`.
+"""Removes private items of PyTorch and checks tridal's results: `private_fallbacks.py ITEM[,ITEM...]...`.
 
-Each item gets a child process. It is forked before tridal is imported, and after slow imports. PyTorch uses the items
-itself, so the child restores an item when `tridal.pytorch.torch.private` has looked it up. Prints the failures as JSON.
+Each argument gets a child process. It is forked before tridal is imported, and after slow imports. PyTorch uses the
+items itself, so the child restores them when `tridal.pytorch.torch.private` has looked them up. Prints the failures as
+JSON.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ torch.func.jvp(torch.sin, (torch.ones(2),), (torch.ones(2),))
 torch.compiler.reset()
 
 
-def check_item(item: str) -> None:
-    """Imports tridal without an item, and checks all features."""
-    path, _, name = item.rpartition(".")
-    owner = pkgutil.resolve_name(path)
-    value = vars(owner)[name]
-    delattr(owner, name)
+def check_items(items: list[str]) -> None:
+    """Imports tridal without these items, and checks all features."""
+    owners = [(pkgutil.resolve_name(item.rpartition(".")[0]), item.rpartition(".")[2]) for item in items]
+    values = [vars(owner)[name] for owner, name in owners]
+    for owner, name in owners:
+        delattr(owner, name)
     private = import_private()
     private.mesh_all_reduce()  # looks up the collectives
-    setattr(owner, name, value)
-    assert {item, *ABSENT} == {*private.MISSING}, private.MISSING
+    for (owner, name), value in zip(owners, values, strict=True):
+        setattr(owner, name, value)
+    assert {*items, *ABSENT} == {*private.MISSING}, private.MISSING
     import tridal
     from tridal.pytorch.path import calls
 
@@ -183,15 +185,15 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
 )  # fmt: skip
 
 
-def run_child(item: str) -> str | None:
-    """Returns the failure without an item; None if all checks pass."""
+def run_child(items: str) -> str | None:
+    """Returns the failure without these items; None if all checks pass."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         report = ""
         try:
             torch.manual_seed(0)
-            check_item(item)
+            check_items(items.split(","))
         except BaseException:
             report = traceback.format_exc()
         os.close(reader)
@@ -207,4 +209,4 @@ def run_child(item: str) -> str | None:
 
 if __name__ == "__main__":
     # torch 2.9's gloo writes to stdout as well, so the result is a line of its own.
-    print("\n" + json.dumps({item: run_child(item) for item in sys.argv[1:]}))
+    print("\n" + json.dumps({items: run_child(items) for items in sys.argv[1:]}))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+import tridal
 from feature_axes import DispatchMode, FunctionMode
-from tridal.pytorch.path.guards import guard_call
+from tridal.pytorch.path.guards import ServedRows, guard_call
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
@@ -141,3 +142,96 @@ def test_a_guard_keeps_no_tensor_alive() -> None:
 def test_without_torchs_private_check_there_is_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_TensorGuards", None)
     assert guard_call(example()) is None
+
+
+def test_options_are_the_same_objects_and_settings_are_the_same() -> None:
+    option = (1, 2)
+    with_options, backward = guard_call(example(), [option, 0.5]), guard_call(example())
+    assert with_options is not None
+    assert backward is not None
+    assert with_options(example(), [option, 0.5])
+    for other in ([option[:1] + option[1:], 0.5], [option, 0.25], [0.5, option]):
+        assert not with_options(example(), other)
+    without_options = guard_call(example(), ())
+    assert without_options is not None
+    assert without_options(example(), ())
+    with tridal.use(batch_invariant=True):
+        assert not with_options(example(), [option, 0.5])
+        assert not without_options(example(), ())
+        assert backward(example()), "the thread of a backward may have other settings"
+
+
+Shapes = list[tuple[int, ...]]
+ROLES = ("element", "element", "column", "row", "index", "whole")
+
+
+def given(shape: tuple[int, ...], dims: int = 1, **changes: Tensor) -> list[Tensor | None]:
+    """New tensors with the roles in ROLES, for an input of this shape whose rows have `dims` dims."""
+    rows, row = shape[: len(shape) - dims], shape[len(shape) - dims :]
+    sizes = {"input": shape, "residual": shape, "weight": row, "scale": rows, "target": rows, "matrix": (5, 7)}
+    made = {name: torch.ones(size) for name, size in sizes.items()}
+    made["target"] = made["target"].long()
+    return [*(made | changes).values()]
+
+
+def served(first: int, last: int, divisible: bool | None = None, dims: int = 1) -> ServedRows:
+    return ServedRows(first, last, divisible, dims, 0, ROLES)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "accepted", "rejected"),
+    [
+        (served(4, 9), (6, 8), [(4, 8), (9, 8), (6, 8)], [(3, 8), (10, 8), (6, 9), (6, 4), (12, 4), (2, 3, 8)]),
+        (served(2, 64, True), (16, 8), [(32, 8), (48, 8)], [(17, 8), (8, 8), (24, 8)]),
+        (served(2, 64, False), (6, 8), [(17, 8), (8, 8), (24, 8)], [(16, 8), (32, 8)]),
+        (served(4, 9), (2, 3, 8), [(1, 4, 8), (9, 1, 8)], [(2, 5, 8), (1, 3, 8), (6, 8)]),
+        (served(2, 3, dims=2), (2, 3, 8), [(3, 3, 8)], [(4, 3, 8), (1, 3, 8), (2, 4, 6), (2, 8, 3), (6, 8)]),
+        (served(2, 9), (3, 2, 1, 8), [(2, 2, 2, 8)], [(1, 1, 1, 8), (5, 1, 2, 8)]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_in_the_range_are_accepted(
+    rows: ServedRows, shape: tuple[int, ...], accepted: Shapes, rejected: Shapes
+) -> None:
+    guard = guard_call(given(shape, rows.dims), (), rows)
+    assert guard is not None
+    assert [other for other in [shape, *accepted] if not guard(given(other, rows.dims))] == []
+    assert [other for other in rejected if guard(given(other, rows.dims))] == []
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("residual", lambda shape: torch.ones(shape[0] + 1, *shape[1:])),
+        ("residual", lambda shape: torch.ones(*shape[:-1], 2 * shape[-1])[..., ::2]),
+        ("residual", lambda shape: torch.ones(()).expand(shape)),
+        ("weight", lambda shape: torch.ones(7)),
+        ("scale", lambda shape: torch.ones(shape[0] + 1, *shape[1:-1])),
+        ("scale", lambda shape: torch.ones(shape)),
+        ("target", lambda shape: torch.ones(shape[0] + 1, *shape[1:-1]).long()),
+        ("matrix", lambda shape: torch.ones(6, 7)),
+        ("input", lambda shape: torch.ones(shape[::-1]).permute(*range(len(shape)))[..., :0]),
+        ("input", lambda shape: torch.ones(*shape[:-1], 2 * shape[-1])[..., ::2]),
+    ],
+)
+def test_tensors_of_another_shape_or_with_other_strides_are_rejected(
+    shape: tuple[int, ...], name: str, make: Callable[..., Tensor]
+) -> None:
+    guard = guard_call(given(shape), (), served(4, 9))
+    assert guard is not None
+    assert guard(given(shape))
+    assert not guard(given(shape, **{name: make(shape)}))
+
+
+def test_an_expanded_number_stays_one_number() -> None:
+    """It may be the gradient of a sum: then it has other sizes, and no other strides."""
+
+    def gradient(*shape: int) -> Tensor:
+        return torch.ones(()).expand(shape)
+
+    guard = guard_call(given((2, 3, 8), residual=gradient(2, 3, 8)), (), served(4, 9))
+    assert guard is not None
+    assert guard(given((3, 3, 8), residual=gradient(3, 3, 8)))
+    assert not guard(given((3, 3, 8)))
+    assert not guard(given((3, 3, 8), residual=torch.ones(3, 1, 1).expand(3, 3, 8)))

@@ -102,7 +102,7 @@ def test_derivatives_of_both_results_have_two_orders(device: torch.device, funct
         return function(*tensors, target, temperature=0.7, softcap=4.0, ignore_index=IGNORED, return_entropy=True)
 
     assert torch.autograd.gradcheck(compute, leaves)
-    assert torch.autograd.gradgradcheck(compute, leaves)
+    assert torch.autograd.gradgradcheck(compute, leaves, fast_mode=len(leaves) > 1, atol=1e-5)
 
 
 LOOPS = ("planned", "column_loop", "column_loop+peel", "column_loop+lanes")

@@ -16,6 +16,7 @@ import tridal
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
 from tridal.library.norms import functions
 from tridal.library.norms import rms_norm as rms_norm_op
+from tridal.library.norms.checks import check_parameter_dtypes, traced_sizes
 from tridal.pytorch.torch import private
 
 NORMS = ["rms_norm", "layer_norm"]
@@ -260,3 +261,21 @@ def test_the_sum_has_no_gradient_if_only_the_weight_has_one(name: str, device: t
     x, weight = torch.randn(2, 6, device=device), torch.ones(6, device=device, requires_grad=True)
     y, total = both(name)[0](x, (6,), weight, residual=x)
     assert (y.requires_grad, total.requires_grad) == (True, False)
+
+
+def test_sizes_are_converted_only_while_a_function_is_traced() -> None:
+    sizes, found = (torch.tensor(3), 8), []
+    assert traced_sizes(sizes) is sizes
+    torch.jit.trace(lambda x: found.extend(map(traced_sizes, (sizes, [4], 8, None))) or x * 1, (torch.ones(1),))
+    assert found[:4] == [(3, 8), (4,), 8, None]
+    assert {type(size) for size in found[0]} == {int}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_error_of_a_dtype_names_the_dtypes_that_are_allowed(dtype: torch.dtype) -> None:
+    w, b = torch.ones(8, dtype=torch.float64), torch.ones(8, dtype=torch.float32)
+    with pytest.raises(DTypeError) as raised:
+        check_parameter_dtypes("layer_norm", dtype, weight=w, bias=b)
+    allowed = f"{dtype} of input" + ", or all torch.float32" * (dtype in (torch.float16, torch.bfloat16))
+    message = f"layer_norm: weight and bias must have the dtype {allowed}, got torch.float64 and torch.float32"
+    assert str(raised.value) == message

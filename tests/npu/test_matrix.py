@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import mmap
 
 import pytest
@@ -20,16 +19,11 @@ from .execution import find_faults
 from .matrix import KERNELS, LAYOUTS, Case, dtypes_for, group, properties
 
 GROUPS = [
-    pytest.param(
-        kernel, dtypes, layout,
-        id="-".join((kernel, *dict.fromkeys(dtypes), layout)),
-        marks=pytest.mark.xdist_group("-".join((kernel, *dtypes, layout))),
-    )
+    pytest.param(kernel, dtypes, layout, id="-".join((kernel, *dict.fromkeys(dtypes), layout)))
     for kernel in KERNELS for dtypes in dtypes_for(kernel) for layout in LAYOUTS
 ]  # fmt: skip
 
 
-@functools.lru_cache(maxsize=2)
 def compile_group(kernel: str, dtypes: tuple[str, str], layout: str) -> dict[Specialization, tuple[Case, str]]:
     """Compiles each specialization of a group. Returns one of its cases and its linalg IR."""
     compiled: dict[Specialization, tuple[Case, str]] = {}
@@ -46,7 +40,7 @@ def test_the_matrix_has_the_third_party_op():
 
 
 @pytest.mark.parametrize(("kernel", "dtypes", "layout"), GROUPS)
-def test_kernels_compile_to_linalg_without_problems(kernel, dtypes, layout, count):
+def test_kernels_compile_without_problems_and_results_are_within_the_bounds(kernel, dtypes, layout, count):
     compiled = compile_group(kernel, dtypes, layout)
     problems = {
         str(case): found
@@ -57,12 +51,8 @@ def test_kernels_compile_to_linalg_without_problems(kernel, dtypes, layout, coun
     schedules = {case.plan().schedule for case, _ in compiled.values()}
     assert schedules == {"whole_row", "column_loop"}
     count("kernels compiled", len(compiled))
-
-
-@pytest.mark.parametrize(("kernel", "dtypes", "layout"), GROUPS)
-def test_results_are_within_the_bounds(kernel, dtypes, layout, count):
     cases = group(kernel, dtypes, layout)
-    native.build(linalg for _, linalg in compile_group(kernel, dtypes, layout).values())
+    native.build(linalg for _, linalg in compiled.values())
     faults = {str(case): found for case in cases if (found := find_faults(case))}
     assert not faults
     count("cases executed", len(cases))
