@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -100,46 +101,73 @@ def test_contiguous_strides_equal_those_of_torch(shape: list[int]) -> None:
     assert contiguous_strides(shape) == torch.empty(shape, device="meta").stride()
 
 
-STRIDES = [(5, 1), (10, 1), (13, 1), (1, 3), (0, 1), (0, 0), (10, 2), None]
+STRIDES = [(5, 1), (10, 1), (13, 1), (15, 1), (1, 3), (0, 1), (0, 0), (10, 2), None]
 """Strides of tensors of three rows of five elements. None stands for a new tensor, or for an input that is copied."""
 
 
-@given(*(st.lists(st.sampled_from(STRIDES), max_size=3) for _ in range(2)), st.sampled_from(STRIDES[:-1]))
-def test_tensors_have_one_of_two_groups_of_strides_or_are_copied(
+@given(*(st.lists(st.sampled_from(STRIDES), max_size=4) for _ in range(2)), st.sampled_from(STRIDES[:-1]))
+def test_tensors_have_one_of_three_groups_of_strides_or_are_copied(
     results: list[tuple[int, int] | None], inputs: list[tuple[int, int] | None], first: tuple[int, int]
 ) -> None:
     groups, contiguous = group_strides((3, 5), first, results, inputs), (5, 1)
     if groups is None:
         copies = [contiguous] * any(strides not in (first, contiguous) for strides in inputs)
-        assert len({first, *(strides or contiguous for strides in results), *copies}) > 2
+        assert len({first, *(strides or contiguous for strides in results), *copies}) > 3
         return
-    for strides, as_first, copied in zip((*results, *inputs), groups.as_first, groups.copied, strict=True):
-        assert (first if as_first else groups.others) == (contiguous if copied or strides is None else strides)
+    assert len(groups.others) in (1, 2)
+    for strides, group, copied in zip((*results, *inputs), groups.of_tensors, groups.copied, strict=True):
+        assert (first, *groups.others)[group] == (contiguous if copied or strides is None else strides)
     assert not any(groups.copied[: len(results)])
-    assert first != groups.others or not any(groups.as_first)
+    assert first not in groups.others or not {0, 2} & {*groups.of_tensors}
 
 
 @pytest.mark.parametrize(
-    ("first", "results", "inputs", "others", "as_first", "copied"),
+    ("first", "results", "inputs", "others", "of_tensors", "copied"),
     [
-        ((5, 1), [None], [(5, 1)], (5, 1), "--", "--"),
-        ((10, 1), [None], [(5, 1)], (5, 1), "--", "--"),
-        ((10, 1), [None], [(10, 1)], (5, 1), "-f", "--"),  # gate and up are halves of one tensor
-        ((5, 1), [(10, 1)] * 2, [(10, 1)] * 2, (10, 1), "----", "----"),  # and so are their gradients
-        ((5, 1), [None], [(10, 1)], (10, 1), "f-", "--"),
-        ((5, 1), [None], [(1, 3)], (5, 1), "--", "-c"),  # a kernel would read single elements
-        ((5, 1), [None], [(10, 1), (13, 1), None], (10, 1), "f-ff", "--c-"),
-        ((10, 1), [(10, 1)], [], (10, 1), "-", "-"),
-        ((10, 1), [], [], (5, 1), "", ""),
+        ((5, 1), [None], [(5, 1)], [(5, 1)], "11", "--"),
+        ((10, 1), [None], [(5, 1)], [(5, 1)], "11", "--"),
+        ((10, 1), [None], [(10, 1)], [(5, 1)], "10", "--"),  # gate and up are halves of one tensor
+        ((5, 1), [(10, 1)] * 2, [(10, 1)] * 2, [(10, 1)], "1111", "----"),  # and so are their gradients
+        ((5, 1), [None], [(10, 1)], [(10, 1)], "01", "--"),
+        ((5, 1), [None], [(1, 3)], [(5, 1)], "11", "-c"),  # a kernel would read single elements
+        ((10, 1), [None], [(13, 1), (0, 1), (5, 1)], [(5, 1), (13, 1)], "1211", "--c-"),
+        ((10, 1), [(13, 1)], [(13, 1), (0, 1), None], [(13, 1), (5, 1)], "1122", "--c-"),
+        ((10, 1), [(10, 1)], [], [(10, 1)], "1", "-"),
+        ((10, 1), [], [], [(5, 1)], "", ""),
     ],
 )
 def test_groups_need_few_copies(
-    first: tuple[int, int], results: list[Any], inputs: list[Any], others: Any, as_first: str, copied: str
+    first: tuple[int, int], results: list[Any], inputs: list[Any], others: Any, of_tensors: str, copied: str
 ) -> None:
-    expected = others, tuple(c == "f" for c in as_first), tuple(c == "c" for c in copied)
+    expected = tuple(others), tuple(map(int, of_tensors)), tuple(c == "c" for c in copied)
     assert group_strides((3, 5), first, results, inputs) == expected
 
 
 def test_dims_of_size_one_have_no_strides() -> None:
-    assert group_strides((1, 5), (5, 1), [None], [(99, 1)]) == ((5, 1), (False, False), (False, False))
-    assert group_strides((1, 5), (5, 1), [(7, 1)], []) == ((5, 1), (False,), (False,))
+    assert group_strides((1, 5), (5, 1), [None], [(99, 1)]) == (((5, 1),), (1, 1), (False, False))
+    assert group_strides((1, 5), (5, 1), [(7, 1)], []) == (((5, 1),), (1,), (False,))
+
+
+@given(st.permutations(range(4)), st.permutations(range(4)), st.lists(st.integers(1, 12), min_size=4, max_size=4))
+def test_blocks_with_two_strides_keep_every_element_in_its_place(
+    one: list[int], two: list[int], shape: list[int]
+) -> None:
+    """Tensors of four dims with the rows along the last one, in any order in memory, and broadcast along one dim."""
+    one, two = ([*(axis for axis in order if axis != 3), 3] for order in (one, two))
+    tensors = []
+    for order in (one, two):
+        x = torch.arange(math.prod(shape)).view([shape[axis] for axis in order])
+        tensors.append(x.permute([order.index(axis) for axis in range(4)]))
+    tensors[1] = tensors[1].select(one[1], 0).unsqueeze(one[1]).expand(shape)
+    layout = row_layout(shape, tensors[0].stride(), 3, others=[tensors[1].stride()], splits=True)
+    assert layout is not None or shape[3] == 1
+    if layout is None:
+        return
+    block = torch.arange(layout.outer)[:, None, None]
+    found = []
+    for index, strides in enumerate(layout.groups):
+        jump = 0 if layout.minor_blocks is None else block // layout.minor_blocks * layout.jumps[index]
+        found.append((offsets(layout, strides) + jump).flatten().tolist())
+    memory = torch.arange(math.prod(shape))
+    wanted = [torch.as_strided(memory, shape, x.stride()).flatten().tolist() for x in tensors]
+    assert sorted(zip(*found, strict=True)) == sorted(zip(*wanted, strict=True))

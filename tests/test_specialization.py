@@ -162,7 +162,7 @@ def test_peel_knows_the_misalignment_and_whether_the_output_has_the_same(
 
 @pytest.mark.parametrize(("up", "same"), [(0, True), (4 * 1001, False), (16 * 1001, True)])
 def test_a_second_tensor_with_the_strides_of_the_first_has_its_own_misalignment(up: int, same: bool) -> None:
-    kernel, peel = SWIGLU.kernels[0].with_strides("up_ptr"), replace(WHOLE_ROW, peel=True)
+    kernel, peel = SWIGLU.kernels[0].with_strides((("up_ptr", "in"),)), replace(WHOLE_ROW, peel=True)
     layout = row_layout((64, 1001), (2001, 1), 1)
     assert layout is not None
     call = KernelCall(kernel, layout, ("float32",) * 3, (0, 0, up))

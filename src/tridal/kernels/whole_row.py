@@ -1,8 +1,7 @@
 """The schedules "whole_row" and "cooperative": a tile holds whole rows, or the part of a row that one program computes.
 
 Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements. Strides are in elements.
-Each tensor with a number per element has those of the first one (`in_...`), or the others (`out_...`). All other
-tensors are contiguous.
+A tensor with a number per element has those of the first one (`in_...`), or another group. Others are contiguous.
 
 The source is a template. It is loaded once for each kernel (`tridal.runtime.instance`):
   each_...    stands for the kernel's tensors of a kind, or for the calls of the op's functions. A statement with such a
@@ -73,8 +72,8 @@ LOAD_ONCE = SAME_COLUMNS and not RELOAD and HAS_COLUMNS
 @triton.jit
 def whole_row(
     each_pointer, score_mask, workspace, outer, inner, cols, long_blocks, in_outer, in_inner, in_col, out_outer,
-    out_inner, out_col, row_outer, row_inner, misalignment, each_parameter, scale, queries, heads, mask_batch,
-    mask_head, mask_query, mask_col,
+    out_inner, out_col, each_further_stride, row_outer, row_inner, misalignment, each_parameter, scale, queries, heads,
+    mask_batch, mask_head, mask_query, mask_col,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's functions for every element."""
     tiles = outer * tl.cdiv(inner, ROWS)

@@ -18,7 +18,7 @@ from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.kernel_files import write_source
 from tridal.runtime.row_kernel import RowKernel
-from tridal.runtime.row_layout import FEW_ROWS, row_layout
+from tridal.runtime.row_layout import FEW_ROWS, StrideGroups, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
 from tridal.runtime.workspace import with_workspace
@@ -36,25 +36,33 @@ def bind_kernel(
     parameters: tuple[float | None, ...] = (),
     scale_mask: ScaleMask = NO_SCALE_MASK,
     in_order: bool = False,
-    out_strides: Sequence[int] | None = None,
+    groups: StrideGroups | None = None,
 ) -> launch.PreparedLaunch | None:
     """Returns a kernel's launch(stream, rows, *tensors[, mask]), its plan, and the range of rows that they serve.
 
     `source` is the first tensor that the kernel reads. The launch enters the device guard and provides the workspace.
 
-    `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. Tensors with a number per
-    element have the strides of `source` if they are `strided_as_first`, or else `out_strides`. By default, these and
-    all other tensors are contiguous. `in_order` keeps the order of the rows.
+    `dtypes` and `addresses` are those of the tensors of `RowKernel.pointers`, in order. `groups` are the strides of
+    those with a number per element, results first. By default, these and all other tensors are contiguous. `in_order`
+    keeps the order of the rows.
     Returns None if the kernel cannot read `source`.
     """
     assert context.backend is not None
     backend: Backend = context.backend
     index, invariant = context.index, context.settings.batch_invariant
     few_rows = 0 if invariant or in_order else FEW_ROWS
-    layout = row_layout(source.shape, source.stride(), dim, few_rows, out_strides)
+    others = () if groups is None else groups.others
+    splits = few_rows > 0 and not (kernel.row_reads or kernel.row_writes or kernel.row_index)
+    layout = row_layout(source.shape, source.stride(), dim, few_rows, others, splits)
     if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
+    if groups is not None:
+        pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
+        named = ((p, {0: "in", 2: "third"}.get(n)) for p, n in zip(pointers, groups.of_tensors, strict=True))
+        kernel = kernel.with_strides(tuple((p, n) for p, n in named if n), layout.minor_blocks is not None)
     kernel_call = KernelCall(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    if layout.jumps and layout.jumps[0] % kernel_call.problem.vector:  # the heads of rows are computed without jumps
+        return None
     if invariant:
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
         if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS:

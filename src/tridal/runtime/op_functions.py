@@ -47,6 +47,10 @@ _EDGE = {"column": "edge_column", "in_bounds": "edge_in_bounds", "AXIS": "0"}
 """The variables of a schedule for the heads and tails of rows, for what a function declares."""
 
 
+FURTHER_STRIDES = ("third_outer", "third_inner", "third_col", "minor_blocks", "in_jump", "out_jump", "third_jump")
+"""Arguments of a schedule that few kernels have, see `RowLayout`."""
+
+
 class OpFunction(NamedTuple):
     """A function of an op, or the name of a variable that stands for one."""
 
@@ -202,6 +206,7 @@ def packs_of(kernel: RowKernel) -> Packs:
     rebased = [function for function in functions if function.role == "rebase"]
     first = [function for function in functions if function.role == "term"][:1]
     elements, reads = [f"{name}_tile" for name in kernel.reads], [f"{name}_ptr" for name in kernel.reads]
+    group_of = {reads[0]: "in", **dict(kernel.stride_groups)}
     columns = [f"{name}_ptr" for name in kernel.column_reads]
     scored = kernel.reads[: int(kernel.scale_mask)]
     written, added = len(kernel.writes), "None" if kernel.added is None else f"{kernel.added}_ptr"
@@ -210,12 +215,18 @@ def packs_of(kernel: RowKernel) -> Packs:
     results, row_results, sums_results = ([next(outputs) for _ in range(count)] for count in counts)
 
     def strides(pointer: str) -> str:
-        kind = "in" if pointer in (reads[0], *kernel.strided_as_first) else "out"
-        return f"{kind}_outer, {kind}_inner, {kind}_col"
+        group = group_of.get(pointer, "out")
+        return f"{group}_outer, {group}_inner, {group}_col"
+
+    def of_block(pointer: str) -> str:
+        """Returns the pointer from which the strides of a block count."""
+        jump = f"block // minor_blocks * {group_of.get(pointer, 'out')}_jump"
+        return f"{pointer} + {jump}" if kernel.split and pointer != "None" else pointer
 
     packs: dict[str, list[str]] = {
         "parameter": [f"{name}_number" for name in kernel.parameters],
-        "element": elements, "edge": [f"edge_of_{name}" for name in kernel.reads], "element_ptr": reads,
+        "element": elements, "edge": [f"edge_of_{name}" for name in kernel.reads],
+        "element_ptr": [of_block(pointer) for pointer in reads],
         "at": [f"{name}_at" for name in kernel.reads], "edge_at": [f"edge_{name}_at" for name in kernel.reads],
         "result_at": [f"{name}_result_at" for name in kernel.writes],
         "edge_result_at": [f"edge_{name}_result_at" for name in kernel.writes],
@@ -230,8 +241,9 @@ def packs_of(kernel: RowKernel) -> Packs:
         "part_first": ["part_first" for _ in first], "rebased": [_call(kernel, function) for function in rebased],
         "exchanged": [_call(kernel, function) for function in rebased if function.statistic == 1] or ["second"],
         "late_name": [repr(function.name) for function in rebased],
-        "addend": [added, *["None"] * written][:written], "addend_strides": [strides(added)] * written,
-        "result": results, "row_result": row_results, "sums_result": sums_results,
+        "addend": [of_block(added), *["None"] * written][:written], "addend_strides": [strides(added)] * written,
+        "further_stride": [name for name in FURTHER_STRIDES if kernel.split or not name.endswith(("jump", "blocks"))],
+        "result": [of_block(name) for name in results], "row_result": row_results, "sums_result": sums_results,
         "streamed": ["RELOAD", *["False"] * written][:written],
     }  # fmt: skip
     for kind, terms in (("first", first), ("later", later), ("early", early), ("late", late)):

@@ -122,7 +122,7 @@ def _key(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
         problem = replace(problem, inner=0)  # one plan can serve a range of rows
     code = _code(backend, device.target)
     specialized = type(call).__name__, call.specialize(_CONFIG), fingerprint(call.kernel)
-    offset_bits = max(call.layout.strides).bit_length()  # offsets in a large tile can have 64 bits
+    offset_bits = max(map(max, call.layout.groups)).bit_length()  # offsets in a large tile can have 64 bits
     return _digest(repr((code, device, sorted(options.items()), problem, specialized, offset_bits)))
 
 

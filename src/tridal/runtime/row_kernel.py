@@ -70,8 +70,10 @@ class RowKernel:
             computed. `writes` and `row_writes` get it by the function's name.
         constants: pairs of a name in upper case and a number, string or None. Functions may declare these names as
             compile-time constants, see `bind`.
-        strided_as_first: the pointers of the tensors with a number per element that have the strides of the first one.
-            The others have the `out_strides` of the call's `RowLayout`. Set by the launch engine.
+        stride_groups: pairs of the pointer of a tensor with a number per element, and the group of its strides in the
+            call's `RowLayout`: "in" or "third". The first tensor has "in", and others have "out". Set by the launch
+            engine, as is `split`.
+        split: whether the blocks of the `RowLayout` have two strides.
     """
 
     name: str
@@ -92,7 +94,8 @@ class RowKernel:
     live_tiles: int = 3
     row_value: str | None = None
     constants: tuple[tuple[str, Any], ...] = ()
-    strided_as_first: tuple[str, ...] = ()
+    stride_groups: tuple[tuple[str, str], ...] = ()
+    split: bool = False
 
     def bind(self, **constants: Any) -> RowKernel:
         """Returns the kernel with constants: each replaces the tensor or parameter of its name, or is a new one.
@@ -107,9 +110,9 @@ class RowKernel:
         """Returns the kernel without the outputs that are not named. Equal arguments give the same kernel."""
         return _writing(self, names)
 
-    def with_strides(self, *as_first: str) -> RowKernel:
-        """Returns the kernel with these `strided_as_first`. Equal arguments give the same kernel."""
-        return _with_strides(self, as_first) if as_first else self
+    def with_strides(self, groups: tuple[tuple[str, str], ...], split: bool = False) -> RowKernel:
+        """Returns the kernel with these `stride_groups`. Equal arguments give the same kernel."""
+        return _with_strides(self, groups, split) if groups or split else self
 
     @property
     def passes(self) -> int:
@@ -192,5 +195,5 @@ def _writing(kernel: RowKernel, names: tuple[str, ...]) -> RowKernel:
 
 
 @functools.lru_cache(maxsize=1024)
-def _with_strides(kernel: RowKernel, as_first: tuple[str, ...]) -> RowKernel:
-    return replace(kernel, strided_as_first=as_first)
+def _with_strides(kernel: RowKernel, groups: tuple[tuple[str, str], ...], split: bool) -> RowKernel:
+    return replace(kernel, stride_groups=groups, split=split)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tridal.devices.types import Layout
 
@@ -13,24 +13,34 @@ FEW_ROWS = 8
 """Fewer inner rows than this are too few for a tile. 8 rows of the narrowest dtype fill half of a 32-byte access."""
 
 
+Strides = tuple[int, int, int]
+"""Strides from block to block, from row to row and from column to column, in elements."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """A tensor as `outer` blocks of `inner` rows of `cols` elements, and the strides of these three in elements.
 
-    Tensors with a number per element have one of two groups of strides. By default, the first tensor that is read has
-    the first group, and all others are contiguous in their own shape.
+    Tensors with a number per element have one of three groups of strides, see `RowKernel.stride_groups`. By default,
+    the first tensor that is read has the first group, and all others are contiguous in their own shape.
     """
 
     outer: int
     inner: int
     cols: int
-    in_strides: tuple[int, int, int]
-    """Strides of the first tensor that is read, and of those of `RowKernel.strided_as_first`: from block to block, from
-    row to row, from column to column."""
-    out_strides: tuple[int, int, int]
-    """Strides of the other tensors with a number per element, in the same order."""
+    in_strides: Strides
+    """Strides of the first tensor that is read."""
+    out_strides: Strides
+    """The second group of strides, which is that of most tensors."""
     row_strides: tuple[int, int] = (0, 1)
     """Strides of contiguous tensors with a number per row: from block to block, from row to row."""
+    third_strides: Strides | None = None
+    """The third group of strides, if there is one."""
+    minor_blocks: int | None = None
+    """If blocks have two strides: the number of blocks from one multiple of the first stride to the next one."""
+    jumps: tuple[int, ...] = ()
+    """If so, for each group: what is added to the offset of a block for each multiple. Tensors with a number per row do
+    not have such strides."""
 
     def interleaved(self, blocks: int) -> RowLayout:
         """Returns the layout of one block of rows as `blocks` blocks: row i is row i // blocks of block i % blocks.
@@ -39,26 +49,34 @@ class RowLayout:
         blocks may have one row more than the others; `inner` is the larger number.
         """
         assert self.outer == 1
-        first, second = ((s[1], s[1] * blocks, s[2]) for s in (self.in_strides, self.out_strides))
+        groups = ((s[1], s[1] * blocks, s[2]) for s in self.groups)
         row = self.row_strides[1]
-        return RowLayout(blocks, -(-self.inner // blocks), self.cols, first, second, (row, row * blocks))
+        return RowLayout.of(blocks, -(-self.inner // blocks), self.cols, groups, row_strides=(row, row * blocks))
+
+    @staticmethod
+    def of(outer: int, inner: int, cols: int, groups: Iterable[Strides], **others: Any) -> RowLayout:
+        """Returns a layout with two or three groups of strides."""
+        first, second, third = (*groups, None)[:3]
+        assert first is not None
+        assert second is not None
+        return RowLayout(outer, inner, cols, first, second, third_strides=third, **others)
 
     @property
     def layout(self) -> Layout:
         """The layout that all tensors have (see `Problem.layout`), or "strided" if their layouts differ."""
         for axis in (1, 2) if self.cols == 1 else (2, 1):
-            if self.in_strides[axis] == 1 == self.out_strides[axis]:
+            if all(strides[axis] == 1 for strides in self.groups):
                 return "row" if axis == 2 else "inner"
         return "strided"
 
     @property
-    def strides(self) -> tuple[int, ...]:
-        """`in_strides` and `out_strides`."""
-        return (*self.in_strides, *self.out_strides)
+    def groups(self) -> tuple[Strides, ...]:
+        """The groups of strides."""
+        return (self.in_strides, self.out_strides, *([] if self.third_strides is None else [self.third_strides]))
 
     def max_offset(self, rows: int, cols: int) -> int:
         """Returns the largest offset, in elements, from the first element of a rows x cols tile."""
-        return max((rows - 1) * s[1] + (cols - 1) * s[2] for s in (self.in_strides, self.out_strides))
+        return max((rows - 1) * s[1] + (cols - 1) * s[2] for s in self.groups)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -67,14 +85,17 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class StrideGroups(NamedTuple):
-    """The strides of the tensors of a call with a number per element, in at most two groups."""
+    """The strides of the tensors of a call with a number per element, in at most three groups."""
 
-    others: tuple[int, ...]
-    """The strides of the tensors that do not have those of the first one."""
-    as_first: tuple[bool, ...]
-    """For each tensor after the first one: whether it has the first one's strides, and these differ from `others`."""
+    others: tuple[tuple[int, ...], ...]
+    """The strides of the second group, and those of the third one, if there is one."""
+    of_tensors: tuple[int, ...]
+    """For each tensor after the first one: the index of its group."""
     copied: tuple[bool, ...]
     """For each tensor after the first one: whether it has other strides, so that a contiguous copy of it is read."""
+
+
+MAX_GROUPS = 3
 
 
 def group_strides(
@@ -87,7 +108,7 @@ def group_strides(
 
     `first` are the strides of the first tensor that is read. None stands for a new contiguous tensor, or for an input
     of which a copy is read. So is an input whose contiguous dim is not that of the first one: a kernel would read each
-    element in an access of its own. Returns None if the results and the copies need more than two groups.
+    element in an access of its own. Returns None if the results and the copies need more groups.
     """
     contiguous = contiguous_strides(shape)
 
@@ -96,21 +117,22 @@ def group_strides(
         return tuple(0 if size == 1 else stride for size, stride in zip(shape, given, strict=True))
 
     first, tensors = of(first), (*results, *inputs)
-    fixed = {of(strides): None for strides in (*results, *(s for s in inputs if s is None))}
+    fixed = [of(strides) for strides in (*results, *(s for s in inputs if s is None))]
     readable = [of(s) for s in inputs if any(a == b == 1 for a, b in zip(of(s), first, strict=True))]
-    different = [strides for strides in (*fixed, *readable) if strides != first]
+    different = [s for s in dict.fromkeys((*fixed, *readable)) if s != first]
+    if of(None) not in (first, *different[: MAX_GROUPS - 1]) and not {*map(of, tensors)} <= {first, *different[:2]}:
+        different = [*dict.fromkeys((*(s for s in fixed if s != first), of(None), *different))]  # for the copies
     alike = all(of(strides) == first for strides in tensors)
-    others = different[0] if different else first if alike and tensors else of(None)
-    if of(None) not in (first, others) and not {*map(of, inputs)} <= {first, others}:
-        others = of(None)  # the group of the copies
-    if not {*fixed} <= {first, others}:
+    others = different[: MAX_GROUPS - 1] or [first if alike and tensors else of(None)]
+    if not {*fixed} <= {first, *others}:
         return None
-    copied = [of(strides) not in (first, others) for strides in tensors]
-    if any(copied) and of(None) not in (first, others):
+    copied = [of(strides) not in (first, *others) for strides in tensors]
+    if any(copied) and of(None) not in (first, *others):
         return None
     read = [None if copy else strides for copy, strides in zip(copied, tensors, strict=True)]
-    exact = next((s for s in read if s is not None and of(s) == others != of(None)), contiguous)
-    return StrideGroups(tuple(exact), tuple(of(strides) != others for strides in read), tuple(copied))
+    exact = {of(s): tuple(s) for s in reversed(read) if s is not None} | {of(None): contiguous}
+    found = tuple(1 + others.index(of(strides)) if of(strides) in others else 0 for strides in read)
+    return StrideGroups(tuple(exact.get(s, s) for s in others), found, tuple(copied))
 
 
 def coalesce_dims(
@@ -137,22 +159,47 @@ def row_layout(
     strides: Sequence[int],
     dim: int,
     few_rows: int = FEW_ROWS,
-    out_strides: Sequence[int] | None = None,
+    others: Sequence[Sequence[int]] = (),
+    splits: bool = False,
 ) -> RowLayout | None:
     """Returns the row layout of a tensor without empty dims, whose rows run along a dim (0 <= dim < rank).
 
-    `out_strides` are the second group of strides of tensors with a number per element. By default, they are contiguous.
+    `others` are the second and the third group of strides of tensors with a number per element. By default, the second
+    one is contiguous.
 
-    Returns None if the other dims need more than two strides, which kernels do not support. Exchanges `outer` and
-    `inner` if `inner` is less than `few_rows` and less than `outer`. `few_rows` = 0 keeps the order of the rows.
+    Returns None if the other dims need more than two strides. With `splits`, the dims have any order and need up to
+    three strides, two of which are those of blocks; then there are no tensors with a number per row. Exchanges `outer`
+    and `inner` if `inner` is less than `few_rows` and less than `outer`. `few_rows` = 0 keeps the order of the rows.
     """
-    out_strides = contiguous_strides(shape) if out_strides is None else out_strides
+    groups = others or [contiguous_strides(shape)]
     row_strides = contiguous_strides([*shape[:dim], 1, *shape[dim + 1 :]])
-    levels = coalesce_dims(shape, strides, out_strides, row_strides, without=dim)
+    levels = coalesce_dims(shape, strides, *groups, row_strides, without=dim)
+    if len(levels) > 2 and splits:
+        return _split_layout(shape, (strides, *groups), dim, few_rows)
     if len(levels) > 2:
         return None
-    outer, inner = [(1, 0, 0, 0)] * (2 - len(levels)) + levels
+    outer, inner = [(1, *[0] * (len(groups) + 2))] * (2 - len(levels)) + levels
     if inner[0] < min(few_rows, outer[0]):
         outer, inner = inner, outer  # `inner` has too few rows to fill a tile
-    read, others = ((outer[i], inner[i], of[dim]) for i, of in ((1, strides), (2, out_strides)))
-    return RowLayout(outer[0], inner[0], shape[dim], read, others, (outer[3], inner[3]))
+    found = ((outer[i], inner[i], of[dim]) for i, of in enumerate((strides, *groups), 1))
+    return RowLayout.of(outer[0], inner[0], shape[dim], found, row_strides=(outer[-1], inner[-1]))
+
+
+def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: int, few_rows: int) -> RowLayout | None:
+    """Returns a layout whose blocks have two strides, or None if there is none with a contiguous dim."""
+    order = sorted(range(len(shape)), key=lambda axis: -groups[0][axis])  # neighbours in memory can be merged
+    sizes, *ordered = ([of[axis] for axis in order] for of in (shape, *groups))
+    levels = coalesce_dims(sizes, *ordered, without=order.index(dim))
+    if len(levels) > 3:
+        return None
+    one = (1, *[0] * len(groups))
+    *blocks, inner = levels
+    if inner[0] < few_rows:
+        inner = max(levels, key=lambda level: level[0])
+        blocks = [level for level in levels if level is not inner]
+    major, minor = [one] * (2 - len(blocks)) + blocks
+    strides = ((minor[i], inner[i], of[dim]) for i, of in enumerate(groups, 1))
+    jumps = tuple(major[i] - minor[0] * minor[i] for i in range(1, len(major)))
+    split: dict[str, Any] = {"minor_blocks": minor[0], "jumps": jumps} if major[0] > 1 else {}
+    found = RowLayout.of(major[0] * minor[0], inner[0], shape[dim], strides, **split)
+    return None if found.layout == "strided" else found

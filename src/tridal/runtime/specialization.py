@@ -16,7 +16,9 @@ from tridal.runtime.row_layout import RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 
 _SIZES = ("outer", "inner", "cols")
-_STRIDES = ("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col")
+_GROUPS = ("in", "out", "third")
+_STRIDES = tuple(f"{group}_{axis}" for group in _GROUPS for axis in ("outer", "inner", "col"))
+_JUMPS = tuple(f"{group}_jump" for group in _GROUPS)
 _ROW_STRIDES = ("row_outer", "row_inner")
 _LAUNCH_OPTIONS = ("SCHEDULE", "NUM_WARPS", "MAX_REGISTERS")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
@@ -27,7 +29,10 @@ BLOCK = 32
 
 NO_SCALE_MASK = ScaleMask()
 
-_UNIT_STRIDES = {"row": ("in_col", "out_col"), "inner": ("in_inner", "out_inner"), "strided": ()}
+_UNIT_STRIDES = {
+    "row": tuple(f"{group}_col" for group in _GROUPS), "inner": tuple(f"{group}_inner" for group in _GROUPS),
+    "strided": (),
+}  # fmt: skip
 """Strides that are one, by layout."""
 
 
@@ -75,8 +80,9 @@ class KernelCall:
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
         )
         units = _UNIT_STRIDES[layout.layout]
-        lengths = [value for name, value in zip(_STRIDES, layout.strides, strict=True) if name not in units]
-        lengths += [layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
+        strides = itertools.chain(*layout.groups)
+        lengths = [value for name, value in zip(_STRIDES, strides, strict=False) if name not in units]
+        lengths += [*layout.jumps, layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
         return Problem(
             cols=layout.cols,
             inner=layout.inner,
@@ -156,8 +162,10 @@ class KernelCall:
         """Returns the scalar arguments of the kernel by name. None is an argument that the kernel does not have."""
         layout, p = self.launched_layout(config), self.problem
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
-        numbers = (layout.outer, layout.inner, layout.cols, *layout.strides, *row_strides)
-        values: dict[str, Any] = dict(zip(_SIZES + _STRIDES + _ROW_STRIDES, numbers, strict=True))
+        numbers = (layout.outer, layout.inner, layout.cols, *row_strides, *itertools.chain(*layout.groups))
+        values: dict[str, Any] = dict.fromkeys((*_STRIDES, *_JUMPS))
+        values |= zip(_SIZES + _ROW_STRIDES + _STRIDES, numbers, strict=False)
+        values |= {"minor_blocks": layout.minor_blocks, **dict(zip(_JUMPS, layout.jumps, strict=False))}
         values["misalignment"] = self._misalignments()[0] if config.peel else 0
         interleaved = layout is not self.layout
         values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None
@@ -213,15 +221,15 @@ class KernelCall:
             constants["row_inner"] = 1
         constants |= {n: v for n, v in s.numbers.items() if n != "scale" and v in (0, 1)}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "misalignment", "long_blocks", *_ROW_STRIDES, *self._parameters, *s.numbers}
-        unspecialised |= {"inner"} if p.layout != "inner" else set()
+        unspecialised = {"outer", "minor_blocks", "misalignment", "long_blocks", *_ROW_STRIDES}
+        unspecialised |= {*self._parameters, *s.numbers, *({"inner"} if p.layout != "inner" else ())}
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
         if cooperative:
             types["workspace"] = "*i64"
             divisible.append("workspace")
         floats = {"scale", *self._parameters}
-        wide = {n for n, v in run_time.items() if v >= 2**31} | ({"inner"} if constants["INT64_TILES"] else set())
+        wide = {n for n, v in run_time.items() if abs(v) >= 2**31} | ({"inner"} if constants["INT64_TILES"] else set())
         wide |= {"cols"} if p.cols > 2**31 - 2 * MAX_TILE else set()  # kernels add the columns of a tile, and a tail
         types |= {n: accumulator if n in floats else "i64" if n in wide else "i32" for n in run_time}
         return Specialization(
@@ -238,8 +246,9 @@ class KernelCall:
 
     def _same_misalignment(self) -> bool:
         """Returns whether each row of all tensors with a number per element has the same misalignment."""
-        vector, strides = self.problem.vector, zip(self.layout.in_strides, self.layout.out_strides, strict=True)
-        same = all((read - written) % vector == 0 for read, written in [*strides][:2])
+        vector, layout = self.problem.vector, self.layout
+        strides = [*zip(*layout.groups, strict=True)][:2] + [layout.jumps] * bool(layout.jumps)
+        same = all((of_first - stride) % vector == 0 for of_first, *others in strides for stride in others)
         return same and len(set(self._misalignments())) == 1
 
     def _mask_bytes(self, config: KernelConfig) -> int:

@@ -57,7 +57,7 @@ def prepare_kernel(
     Args:
         inputs: the tensors of `reads`, `added`, `row_reads`, `row_index` and `column_reads`, in this order, and the
             mask of the modification. Those with a number per element have the shape of the first. They are read with
-            their strides, if these and those of the outputs are in two groups, see `group_strides`. The others are made
+            their strides, if these and those of the outputs are of few kinds, see `group_strides`. The others are made
             contiguous, except the mask. Those with a number per row have as many elements as this shape without `dim`.
             Those with a number per column have one dim.
         out: tensors that receive the first of `writes`, of the first input's shape. It may be one of them.
@@ -218,10 +218,8 @@ def _bind(
         dtypes = [*written, source.dtype, *(tensor.dtype for tensor in inputs[1:])]
         rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
         starts = [*addresses, source.data_ptr() & ADDRESS_BITS, *rest]
-        pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
-        grouped = kernel.with_strides(*itertools.compress(pointers, groups.as_first))
         bound = bind_kernel(
-            context, grouped, source, launch.dim, dtypes, starts, launch.parameters, scale_mask, in_order, groups.others
+            context, kernel, source, launch.dim, dtypes, starts, launch.parameters, scale_mask, in_order, groups
         )  # fmt: skip
         return None if bound is None else (bound, copies)
 

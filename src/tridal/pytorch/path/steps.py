@@ -65,7 +65,7 @@ class Steps:
                 default, the dtype of the first input, and that of sums.
             writes: the names of the outputs that are computed, by default all.
             out: receives the first outputs with a number per element: one tensor, or several. They may be inputs, and
-                views, for example of one tensor that `torch` made. `NoKernel` is raised if their strides differ.
+                views, for example of one tensor that `torch` made.
             cast: the dtype to which the first input is cast. The kernel casts it when it loads it, if that is exact.
             numbers: the kernel's parameters and constants. The kernel is compiled without parameters that are None.
 
