@@ -38,8 +38,9 @@ class Sample(NamedTuple):
     function: Callable[..., Any]
     expected: Callable[..., Any]
     roles: Mapping[str, str]
-    """For each tensor after the input: a number per "element", "column" or class ("bias"), an "index" of a column or of
-    a "class" per row, or a "matrix" with a row for each class."""
+    """For each tensor after the input: a number per "element", "column" or class ("bias"), a number per element that
+    does not depend on the input ("constant"), an "index" of a column or of a "class" per row, or a "matrix" with a row
+    for each class."""
     dim: int
 
     def tensors(self, x: Tensor) -> dict[str, Tensor]:
@@ -54,7 +55,8 @@ class Sample(NamedTuple):
             return (x + number).cos()
         if role in ("index", "class"):
             return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else CLASSES), x)
-        shape = {"column": (cols,), "bias": (CLASSES,), "matrix": (CLASSES, cols)}[role]
+        shapes = {"constant": x.shape, "column": (cols,), "bias": (CLASSES,), "matrix": (CLASSES, cols)}
+        shape = shapes[role]
         value = (made(math.prod(shape), dtype=torch.float32).view(shape) + number).sin()
         return like((value + 1.5 if role == "column" else value).to(x.dtype), x)
 
@@ -185,6 +187,16 @@ def _swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
     return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
 
 
+def _rotary_of_columns(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> Tensor:
+    """The halves are two columns: the tensors, and twice the same."""
+    halves = (torch.stack((tensor, 2 * tensor)) for tensor in (input, cos, sin))
+    return FUNCTIONS["rotary_embedding"](*halves, dim=0, **options)[0]  # type: ignore[no-any-return]
+
+
+def _rotary(input: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return input * cos - 2 * input * sin
+
+
 def _log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     logs = (input.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
     return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
@@ -221,6 +233,9 @@ def _samples() -> dict[str, Sample]:
         "swiglu of one tensor": _sample(op_named("swiglu"), _swiglu_of_columns, _swiglu),
         "swiglu": _sample(op_named("swiglu"), tridal.swiglu, _swiglu),
         "geglu": _sample(op_named("geglu"), tridal.geglu, _geglu),
+        "rotary_embedding": _sample(
+            op_named("rotary_embedding"), _rotary_of_columns, _rotary, roles={"cos": "constant", "sin": "constant"}
+        ),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
         "linear_cross_entropy": _sample(

@@ -209,7 +209,7 @@ def test_no_grad_and_inference_mode(device: torch.device, sample: Sample) -> Non
         assert not sample.ours(x).requires_grad
     with torch.inference_mode(), torch.enable_grad():
         y, made = sample.ours(x), x.clone()
-        registered = op(made, *(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments[1:]))
+        registered = op(*(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments))
     assert y.is_inference()
     assert not any(result.requires_grad for result in (y, *as_tuple(registered)))
     for result in (y, sample.ours(made), sample.ours(x.detach())):  # an inference tensor outside inference mode

@@ -172,7 +172,7 @@ class Wrapper(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.seen.append(str(func))
-        unwrapped = [a.held if isinstance(a, Wrapper) else a for a in args]
+        unwrapped = tree_map_only(Wrapper, lambda wrapper: wrapper.held, args)
         return tree_map_only(torch.Tensor, cls, func(*unwrapped, **(kwargs or {})))
 
 

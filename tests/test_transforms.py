@@ -117,7 +117,9 @@ def test_transforms_of_the_registered_op_equal_torch(device: torch.device, sampl
     """A graph can contain the registered op without the public function."""
     x = torch.randn(3, 5, dtype=torch.float64, device=device)
     tensors = sample.tensors(x)
-    op, (_, *others) = next(iter(registered_calls(lambda: sample.ours(x)).values()))
+    op, (first, *others) = next(iter(registered_calls(lambda: sample.ours(x)).values()))
+    if first is not x:
+        pytest.skip("the op gets another tensor")
 
     def ours(z: torch.Tensor) -> torch.Tensor:
         results = op(z, *others)

@@ -20,6 +20,7 @@ else:
     from tridal.library.losses.functions import cross_entropy
     from tridal.library.losses.linear_functions import linear_cross_entropy
     from tridal.library.norms.functions import layer_norm, rms_norm
+    from tridal.library.rotary.functions import rotary_embedding
     from tridal.library.softmax.functions import log_softmax, softmax
     from tridal.models.kernelize import kernelize
     from tridal.ops.planning import plan
@@ -38,8 +39,8 @@ else:
 
 __all__ = [
     "backends", "cross_entropy", "device", "errors", "geglu", "kernelize", "layer_norm", "linear_cross_entropy",
-    "log_probs", "log_softmax", "nn", "override_torch", "plan", "record_calls", "registry", "rms_norm", "row_function",
-    "settings", "softmax", "swiglu", "token_log_probs", "types", "use",
+    "log_probs", "log_softmax", "nn", "override_torch", "plan", "record_calls", "registry", "rms_norm",
+    "rotary_embedding", "row_function", "settings", "softmax", "swiglu", "token_log_probs", "types", "use",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -7,10 +7,11 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 
 OPS = (
     SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, SWIGLU, GEGLU, LOG_PROBS,
-    TOKEN_LOG_PROBS,
+    TOKEN_LOG_PROBS, ROTARY_EMBEDDING,
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The Triton functions of rotary embedding."""

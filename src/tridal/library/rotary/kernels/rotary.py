@@ -1,0 +1,29 @@
+"""The maths of rotary embedding: x * cos + rotated(x) * sin. rotated(x) is (-second, first) for the halves of x."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _product(x, factor, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr):
+    """x * factor. With ROUNDS, it is rounded to PRODUCT_DTYPE."""
+    product = x * factor
+    return product.to(PRODUCT_DTYPE).to(x.dtype) if ROUNDS else product
+
+
+@triton.jit
+def first_rotated(
+    first, second, cos_first, sin_first, SIGN: tl.constexpr, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr
+):  # fmt: skip
+    """The first half of the result, of a rotation by SIGN * the angle."""
+    product = _product(first, cos_first, ROUNDS, PRODUCT_DTYPE)
+    return product - SIGN * _product(second, sin_first, ROUNDS, PRODUCT_DTYPE)
+
+
+@triton.jit
+def second_rotated(
+    first, second, cos_second, sin_second, SIGN: tl.constexpr, ROUNDS: tl.constexpr, PRODUCT_DTYPE: tl.constexpr
+):  # fmt: skip
+    """The second half of the result."""
+    product = _product(second, cos_second, ROUNDS, PRODUCT_DTYPE)
+    return product + SIGN * _product(first, sin_second, ROUNDS, PRODUCT_DTYPE)
