@@ -39,16 +39,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tridal.errors import PluginError
+from tridal.runtime.element_packs import element_packs
 from tridal.runtime.function_errors import describe_unhashable
 from tridal.runtime.packs import Packs
 from tridal.runtime.row_kernel import RowKernel
 
 _EDGE = {"column": "edge_column", "in_bounds": "edge_in_bounds", "AXIS": "0"}
 """The variables of a schedule for the heads and tails of rows, for what a function declares."""
-
-
-FURTHER_STRIDES = ("third_outer", "third_inner", "third_col", "minor_blocks", "in_jump", "out_jump", "third_jump")
-"""Arguments of a schedule that few kernels have, see `RowLayout`."""
 
 
 class OpFunction(NamedTuple):
@@ -205,46 +202,20 @@ def packs_of(kernel: RowKernel) -> Packs:
     early = [function for function in later if function not in late]
     rebased = [function for function in functions if function.role == "rebase"]
     first = [function for function in functions if function.role == "term"][:1]
-    elements, reads = [f"{name}_tile" for name in kernel.reads], [f"{name}_ptr" for name in kernel.reads]
-    group_of = {reads[0]: "in", **dict(kernel.stride_groups)}
-    columns = [f"{name}_ptr" for name in kernel.column_reads]
+    columns, first_read = [f"{name}_ptr" for name in kernel.column_reads], f"{kernel.reads[0]}_ptr"
     scored = kernel.reads[: int(kernel.scale_mask)]
-    written, added = len(kernel.writes), "None" if kernel.added is None else f"{kernel.added}_ptr"
-    outputs = iter(kernel.pointers)
-    counts = [written, len(kernel.row_writes), len(kernel.column_writes)]
-    results, row_results, sums_results = ([next(outputs) for _ in range(count)] for count in counts)
-
-    def strides(pointer: str) -> str:
-        group = group_of.get(pointer, "out")
-        return f"{group}_outer, {group}_inner, {group}_col"
-
-    def of_block(pointer: str) -> str:
-        """Returns the pointer from which the strides of a block count."""
-        jump = f"block // minor_blocks * {group_of.get(pointer, 'out')}_jump"
-        return f"{pointer} + {jump}" if kernel.split and pointer != "None" else pointer
-
     packs: dict[str, list[str]] = {
         "parameter": [f"{name}_number" for name in kernel.parameters],
-        "element": elements, "edge": [f"edge_of_{name}" for name in kernel.reads],
-        "element_ptr": [of_block(pointer) for pointer in reads],
-        "at": [f"{name}_at" for name in kernel.reads], "edge_at": [f"edge_{name}_at" for name in kernel.reads],
-        "result_at": [f"{name}_result_at" for name in kernel.writes],
-        "edge_result_at": [f"edge_{name}_result_at" for name in kernel.writes],
-        "loaded": [f"{name}_loaded" for name in kernel.reads],
-        "strides": [strides(pointer) for pointer in reads], "result_strides": [strides(name) for name in results],
-        "aligned": ["PEEL", *["SAME_MISALIGNMENT"] * len(reads)][: len(reads)],
         "score": [f"{name}_tile" for name in scored], "edge_score": [f"edge_of_{name}" for name in scored],
         "row": [f"{name}_row" for name in kernel.row_reads], "row_ptr": [f"{name}_ptr" for name in kernel.row_reads],
         "column": [f"{name}_column" for name in kernel.column_reads], "column_ptr": columns,
         "edge_column": [f"edge_of_{name}" for name in kernel.column_reads],
-        "indexed": [f"{name}_ptr, {reads[0]}, {(*columns, None)[0]}" for name in (kernel.row_index,) if name],
+        "indexed": [f"{name}_ptr, {first_read}, {(*columns, None)[0]}" for name in (kernel.row_index,) if name],
         "part_first": ["part_first" for _ in first], "rebased": [_call(kernel, function) for function in rebased],
         "exchanged": [_call(kernel, function) for function in rebased if function.statistic == 1] or ["second"],
         "late_name": [repr(function.name) for function in rebased],
-        "addend": [of_block(added), *["None"] * written][:written], "addend_strides": [strides(added)] * written,
-        "further_stride": [name for name in FURTHER_STRIDES if kernel.split or not name.endswith(("jump", "blocks"))],
-        "result": [of_block(name) for name in results], "row_result": row_results, "sums_result": sums_results,
-        "streamed": ["RELOAD", *["False"] * written][:written],
+        "row_result": [f"{name}_per_row" for name in kernel.row_writes],
+        "sums_result": [f"{name}_sums" for name in kernel.column_writes], **element_packs(kernel),
     }  # fmt: skip
     for kind, terms in (("first", first), ("later", later), ("early", early), ("late", late)):
         packs[kind] = [statistic_variable(function.statistic) for function in terms]
