@@ -116,6 +116,7 @@ PACKS = _Packs(
     each_first=("first",), each_first_term=("x",), each_part_first=("part_first",),
     each_early=("second",), each_early_term=("x * x",), each_early_reduce=("'sum'",),
     each_later=("second",), each_later_term=("x * x",), each_later_reduce=("'sum'",), each_exchanged=("second",),
+    each_group_stride=("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col"),
     each_result=("first_ptr", "second_ptr"), each_result_at=("first_at", "second_at"),
     each_result_strides=(OUT_STRIDES,) * 2, each_addend_strides=(OUT_STRIDES,) * 2,
     each_edge=("x",), each_edge_at=("x_at",), each_edge_first_term=("x",), each_edge_early=("second",),

@@ -33,9 +33,8 @@ WRITES = HAS_RESULTS or HAS_SUMS
 
 @triton.jit
 def column_loop(
-    each_pointer, score_mask, outer, inner, cols, in_outer, in_inner, in_col, out_outer, out_inner, out_col,
-    each_further_stride, row_outer, row_inner, misalignment, each_parameter, scale, queries, heads, mask_batch,
-    mask_head, mask_query, mask_col,
+    each_pointer, score_mask, outer, inner, cols, each_group_stride, row_outer, row_inner, misalignment, each_parameter,
+    scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's functions for every element."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):

@@ -34,9 +34,8 @@ GUARD = TERM_GUARD = True  # a part may be all -inf
 
 @triton.jit
 def overlapped(
-    each_pointer, score_mask, workspace, outer, inner, cols, long_blocks, in_outer, in_inner, in_col, out_outer,
-    out_inner, out_col, each_further_stride, row_outer, row_inner, misalignment, each_parameter, scale, queries, heads,
-    mask_batch, mask_head, mask_query, mask_col,
+    each_pointer, score_mask, workspace, outer, inner, cols, long_blocks, each_group_stride, row_outer, row_inner,
+    misalignment, each_parameter, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
 ):  # fmt: skip
     """Computes the statistics of a group's next row, then the outputs of the row before it."""
     rank, group, groups, begin, end, step = iterations(outer * inner, False)

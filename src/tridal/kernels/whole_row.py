@@ -71,9 +71,8 @@ LOAD_ONCE = SAME_COLUMNS and not RELOAD and HAS_COLUMNS
 
 @triton.jit
 def whole_row(
-    each_pointer, score_mask, workspace, outer, inner, cols, long_blocks, in_outer, in_inner, in_col, out_outer,
-    out_inner, out_col, each_further_stride, row_outer, row_inner, misalignment, each_parameter, scale, queries, heads,
-    mask_batch, mask_head, mask_query, mask_col,
+    each_pointer, score_mask, workspace, outer, inner, cols, long_blocks, each_group_stride, row_outer, row_inner,
+    misalignment, each_parameter, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's functions for every element."""
     tiles = outer * tl.cdiv(inner, ROWS)

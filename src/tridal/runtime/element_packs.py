@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from tridal.runtime.row_kernel import RowKernel
 
-_THIRD = ("third_outer", "third_inner", "third_col")
+_GROUPS = (
+    "in_outer",
+    "in_inner",
+    "in_col",
+    "out_outer",
+    "out_inner",
+    "out_col",
+    "third_outer",
+    "third_inner",
+    "third_col",
+)
 _SPLIT = ("minor_blocks", "in_jump", "out_jump", "third_jump")
 
 
@@ -43,5 +53,5 @@ def element_packs(kernel: RowKernel) -> dict[str, list[str]]:
         "result_strides": [*map(strides, results)],
         "addend": [*map(of_block, addends)],
         "addend_strides": [*map(strides, addends)],
-        "further_stride": [*_THIRD, *(_SPLIT if kernel.split else ())],
+        "group_stride": [*_GROUPS, *(_SPLIT if kernel.split else ())],
     }

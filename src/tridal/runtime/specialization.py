@@ -163,7 +163,7 @@ class KernelCall:
         layout, p = self.launched_layout(config), self.problem
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *row_strides, *itertools.chain(*layout.groups))
-        values: dict[str, Any] = dict.fromkeys((*_STRIDES, *_JUMPS))
+        values: dict[str, Any] = dict.fromkeys((*_SIZES, *_STRIDES, *_JUMPS))
         values |= zip(_SIZES + _ROW_STRIDES + _STRIDES, numbers, strict=False)
         values |= {"minor_blocks": layout.minor_blocks, **dict(zip(_JUMPS, layout.jumps, strict=False))}
         values["misalignment"] = self._misalignments()[0] if config.peel else 0
