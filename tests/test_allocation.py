@@ -130,3 +130,13 @@ def test_token_log_probs_allocate_as_much_as_linear_cross_entropy(cpu: torch.dev
     theirs = train(tridal.linear_cross_entropy, reduction="none")
     assert theirs < 512 * 1000 * 4 / 4
     assert train(tridal.token_log_probs, return_entropy=entropy) <= theirs + 4 * 512 * (3 if entropy else 2)
+
+
+def test_norms_of_heads_in_one_projection_copy_no_input(cpu: torch.device) -> None:
+    """Query and key are parts of a tensor [batch, length, 3, heads, dim]; the gradient is contiguous."""
+    projection, weight = torch.ones(2, 16, 3, 8, 64), torch.ones(64)
+    x = projection[:, :, 1].requires_grad_()
+    y, dy = tridal.rms_norm(x, (64,), weight), torch.ones(2, 16, 8, 64)
+    numbers = 4 * 2 * 16 * 8  # a number per row is saved
+    assert peak_bytes(lambda: tridal.rms_norm(x.detach(), (64,), weight)) <= dy.nbytes + numbers
+    assert peak_bytes(lambda: torch.autograd.grad(y, x, dy, retain_graph=True)) == dy.nbytes
