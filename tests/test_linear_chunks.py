@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,14 @@ from tridal.library.losses.linear_chunks import chunk_rows
         (8192, (128256, 2048), torch.bfloat16, torch.bfloat16, 1024),
         (10**6, (10**6, 16), torch.float32, torch.float32, 16),
         (0, (5, 4), torch.float32, torch.float32, 1),
+        (5, (20_000_000, 1), torch.float32, torch.float32, 1),
+        (2**24 + 1, (0, 8), torch.float32, torch.float32, 65_537 * 128),
+        # 64 MiB of logits have 130, 256 and 512 rows.
+        (130, (2**24 // 130, 8), torch.float32, torch.float32, 130),
+        (1025, (2**24 // 130, 8), torch.float32, torch.float32, 128),
+        (257, (2**16, 8), torch.float32, torch.float32, 256),
+        (515, (2**16, 8), torch.float32, torch.float32, 256),
+        (513, (2**15, 8), torch.float32, torch.float32, 384),
     ],
 )
 def test_chunks_follow_from_shapes_and_dtypes(
@@ -32,6 +41,23 @@ def test_chunks_follow_from_shapes_and_dtypes(
 ) -> None:
     matrix = torch.empty(shape, device="meta", dtype=dtype)
     assert chunk_rows(rows, matrix, dtype, accum_dtype) == wanted
+
+
+@pytest.mark.parametrize("unsupported", ["", "addmm", "mm"])
+def test_sums_have_another_dtype_if_both_matmuls_support_it(unsupported: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's matmuls on the CPU do not."""
+
+    def matmul(name: str) -> Any:
+        def compute(*tensors: torch.Tensor, out_dtype: torch.dtype, out: torch.Tensor) -> None:
+            assert out_dtype is out.dtype is torch.float32
+            if name == unsupported:
+                raise RuntimeError("the dtype of the sum is not supported")
+
+        return compute
+
+    for name in ("addmm", "mm"):
+        monkeypatch.setattr(torch, name, matmul(name))
+    assert linear_chunks._sums_in.__wrapped__(torch.device("cpu"), torch.bfloat16, torch.float32) is (not unsupported)
 
 
 def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> None:
