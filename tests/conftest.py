@@ -179,10 +179,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
 
 @pytest.fixture
 def fresh_registry(no_settings: Path) -> Iterator[None]:
-    """Default settings, and a registry that discovers the plugins again before and after the test."""
+    """Default settings, and a registry that discovers the plugins again. Afterwards, it has the backends under test."""
+    before = registry.registered()
     registry.clear()
     yield
-    registry.clear()
+    registry._replace_entries(before)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import tridal
@@ -57,7 +58,19 @@ def test_sums_have_another_dtype_if_both_matmuls_support_it(unsupported: str, mo
 
     for name in ("addmm", "mm"):
         monkeypatch.setattr(torch, name, matmul(name))
-    assert linear_chunks._sums_in.__wrapped__(torch.device("cpu"), torch.bfloat16, torch.float32) is (not unsupported)
+    sums_in = linear_chunks._made_sums_in.__wrapped__
+    assert sums_in(torch.Tensor, torch.device("cpu"), torch.bfloat16, torch.float32) is (not unsupported)
+
+
+def test_what_fake_tensors_support_is_not_taken_for_real_ones() -> None:
+    """torch.compile and torch.export may compute a loss with fake tensors first."""
+    linear_chunks._made_sums_in.cache_clear()
+    given = torch.device("cpu"), torch.bfloat16, torch.float32
+    expected = linear_chunks._sums_in(*given)
+    linear_chunks._made_sums_in.cache_clear()
+    with FakeTensorMode():
+        linear_chunks._sums_in(*given)
+    assert linear_chunks._sums_in(*given) is expected
 
 
 def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> None:

@@ -53,9 +53,15 @@ def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype
     return min(math.ceil(even / 128) * 128, limit)
 
 
-@functools.cache
 def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
     """Returns whether torch's matmul on a device adds products of `dtype` to a sum in `accum_dtype`."""
+    # Matmuls of fake tensors have every dtype, also for a device whose matmuls do not.
+    return _made_sums_in(type(torch.empty(0, device=device)), device, dtype, accum_dtype)
+
+
+@functools.cache
+def _made_sums_in(kind: type[Tensor], device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
+    """Implements `_sums_in` for tensors of a kind: those that torch makes now."""
     try:
         factor = torch.ones(16, 16, dtype=dtype, device=device)
         total = torch.zeros(16, 16, dtype=accum_dtype, device=device)
