@@ -29,7 +29,9 @@ def check_linear(
     check_numbers(op, numbers[0], -100 if ignore_index is None else ignore_index, *numbers[1:])
     shape = check_layer(op, input, linear_weight, options, autocast)
     batch, dim, hint = input.shape[:-1], input.dim() - 1, ""
-    if input.dim() == 2 and target.dim() == 1 and target.shape[0] == linear_weight.shape[0]:
+    # The last comparison would be a guard of an exported program, so it is made only for an error.
+    is_wrong = input.dim() == 2 and target.dim() == 1 and target.shape[0] != input.shape[0]
+    if is_wrong and target.shape[0] == linear_weight.shape[0]:
         hint = "the first argument is the input, and the second one linear_weight"
     check_target(op, shape, dim, target, ignore_index, hint)
     check_weight(op, shape[dim], input.dtype, target, weight, autocast)
