@@ -169,9 +169,10 @@ def check(row: Row, device: torch.device) -> None:
     try:
         close(plain(result), expected)
     except AssertionError:
-        if refusals_are_known(device):
+        if refusals_are_known(device) and row["call"] != "override_torch":
             raise
-        # Other versions of torch have faults of their own: the gradient in inference mode is zero with torch 2.11.
+        # torch has faults of its own: the gradient in inference mode is zero with torch 2.11, and that of a float16
+        # layer_norm is NaN for some rows on a CPU, which the override leaves to torch.
         close(plain(result), plain(compute(row, device, by_torch)[1]))
     if row["op"] not in SEVERAL_TENSORS and row["derivative"] == "forward" and row["context"] != "autocast":
         assert result.dtype is keywords.get("dtype", floating)
