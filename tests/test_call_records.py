@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import tridal
-from tridal.devices import registry
 from processes import python
+from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.pytorch.call_records import RECORDERS, CallRecord
 
