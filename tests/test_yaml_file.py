@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tridal.devices.settings import Settings, read_file, reload
-from tridal.devices.yaml_file import entries, parse_scalar
+from tridal.devices.yaml_file import entries, parse_text
 from tridal.errors import SettingsError, TridalError
 
 no_deadline = settings(deadline=None)  # these tests write files, which can be slow
@@ -83,8 +83,8 @@ def test_file_with_any_content_is_read_or_raises_settings_error(tmp_path_factory
 
 
 @given(st.one_of(st.integers(), st.booleans(), st.text(), st.floats(allow_nan=False)))
-def test_parse_scalar_gives_the_value_that_yaml_wrote(value):
-    assert parse_scalar(yaml.safe_dump(value)) == value
+def test_scalar_text_gives_the_value_that_yaml_wrote(value):
+    assert parse_text(yaml.safe_dump(value), scalar=True) == value
 
 
 # -- wrong files
@@ -149,7 +149,7 @@ def test_value_with_any_tag_is_read_or_raises_settings_error_with_its_line(folde
         assert (found[0], found[1][:2]) == ((("fallback",), f"{path}:1", "torch"), (("device",), f"{path}:2"))
         found = [value for _, _, value in found if isinstance(value, SettingsError)]
     assert all("tagged.yaml:2" in str(error) for error in found)
-    parse_scalar(f"!!{tag} {value}")
+    parse_text(f"!!{tag} {value}", scalar=True)
 
 
 def test_folder_and_link_to_itself_cannot_be_read(folder):

@@ -54,9 +54,7 @@ FIELDS: Mapping[str, Option] = {
     "kernel_configs": Option(
         default=None,
         expected=config_override.EXPECTED,
-        accepts=lambda value: (
-            value is None or isinstance(value, (str, list, tuple))
-        ),  # `config_override.parse` checks it
+        accepts=lambda value: value is None or isinstance(value, (str, list, tuple)),
         help="kernel configurations for a GPU that was not measured, by kernel, dtype and columns",
     ),
     "plugins": Option(
@@ -172,7 +170,7 @@ def _environment() -> Iterator[Entry]:
         if not all(keys):
             known = ", ".join([*VARIABLES, *map(variable, FIELDS), f"{PREFIX}<BACKEND>_<OPTION>"])
             raise SettingsError(f"{source}: no such setting{nearest_variable(source)} (known: {known})")
-        yield keys, source, yaml_file.parse_scalar(text)
+        yield keys, source, yaml_file.parse_text(text, scalar=True)
 
 
 def _flat(value: object, source: str, keys: KeyPath = ()) -> Iterator[Entry]:
@@ -218,8 +216,5 @@ def _checked(keys: KeyPath, value: object, source: str) -> object:
         known = [*FIELDS, "backends"]
         raise SettingsError(f"{source}: no setting is called {key!r}{nearest(key, known)} (known: {', '.join(known)})")
     location = f"{source}: {key}"
-    return (
-        config_override.parse(value, location)
-        if key == "kernel_configs"
-        else checked_value(FIELDS[key], value, location)
-    )
+    found = checked_value(FIELDS[key], value, location)
+    return config_override.parse(found, location) if key == "kernel_configs" else found

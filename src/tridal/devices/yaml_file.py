@@ -80,23 +80,18 @@ def _entries(
             yield from _entries(value, (*keys, str(key.value)), source, path, is_section)
 
 
-def parse_scalar(text: str) -> object:
-    """Parses text as a YAML scalar: "32" gives the number 32. Returns the text itself if it is not a valid scalar."""
+def parse_text(text: str, *, scalar: bool = False) -> object:
+    """Parses text as YAML: "32" gives the number 32. Returns the text itself if it is not valid.
+
+    With `scalar`, returns the text itself also if it is a list or a mapping.
+    """
     import yaml
 
     try:
         node = yaml.compose(text, yaml.SafeLoader)
-        return _construct(node) if isinstance(node, yaml.ScalarNode) else text
-    except (yaml.YAMLError, *_VALUE_ERRORS):
-        return text
-
-
-def parse_text(text: str) -> object:
-    """Parses text as YAML. Returns the text itself if it is not valid."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
+        if scalar and not isinstance(node, yaml.ScalarNode):
+            return text
+        return None if node is None else _construct(node)
     except (yaml.YAMLError, *_VALUE_ERRORS):
         return text
 
