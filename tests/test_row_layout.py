@@ -40,8 +40,8 @@ def test_each_element_is_read_and_written_where_torch_stores_it(case: tuple[torc
     layout = row_layout(x.shape, x.stride(), dim)
     if layout is None:
         return
-    read = offsets(layout, layout.in_strides) + x.storage_offset()
-    written = offsets(layout, layout.out_strides)
+    read = offsets(layout, layout.groups[0]) + x.storage_offset()
+    written = offsets(layout, layout.groups[1])
     assert sorted(written.flatten().tolist()) == list(range(x.numel())), "each element is written once"
     out = torch.empty(x.numel(), dtype=x.dtype)
     out[written] = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)[read]

@@ -61,7 +61,7 @@ def test_the_numbers_of_a_row_lead_to_its_part_of_the_mask(case: tuple[torch.Ten
     layout = row_layout(scores.shape, scores.stride(), dim, 0)
     if layout is not None:  # for a kernel, row n is row n % inner of block n // inner
         offsets = [
-            block * layout.out_strides[0] + row * layout.out_strides[1]
+            block * layout.groups[1][0] + row * layout.groups[1][1]
             for block, row in product(range(layout.outer), range(layout.inner))
         ]
         contiguous = torch.arange(scores.numel()).view(scores.shape).select(dim, 0).flatten()

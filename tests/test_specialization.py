@@ -112,7 +112,9 @@ def test_numbers_that_kernels_compute_fit_in_their_types(data: st.DataObject) ->
     if per_row > 1 and rows == 1 and persistent and draw(st.booleans()):
         config = replace(config, overlap=True, reload=True, num_stages=1)
     kernel = draw(st.sampled_from([SOFTMAX.forward, SWIGLU.forward]))
-    call = KernelCall(kernel, RowLayout(outer, inner, cols, (1, 1, 1), (1, 1, 1)), ("float32",) * len(kernel.pointers))
+    call = KernelCall(
+        kernel, RowLayout(outer, inner, cols, ((1, 1, 1), (1, 1, 1))), ("float32",) * len(kernel.pointers)
+    )
     tiles = call.problem.tiles_of(config)
     groups = data.draw(st.sampled_from([1, 2, tiles, 1 + tiles // 2])) if config.persistent else tiles
     backend = FakeBackend("mine", schedules=frozenset(SCHEDULES), features=frozenset({"overlap", "reload"}))

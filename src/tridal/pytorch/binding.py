@@ -18,7 +18,7 @@ from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.kernel_files import write_source
 from tridal.runtime.row_kernel import RowKernel
-from tridal.runtime.row_layout import FEW_ROWS, StrideGroups, row_layout
+from tridal.runtime.row_layout import FEW_ROWS, GROUPS, StrideGroups, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
 from tridal.runtime.workspace import with_workspace
@@ -58,8 +58,8 @@ def bind_kernel(
         return None
     if groups is not None:
         pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
-        named = ((p, {0: "in", 2: "third"}.get(n)) for p, n in zip(pointers, groups.of_tensors, strict=True))
-        kernel = kernel.with_strides(tuple((p, n) for p, n in named if n), layout.minor_blocks is not None)
+        pairs = zip(pointers, (GROUPS[index] for index in groups.of_tensors), strict=True)
+        kernel = kernel.with_strides(tuple(p for p in pairs if p[1] != "out"), layout.minor_blocks is not None)
     kernel_call = KernelCall(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     if layout.jumps and layout.jumps[0] % kernel_call.problem.vector:  # the heads of rows are computed without jumps
         return None

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_layout import GROUPS
 
-_GROUPS = (
-    "in_outer",
-    "in_inner",
-    "in_col",
-    "out_outer",
-    "out_inner",
-    "out_col",
-    "third_outer",
-    "third_inner",
-    "third_col",
-)
-_SPLIT = ("minor_blocks", "in_jump", "out_jump", "third_jump")
+STRIDES = tuple(f"{group}_{axis}" for group in GROUPS for axis in ("outer", "inner", "col"))
+"""The arguments of a schedule for the groups of strides of a `RowLayout`."""
+JUMPS = tuple(f"{group}_jump" for group in GROUPS)
+"""Those for its jumps, one for each group."""
 
 
 def element_packs(kernel: RowKernel) -> dict[str, list[str]]:
@@ -53,5 +46,5 @@ def element_packs(kernel: RowKernel) -> dict[str, list[str]]:
         "result_strides": [*map(strides, results)],
         "addend": [*map(of_block, addends)],
         "addend_strides": [*map(strides, addends)],
-        "group_stride": [*_GROUPS, *(_SPLIT if kernel.split else ())],
+        "group_stride": [*STRIDES, *(("minor_blocks", *JUMPS) if kernel.split else ())],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ FEW_ROWS = 8
 """Fewer inner rows than this are too few for a tile. 8 rows of the narrowest dtype fill half of a 32-byte access."""
 
 
+GROUPS = ("in", "out", "third")
+"""The names of the groups of strides, of which a call has the first two or all."""
 Strides = tuple[int, int, int]
 """Strides from block to block, from row to row and from column to column, in elements."""
 
@@ -28,14 +30,11 @@ class RowLayout:
     outer: int
     inner: int
     cols: int
-    in_strides: Strides
-    """Strides of the first tensor that is read."""
-    out_strides: Strides
-    """The second group of strides, which is that of most tensors."""
+    groups: tuple[Strides, ...]
+    """The groups of strides, in the order of `GROUPS`: those of the first tensor that is read, those of most tensors,
+    and a third group if there is one."""
     row_strides: tuple[int, int] = (0, 1)
     """Strides of contiguous tensors with a number per row: from block to block, from row to row."""
-    third_strides: Strides | None = None
-    """The third group of strides, if there is one."""
     minor_blocks: int | None = None
     """If blocks have two strides: the number of blocks from one multiple of the first stride to the next one."""
     jumps: tuple[int, ...] = ()
@@ -49,17 +48,9 @@ class RowLayout:
         blocks may have one row more than the others; `inner` is the larger number.
         """
         assert self.outer == 1
-        groups = ((s[1], s[1] * blocks, s[2]) for s in self.groups)
+        groups = tuple((s[1], s[1] * blocks, s[2]) for s in self.groups)
         row = self.row_strides[1]
-        return RowLayout.of(blocks, -(-self.inner // blocks), self.cols, groups, row_strides=(row, row * blocks))
-
-    @staticmethod
-    def of(outer: int, inner: int, cols: int, groups: Iterable[Strides], **others: Any) -> RowLayout:
-        """Returns a layout with two or three groups of strides."""
-        first, second, third = (*groups, None)[:3]
-        assert first is not None
-        assert second is not None
-        return RowLayout(outer, inner, cols, first, second, third_strides=third, **others)
+        return RowLayout(blocks, -(-self.inner // blocks), self.cols, groups, (row, row * blocks))
 
     @property
     def layout(self) -> Layout:
@@ -68,11 +59,6 @@ class RowLayout:
             if all(strides[axis] == 1 for strides in self.groups):
                 return "row" if axis == 2 else "inner"
         return "strided"
-
-    @property
-    def groups(self) -> tuple[Strides, ...]:
-        """The groups of strides."""
-        return (self.in_strides, self.out_strides, *([] if self.third_strides is None else [self.third_strides]))
 
     def max_offset(self, rows: int, cols: int) -> int:
         """Returns the largest offset, in elements, from the first element of a rows x cols tile."""
@@ -93,9 +79,6 @@ class StrideGroups(NamedTuple):
     """For each tensor after the first one: the index of its group."""
     copied: tuple[bool, ...]
     """For each tensor after the first one: whether it has other strides, so that a contiguous copy of it is read."""
-
-
-MAX_GROUPS = 3
 
 
 def group_strides(
@@ -120,10 +103,11 @@ def group_strides(
     fixed = [of(strides) for strides in (*results, *(s for s in inputs if s is None))]
     readable = [of(s) for s in inputs if any(a == b == 1 for a, b in zip(of(s), first, strict=True))]
     different = [s for s in dict.fromkeys((*fixed, *readable)) if s != first]
-    if of(None) not in (first, *different[: MAX_GROUPS - 1]) and not {*map(of, tensors)} <= {first, *different[:2]}:
+    most = len(GROUPS) - 1
+    if of(None) not in (first, *different[:most]) and not {*map(of, tensors)} <= {first, *different[:most]}:
         different = [*dict.fromkeys((*(s for s in fixed if s != first), of(None), *different))]  # for the copies
     alike = all(of(strides) == first for strides in tensors)
-    others = different[: MAX_GROUPS - 1] or [first if alike and tensors else of(None)]
+    others = different[:most] or [first if alike and tensors else of(None)]
     if not {*fixed} <= {first, *others}:
         return None
     copied = [of(strides) not in (first, *others) for strides in tensors]
@@ -181,8 +165,8 @@ def row_layout(
     outer, inner = [(1, *[0] * (len(groups) + 2))] * (2 - len(levels)) + levels
     if inner[0] < min(few_rows, outer[0]):
         outer, inner = inner, outer  # `inner` has too few rows to fill a tile
-    found = ((outer[i], inner[i], of[dim]) for i, of in enumerate((strides, *groups), 1))
-    return RowLayout.of(outer[0], inner[0], shape[dim], found, row_strides=(outer[-1], inner[-1]))
+    found = tuple((outer[i], inner[i], of[dim]) for i, of in enumerate((strides, *groups), 1))
+    return RowLayout(outer[0], inner[0], shape[dim], found, (outer[-1], inner[-1]))
 
 
 def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: int, few_rows: int) -> RowLayout | None:
@@ -198,8 +182,8 @@ def _split_layout(shape: Sequence[int], groups: Sequence[Sequence[int]], dim: in
         inner = max(levels, key=lambda level: level[0])
         blocks = [level for level in levels if level is not inner]
     major, minor = [one] * (2 - len(blocks)) + blocks
-    strides = ((minor[i], inner[i], of[dim]) for i, of in enumerate(groups, 1))
+    strides = tuple((minor[i], inner[i], of[dim]) for i, of in enumerate(groups, 1))
     jumps = tuple(major[i] - minor[0] * minor[i] for i in range(1, len(major)))
     split: dict[str, Any] = {"minor_blocks": minor[0], "jumps": jumps} if major[0] > 1 else {}
-    found = RowLayout.of(major[0] * minor[0], inner[0], shape[dim], strides, **split)
+    found = RowLayout(major[0] * minor[0], inner[0], shape[dim], strides, **split)
     return None if found.layout == "strided" else found

@@ -11,14 +11,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_RANGE_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
+from tridal.runtime.element_packs import JUMPS, STRIDES
 from tridal.runtime.row_kernel import RowKernel
-from tridal.runtime.row_layout import RowLayout
+from tridal.runtime.row_layout import GROUPS, RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 
 _SIZES = ("outer", "inner", "cols")
-_GROUPS = ("in", "out", "third")
-_STRIDES = tuple(f"{group}_{axis}" for group in _GROUPS for axis in ("outer", "inner", "col"))
-_JUMPS = tuple(f"{group}_jump" for group in _GROUPS)
 _ROW_STRIDES = ("row_outer", "row_inner")
 _LAUNCH_OPTIONS = ("SCHEDULE", "NUM_WARPS", "MAX_REGISTERS")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
@@ -30,7 +28,7 @@ BLOCK = 32
 NO_SCALE_MASK = ScaleMask()
 
 _UNIT_STRIDES = {
-    "row": tuple(f"{group}_col" for group in _GROUPS), "inner": tuple(f"{group}_inner" for group in _GROUPS),
+    "row": tuple(f"{group}_col" for group in GROUPS), "inner": tuple(f"{group}_inner" for group in GROUPS),
     "strided": (),
 }  # fmt: skip
 """Strides that are one, by layout."""
@@ -81,7 +79,7 @@ class KernelCall:
         )
         units = _UNIT_STRIDES[layout.layout]
         strides = itertools.chain(*layout.groups)
-        lengths = [value for name, value in zip(_STRIDES, strides, strict=False) if name not in units]
+        lengths = [value for name, value in zip(STRIDES, strides, strict=False) if name not in units]
         lengths += [*layout.jumps, layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
         return Problem(
             cols=layout.cols,
@@ -163,9 +161,9 @@ class KernelCall:
         layout, p = self.launched_layout(config), self.problem
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *row_strides, *itertools.chain(*layout.groups))
-        values: dict[str, Any] = dict.fromkeys((*_SIZES, *_STRIDES, *_JUMPS))
-        values |= zip(_SIZES + _ROW_STRIDES + _STRIDES, numbers, strict=False)
-        values |= {"minor_blocks": layout.minor_blocks, **dict(zip(_JUMPS, layout.jumps, strict=False))}
+        values: dict[str, Any] = dict.fromkeys((*_SIZES, *STRIDES, *JUMPS))
+        values |= zip(_SIZES + _ROW_STRIDES + STRIDES, numbers, strict=False)
+        values |= {"minor_blocks": layout.minor_blocks, **dict(zip(JUMPS, layout.jumps, strict=False))}
         values["misalignment"] = self._misalignments()[0] if config.peel else 0
         interleaved = layout is not self.layout
         values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None

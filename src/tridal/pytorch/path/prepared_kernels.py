@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -213,8 +212,8 @@ def _bind(
         groups = group_strides(source.shape, source.stride(), results, reads[:elements])
         if groups is None:
             return None
-        copies = [*groups.copied[len(results) :], *(strides is None for strides in reads[elements:])]
-        copies[:elements] = map(operator.or_, copies, (strides is None for strides in reads[:elements]))
+        regrouped = [*groups.copied[len(results) :], *[False] * (len(reads) - elements)]
+        copies = [strides is None or other for strides, other in zip(reads, regrouped, strict=True)]
         dtypes = [*written, source.dtype, *(tensor.dtype for tensor in inputs[1:])]
         rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
         starts = [*addresses, source.data_ptr() & ADDRESS_BITS, *rest]
