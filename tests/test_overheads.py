@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def overheads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of the script. Afterwards, Triton has the driver that it had before."""
+def overheads(fresh_registry: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of the script. Afterwards, Triton has the driver that it had before, and tridal its backends."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(compiler.import_triton().runtime.driver, "_active", None)
     return runpy.run_path(str(ROOT / "benchmarks" / "overheads.py"))

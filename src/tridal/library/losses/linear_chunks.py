@@ -77,13 +77,6 @@ def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
     if left.dtype is not out.dtype and not _sums_in(left.device, left.dtype, out.dtype):
         left, right = left.to(out.dtype), right.to(out.dtype)
     options: Any = {} if left.dtype is out.dtype else {"out_dtype": out.dtype}
-    try:
-        _write_product(left, right, out, adds, options)
-    except NotImplementedError:  # the answer of `_sums_in` was that of a trace, which supports every dtype
-        _write_product(left.to(out.dtype), right.to(out.dtype), out, adds, {})
-
-
-def _write_product(left: Tensor, right: Tensor, out: Tensor, adds: bool, options: Any) -> None:
     if adds:
         torch.addmm(out, left, right, **options, out=out)
     else:
