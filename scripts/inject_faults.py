@@ -35,7 +35,9 @@ from rich.table import Table
 SOURCES = ("src", "backends")
 TESTS = {
     "src/tridal/pytorch/path/*": (
-        *("test_calls", "test_call_options", "test_registered_ops"),
+        "test_calls",
+        "test_call_options",
+        "test_registered_ops",
         "test_functions",
         "test_autograd",
     ),
