@@ -46,10 +46,8 @@ def causal_lm_loss(
             logits=logits, labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
             ignore_index=ignore_index, shift_labels=shift_labels, **kwargs,
         )  # fmt: skip
-    compiling = torch.compiler.is_dynamo_compiling()  # a compiler fuses torch's operations with those before
-    logits = logits.float() if compiling or logits.dtype is torch.float64 else logits
-    function = torch.nn.functional.cross_entropy if compiling else cross_entropy
-    compute = functools.partial(function, logits.view(-1, vocab_size))
+    logits = logits.float() if logits.dtype is torch.float64 else logits
+    compute = functools.partial(cross_entropy, logits.view(-1, vocab_size))
     return _shifted_loss(compute, logits, labels, shift_labels, num_items_in_batch, ignore_index)
 
 
@@ -115,16 +113,20 @@ class CausalLMForm:
 class CausalLM(Replacement):
     """The loss of a causal language model of transformers, and its forward for a fused loss."""
 
+    inherited_properties = ("loss_function",)
+
     @property
     def loss_function(self: Any) -> Any:
         """The function that the model's forward calls with logits and labels."""
-        theirs = super().loss_function  # type: ignore[misc]
+        theirs = self._inherited_loss_function()
         form = self._tridal_form
         if form is None or "_loss_function" in self.__dict__:
             return theirs
         head = self._modules.get(form.head)
         if getattr(head, "_tridal_loss", None) is not None:
             return functools.partial(_loss_of, head)
+        if torch.compiler.is_dynamo_compiling():
+            return theirs  # a compiler fuses it, and gets the same graphs as without this replacement
         return functools.partial(causal_lm_loss, theirs)
 
     @loss_function.setter

@@ -38,6 +38,11 @@ class Replacement:
     """Base class of all replacements. A subclass is the first base of the class of a replaced module."""
 
     _tridal_form: Any = None
+    inherited_properties: tuple[str, ...] = ()
+    """The properties of a module's class whose functions are methods named `_inherited_NAME` of the replaced class.
+
+    torch.compile cannot trace a property of `super()`.
+    """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced = super().__reduce_ex__(protocol)
@@ -59,7 +64,8 @@ def replaced_class(kind: Any, base: Any) -> Any:
     own = kind.forward
     forward = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
     functools.update_wrapper(forward, base.forward)  # callers inspect the signature of a model's forward
-    return type(base.__name__, (kind, base), {**names, "forward": forward})
+    inherited = {f"_inherited_{name}": getattr(base, name).fget for name in kind.inherited_properties}
+    return type(base.__name__, (kind, base), {**names, **inherited, "forward": forward})
 
 
 def replace(module: torch.nn.Module, kind: Any, form: Any) -> None:
