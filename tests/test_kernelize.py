@@ -29,7 +29,7 @@ def test_outputs_and_gradients_are_the_same(device: torch.device, name: str, dty
     norm = NORMS.get(name, "rms_norm")
     loss = {"cross_entropy", "cross_entropy_backward"} if name not in ("Bert", "T5") else set()
     product = GLUS.get(name)
-    products = {product, f"{product}_backward"} if product else set()
+    products = {product, f"{product}_backward", "rotary_embedding", "rotary_embedding_backward"} if product else set()
     check_step(model, expected, {norm, f"{norm}_backward"} | products | loss, dtype)
     assert list(model.state_dict()) == names
     assert [id(parameter) for parameter in model.parameters()] == order
@@ -121,7 +121,7 @@ def test_second_call_replaces_nothing(device: torch.device) -> None:
     model = build("Llama").to(device)
     first = tridal.kernelize(model)
     second = tridal.kernelize(model)
-    assert len(first.replaced) == 5
+    assert len(first.replaced) == 6
     assert second.replaced == ()
     assert {entry.reason for entry in second.unchanged} == {
         "it is replaced already; tridal.models.restore(model) undoes it"
@@ -146,7 +146,8 @@ def test_block_restores_the_model_after_an_exception(device: torch.device) -> No
     [
         ("model.norm", ["model.norm"]), (["*.input_layernorm"], ["model.layers.0.input_layernorm"]),
         (torch.nn.Linear, []), (["", "model.layers.0.*"], [
-            "", "model.layers.0.mlp", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm",
+            "", "model.layers.0.self_attn", "model.layers.0.mlp", "model.layers.0.input_layernorm",
+            "model.layers.0.post_attention_layernorm",
         ]),
     ],
 )  # fmt: skip
@@ -154,7 +155,7 @@ def test_skipped_modules_are_left_unchanged_and_reported(device: torch.device, s
     report = tridal.kernelize(build("Llama").to(device), skip=skip)
     assert [entry.name for entry in report.unchanged] == skipped
     assert {entry.reason for entry in report.unchanged} <= {"it is skipped"}
-    assert len(report.replaced) == 5 - len(skipped)
+    assert len(report.replaced) == 6 - len(skipped)
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -172,7 +173,9 @@ def test_wrong_arguments_are_refused() -> None:
 def test_model_with_nothing_to_replace_is_reported(device: torch.device) -> None:
     report = tridal.kernelize(torch.nn.Linear(2, 2).to(device))
     assert report.entries == ()
-    assert report.notes == ("it has no norm, no gated MLP, no softmax module and no loss that tridal may compute",)
+    assert report.notes == (
+        "it has no norm, no gated MLP, no rotary embedding, no softmax module and no loss that tridal may compute",
+    )
 
 
 def test_model_computes_as_before_on_a_device_without_a_backend() -> None:

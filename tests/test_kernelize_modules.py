@@ -18,7 +18,7 @@ from model_helpers import ODD, assert_same_step, batch, build, check_step, ops_o
 from torch_versions import compiles_transformers
 
 NORMS = {"rms_norm", "rms_norm_backward"}
-EAGER = NORMS | {"swiglu", "swiglu_backward"}
+EAGER = NORMS | {"swiglu", "swiglu_backward", "rotary_embedding", "rotary_embedding_backward"}
 OPS = EAGER | {"cross_entropy", "cross_entropy_backward"}
 FUSED_OPS = EAGER | {"cross_entropy_with_gradient"}
 """The kernels of a step with `fused_loss=True`."""
@@ -64,6 +64,29 @@ def test_backend_computes_in_a_function_mode(device: torch.device, compiled: boo
     call = torch.compile(model, backend="aot_eager") if compiled else model
     with device:  # a mode, as `torch.set_default_device`
         assert ops_of(lambda: step(model, call)) == (FUSED_OPS - EAGER | NORMS if compiled else FUSED_OPS)
+
+
+@compiles_transformers
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_compiler_gets_the_same_graphs(device: torch.device, name: str) -> None:
+    """GPT-2 has no type of loss, which transformers logs, so its loss is another graph."""
+
+    def graphs() -> list[list[tuple[str, str]]]:
+        found = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            found.append([(n.op, str(n.target)) for n in graph.graph.nodes if n.op in ("call_function", "call_method")])
+            return graph
+
+        torch.compiler.reset()
+        torch.compile(model, backend=backend)(**batch(device))
+        return found
+
+    model = build(name).to(device)
+    expected = graphs()
+    with tridal.kernelize(model) as report:
+        assert len(report.replaced) >= 5
+        assert graphs() == expected
 
 
 def test_replicas_of_data_parallel_compute_with_their_own_weights(device: torch.device) -> None:
@@ -167,7 +190,7 @@ def test_model_without_memory_is_replaced(device: torch.device) -> None:
     with torch.device("meta"):
         model = build("Llama")
     report = tridal.kernelize(model)
-    assert len(report.replaced) == 5
+    assert len(report.replaced) == 6
     assert report.notes == ()
     model.to_empty(device=device)
     model.load_state_dict(build("Llama").state_dict())

@@ -19,7 +19,10 @@ from model_helpers import assert_same_step, build, ops_of, step
 from ranks import backends, failures_of
 from torch_versions import averages_on_gloo
 
-OPS = {"rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "cross_entropy_with_gradient"}
+OPS = {
+    "rms_norm", "rms_norm_backward", "swiglu", "swiglu_backward", "rotary_embedding", "rotary_embedding_backward",
+    "cross_entropy_with_gradient",
+}  # fmt: skip
 
 
 def shard(model: Any, mesh: Any) -> None:

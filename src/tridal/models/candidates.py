@@ -14,7 +14,7 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, glu, loss_comparison, norm_comparison, norm_identity
+from tridal.models import activations, glu, loss_comparison, norm_comparison, norm_identity, rotary
 from tridal.models.losses import CausalLM, CausalLMForm, Head
 from tridal.models.replacements import Function, Layer, Replacement
 
@@ -53,6 +53,7 @@ def class_name(module: torch.nn.Module) -> str:
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
     known = _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module) or _may_be_glu(module)
+    known = known or rotary.function_name(module) is not None
     return known or (_may_be_activation(module) and activations.find_function(module) is not None)
 
 
@@ -62,6 +63,8 @@ def decide(module: torch.nn.Module) -> Decision | None:
         return _decide_activation(module)
     if _may_be_glu(module):
         return _decide_glu(module)
+    if (name := rotary.function_name(module)) is not None:
+        return _decide_rotary(module, name)
     if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
@@ -97,6 +100,13 @@ def _decide_glu(module: torch.nn.Module) -> Decision:
         return Decision(reason=reason)
     found = glu.find_form(module)
     return Decision(reason=found) if isinstance(found, str) else Decision(Layer, found, str(found), COMPILED)
+
+
+def _decide_rotary(module: torch.nn.Module, name: str) -> Decision:
+    if (reason := _why_not(module)) is not None:
+        return Decision(reason=reason)
+    found = rotary.find_form(module, name)
+    return Decision(reason=found) if isinstance(found, str) else Decision(rotary.Attention, found, str(found), COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:

@@ -18,13 +18,12 @@ Skip = str | type[torch.nn.Module]
 
 
 def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | Sequence[Skip] = ()) -> Report:
-    """Makes tridal compute the norms, the softmax modules and the loss of a model, whose modules stay the same objects.
+    """Makes tridal compute operations of a model, whose modules stay the same objects.
 
-    Replaced are RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, and the loss of causal
-    language models of transformers. An activation that takes several operations is replaced by torch's function, if
-    it computes the same; a compiler gets the operations of the class. So are gated MLPs, whose activation and product
-    are one call of `tridal.swiglu` or `tridal.geglu`. A class of norms is replaced only if a copy
-    with random weights computes the same as tridal, including the order of rounding. Parameters, hooks, state
+    These are replaced: RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, activation and product
+    of gated MLPs, the rotary embedding of attention modules, and the loss of causal language models of transformers.
+    An activation that takes several operations is replaced by torch's function. A class is replaced only if tridal
+    computes the same, including the order of rounding: both are compared with random tensors. Parameters, hooks, state
     dicts, copies and pickles are as before. On devices that no backend serves, and for dtypes for which the class
     computes something else, its own forward runs.
 
@@ -119,7 +118,9 @@ def _check_model(model: object) -> None:
 def _notes(model: torch.nn.Module, entries: Sequence[Entry]) -> tuple[str, ...]:
     """Returns what a user should know about the whole model."""
     if not entries:
-        return ("it has no norm, no gated MLP, no softmax module and no loss that tridal may compute",)
+        return (
+            "it has no norm, no gated MLP, no rotary embedding, no softmax module and no loss that tridal may compute",
+        )
     return tuple(device_notes(model)) if any(entry.replaced_by for entry in entries) else ()
 
 

@@ -46,27 +46,42 @@ def rotary_embedding(
         check_floating(_NAME, name, tensor)
     check_choice(_NAME, "unsqueeze_dim", unsqueeze_dim, (1, 2))
     check_choice(_NAME, "casting", casting, (None, "transformers"))
-    results = [_rotate(name, given, unsqueeze_dim, casting or "", stream) for name in ("query", "key")]
-    return results[0], results[1]
+    for name in ("query", "key"):
+        _check_shapes(name, given, unsqueeze_dim)
+    factors = factors_of(cos, sin, unsqueeze_dim)
+    first = _rotate_query(*halves_of(query, factors), -2, stream=stream, casting=casting or "")
+    second = _rotate_key(*halves_of(key, factors), -2, stream=stream, casting=casting or "")
+    return first.flatten(-2), second.flatten(-2)
 
 
-def _rotate(name: str, given: dict[str, Tensor], heads: int, casting: str, stream: Any) -> Tensor:
-    """Returns the result for query or key. The halves of each tensor become a dim of their own."""
-    x, shape = given[name], tuple(given[name].shape)
-    if x.dim() != 4 or shape[-1] % 2:
+def _check_shapes(name: str, given: dict[str, Tensor], heads: int) -> None:
+    """Checks the shapes of query or key, and those of cos and sin against it."""
+    shape = tuple(given[name].shape)
+    if len(shape) != 4 or shape[3] % 2:
         raise ShapeError(wrong(_NAME, name, "have four dims, the last one of even size", f"the shape {shape}"))
-    length = shape[3 - heads]
-    factors = []
     for factor in ("cos", "sin"):
-        tensor = given[factor]
-        shapes = [(*batch, length, shape[3]) for batch in ((shape[0],), (1,), ())]
-        if tuple(tensor.shape) not in shapes:
+        shapes = [(*batch, shape[3 - heads], shape[3]) for batch in ((shape[0],), (1,), ())]
+        if tuple(given[factor].shape) not in shapes:
             expected = f"have the shape {shapes[0]}, {shapes[1]} or {shapes[2]} with {name} of shape {shape}"
-            raise ShapeError(wrong(_NAME, factor, expected, f"{tuple(tensor.shape)}"))
-        tensor = tensor if tensor.dim() == 3 else tensor.unsqueeze(0)
-        factors.append(tensor.unsqueeze(heads).expand(shape))
-    halves = (torch.unflatten(tensor, -1, (2, shape[3] // 2)) for tensor in (x, *factors))
-    return _rotary(*halves, -2, stream=stream, casting=casting).flatten(-2)  # type: ignore[no-any-return]
+            raise ShapeError(wrong(_NAME, factor, expected, f"{tuple(given[factor].shape)}"))
 
 
-_rotary = row_function(ROTARY_EMBEDDING)
+def factors_of(cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Returns views of cos and sin with a dim of size 1 for the heads, and the dims (2, half) instead of the last."""
+    batched = (factor if factor.dim() == 3 else factor.unsqueeze(0) for factor in (cos, sin))
+    first, second = (_split(factor).unsqueeze(heads) for factor in batched)
+    return first, second
+
+
+def halves_of(x: Tensor, factors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns views of x and of the factors, of one shape that ends with (2, half)."""
+    halves = _split(x)
+    return halves, factors[0].expand(halves.shape), factors[1].expand(halves.shape)
+
+
+def _split(x: Tensor) -> Tensor:
+    return torch.unflatten(x, -1, (2, x.shape[-1] // 2))
+
+
+# A function finds its latest prepared call first. Query and key usually differ in their number of heads.
+_rotate_query, _rotate_key = row_function(ROTARY_EMBEDDING), row_function(ROTARY_EMBEDDING)

@@ -52,8 +52,7 @@ def _rotate(call: Steps, named: Named, source: str, kernel: RowKernel) -> tuple[
     dtype = named["dtype"]
     result = call.torch(partial(torch.empty_like, dtype=dtype), named[source])
     (first, second), cos, sin, out = (
-        [call.view(Tensor.select, tensor, named["dim"], half) for half in (0, 1)]
-        for tensor in (named[source], named["cos"], named["sin"], result)
+        call.view(Tensor.unbind, tensor, named["dim"]) for tensor in (named[source], named["cos"], named["sin"], result)
     )
     sin = sin if kernel is _FORWARD else sin[::-1]  # the gradient of a half has the sine of the other one
     product = str(torch.promote_types(first.dtype, cos[0].dtype)).removeprefix("torch.")
