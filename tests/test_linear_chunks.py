@@ -20,21 +20,21 @@ from tridal.library.losses.linear_chunks import chunk_rows
     [
         (8192, (128256, 4096), torch.bfloat16, torch.float32, 4096),
         (8193, (128256, 4096), torch.bfloat16, torch.float32, 2816),
-        (8192, (50257, 768), torch.bfloat16, torch.float32, 768),
+        (8192, (50257, 768), torch.bfloat16, torch.float32, 2048),
         (100, (50257, 768), torch.bfloat16, torch.float32, 100),
         (8192, (128256, 4096), torch.bfloat16, torch.bfloat16, 2048),
         (65536, (128256, 4096), torch.bfloat16, torch.bfloat16, 4096),
         (8192, (128256, 2048), torch.bfloat16, torch.bfloat16, 1024),
-        (10**6, (10**6, 16), torch.float32, torch.float32, 16),
+        (10**6, (10**6, 16), torch.float32, torch.float32, 67),
         (0, (5, 4), torch.float32, torch.float32, 1),
-        (5, (20_000_000, 1), torch.float32, torch.float32, 1),
-        (2**24 + 1, (0, 8), torch.float32, torch.float32, 65_537 * 128),
-        # 64 MiB of logits have 130, 256 and 512 rows.
-        (130, (2**24 // 130, 8), torch.float32, torch.float32, 130),
-        (1025, (2**24 // 130, 8), torch.float32, torch.float32, 128),
-        (257, (2**16, 8), torch.float32, torch.float32, 256),
-        (515, (2**16, 8), torch.float32, torch.float32, 256),
-        (513, (2**15, 8), torch.float32, torch.float32, 384),
+        (5, (20_000_000, 1), torch.float32, torch.float32, 3),
+        (2**26 + 1, (0, 8), torch.float32, torch.float32, 262_145 * 128),
+        # 256 MiB of logits have 130, 1,024 and 2,048 rows.
+        (130, (2**26 // 130, 8), torch.float32, torch.float32, 130),
+        (1025, (2**26 // 130, 8), torch.float32, torch.float32, 128),
+        (1025, (2**16, 8), torch.float32, torch.float32, 640),
+        (2059, (2**16, 8), torch.float32, torch.float32, 768),
+        (2049, (2**15, 8), torch.float32, torch.float32, 1152),
     ],
 )
 def test_chunks_follow_from_shapes_and_dtypes(

@@ -25,12 +25,13 @@ CHUNK_NUMBERS = (
     number("chunk_size", type="int", range=(16, 64)),
 )  # fmt: skip
 """The arguments of the registered ops of a linear layer that say how chunks are computed."""
-_CHUNK_BYTES = 2**26
+_CHUNK_BYTES = 2**28
+"""Matmuls of fewer rows leave multiprocessors idle, and the host prepares a chunk more slowly than a GPU computes it."""
 _MAX_NARROW_TERMS = 16
 
 
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
-    """Returns the number of rows of a chunk. Its logits take at most 64 MiB or the bytes of a tensor, if that is more.
+    """Returns the number of rows of a chunk. Its logits take at most 256 MiB or the bytes of a tensor, if that is more.
 
     - With matmuls in 16 bits and a wider `accum_dtype`, the tensor is the weight in the dtype of the matmuls. Smaller
       chunks do not reduce the peak memory, because the backward rounds the sum of the weight's gradient to a new tensor
