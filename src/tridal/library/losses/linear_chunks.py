@@ -26,7 +26,7 @@ CHUNK_NUMBERS = (
 )  # fmt: skip
 """The arguments of the registered ops of a linear layer that say how chunks are computed."""
 _CHUNK_BYTES = 2**28
-"""Matmuls of fewer rows leave multiprocessors idle, and the host prepares a chunk more slowly than a GPU computes it."""
+"""Matmuls of fewer rows leave multiprocessors idle. The host prepares a chunk more slowly than a GPU computes it."""
 _MAX_NARROW_TERMS = 16
 
 
