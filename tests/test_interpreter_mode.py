@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,17 @@ def test_comparison_of_scalars_is_part_of_a_mask(flag: int) -> None:
 
 def test_interpreting_restores_the_builder() -> None:
     builder = type(interpreter.interpreter_builder)
-    before = dict(vars(builder))
+    before, options = dict(vars(builder)), interpreter.interpreter_builder.options
     with LOCK, interpreting(triton):
         assert dict(vars(builder)) != before
+        assert not interpreter.interpreter_builder.options.sanitize_overflow
     assert dict(vars(builder)) == before
+    assert interpreter.interpreter_builder.options is options
+
+
+def test_interpreting_with_debug_keeps_the_check_of_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option `debug`, Triton ignores what the check finds."""
+    options = replace(interpreter.interpreter_builder.options, debug=True)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
+    with LOCK, interpreting(triton):
+        assert interpreter.interpreter_builder.options is options

@@ -14,6 +14,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -98,7 +99,8 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
     from triton.runtime import interpreter
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
-    builder: Any = type(getattr(interpreter, "interpreter_builder", None))
+    instance: Any = getattr(interpreter, "interpreter_builder", None)
+    builder, options = type(instance), getattr(instance, "options", None)
     patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype, builder]
     before = [dict(vars(owner)) for owner in patched]
     twins = () if interpreted_library(triton) else _twins(triton)
@@ -109,9 +111,13 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
             interpreter._patch_lang = _once(patch, {id(language), id(language.core)})
         if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
             builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
+        if _checks_in_vain(options):
+            instance.options = replace(options, sanitize_overflow=False)
         with interpret_flag(True):
             yield
     finally:
+        if options is not None:
+            instance.options = options
         if patch is not None:
             interpreter._patch_lang = patch
         for owner, name, compiled, _ in twins:
@@ -139,14 +145,25 @@ def _once(patch: Any, modules: set[int]) -> Any:
     A function that sees one of the modules may call functions that see the other one.
     """
     scopes: dict[frozenset[int], Any] = {}
+    of_function: dict[Any, Any] = {}
 
     def patch_once(function: Any) -> Any:
-        seen = frozenset(modules.intersection(map(id, function.__globals__.values())))
-        if seen not in scopes:
-            scopes[seen] = patch(function)
-        return scopes[seen]
+        if function not in of_function:
+            seen = frozenset(modules.intersection(map(id, function.__globals__.values())))
+            if seen not in scopes:
+                scopes[seen] = patch(function)
+            of_function[function] = scopes[seen]
+        return of_function[function]
 
     return patch_once
+
+
+def _checks_in_vain(options: Any) -> bool:
+    """Returns whether Triton's interpreter looks for overflows of integers and ignores what it finds.
+
+    Each sum, difference and product of integers is then computed twice, and compared with the largest integer.
+    """
+    return getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True)
 
 
 def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:
