@@ -100,7 +100,8 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
     instance: Any = getattr(interpreter, "interpreter_builder", None)
-    builder, options = type(instance), getattr(instance, "options", None)
+    builder: Any = type(instance)
+    options: Any = getattr(instance, "options", None)
     patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype, builder]
     before = [dict(vars(owner)) for owner in patched]
     twins = () if interpreted_library(triton) else _twins(triton)
