@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import product
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from conformance_helpers import fewer_rows
 from conftest import backends
 from tridal import testing
 from tridal.devices.types import Backend
@@ -47,17 +48,6 @@ def chosen(backend: Backend, matrix: bool) -> Sequence[Case]:
             found.append(fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case)
         seen |= pairs
     return found
-
-
-def fewer_rows(case: Case) -> Case:
-    """Returns a case with at most 7 rows, or with at most 3 in each of several dims.
-
-    With lanes, a tile has one row, and the interpreter takes as long for it as for a tile of many rows. It runs four
-    programs, so some of them have several tiles.
-    """
-    rank, most = len(case.shape), 7 if len(case.shape) == 2 else 3
-    of_row = range(rank - case.dims, rank) if case.dims > 1 else [case.dim % rank]
-    return replace(case, shape=tuple(n if i in of_row else min(n, most) for i, n in enumerate(case.shape)))
 
 
 _PAIRED = ("op", "direction", "plan", "shape", "dim", "numbers")
