@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import tridal
+from call_helpers import WHOLE_ROW, kernel_call
 from processes import python
+from tridal.devices import registry
 from tridal.devices.lock import LOCK
+from tridal.runtime import compiler
 from tridal.runtime.compiler import import_triton
 from tridal.runtime.interpreter_mode import interpreted, interpreting
 
@@ -70,6 +74,26 @@ def test_comparison_of_scalars_is_part_of_a_mask(flag: int) -> None:
     with LOCK, interpreting(triton):
         kernel[(1,)](out, flag, 4)
     assert out.tolist() == ([1, 2, 3, 7] if flag == 0 else [1, 2, 3, 4])
+
+
+def test_whole_files_are_rewritten_as_triton_rewrites_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions of Triton may lack the members that this needs. Then Triton rewrites each function."""
+    specialization, loaded = kernel_call((5, 61)).specialize(WHOLE_ROW), []
+    for whole in (True, False):
+        monkeypatch.setattr(compiler, "can_load_interpreted", lambda whole=whole: whole)
+        compiler._entry.cache_clear()
+        entry = compiler.entry(specialization, interpret=True)
+        found = [f for f in entry.fn.__globals__.values() if isinstance(f, interpreter.InterpretedFunction)]
+        assert (entry in found) == whole, "otherwise, the twin has a copy of its globals"
+        code = {f.rewrite().__code__ for f in (entry, *found)}
+        loaded.append({(c.co_name, c.co_firstlineno, c.co_filename.split("instance-")[0], c.co_code) for c in code})
+        x = torch.linspace(-2, 2, 5 * 61).view(5, 61)
+        registry.invalidate()
+        with tridal.use(device="interpreter", fallback="error"):
+            torch.testing.assert_close(tridal.softmax(x), torch.softmax(x, -1))
+    compiler._entry.cache_clear()
+    assert loaded[1] <= loaded[0]  # the globals of a twin have twins of the functions that it calls only
+    assert len(loaded[1]) > 5
 
 
 def test_interpreting_restores_the_builder() -> None:
