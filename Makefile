@@ -10,8 +10,19 @@ TORCH ?= newest
 JOBS ?= auto
 
 BIN := $(VENV)/bin
+LINT := $(MAKE) --no-print-directory lint
 
 include npu.mk
+
+# Runs a command, and `make lint` meanwhile, which would use one processor only. The output of lints that fail is shown at
+# once and again at the end. The exit status is that of the command, or that of the lints if the command succeeds.
+define beside-lint
+@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+{ $(LINT) >"$$log" 2>&1 || { cat "$$log" >&2; exit 1; }; } & lint=$$!; \
+$(1); status=$$?; \
+if wait $$lint; then tail -n 1 "$$log"; else echo "make lint failed:"; cat "$$log"; [ $$status != 0 ] || status=1; fi; \
+exit $$status
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-rocm test-version lint format bench docs check-docs dist clean
@@ -23,11 +34,11 @@ help:
 demo: $(VENV)/.has-interpreter  ## install, and check the device that the settings select
 	$(BIN)/tridal check $(ARGS)
 
-test: lint  ## install, and run all tests, lints and type checks
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: $(VENV)/.has-dev  ## install, and run all tests, lints and type checks
+	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS))
 
-test-all: lint  ## run the tests with every case of the conformance suite
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix $(ARGS)
+test-all: $(VENV)/.has-dev  ## run the tests with every case of the conformance suite
+	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix $(ARGS))
 
 test-rocm: $(VENV)/.has-dev  ## compile every kernel that is planned for AMD GPUs; needs no GPU
 	$(BIN)/python -m pytest -n $(JOBS) --all-kernels tests/test_backend_rocm_kernels.py $(ARGS)

@@ -80,7 +80,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Lists tests that take too long, or need a mark."""
+    """Lists the reasons of skipped tests with their numbers, and tests that take too long, or need a mark."""
+    skipped = collections.Counter(_reason(report) for report in terminalreporter.getreports("skipped"))
+    if skipped:
+        terminalreporter.section("why tests were skipped")
+        for reason, count in sorted(skipped.items(), key=lambda one: (-one[1], one[0])):
+            terminalreporter.write_line(f"{count:5} {reason}")
     reports = [report for report in terminalreporter.getreports("") if report.when == "call"]
     seconds = {report.nodeid: dict(report.user_properties).get("processor", 0.0) for report in reports}
     if long := {name: taken for name, taken in seconds.items() if taken > LONGEST}:
@@ -90,6 +95,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 LONGEST = 3
+
+
+def _reason(report: Any) -> str:
+    """Returns why a test was skipped. The report of pytest has (file, line, reason)."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
 
 
 def backends(config: pytest.Config) -> list[Backend]:

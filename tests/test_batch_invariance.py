@@ -79,14 +79,14 @@ def test_results_do_not_depend_on_strides_or_alignment(invariant: torch.device) 
 
 
 def test_masked_rows_are_the_same_in_batches_of_any_size(invariant: torch.device) -> None:
-    x = torch.randn(300, 781, device=invariant)
+    x = torch.randn(40, 781, device=invariant)
     mask = torch.rand(781, device=invariant) > 0.5
     expected = tridal.softmax(x, scale=0.5, mask=mask)
-    for part in (slice(0, 1), slice(5, 14), slice(290, 300)):
+    for part in (slice(0, 1), slice(5, 14), slice(30, 40)):
         assert torch.equal(tridal.softmax(x[part], scale=0.5, mask=mask), expected[part])
-    masks = torch.rand(300, 784, device=invariant)[:, :781] > 0.5
+    masks = torch.rand(40, 784, device=invariant)[:, :781] > 0.5
     expected = tridal.softmax(x, mask=masks)
-    for part in (slice(0, 1), slice(5, 14), slice(290, 300)):
+    for part in (slice(0, 1), slice(5, 14), slice(30, 40)):
         assert torch.equal(tridal.softmax(x[part], mask=masks[part]), expected[part])
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import tridal
+from call_helpers import WHOLE_ROW, kernel_call
 from processes import python
+from tridal.devices import registry
 from tridal.devices.lock import LOCK
+from tridal.runtime import compiler
 from tridal.runtime.compiler import import_triton
 from tridal.runtime.interpreter_mode import interpreted, interpreting
 
@@ -71,9 +76,39 @@ def test_comparison_of_scalars_is_part_of_a_mask(flag: int) -> None:
     assert out.tolist() == ([1, 2, 3, 7] if flag == 0 else [1, 2, 3, 4])
 
 
+def test_whole_files_are_rewritten_as_triton_rewrites_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions of Triton may lack the members that this needs. Then Triton rewrites each function."""
+    specialization, loaded = kernel_call((5, 61)).specialize(WHOLE_ROW), []
+    for whole in (True, False):
+        monkeypatch.setattr(compiler, "can_load_interpreted", lambda whole=whole: whole)
+        compiler._entry.cache_clear()
+        entry = compiler.entry(specialization, interpret=True)
+        found = [f for f in entry.fn.__globals__.values() if isinstance(f, interpreter.InterpretedFunction)]
+        assert (entry in found) == whole, "otherwise, the twin has a copy of its globals"
+        code = {f.rewrite().__code__ for f in (entry, *found)}
+        loaded.append({(c.co_name, c.co_firstlineno, c.co_filename.split("instance-")[0], c.co_code) for c in code})
+        x = torch.linspace(-2, 2, 5 * 61).view(5, 61)
+        registry.invalidate()
+        with tridal.use(device="interpreter", fallback="error"):
+            torch.testing.assert_close(tridal.softmax(x), torch.softmax(x, -1))
+    compiler._entry.cache_clear()
+    assert loaded[1] <= loaded[0]  # the globals of a twin have twins of the functions that it calls only
+    assert len(loaded[1]) > 5
+
+
 def test_interpreting_restores_the_builder() -> None:
     builder = type(interpreter.interpreter_builder)
-    before = dict(vars(builder))
+    before, options = dict(vars(builder)), interpreter.interpreter_builder.options
     with LOCK, interpreting(triton):
         assert dict(vars(builder)) != before
+        assert not interpreter.interpreter_builder.options.sanitize_overflow
     assert dict(vars(builder)) == before
+    assert interpreter.interpreter_builder.options is options
+
+
+def test_interpreting_with_debug_keeps_the_check_of_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option `debug`, Triton ignores what the check finds."""
+    options = replace(interpreter.interpreter_builder.options, debug=True)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
+    with LOCK, interpreting(triton):
+        assert interpreter.interpreter_builder.options is options

@@ -40,6 +40,13 @@ NORMS = r"(layer|rms)_norm$"
 OPS = [info for info in database if re.search(rf"soft(max|min)(_backward_data)?(\.default)?$|{NORMS}", info.name)]
 
 
+@pytest.fixture(autouse=True)
+def _no_search_for_a_test_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each sample, torch looks for a `unittest.TestCase` in the whole stack, which took half of the time."""
+    utils = pytest.importorskip("torch.testing._internal.common_utils")
+    monkeypatch.setattr(utils, "extract_test_fn", lambda: None, raising=False)
+
+
 @pytest.fixture
 def step(request: pytest.FixtureRequest) -> int:
     """Each dtype gets a third of the samples, and another one. `--matrix` runs all of them."""

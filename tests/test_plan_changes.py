@@ -31,6 +31,7 @@ class Wrapped:
 
     name = "wrapped"
     dtypes = frozenset({"float32", "bfloat16"})  # fewer plans than for all dtypes
+    features = frozenset({"scale_mask"})  # other features need overridden plans of all ops, which are searched, too
 
     def __init__(self, change: Callable[[LaunchPlan, Problem], LaunchPlan], **members: frozenset[str]):
         self._change = change

@@ -46,7 +46,7 @@ def test_overridden_plans_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "prepare", record)
     names = ("planned", *overrides(INTERPRETER))
     for name in names:
-        case = testing.Case("softmax", "forward", (300, 781), plan=name)
+        case = testing.Case("softmax", "forward", (30, 781), plan=name)
         assert testing.run_case(case, INTERPRETER).passed
     plans = dict(zip(names, launched, strict=True))
     assert plans["whole_row"].schedule == "whole_row"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -15,7 +16,22 @@ from tridal.errors import DTypeError, ShapeError
 from tridal.testing.implementation import overridden
 
 Tensor = torch.Tensor
-B, LENGTH, HEADS = 3, 5, 4
+B, LENGTH, HEADS = 2, 4, 3
+PLANS, FORMS = ("whole_row", "whole_row+peel", "column_loop"), ("contiguous", "projected", "sliced", "heads last")
+BATCHES, TYPES = ((), (1,), (B,)), ((32, torch.float32), (6, torch.bfloat16), (34, torch.float64))
+TRIPLES = pytest.mark.nightly("this test with other plans: all triples of a plan, a form, a batch and a dtype")
+
+
+def combinations() -> list[Any]:
+    """All combinations. Those that every run tests hold each triple of values once, or twice for a form."""
+    numbered = map(enumerate, (PLANS, FORMS, BATCHES, TYPES))
+    return [
+        pytest.param(
+            plan, form, batch, dim, dtype, id=f"{plan}-{form}-{batch}-{dtype}",
+            marks=() if (i + j + k + n) % 3 == 0 else TRIPLES,
+        )
+        for (i, plan), (j, form), (k, batch), (n, (dim, dtype)) in itertools.product(*numbered)
+    ]  # fmt: skip
 
 
 def of_transformers(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
@@ -43,10 +59,7 @@ def angles(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-@pytest.mark.parametrize("plan", ["whole_row", "whole_row+peel", "column_loop"])
-@pytest.mark.parametrize("form", ["contiguous", "projected", "sliced", "heads last"])
-@pytest.mark.parametrize("batch", [(), (1,), (B,)], ids=str)
-@pytest.mark.parametrize(("dim", "dtype"), [(32, torch.float32), (6, torch.bfloat16), (34, torch.float64)], ids=str)
+@pytest.mark.parametrize(("plan", "form", "batch", "dim", "dtype"), combinations())
 def test_strided_tensors_and_their_gradients_are_computed_by_one_kernel_each(
     device: torch.device, backend: Backend, form: str, batch: tuple[int, ...], dim: int, dtype: torch.dtype, plan: str
 ) -> None:

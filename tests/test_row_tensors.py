@@ -28,7 +28,7 @@ EPS = 1e-5
 PARAMETERS = {"eps": EPS, "factor": 0.5, "offset": 2.0}
 KERNELS = ["LAYER_NORM", "RMS_NORM", "RMS_NORM_BACKWARD", "LAYER_NORM_BACKWARD", "CROSS_ENTROPY"]
 KERNELS += ["CROSS_ENTROPY_BACKWARD", "MOMENTS", "THREE"]
-SHAPES = [((9, 200), 1, 0), ((5, 781), 1, 0), ((5, 780), 1, 1), ((3, 300, 33), 1, 0), ((11, 3, 100), 2, 0)]
+SHAPES = [((9, 200), 1, 0), ((5, 781), 1, 0), ((5, 780), 1, 1), ((3, 300, 33), 1, 0), ((5, 3, 100), 2, 0)]
 """Shape, dim, and the number of elements between an aligned address and the input."""
 
 
@@ -111,10 +111,10 @@ def test_written_tensors_agree_with_float64(
 @pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM"])
 def test_a_mask_is_added_to_the_row_that_has_it(backend: Backend, device: torch.device, name: str) -> None:
     """Also if the rows of a program are interleaved, because it keeps numbers per column."""
-    kernel, shape = getattr(row_tensors, name), (40, 781)
+    kernel, shape = getattr(row_tensors, name), (12, 781)
     tensors, mask = make(kernel, shape, 1, 0, device), torch.randn(shape, device=device)
     wanted = expected(kernel, {**tensors, "x": tensors["x"] + mask}, 1)
-    added = ScaleMask(mask="float32", queries=40, strides=(0, 0, 781, 1))
+    added = ScaleMask(mask="float32", queries=12, strides=(0, 0, 781, 1))
     check(backend, replace(kernel, scale_mask=True), shape, 1, tensors, wanted, added, mask)
 
 

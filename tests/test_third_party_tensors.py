@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from conformance_helpers import INTERPRETER
+from conformance_helpers import INTERPRETER, fewer_rows
 from op_samples import (
     L2_NORM,
     LOGSUMEXP,
@@ -56,7 +56,8 @@ def test_conformance_cases_of_every_schedule_pass(op: Any, add_op: Any) -> None:
     chosen = [case for case in exact if case.values != "some +inf"][::6]
     assert len(chosen) > 40
     assert {case.plan for case in chosen} == {"planned", *testing.overrides(INTERPRETER)}
-    results = [testing.run_case(case, INTERPRETER) for case in chosen]
+    few = [fewer_rows(case) if "lanes" in case.plan else case for case in chosen]
+    results = [testing.run_case(case, INTERPRETER) for case in few]
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
 
 

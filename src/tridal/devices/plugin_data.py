@@ -88,6 +88,11 @@ _RULES: Mapping[type, Mapping[str, Rule]] = {
 """The rules of fields whose annotation does not say enough."""
 
 
+_FIELDS = {kind: [field.name for field in fields(kind)] for kind in (*_RULES, Problem)}
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types whose objects cannot change, and are most of what is copied."""
+
+
 def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
     """Yields the name, the value, and the accepted values in words, of each wrong field of an object."""
     for field in fields(data):
@@ -103,9 +108,11 @@ def exact_copy(found: Any) -> Any:
     A plugin cannot change a copy later. A subclass could return another value each time a field is read. Numbers and
     other objects stay as they are, because the rules accept only the types int, float and bool themselves.
     """
-    for kind in (*_RULES, Problem):
+    if type(found) in _PLAIN:
+        return found
+    for kind, names in _FIELDS.items():
         if isinstance(found, kind):
-            return kind(**{field.name: exact_copy(getattr(found, field.name)) for field in fields(kind)})
+            return kind(**{name: exact_copy(getattr(found, name)) for name in names})
     if isinstance(found, str):
         return str.__str__(found)
     if isinstance(found, tuple):

@@ -20,7 +20,12 @@ from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.function_errors import called_functions, describe
 from tridal.runtime.instance import Instance
-from tridal.runtime.interpreter_mode import interpret_flag, interpreted, interpreted_library
+from tridal.runtime.interpreter_mode import (
+    can_load_interpreted,
+    interpret_flag,
+    interpreted,
+    interpreted_library,
+)
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import Specialization
 
@@ -156,7 +161,10 @@ def _entry(
 ) -> Any:
     import_triton()
     with interpret_flag(False):
-        function = Instance(kernel, name, arguments, dict(constants)).load()
+        instance = Instance(kernel, name, arguments, dict(constants))
+        if interpret and can_load_interpreted():
+            return instance.load_interpreted()
+        function = instance.load()
     return interpreted(function) if interpret else function
 
 

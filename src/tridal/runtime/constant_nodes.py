@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import math
 import operator
@@ -98,6 +97,6 @@ def bool_operation(node: ast.BoolOp) -> Any:
 
 def changed(node: Any, **changes: Any) -> Any:
     """Returns a copy of a node with other fields."""
-    new = copy.copy(node)
-    vars(new).update(changes)
+    new = node.__class__.__new__(node.__class__)  # `copy.copy` takes three times as long
+    vars(new).update(vars(node), **changes)
     return new

@@ -170,7 +170,8 @@ class _Fold:
 
     def _rebuilt(self, node: Any) -> Any:
         changes: dict[str, Any] = {}
-        for name, value in ast.iter_fields(node):
+        for name in node._fields:
+            value = getattr(node, name, None)
             if isinstance(value, list) and value:
                 if isinstance(value[0], ast.stmt):
                     changes[name] = self.block(value) or [ast.copy_location(ast.Pass(), value[0])] * (name == "body")

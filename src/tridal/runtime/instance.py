@@ -12,11 +12,13 @@ import hashlib
 import importlib
 import itertools
 import linecache
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
 from tridal.runtime.folding import Folding
+from tridal.runtime.interpreter_mode import load_interpreted
 from tridal.runtime.op_functions import constants_of, maths_of, packs_of
 from tridal.runtime.packs import expand
 from tridal.runtime.pruning import Pruning
@@ -51,7 +53,8 @@ class Instance:
         if name not in self._modules:
             folder = importlib.import_module(_PACKAGE[:-1]).__path__[0]  # here: `import tridal` loads no schedule
             file, arguments = Path(folder, f"{name}.py"), self._arguments if name == self._entry else None
-            module = _parsed(file, self._kernel, arguments)
+            source, packs = file.read_text(), packs_of(self._kernel)
+            module = _parsed(file, expand(source, packs, "" if arguments is None else name, arguments or ()))
             names = {
                 "__name__": _PACKAGE + name,
                 "maths": maths_of(self._kernel),
@@ -76,18 +79,31 @@ class Instance:
         import triton
 
         scope: dict[str, Any] = {"triton": triton, **self._globals}
-        *called, entry = self._functions
-        called.sort(key=lambda function: (function.definition.file, function.definition.tree.lineno))
-        # Triton 3.2 does not hash all that a function uses. All versions hash the comment with this hash.
-        used = hashlib.sha256(repr(sorted(scope.items(), key=str)).encode())
-        for file, functions in itertools.groupby([*called, entry], lambda function: function.definition.file):
-            of_file = [*functions]
-            used.update((text := on_lines(of_file)).encode())
-            if entry in of_file:
-                text = on_lines(of_file, f"  # {used.hexdigest()[:16]}")
-            scope["__name__"] = of_file[0].names["__name__"]
+        entry, used = self._functions[-1], hashlib.sha256(repr(sorted(scope.items(), key=str)).encode())
+        for file, functions in self._files():
+            # Triton 3.2 does not hash all that a function uses. All versions hash the comment with this hash.
+            used.update((text := on_lines(functions)).encode())
+            if entry in functions:
+                text = on_lines(functions, f"  # {used.hexdigest()[:16]}")
+            scope["__name__"] = functions[0].names["__name__"]
             exec(compile(text, _path(Path(file), text), "exec"), scope)
         return scope[entry.name]
+
+    def load_interpreted(self) -> Any:
+        """Returns the same function for Triton's interpreter."""
+        scope, parts = dict(self._globals), list[tuple[str, str, list[str]]]()
+        for file, functions in self._files():
+            text = on_lines(functions)
+            parts.append((text, _path(Path(file), text), [function.name for function in functions]))
+        load_interpreted(parts, scope)
+        return scope[self._functions[-1].name]
+
+    def _files(self) -> Iterator[tuple[str, list[Function]]]:
+        """Yields each file and the functions in it, in the order of their lines. The entry is the very last one."""
+        *called, entry = self._functions
+        called.sort(key=lambda function: (function.definition.file, function.definition.tree.lineno))
+        for file, functions in itertools.groupby([*called, entry], lambda function: function.definition.file):
+            yield file, [*functions]
 
 
 class _Module(NamedTuple):
@@ -103,9 +119,8 @@ class _Module(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(file: Path, kernel: RowKernel, arguments: frozenset[str] | None) -> _Module:
-    """Returns a module for a kernel. `arguments` are the run-time arguments of the entry."""
-    text = expand(file.read_text(), packs_of(kernel), "" if arguments is None else file.stem, arguments or ())
+def _parsed(file: Path, text: str) -> _Module:
+    """Returns a module whose packs are expanded. Kernels share those with the same text."""
     tree, lines = ast.parse(text), text.split("\n")
     definitions = [
         Definition(node, str(file), lines, isinstance(node.decorator_list[0], ast.Call))

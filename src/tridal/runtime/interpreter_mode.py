@@ -8,12 +8,14 @@ functions of Triton's own library (`tl.sum`, `tl.cdiv`, ...) by interpreted twin
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from types import FunctionType, ModuleType, SimpleNamespace
+from dataclasses import replace
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 _VARIABLE = "TRITON_INTERPRET"
@@ -27,18 +29,63 @@ def interpreted(function: Any) -> Any:
     if python not in _twins_of:
         scope = dict(python.__globals__)
         twin = FunctionType(python.__code__, scope, python.__name__, python.__defaults__)
-        _twins_of[python] = InterpretedFunction(twin)  # before the loop, because a function may call itself
-        for name in python.__code__.co_names:
-            called = scope.get(name)
-            if _is_kernel(called):
-                scope[name] = interpreted(called)
-            elif isinstance(called, ModuleType) and not called.__name__.startswith("triton"):
-                members = vars(called).items()
-                scope[name] = SimpleNamespace(**{key: interpreted(m) if _is_kernel(m) else m for key, m in members})
+        _twins_of[python] = InterpretedFunction(twin)  # before the next line, because a function may call itself
+        _interpret_called(python.__code__, scope)
     return _twins_of[python]
 
 
 _twins_of: dict[Any, Any] = {}
+
+
+def _interpret_called(code: CodeType, scope: dict[str, Any]) -> None:
+    """Replaces the Triton functions that a function calls by their twins, in its globals."""
+    for name in code.co_names:
+        called = scope.get(name)
+        if _is_kernel(called):
+            scope[name] = interpreted(called)
+        elif isinstance(called, ModuleType) and not called.__name__.startswith("triton"):
+            members = vars(called).items()
+            scope[name] = SimpleNamespace(**{key: interpreted(m) if _is_kernel(m) else m for key, m in members})
+
+
+def load_interpreted(parts: Iterable[tuple[str, str, Sequence[str]]], scope: dict[str, Any]) -> None:
+    """Executes source text in `scope`, and makes interpreted functions of the functions in it.
+
+    Each part has a text, the path of its file, and the names of its functions. Triton's interpreter would read and
+    rewrite the source of each function alone, which takes several times as long as the launch of a small kernel.
+    """
+    from triton.runtime import interpreter
+
+    own: list[FunctionType] = []
+    for text, path, names in parts:
+        exec(_rewritten(text, path), scope)
+        own += [scope[name] for name in names]
+    for function in own:
+        _interpret_called(function.__code__, scope)
+    for name, member in vars(interpreter).items():
+        scope.setdefault(name, member)  # rewritten functions use some of them
+    for function in own:
+        twin = scope[function.__name__] = interpreter.InterpretedFunction(function)
+        twin.rewritten_fn[function] = function
+
+
+@functools.lru_cache(maxsize=1024)
+def _rewritten(text: str, path: str) -> CodeType:
+    """Returns the code of functions as Triton's interpreter rewrites them. Kernels share the text of some files."""
+    from triton.runtime.interpreter import FunctionRewriter
+
+    tree = ast.parse(text)
+    for node in tree.body:
+        node.decorator_list = []  # type: ignore[attr-defined]
+    return compile(ast.fix_missing_locations(FunctionRewriter.ast_transformer.visit(tree)), path, "exec")
+
+
+def can_load_interpreted() -> bool:
+    """Returns whether Triton's interpreter has the members that `load_interpreted` uses."""
+    from triton.runtime import interpreter
+
+    rewriter = getattr(interpreter, "FunctionRewriter", None)
+    return hasattr(rewriter, "ast_transformer") and hasattr(interpreter.InterpretedFunction, "rewritten_fn")
 
 
 def _is_kernel(value: object) -> bool:
@@ -52,7 +99,9 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
     from triton.runtime import interpreter
 
     patch, language = getattr(interpreter, "_patch_lang", None), triton.language
-    builder: Any = type(getattr(interpreter, "interpreter_builder", None))
+    instance: Any = getattr(interpreter, "interpreter_builder", None)
+    builder: Any = type(instance)
+    options: Any = getattr(instance, "options", None)
     patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype, builder]
     before = [dict(vars(owner)) for owner in patched]
     twins = () if interpreted_library(triton) else _twins(triton)
@@ -63,9 +112,13 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
             interpreter._patch_lang = _once(patch, {id(language), id(language.core)})
         if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
             builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
+        if _checks_in_vain(options):
+            instance.options = replace(options, sanitize_overflow=False)
         with interpret_flag(True):
             yield
     finally:
+        if options is not None:
+            instance.options = options
         if patch is not None:
             interpreter._patch_lang = patch
         for owner, name, compiled, _ in twins:
@@ -93,14 +146,25 @@ def _once(patch: Any, modules: set[int]) -> Any:
     A function that sees one of the modules may call functions that see the other one.
     """
     scopes: dict[frozenset[int], Any] = {}
+    of_function: dict[Any, Any] = {}
 
     def patch_once(function: Any) -> Any:
-        seen = frozenset(modules.intersection(map(id, function.__globals__.values())))
-        if seen not in scopes:
-            scopes[seen] = patch(function)
-        return scopes[seen]
+        if function not in of_function:
+            seen = frozenset(modules.intersection(map(id, function.__globals__.values())))
+            if seen not in scopes:
+                scopes[seen] = patch(function)
+            of_function[function] = scopes[seen]
+        return of_function[function]
 
     return patch_once
+
+
+def _checks_in_vain(options: Any) -> bool:
+    """Returns whether Triton's interpreter looks for overflows of integers and ignores what it finds.
+
+    Each sum, difference and product of integers is then computed twice, and compared with the largest integer.
+    """
+    return getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True)
 
 
 def _with_bool_type(handle: Any, bool_type: Any, create: Any) -> Any:

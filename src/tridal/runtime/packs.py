@@ -11,6 +11,7 @@ of its items, as does a pack in a `def`. The text keeps its lines:
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Mapping
 
@@ -27,17 +28,33 @@ def expand(source: str, packs: Packs, entry: str = "", parameters: Collection[st
         ValueError: packs in a statement have different numbers of items.
     """
     lines = source.split("\n")
+    for first, last, found in _places(source):
+        if isinstance(found, str):
+            _replace(lines, first, last, _repeated(found, packs))
+        elif found[0] == entry or found[2]:
+            names = [n for argument in found[1] for n in (packs[argument] if _PACK.match(argument) else (argument,))]
+            left = [name for name in names if found[0] != entry or name in parameters]
+            _replace(lines, first, last, f"def {found[0]}({', '.join(left)}):")
+    return "\n".join(lines)
+
+
+@functools.lru_cache(maxsize=64)
+def _places(source: str) -> list[tuple[int, int, str | tuple[str, list[str], bool]]]:
+    """Returns the first and the last line of each statement with a pack and of each `def`.
+
+    Of a statement, it also returns the text, and of a `def` the name, the arguments and whether some are variadic.
+    """
+    lines, found = source.split("\n"), list[tuple[int, int, str | tuple[str, list[str], bool]]]()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and (node.name == entry or node.args.vararg):
+        if isinstance(node, ast.FunctionDef):
             arguments = [*node.args.args, *filter(None, [node.args.vararg]), *node.args.kwonlyargs]
-            names = [n for a in arguments for n in (packs[a.arg] if _PACK.match(a.arg) else (ast.unparse(a),))]
-            left = [name for name in names if node.name != entry or name in parameters]
-            _replace(lines, node.lineno, node.body[0].lineno - 1, f"def {node.name}({', '.join(left)}):")
+            names = [a.arg if _PACK.match(a.arg) else ast.unparse(a) for a in arguments]
+            found.append((node.lineno, node.body[0].lineno - 1, (node.name, names, node.args.vararg is not None)))
         elif isinstance(node, _SIMPLE) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             text = " ".join(" ".join(lines[node.lineno - 1 : node.end_lineno]).split()).partition(" # ")[0]
             if _PACK.search(text):
-                _replace(lines, node.lineno, node.end_lineno or 0, _repeated(text, packs))
-    return "\n".join(lines)
+                found.append((node.lineno, node.end_lineno or 0, text))
+    return found
 
 
 def _replace(lines: list[str], first: int, last: int, text: str) -> None:
