@@ -70,6 +70,7 @@ _ALL, _HALF = _MEASURED + _OTHER, _MEASURED[::2] + _OTHER
 _VARIANTS = [
     *_questions(("layer_norm",), "bfloat16", (524_288, 256)),
     *_questions(("layer_norm without residual",), "bfloat16", (4096, 16_384), (16_384, 32_768), (2048, 131_072)),
+    *_questions(("layer_norm without residual",), "bfloat16", (4096, 65_536)),
     *_questions(("rms_norm without residual",), "bfloat16", (131_072, 4097), (65_536, 8192), (4096, 65_536)),
     *_questions(("rms_norm without residual",), "float32", (65_536, 4096), (65_536, 8192)),
     *_questions(("column_sum",), "float32", (1056, 1024), dim=0),

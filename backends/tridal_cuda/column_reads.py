@@ -51,7 +51,7 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
     if row_bytes < tuning.MIN_COLUMN_READS_RELOAD or not problem.has_large_l1:
         return None
     # One program can compute a wide row: it loads the row again from the L1 cache.
-    one_fits = problem.itemsize == 2 and _loads_little(problem)
+    one_fits = problem.itemsize == 2 and not problem.reads_several
     if row_bytes <= tuning.COLUMN_READS_BYTES_IN_FLIGHT // (1 if one_fits else 2):
         return _reload(problem, KernelConfig("whole_row", 1, cols, persistent=False))
     if problem.itemsize == 2 and not problem.reads_several:

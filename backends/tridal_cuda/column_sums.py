@@ -21,7 +21,7 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
         return None
     configs = (c for c in _configs(problem) if problem.can_exchange or c.schedule != "cooperative")
     for config in configs:
-        fitted = problem.fit(config).with_few_spills()
+        fitted = problem.fit(config).with_few_spills(tuning.SUMS_OVERLAP_BYTES_IN_FLIGHT if config.overlap else 0)
         too_many = config.overlap and fitted.config.programs_per_row > tuning.MAX_OVERLAP_PROGRAMS
         if fitted.usable and not too_many:
             return fitted

@@ -31,6 +31,7 @@ SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the su
 SUMS_BLOCK_COLS = 2048  # of one of these programs
 SUMS_OVERLAP_COLS = 49_152  # 16-bit rows of so many columns overlap instead of a pipeline, with two sums per column
 SUMS_MIN_OVERLAP_COLS, SUMS_MAX_OVERLAP_COLS = 1024, 4096  # per program with `overlap`
+SUMS_OVERLAP_BYTES_IN_FLIGHT = 48 * _KIB  # with `overlap`, if a register limit makes room for the programs
 SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 4  # at most, of several narrow rows
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
