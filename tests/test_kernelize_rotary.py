@@ -15,19 +15,10 @@ from torch.testing import assert_close
 
 import tridal
 from model_helpers import MODELS, ops_of
+from test_rotary import of_transformers as rotary
 
 Tensor = torch.Tensor
 OURS = "tridal.rotary_embedding, casting='transformers'"
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
-
-
-def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """The function of LLaMA."""
-    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
 def rotary_once(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:

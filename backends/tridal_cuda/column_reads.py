@@ -51,10 +51,10 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
     if row_bytes < tuning.MIN_COLUMN_READS_RELOAD or not problem.has_large_l1:
         return None
     # One program can compute a wide row: it loads the row again from the L1 cache.
-    one_fits = problem.itemsize == 2 and not problem.reads_several
-    if row_bytes <= tuning.COLUMN_READS_BYTES_IN_FLIGHT // (1 if one_fits else 2):
+    one_16_bit = problem.itemsize == 2 and not problem.reads_several
+    if row_bytes <= tuning.COLUMN_READS_BYTES_IN_FLIGHT // (1 if one_16_bit else 2):
         return _reload(problem, KernelConfig("whole_row", 1, cols, persistent=False))
-    if problem.itemsize == 2 and not problem.reads_several:
+    if one_16_bit:
         block = tuning.RELOAD_TILE_ELEMENTS // (1 if _loads_little(problem) else 2)
         return _reload(problem, KernelConfig("cooperative", 1, block, programs_per_row=cdiv(problem.cols, block)))
     block = tuning.COLUMN_READS_BLOCK_COLS

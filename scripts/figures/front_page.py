@@ -9,6 +9,7 @@ from figures.stored import Models, Results
 from tridal.benchmarks.providers import OURS
 from tridal.benchmarks.report import EQUAL, as_lines, comparisons, geometric_mean, is_slower, providers, values
 from tridal.benchmarks.results import select
+from tridal.library import OPS
 
 CLASSES = (
     ("softmax", "rows", "softmax, 32 to 32,768 columns"),
@@ -136,7 +137,7 @@ def libraries(results: Results) -> list[str]:
             f"tridal adds nothing: LLaMA {llama[compiled]} alone and {llama[both]} with it; "
             f"GPT-2 {gpt2[compiled]}, and {gpt2[ours]} with tridal in eager mode",
         ),
-        ("replacements for hundreds of PyTorch's operators", "FlagGems", "tridal has ten ops"),
+        ("replacements for hundreds of PyTorch's operators", "FlagGems", f"tridal has {len(OPS)} ops"),
         (
             "softmax of few and very wide rows on NVIDIA Hopper or Blackwell",
             "quack",

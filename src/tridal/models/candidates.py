@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +53,11 @@ def class_name(module: torch.nn.Module) -> str:
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
-    known = _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module) or _may_be_glu(module)
-    known = known or rotary.function_name(module) is not None
-    return known or (_may_be_activation(module) and activations.find_function(module) is not None)
+    return (
+        _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module) or _may_be_glu(module)
+        or rotary.function_name(module) is not None
+        or (_may_be_activation(module) and activations.find_function(module) is not None)
+    )  # fmt: skip
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
@@ -62,9 +65,9 @@ def decide(module: torch.nn.Module) -> Decision | None:
     if _may_be_activation(module):
         return _decide_activation(module)
     if _may_be_glu(module):
-        return _decide_glu(module)
-    if (name := rotary.function_name(module)) is not None:
-        return _decide_rotary(module, name)
+        return _decide_form(module, Layer, glu.find_form)
+    if rotary.function_name(module) is not None:
+        return _decide_form(module, rotary.Attention, rotary.find_form)
     if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
@@ -95,18 +98,14 @@ def _decide_activation(module: torch.nn.Module) -> Decision | None:
     return Decision(Layer, activations.ActivationForm(found.function), found.function, COMPILED)
 
 
-def _decide_glu(module: torch.nn.Module) -> Decision:
+def _decide_form(
+    module: torch.nn.Module, kind: type[Replacement], find_form: Callable[[torch.nn.Module], object]
+) -> Decision:
+    """Returns the decision for a module that a compiler computes better. `find_form` returns a form, or why not."""
     if (reason := _why_not(module)) is not None:
         return Decision(reason=reason)
-    found = glu.find_form(module)
-    return Decision(reason=found) if isinstance(found, str) else Decision(Layer, found, str(found), COMPILED)
-
-
-def _decide_rotary(module: torch.nn.Module, name: str) -> Decision:
-    if (reason := _why_not(module)) is not None:
-        return Decision(reason=reason)
-    found = rotary.find_form(module, name)
-    return Decision(reason=found) if isinstance(found, str) else Decision(rotary.Attention, found, str(found), COMPILED)
+    found = find_form(module)
+    return Decision(reason=found) if isinstance(found, str) else Decision(kind, found, str(found), COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:

@@ -11,7 +11,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -38,7 +38,7 @@ class RotaryForm:
 
     name: str
     """The name of the function in the Python module of the attention's class."""
-    casting: Literal["transformers", ""]
+    casting: str
 
     def __str__(self) -> str:
         return "tridal.rotary_embedding" + (f", casting={self.casting!r}" if self.casting else "")
@@ -64,20 +64,20 @@ def function_name(module: torch.nn.Module) -> str | None:
     return next((name for name in names if callable(forward.__globals__.get(name))), None)
 
 
-def find_form(module: torch.nn.Module, name: str) -> RotaryForm | str:
-    """Returns the rotary embedding that a module computes by the function of this name, or why it is another one."""
+def find_form(module: torch.nn.Module) -> RotaryForm | str:
+    """Returns the rotary embedding that a module with a `function_name` computes, or why it is another one."""
     forward: Any = type(module).forward
-    found = _compare(forward.__globals__[name])
-    if isinstance(found, str):
-        return found
-    form = RotaryForm(name, found[0])
-    _with_ours(forward, form)  # remembers the function that was compared
-    return form
+    name = function_name(module)
+    assert name is not None
+    found = _compare(forward.__globals__[name], name)
+    if isinstance(found, RotaryForm):
+        _with_ours(forward, found)  # remembers the function that was compared
+    return found
 
 
 @functools.cache
-def _compare(function: Rotate) -> tuple[Literal["transformers", ""]] | str:
-    """Returns the casting of tridal's function that computes the same, or how this function differs."""
+def _compare(function: Rotate, name: str) -> RotaryForm | str:
+    """Returns the form of a function with this name, or how the function differs."""
     try:
         with plain_mode("cpu"):
             exact = [_results(function, dims, torch.float64, torch.float64, "") for dims in (1, 2)]
@@ -90,7 +90,7 @@ def _compare(function: Rotate) -> tuple[Literal["transformers", ""]] | str:
             for casting in _CASTINGS:
                 pairs = [pair for dtype in NARROW for pair in _results(function, 1, dtype, dtype, casting)[:2]]
                 if all(float((got != wanted).double().mean()) <= FLIPS for got, wanted in pairs):
-                    return (casting,)  # type: ignore[return-value]
+                    return RotaryForm(name, casting)
     except Exception as error:  # the function may raise any exception for arguments that it does not expect
         return f"its rotary embedding raised {type(error).__name__} in the comparison: {error}".split("\n")[0]
     return "its rotary embedding differs from tridal.rotary_embedding in 16-bit dtypes: the order of rounding differs"
@@ -112,12 +112,9 @@ def _results(
     if heads == 2:
         query, key = query.transpose(1, 2), key.transpose(1, 2)
     options = {} if heads == 1 else {"unsqueeze_dim": heads}
-    pairs = []
-    results = function(query, key, cos, sin, **options)
-    for x, y in zip((query, key), results, strict=True):
-        promoted = torch.promote_types(dtype, other)
-        halves = halves_of(x, factors_of(cos, sin, heads))
-        ours = row_maths.compute(ROTARY_EMBEDDING, *halves, -2, promoted, casting)[0]
+    factors, promoted, pairs = factors_of(cos, sin, heads), torch.promote_types(dtype, other), []
+    for x, y in zip((query, key), function(query, key, cos, sin, **options), strict=True):
+        ours = row_maths.compute(ROTARY_EMBEDDING, *halves_of(x, factors), -2, promoted, casting)[0]
         assert ours is not None
         ours = ours.flatten(-2)
         if y.shape != ours.shape or y.dtype is not ours.dtype:
@@ -142,13 +139,12 @@ class _Names(dict[str, Any]):
     """The globals of a function, in which one name stands for something else until the program changes the global."""
 
     def __init__(self, names: dict[str, Any], replaced: str, value: Any) -> None:
-        super().__init__({replaced: value})
-        self._names, self._replaced, self._original = names, replaced, names[replaced]
+        super().__init__()
+        self._names, self._replaced, self._original, self._value = names, replaced, names[replaced], value
 
     def __getitem__(self, name: str) -> Any:
-        if name != self._replaced or self._names[name] is not self._original:
-            return self._names[name]
-        return super().__getitem__(name)
+        found = self._names[name]
+        return self._value if name == self._replaced and found is self._original else found
 
 
 def _rotate(
@@ -157,5 +153,6 @@ def _rotate(
     """Returns query and key with rotary embedding. The class's function computes what tridal does not."""
     plain = not options and unsqueeze_dim in (1, 2) and all(isinstance(x, Tensor) for x in (query, key, cos, sin))
     if plain and query.dim() == 4 and cos.shape[-1:] == query.shape[-1:] and not torch_computes(query.device):
-        return rotary_embedding(query, key, cos, sin, unsqueeze_dim=unsqueeze_dim, casting=form.casting or None)
+        casting: Any = form.casting or None
+        return rotary_embedding(query, key, cos, sin, unsqueeze_dim=unsqueeze_dim, casting=casting)
     return function(query, key, cos, sin, unsqueeze_dim, **options)

@@ -20,12 +20,7 @@ from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.function_errors import called_functions, describe
 from tridal.runtime.instance import Instance
-from tridal.runtime.interpreter_mode import (
-    can_load_interpreted,
-    interpret_flag,
-    interpreted,
-    interpreted_library,
-)
+from tridal.runtime.interpreter_mode import can_load_interpreted, interpret_flag, interpreted, interpreted_library
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.specialization import Specialization
 

@@ -14,6 +14,7 @@ import ast
 import functools
 import re
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 Packs = Mapping[str, tuple[str, ...]]
 _PACK, _STARRED = re.compile(r"\beach_\w+"), re.compile(r"(, )?\*(each_\w+)")
@@ -31,25 +32,35 @@ def expand(source: str, packs: Packs, entry: str = "", parameters: Collection[st
     for first, last, found in _places(source):
         if isinstance(found, str):
             _replace(lines, first, last, _repeated(found, packs))
-        elif found[0] == entry or found[2]:
-            names = [n for argument in found[1] for n in (packs[argument] if _PACK.match(argument) else (argument,))]
-            left = [name for name in names if found[0] != entry or name in parameters]
-            _replace(lines, first, last, f"def {found[0]}({', '.join(left)}):")
+        elif found.name == entry or found.variadic:
+            names = [n for name in found.arguments for n in (packs[name] if _PACK.match(name) else (name,))]
+            left = [name for name in names if found.name != entry or name in parameters]
+            _replace(lines, first, last, f"def {found.name}({', '.join(left)}):")
     return "\n".join(lines)
 
 
-@functools.lru_cache(maxsize=64)
-def _places(source: str) -> list[tuple[int, int, str | tuple[str, list[str], bool]]]:
-    """Returns the first and the last line of each statement with a pack and of each `def`.
+class _Signature(NamedTuple):
+    """The name and the arguments of a `def`."""
 
-    Of a statement, it also returns the text, and of a `def` the name, the arguments and whether some are variadic.
+    name: str
+    arguments: list[str]
+    variadic: bool
+    """Whether one argument stands for any number of arguments."""
+
+
+@functools.lru_cache(maxsize=64)
+def _places(source: str) -> list[tuple[int, int, str | _Signature]]:
+    """Returns the first and the last line of each statement with a pack, with its text.
+
+    Also returns those of each `def`, up to its colon, with its signature.
     """
-    lines, found = source.split("\n"), list[tuple[int, int, str | tuple[str, list[str], bool]]]()
+    lines, found = source.split("\n"), list[tuple[int, int, str | _Signature]]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             arguments = [*node.args.args, *filter(None, [node.args.vararg]), *node.args.kwonlyargs]
             names = [a.arg if _PACK.match(a.arg) else ast.unparse(a) for a in arguments]
-            found.append((node.lineno, node.body[0].lineno - 1, (node.name, names, node.args.vararg is not None)))
+            signature = _Signature(node.name, names, node.args.vararg is not None)
+            found.append((node.lineno, node.body[0].lineno - 1, signature))
         elif isinstance(node, _SIMPLE) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             text = " ".join(" ".join(lines[node.lineno - 1 : node.end_lineno]).split()).partition(" # ")[0]
             if _PACK.search(text):

@@ -23,9 +23,9 @@ def _of_torch(input: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _ours(input: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotate = resolve_name("tridal.library.rotary.functions:_rotate_query")
-    halves = (torch.unflatten(tensor, -1, (2, tensor.shape[-1] // 2)) for tensor in (input, cos, sin))
-    return rotate(*halves, -2).flatten(-2)  # type: ignore[no-any-return]
+    functions = resolve_name("tridal.library.rotary.functions")
+    halves = (functions._split(tensor) for tensor in (input, cos, sin))
+    return functions._rotary(*halves, -2).flatten(-2)  # type: ignore[no-any-return]
 
 
 ROTARY = OpBenchmark(

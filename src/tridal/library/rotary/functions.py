@@ -49,9 +49,10 @@ def rotary_embedding(
     for name in ("query", "key"):
         _check_shapes(name, given, unsqueeze_dim)
     factors = factors_of(cos, sin, unsqueeze_dim)
-    first = _rotate_query(*halves_of(query, factors), -2, stream=stream, casting=casting or "")
-    second = _rotate_key(*halves_of(key, factors), -2, stream=stream, casting=casting or "")
-    return first.flatten(-2), second.flatten(-2)
+    first, second = (
+        _rotary(*halves_of(x, factors), -2, stream=stream, casting=casting or "").flatten(-2) for x in (query, key)
+    )
+    return first, second
 
 
 def _check_shapes(name: str, given: dict[str, Tensor], heads: int) -> None:
@@ -83,5 +84,4 @@ def _split(x: Tensor) -> Tensor:
     return torch.unflatten(x, -1, (2, x.shape[-1] // 2))
 
 
-# A function finds its latest prepared call first. Query and key usually differ in their number of heads.
-_rotate_query, _rotate_key = row_function(ROTARY_EMBEDDING), row_function(ROTARY_EMBEDDING)
+_rotary = row_function(ROTARY_EMBEDDING)
