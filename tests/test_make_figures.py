@@ -119,6 +119,7 @@ def test_picture_of_models_shows_values_and_reasons(script: dict[str, Any]) -> N
     assert [label.get_text() for label in speed.get_yticklabels()] == ["unchanged", "tridal", "Liger-Kernel"]
     assert [text.get_text().strip() for text in speed.texts] == ["1.00", "1.50", "no patch for gpt2", "GPT-2"]
     assert [text.get_text() for text in memory.texts] == ["10.0", "5.5"]
+    assert speed.get_ylim() == memory.get_ylim() == (3.5, -0.5), "a reason in the last row is inside the panel"
     assert "PyTorch 2.11.0." in picture.figure.texts[-1].get_text()
     assert picture.description.endswith("GPT-2: unchanged 1.00 and 10.0 GiB; tridal 1.50 and 5.5 GiB.")
 

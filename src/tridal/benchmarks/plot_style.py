@@ -170,7 +170,7 @@ def draw_bars(axis: Any, bars: Sequence[Bar], limit: float, names: Mapping[int, 
     axis.set_yticks(list(names), [text for _, text in names.values()])
     for tick, (provider, _) in zip(axis.get_yticklabels(), names.values(), strict=True):
         tick.set(**emphasis(provider))
-    axis.set(xlim=(0, limit), ylim=(max(bar.y for bar in bars) + 0.5, -0.5))
+    axis.set(xlim=(0, limit), ylim=(max(names) + 0.5, -0.5))
     axis.xaxis.set_visible(False)
     axis.grid(visible=False)
     axis.spines["bottom"].set_visible(False)
