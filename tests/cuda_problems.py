@@ -57,10 +57,15 @@ _SEVERAL_TENSORS = [
     *_questions(_NORMS, "bfloat16", (2048, 65_536)),
     *_questions(_NORMS, "float32", (65_536, 4096), (4096, 16_384), (1024, 262_144)),
     *_questions(
-        ("rms_norm_backward", "layer_norm_backward"), "bfloat16", (131_072, 4096), (65_536, 781), (4096, 16_384)
+        ("rms_norm_backward", "layer_norm_backward"),
+        "bfloat16",
+        (131_072, 4096),
+        (65_536, 781),
+        (4096, 16_384),
+        (4_194_304, 32),
     ),
     *_questions(("cross_entropy",), "bfloat16", (8192, 128_256), (32_768, 1024), (4096, 50_257), (4096, 5000)),
-    *_questions(("cross_entropy",), "bfloat16", (300, 131_072), (200, 131_072), (32, 131_072)),
+    *_questions(("cross_entropy",), "bfloat16", (8192, 16_384), (300, 131_072), (200, 131_072), (32, 131_072)),
     *_questions(("cross_entropy_backward",), "bfloat16", (8192, 128_256), (32_768, 1024), (8192, 6000), (4096, 50_257)),
     *_questions(("cross_entropy", "cross_entropy_backward"), "float32", (2048, 151_936)),
     *_questions(("cross_entropy_with_gradient without weight",), "bfloat16", (4096, 128_256), (768, 50_264)),

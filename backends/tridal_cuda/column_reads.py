@@ -34,9 +34,8 @@ def _unaligned(problem: GpuProblem) -> KernelConfig | None:
     cols = problem.tile_cols
     if problem.outer > 1 or cols > tuning.WIDE_ROW_COLS:
         return None
-    if _loads_little(problem) and cols > tuning.NARROW_TILE_ELEMENTS:
-        warps = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
-        return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=problem.has_large_l1)
+    if cols >= tuning.NARROW_TILE_ELEMENTS and (_loads_little(problem) or problem.itemsize > 2):
+        return KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), persistent=False)
     warps = warps_for(cols, tuning.MANY_ELEMENTS_PER_THREAD)
     return KernelConfig("whole_row", 1, cols, warps, tuning.COLUMN_READS_STAGES)
 
@@ -48,7 +47,8 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
         rows = next_power_of_2(problem.inner, 2 * tuning.NARROW_TILE_ELEMENTS // cols)
         warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
         return KernelConfig("whole_row", rows, cols, warps, persistent=False)
-    if row_bytes < tuning.MIN_COLUMN_READS_RELOAD or not problem.has_large_l1:
+    narrow = cols <= tuning.NARROW_TILE_ELEMENTS if problem.itemsize == 2 else row_bytes < tuning.NARROW_RELOAD_BYTES
+    if narrow or not problem.has_large_l1:
         return None
     # One program can compute a wide row: it loads the row again from the L1 cache.
     one_16_bit = problem.itemsize == 2 and not problem.reads_several
@@ -65,13 +65,15 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
 def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
     """Returns a configuration with `reload`, and with as many programs as have their tiles in the L1 cache.
 
-    Narrow rows have so many threads that no more programs are resident than that. Other tiles have fewer threads, and a
-    register limit. It also makes the compiler use more registers than it needs, which has the same effect.
+    Narrow rows have so many threads that no more programs are resident than that, and no thread without elements. Other
+    tiles have fewer threads, and a register limit. It also makes the compiler use more registers than it needs, which
+    has the same effect.
     """
     tile_bytes = config.cols * problem.bytes_read  # a thread has as many bytes of all tensors as of one 16-bit tensor
     config = replace(config, reload=True)
-    if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.MIN_COLUMN_READS_RELOAD:
-        return replace(config, num_warps=warps_for(tile_bytes // 2, tuning.FEW_ELEMENTS_PER_THREAD))
+    if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.NARROW_RELOAD_BYTES:
+        warps = warps_for(problem.cols * problem.bytes_read, tuning.NARROW_RELOAD_BYTES_PER_THREAD)
+        return replace(config, num_warps=1 << warps.bit_length() - 1)
     config = replace(config, num_warps=warps_for(tile_bytes // 2, tuning.MANY_ELEMENTS_PER_THREAD))
     limit = max_registers_for(tuning.COLUMN_READS_BYTES_IN_FLIGHT // tile_bytes, config, problem.device)
     return replace(config, max_registers=limit or None)

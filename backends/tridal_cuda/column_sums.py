@@ -31,18 +31,19 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
 def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = problem.tile_cols
     if cols <= tuning.SUMS_WHOLE_ROW_COLS:
+        narrow = cols <= tuning.SUMS_NARROW_COLS
         rows = 1 if problem.peel else max(1, min(tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols))
         rows = next_power_of_2(problem.inner, rows)
-        per_thread = tuning.FEW_ELEMENTS_PER_THREAD if problem.peel else tuning.SUMS_ELEMENTS_PER_THREAD
-        warps = warps_for(rows * cols, per_thread)
-        yield KernelConfig("whole_row", rows, cols, warps, tuning.SUMS_STAGES)
+        per_thread = _elements_per_thread(problem) if narrow else tuning.SUMS_ELEMENTS_PER_THREAD
+        stages = tuning.SUMS_STAGES - 1 if narrow else tuning.SUMS_STAGES
+        yield KernelConfig("whole_row", rows, cols, warps_for(rows * cols, per_thread), stages)
         return
     few_sums = problem.itemsize == 2 and len(problem.column_writes) == 1
     if problem.has_large_l1 and few_sums and cols == 2 * tuning.SUMS_WHOLE_ROW_COLS:
         yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), reload=True)
     if problem.has_large_l1 and problem.aligned and _overlaps(problem):
         yield _overlapped(problem)
-    cols = tuning.SUMS_BLOCK_COLS
+    cols = min(tuning.SUMS_MAX_BLOCK_COLS, _block_cols(problem))
     warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
     yield KernelConfig("cooperative", 1, cols, warps, tuning.SUMS_STAGES, blocks)
 
@@ -57,15 +58,22 @@ def _overlaps(problem: GpuProblem) -> bool:
     if problem.cols > tuning.MAX_OVERLAP_PROGRAMS * tuning.SUMS_MAX_OVERLAP_COLS:
         return False
     if problem.itemsize > 2:
-        return problem.cols > tuning.MAX_OVERLAP_PROGRAMS * tuning.SUMS_BLOCK_COLS
+        return problem.cols > tuning.MAX_OVERLAP_PROGRAMS * tuning.SUMS_MAX_BLOCK_COLS
     return len(problem.column_writes) == 1 or problem.cols >= tuning.SUMS_OVERLAP_COLS
 
 
 def _overlapped(problem: GpuProblem) -> KernelConfig:
-    """Returns the configuration with `overlap` and the smallest blocks that give a row few enough programs."""
-    cols = next_power_of_2(cdiv(problem.cols, tuning.MAX_OVERLAP_PROGRAMS))
-    cols = max(tuning.SUMS_MIN_OVERLAP_COLS, cols)
-    wide = problem.itemsize > 2
-    warps = warps_for(cols, tuning.SUMS_ELEMENTS_PER_THREAD if wide else tuning.FEW_ELEMENTS_PER_THREAD)
+    """Returns the configuration with `overlap`."""
+    cols = _block_cols(problem)
+    warps = warps_for(cols, _elements_per_thread(problem))
     blocks = cdiv(problem.cols, cols)
     return KernelConfig("cooperative", 1, cols, warps, programs_per_row=blocks, reload=True, overlap=True)
+
+
+def _block_cols(problem: GpuProblem) -> int:
+    """Returns the columns of the smallest blocks that give a row few enough programs."""
+    return max(tuning.SUMS_MIN_BLOCK_COLS, next_power_of_2(cdiv(problem.cols, tuning.MAX_OVERLAP_PROGRAMS)))
+
+
+def _elements_per_thread(problem: GpuProblem) -> int:
+    return tuning.SUMS_ELEMENTS_PER_THREAD if problem.itemsize > 2 else tuning.FEW_ELEMENTS_PER_THREAD

@@ -101,7 +101,7 @@ class GpuProblem(DeviceProblem):
         more_warps = replace(config, num_warps=2 * config.num_warps)
         if max_registers_for(1, more_warps, self.device) >= tuning.MAX_REGISTERS:
             return more_warps
-        cols = config.cols // 2
+        cols = max(1, config.cols // 2)
         if config.schedule == "column_loop":
             return replace(config, cols=cols)
         # With a block per multiprocessor at most, all programs of a row are resident.

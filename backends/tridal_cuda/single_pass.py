@@ -56,9 +56,11 @@ def _fit_numbers(problem: GpuProblem) -> Fit | None:
         return problem.fit(KernelConfig("whole_row", rows, problem.tile_cols, 1)).with_few_spills()
     # With fewer rows, a program for each of them leaves multiprocessors idle, and `cooperative` is better.
     rows_per_core = problem.rows / problem.device.cores
-    if problem.cols < tuning.MIN_LOOP_STEPS * tuning.LOOP_COLS or rows_per_core < tuning.MIN_LOOPS_PER_CORE:
+    if problem.cols < tuning.MIN_LOOP_COLS or rows_per_core < tuning.MIN_LOOPS_PER_CORE:
         return None
-    # Each thread has its own statistics, so that threads exchange nothing in the loop.
-    cols = tuning.LOOP_COLS * (2 if rows_per_core < tuning.FEW_ROWS_PER_CORE else 1)
+    # Each thread has its own statistics, so that threads exchange nothing in the loop. A program per row balances the
+    # work in the last wave better than programs that loop over rows.
+    cols = tuning.LOOP_COLS
     warps = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
-    return problem.fit(KernelConfig("column_loop", 1, cols, warps, lanes=warps * (problem.device.warp_size or 32)))
+    lanes = warps * (problem.device.warp_size or 32)
+    return problem.fit(KernelConfig("column_loop", 1, cols, warps, lanes=lanes, persistent=False))

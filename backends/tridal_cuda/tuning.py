@@ -28,28 +28,29 @@ MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 
 # Sums over rows, as in the gradient of a weight
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
-SUMS_BLOCK_COLS = 2048  # of one of these programs
+SUMS_MIN_BLOCK_COLS, SUMS_MAX_BLOCK_COLS = 1024, 2048  # of one of these programs, with a pipeline
 SUMS_OVERLAP_COLS = 49_152  # 16-bit rows of so many columns overlap instead of a pipeline, with two sums per column
-SUMS_MIN_OVERLAP_COLS, SUMS_MAX_OVERLAP_COLS = 1024, 4096  # per program with `overlap`
+SUMS_MAX_OVERLAP_COLS = 4096  # of a block with `overlap`, at most
 SUMS_OVERLAP_BYTES_IN_FLIGHT = 48 * _KIB  # with `overlap`, if a register limit makes room; measured on an H100
-SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 4  # at most, of several narrow rows
+SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 32  # at most, of several narrow rows
+SUMS_NARROW_COLS = 256  # tiles of narrower rows have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
 SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a second kernel reads
 
 # Kernels whose programs exchange nothing
 SINGLE_PASS_COLS = 4096  # per block of a row
-LOOP_COLS = 4096  # per step of "column_loop", if nothing is written per element
-FEW_ROWS_PER_CORE = 8  # with fewer rows than this, a step is twice as wide
+LOOP_COLS = 8192  # per step of "column_loop", if nothing is written per element
+MIN_LOOP_COLS = 12_288  # narrower rows are computed in one tile
 NUMBERS_TILE_BYTES = 4096  # per tile of several narrow rows and one warp, if nothing is written per element
-MIN_LOOP_STEPS = 3  # a narrower row fits in one tile
 MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per row
 
 # Kernels that read numbers per column
 COLUMN_READS_STAGES = 3  # tiles in flight
 COLUMN_READS_NARROW_COLS = 256  # so narrow rows have larger tiles, because a tile loads the numbers once
 COLUMN_READS_BLOCK_COLS = 4096  # per program, if several programs compute a row
-MIN_COLUMN_READS_RELOAD = 16 * _KIB  # bytes of a row in all tensors, at least, for `reload`
+NARROW_RELOAD_BYTES = 16 * _KIB  # of a row: from here 32-bit rows have `reload`, and up to here rows have more threads
+NARROW_RELOAD_BYTES_PER_THREAD = 32  # of all tensors, in these threads
 COLUMN_READS_BYTES_IN_FLIGHT = 128 * _KIB  # with `reload`: the L1 cache holds so many bytes and the numbers per column
 
 # Inner-dim rows
