@@ -7,8 +7,9 @@ Reads docs/benchmarks/**/results.json (`tridal bench`) and docs/benchmarks/model
 - Writes each picture as NAME.svg for a light page and NAME-dark.svg for a dark one, and a results.md beside each
   results.json. Deletes all other pictures in docs/benchmarks/.
 - Writes the descriptions of these pictures in README.md and docs/.
-- Writes the text between `<!-- figures: NAME OP -->` and `<!-- end of figures -->` in these pages. NAME is a function
-  of figures/front_page.py or figures/benchmark_pages.py. It gets the results of OP, or all results if OP is absent.
+- Writes the text between `<!-- figures: NAME OP on GPU -->` and `<!-- end of figures -->` in these pages. NAME is a
+  function of figures/front_page.py or figures/benchmark_pages.py. It gets the results of OP, or all results if OP is
+  absent. Without "on GPU", these are the results on an H200, and those of models.
 
 A second run changes nothing. With --check, nothing is written, and the exit code is 1 if a file would change. Needs
 matplotlib.
@@ -30,7 +31,9 @@ from figures.stored import BENCHMARKS, ROOT, Results  # noqa: E402
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "results.md")]
 BLOCKS = {**benchmark_pages.BLOCKS, **front_page.BLOCKS}
 BLOCK = re.compile(
-    r"(?P<begin><!-- figures: (?P<name>\w+) ?(?P<op>\w*) -->\n).*?(?P<end><!-- end of figures -->\n)", re.DOTALL
+    r"(?P<begin><!-- figures: (?P<name>\w+)(?: (?!on )(?P<op>\w+))?(?: on (?P<gpu>\w+))? -->\n)"
+    r".*?(?P<end><!-- end of figures -->\n)",
+    re.DOTALL,
 )
 LINKS = {"(QUACK)": "docs/benchmarks/softmax.md#quack", "(SPEED)": "docs/models.md#speed"}
 """Links in blocks, relative to the repository."""
@@ -42,7 +45,8 @@ def with_blocks(page: Path, text: str, results: Results) -> str:
     def replace(block: re.Match[str]) -> str:
         if block["name"] not in BLOCKS:
             sys.exit(f"{page}: no figures are called {block['name']!r}; known: {', '.join(BLOCKS)}")
-        lines = BLOCKS[block["name"]](results.ops[block["op"]] if block["op"] else results)
+        found = results.gpus[block["gpu"]] if block["gpu"] else results
+        lines = BLOCKS[block["name"]](found.ops[block["op"]] if block["op"] else found)
         written = "\n".join([block["begin"], *lines, "", block["end"]])
         for name, target in LINKS.items():
             written = written.replace(name, f"({os.path.relpath(ROOT / target, page.parent)})")

@@ -1,4 +1,4 @@
-"""Constants of the launch plans, measured on an H200. docs/performance-notes.md has the measurements.
+"""Constants of the launch plans, measured on an H200 and an H100. docs/performance-notes.md has the measurements.
 
 If a constant changes, `tests/test_backend_cuda_table.py` shows the plans that change.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from figures.stored import Document, Results
+from figures.stored import Document, Ops
 from tridal.benchmarks.providers import COPY, OURS
 from tridal.benchmarks.report import (
     EQUAL,
@@ -25,7 +25,10 @@ from tridal.benchmarks.report import (
 from tridal.benchmarks.results import Row, distinct, select
 from tridal.benchmarks.workloads import DIRECTIONS, SHAPE_CLASSES
 
-NAMES = {"softmax": "Softmax", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "cross_entropy": "Cross-entropy"}
+NAMES = {
+    "softmax": "Softmax", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "cross_entropy": "Cross-entropy",
+    "swiglu": "SwiGLU", "geglu": "GeGLU", "log_probs": "Log-probabilities", "rotary_embedding": "Rotary embedding",
+}  # fmt: skip
 
 
 def share(row: Row | None) -> str:
@@ -35,12 +38,12 @@ def share(row: Row | None) -> str:
     return (UNRELIABLE if row["share_noisy"] else "") + number(row["share_of_copy"], "share_of_copy")
 
 
-def overview(results: Results) -> list[str]:
+def overview(results: Ops) -> list[str]:
     """A line per op and dtype: the typical share of tridal, its range, and the typical share of the best other one."""
     lines = []
     for op, document in results.ops.items():
         for dtype in distinct(document["measurements"], "dtype"):
-            cells = [f"[{NAMES[op]}](benchmarks/{op}.md)", dtype]
+            cells = [link(results, op), dtype]
             for direction in DIRECTIONS:
                 rows = select(document["measurements"], dtype=dtype, direction=direction)
                 found = values(rows, provider=OURS)
@@ -51,9 +54,15 @@ def overview(results: Results) -> list[str]:
     return as_lines((["op", "dtype", "forward", "best other", "backward", "best other"], lines))
 
 
-def faster_elsewhere(results: Results) -> list[str]:
+def faster_elsewhere(results: Ops) -> list[str]:
     """A line per op: how often tridal is the fastest, and where another library is faster."""
-    return [f"- [{NAMES[op]}](benchmarks/{op}.md): {result(document)[0]}" for op, document in results.ops.items()]
+    return [f"- {link(results, op)}: {result(document)[0]}" for op, document in results.ops.items()]
+
+
+def link(results: Ops, op: str) -> str:
+    """Returns the name of an op as a link from docs/benchmarks.md."""
+    anchor = NAMES[op].lower().replace(" ", "-")
+    return f"[{NAMES[op]}](benchmarks/{f'{results.page}#{anchor}' if results.page else f'{op}.md'})"
 
 
 def result(document: Document) -> list[str]:
@@ -85,12 +94,24 @@ def workload(row: Row) -> str:
 
 def slower(document: Document) -> list[str]:
     """A line per workload for which another library is faster, beginning with the largest difference."""
-    pairs = [(row, peer) for row, peer in comparisons(document["measurements"]) if peer and is_slower(row, peer)]
+    return as_lines((["workload", OURS, "the fastest", "faster by"], slower_lines(document)))
+
+
+def slower_ops(results: Ops) -> list[str]:
+    """The same for all ops, one after another."""
     lines = [
+        [f"{NAMES[op]} {first}", *rest] for op, found in results.ops.items() for first, *rest in slower_lines(found)
+    ]
+    return as_lines((["workload", OURS, "the fastest", "faster by"], lines))
+
+
+def slower_lines(document: Document) -> list[list[str]]:
+    """Returns the lines of the table of `slower`."""
+    pairs = [(row, peer) for row, peer in comparisons(document["measurements"]) if peer and is_slower(row, peer)]
+    return [
         [workload(row), share(row), f"{peer['provider']} {share(peer)}", percent(row, peer)]
         for row, peer in sorted(pairs, key=slowdown, reverse=True)
     ]
-    return as_lines((["workload", OURS, "the fastest", "faster by"], lines))
 
 
 def aims(document: Document) -> list[str]:
@@ -162,6 +183,18 @@ def host(document: Document) -> list[str]:
 
 BLOCKS: Mapping[str, Callable[[Any], list[str]]] = {
     function.__name__: function
-    for function in (overview, faster_elsewhere, result, slower, aims, forward, backward, shapes, machine, host)
+    for function in (
+        overview,
+        faster_elsewhere,
+        result,
+        slower,
+        slower_ops,
+        aims,
+        forward,
+        backward,
+        shapes,
+        machine,
+        host,
+    )
 }
 """The functions that write blocks. They get the results of the block's op, or all results if it names none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from figures.stored import Models, Results
+from figures.stored import Results
 from tridal.benchmarks.providers import OURS
 from tridal.benchmarks.report import EQUAL, as_lines, comparisons, geometric_mean, is_slower, providers, values
 from tridal.benchmarks.results import select
@@ -23,7 +23,7 @@ TRAINING = {
     "PyTorch": "unchanged", "tridal": "kernelize+fused_loss", "torch.compile": "compile", "Liger-Kernel": "liger",
 }  # fmt: skip
 """The provider of benchmarks/models.py for each column of the table of models."""
-MODELS = {"llama": "LLaMA (1.2B)", "gpt2": "GPT-2 (355M)"}
+MODELS = {"llama": "LLaMA (1.2B)", "qwen3": "Qwen 3 (1.0B)", "gpt2": "GPT-2 (355M)"}
 NAMES = {
     "unchanged": "PyTorch",
     "override_torch": "`override_torch`",
@@ -76,7 +76,8 @@ def models(results: Results) -> list[str]:
                 rates.append(f"{step['tokens_per_second']:,.0f} ({results.speed(model, provider):.2f}x)")
                 peaks.append(f"{step['peak_gib']:.1f} GiB")
         lines += [rates, peaks]
-    sentence = f"On an NVIDIA H200, compared with PyTorch in eager mode, `kernelize` trains {', and '.join(gains)}:"
+    trained = f"{', '.join(gains[:-1])}, and {gains[-1]}"
+    sentence = f"On an NVIDIA H100, compared with PyTorch in eager mode, `kernelize` trains {trained}:"
     batch = "A step is a forward and a backward of 8,192 tokens, with random weights ([method](SPEED))."
     return [sentence, "", *table(["training step, bfloat16", *TRAINING], lines), "", batch]
 
@@ -106,36 +107,31 @@ def ops(results: Results) -> list[str]:
 
 def libraries(results: Results) -> list[str]:
     """A table that says which library suits which purpose."""
-    ours, compiled, both, liger = (
-        TRAINING[OURS],
-        TRAINING["torch.compile"],
-        "compile+kernelize",
-        TRAINING["Liger-Kernel"],
-    )
-    llama, gpt2 = ({name: f"{results.speed(m, name):.2f}x" for name in (ours, compiled, both)} for m in MODELS)
-    h100 = results.h100
-    steps = [
-        f"{h100.speed('llama', name):.2f}x in {h100.models['llama', 'training', name]['peak_gib']:.1f} GiB"
-        for name in (liger, ours)
-    ]
+    ours, compiled, liger = (TRAINING[name] for name in (OURS, "torch.compile", "Liger-Kernel"))
+    both = "compile+kernelize+fused_loss"
+
+    def step(provider: str) -> str:
+        peak = results.models["llama", "training", provider]["peak_gib"]
+        return f"{results.speed('llama', provider):.2f}x in {peak:.1f} GiB"
+
+    gains = [f"{title.partition(' (')[0]} {results.speed(model, ours):.2f}x" for model, title in MODELS.items()]
     lines = (
         (
-            "eager training of models for which Liger-Kernel has no patch",
+            "eager training of Hugging Face models",
             OURS,
-            f"GPT-2: {gpt2[ours]}; each module is compared before it is replaced",
+            f"{', '.join(gains)}; each module is compared before it is replaced",
         ),
         ("odd widths, wide rows, slices, any dim, any strides", OURS, "others are half as fast there, or reject them"),
         ("your own row op, or your own device", OURS, "one file of maths, or one file of numbers; no kernel"),
         (
             "the least memory in eager training of LLaMA and similar models",
             "Liger-Kernel",
-            f"on an H100: {steps[0]}; tridal: {steps[1]}",
+            f"{step(liger)}; tridal: {step(ours)}",
         ),
         (
             "a compiled model",
             "torch.compile",
-            f"tridal adds nothing: LLaMA {llama[compiled]} alone and {llama[both]} with it; "
-            f"GPT-2 {gpt2[compiled]}, and {gpt2[ours]} with tridal in eager mode",
+            f"LLaMA {step(compiled)}; tridal's fused loss saves memory: {step(both)}",
         ),
         ("replacements for hundreds of PyTorch's operators", "FlagGems", f"tridal has {len(OPS)} ops"),
         (
@@ -147,7 +143,7 @@ def libraries(results: Results) -> list[str]:
     return table(["you want", "use", "reason"], lines)
 
 
-def training(results: Models) -> list[str]:
+def training(results: Results) -> list[str]:
     """A table of all training steps."""
     lines = []
     for each in results.measured("training"):
@@ -155,11 +151,6 @@ def training(results: Models) -> list[str]:
         speed, memory = f"{results.speed(model, provider):.2f}", f"{each['peak_gib']:.1f}"
         lines.append([f"{model}, {NAMES[provider]}", f"{each['tokens_per_second']:,.0f}", speed, memory])
     return as_lines((["training", "tokens/s", "relative", "peak memory, GiB"], lines))
-
-
-def training_h100(results: Results) -> list[str]:
-    """A table of the training steps on an H100."""
-    return training(results.h100)
 
 
 def decoding(results: Results) -> list[str]:
@@ -172,5 +163,5 @@ def decoding(results: Results) -> list[str]:
     return as_lines((["decoding", "tokens/s", "±%"], lines))
 
 
-BLOCKS = {function.__name__: function for function in (models, ops, libraries, training, training_h100, decoding)}
+BLOCKS = {function.__name__: function for function in (models, ops, libraries, training, decoding)}
 """The functions that write blocks. They get all results."""

@@ -10,11 +10,13 @@ from typing import Any
 import model_plots
 from model_tables import Result
 
-from figures.stored import BENCHMARKS, OPS, Results
+from figures.stored import BENCHMARKS, Results
 from tridal.benchmarks import line_plot, plot_style, plots, report
 from tridal.benchmarks.plot_text import UNITS, compact, describe_rates, describe_run, summarise
 from tridal.benchmarks.results import distinct, select
 
+SHOWN_OF_OTHER_GPUS = ("suite-bfloat16-forward", "suite-bfloat16-backward")
+"""The pictures of ops on other GPUs than the H200. The tables have all results."""
 IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P<path>[^)"\s]+\.svg)')
 """A picture in Markdown, or in HTML with its description before its path."""
 
@@ -49,12 +51,14 @@ def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:
         descriptions[folder / f"{picture.name}.svg"] = picture.description
 
     with plot_style.style():
-        for op, document in stored.ops.items():
-            folder = BENCHMARKS / OPS[op]
-            for picture in plots.make_pictures(document):
-                add(folder, picture)
-            pictures = {file: text for file, text in descriptions.items() if file.parent == folder}
-            files[folder / "results.md"] = report.markdown(document, pictures)
+        for gpu in (stored, *stored.gpus.values()):
+            for op, document in gpu.ops.items():
+                folder = gpu.folders[op].resolve()
+                for picture in plots.make_pictures(document):
+                    if gpu is stored or picture.name in SHOWN_OF_OTHER_GPUS:
+                        add(folder, picture)
+                pictures = {file: text for file, text in descriptions.items() if file.parent == folder}
+                files[folder / "results.md"] = report.markdown(document, pictures)
         add(BENCHMARKS, plot_front(stored.ops["softmax"]))
         record = stored.models_record
         results = [Result(**result) for result in record["results"] if result["work"] == "training"]
