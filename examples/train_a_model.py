@@ -16,7 +16,7 @@ import transformers
 
 import tridal
 
-VOCABULARY, LENGTH, BATCH = 256, 32, 8
+VOCABULARY, LENGTH, BATCH = 256, 32, 4
 
 
 def batches(device: torch.device, steps: int) -> torch.Tensor:

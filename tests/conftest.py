@@ -17,6 +17,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel processes, whose threads would compete
 
+# Inductor compiles a program for each vector instruction set that the processor has. This takes 3 seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 import torch
 
 import third_party_op

@@ -282,6 +282,9 @@ class Block(torch.nn.Module):
         return self.op(x * 2, -1)  # type: ignore[no-any-return]
 
 
+@pytest.mark.nightly(
+    "test_exported_program_has_the_op_and_its_gradient exports the same op; AOTInductor compiles torch's part"
+)
 @aot_inductor
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor compiles C++")
 @pytest.mark.filterwarnings("ignore::FutureWarning")

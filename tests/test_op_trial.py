@@ -29,6 +29,7 @@ from tridal.testing import checking
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
 
+ALL_CONSTANTS = pytest.mark.nightly("the same test with the compiler, and test_conformance.py runs the functions")
 TARGETS = pytest.mark.parametrize("target", [None, SM_90], ids=["interpreted", "compiled"])
 HINT = r"A tile of 4 rows and 8 columns has the shape .*: expand it with tl.expand_dims\(number, AXIS\)$"
 
@@ -192,7 +193,7 @@ def launched() -> set[RowKernel]:
 
 
 @pytest.mark.slow("it tries the functions of all kernels")
-@TARGETS
+@pytest.mark.parametrize("target", [pytest.param(None, marks=ALL_CONSTANTS), SM_90], ids=["interpreted", "compiled"])
 def test_functions_of_built_in_ops_pass_their_trials(target: Any, launched: set[RowKernel]) -> None:
     """They need no trial before use, so this test runs it: interpreted for all constants, and compiled for some."""
     by_name = {kernel.name: kernel for kernel in launched}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
@@ -95,11 +96,16 @@ _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
     """Yields the name, the value, and the accepted values in words, of each wrong field of an object."""
-    for field in fields(data):
-        value = getattr(data, field.name)
-        rule = _RULES[type(data)].get(field.name) or _BY_TYPE.get(field.type)
-        if rule is not None and not rule.accepts(value):
-            yield field.name, value, rule.expected
+    for name, rule in _rules_of(type(data)):
+        value = getattr(data, name)
+        if not rule.accepts(value):
+            yield name, value, rule.expected
+
+
+@functools.cache
+def _rules_of(kind: type) -> tuple[tuple[str, Rule], ...]:
+    rules = ((field.name, _RULES[kind].get(field.name) or _BY_TYPE.get(str(field.type))) for field in fields(kind))
+    return tuple((name, rule) for name, rule in rules if rule is not None)
 
 
 def exact_copy(found: Any) -> Any:
@@ -108,11 +114,14 @@ def exact_copy(found: Any) -> Any:
     A plugin cannot change a copy later. A subclass could return another value each time a field is read. Numbers and
     other objects stay as they are, because the rules accept only the types int, float and bool themselves.
     """
-    if type(found) in _PLAIN:
+    exact = type(found)
+    if exact in _PLAIN:
         return found
-    for kind, names in _FIELDS.items():
+    if exact is tuple and all(type(part) in _PLAIN for part in found):
+        return found
+    for kind in (exact,) if exact in _FIELDS else _FIELDS:
         if isinstance(found, kind):
-            return kind(**{name: exact_copy(getattr(found, name)) for name in names})
+            return kind(**{name: exact_copy(getattr(found, name)) for name in _FIELDS[kind]})
     if isinstance(found, str):
         return str.__str__(found)
     if isinstance(found, tuple):

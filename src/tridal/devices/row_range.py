@@ -16,6 +16,7 @@ from tridal.devices.plans import MAX_PROGRAMS, LaunchPlan
 from tridal.devices.problem import MAX_RANGE_ROWS, Problem
 
 _P = ParamSpec("_P")
+_CONFIG_FIELDS = tuple(field.name for field in fields(KernelConfig))
 
 
 def with_row_range(
@@ -36,13 +37,14 @@ def with_row_range(
             return plan(problem, *args, **kwargs)
         rows = _Range(size)
         counted: Any = RowCount(rows)
-        problem = replace(problem, cols=counted) if one_row else replace(problem, inner=counted)
+        own, problem = problem, replace(problem, cols=counted) if one_row else replace(problem, inner=counted)
         others: Any = [_reading_configs(value) for value in args]
         planned = plan(problem, *others, **{name: _reading_configs(value) for name, value in kwargs.items()})
-        planned = replace(planned, config=_read_config(planned.config), occupancy=_read(planned.occupancy))
-        programs: Any = planned.programs
+        config, occupancy, programs = _read_config(planned.config), _read(planned.occupancy), planned.programs
         if one_row:
-            return replace(planned, programs=_read(programs), column_range=(rows.first, rows.last))
+            found = {"programs": _read(programs)}
+            return replace(planned, config=config, occupancy=occupancy, **found, column_range=(rows.first, rows.last))
+        planned = replace(planned, config=config, occupancy=occupancy)
         if isinstance(programs, RowCount):
             divisors = [number for step, number in programs._steps if step is operator.floordiv]
             for tiles in (1, *divisors):
@@ -51,7 +53,6 @@ def with_row_range(
                     planned, programs = rule, programs.at(rows.own)
                     break
         programs = _read(programs)  # narrows the range if no rule gives the programs
-        own = replace(problem, inner=rows.own)
         rows.ask(lambda number: planned.programs_for(own, number) <= MAX_PROGRAMS)
         return replace(planned, programs=programs, row_range=(rows.first, rows.last))
 
@@ -60,7 +61,8 @@ def with_row_range(
 
 def _read_config(config: KernelConfig) -> KernelConfig:
     """Returns the configuration with numbers instead of `RowCount` objects."""
-    return replace(config, **{field.name: _read(getattr(config, field.name)) for field in fields(config)})
+    counts = {name: value for name in _CONFIG_FIELDS if isinstance(value := getattr(config, name), RowCount)}
+    return replace(config, **{name: _read(value) for name, value in counts.items()}) if counts else config
 
 
 def _reading_configs(value: Any) -> Any:
