@@ -19,7 +19,7 @@ from op_samples import OPS, SAMPLES, Sample, as_tuple
 from several_results import ARGMAX
 
 NAMES = ("softmax", "log_softmax")
-COMPILED = ("softmax", "rms_norm", "cross_entropy")  # dynamo traces the same code for ops with the same kind of tensors
+COMPILED = ("rms_norm", "cross_entropy")  # dynamo traces the same code for ops with the same kind of tensors
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
 
 

@@ -72,7 +72,8 @@ def failures_of(checks: dict[str, Check], ranks: int, backend: str) -> dict[tupl
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.set_forkserver_preload([__name__, "torch._dynamo"])  # imports are slow; ranks inherit them
+    modules = [__name__, "torch._dynamo", *{check.__module__ for check in checks.values()}]
+    multiprocessing.set_forkserver_preload(modules)  # imports are slow; ranks inherit them
     with multiprocessing.get_context("forkserver").Manager() as manager:  # a fork of this process can lack memory
         failures = manager.dict()
         arguments = (ranks, port, device_type, backend, checks, failures)

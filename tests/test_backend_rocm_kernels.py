@@ -52,7 +52,7 @@ SHAPES = [
 ]  # fmt: skip
 DTYPES = ("bfloat16", "float32", "float16", "float64")
 SCALE_MASKS = (ScaleMask(scale=0.5, causal=True), ScaleMask(mask="float32", strides=(0, 0, 0, 1)))
-STEP = 167  # between the calls that are compiled by default; a prime, so that they have all shapes and dtypes
+STEP = 331  # between the calls that are compiled by default; a prime, so that they have all shapes and dtypes
 
 
 class Case(NamedTuple):

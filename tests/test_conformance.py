@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import zlib
 from collections.abc import Sequence
@@ -37,17 +38,35 @@ def chosen(backend: Backend, matrix: bool) -> Sequence[Case]:
         elements = math.prod(case.shape)
         return elements < _FEWEST_ELEMENTS, elements, zlib.crc32(case.name.encode())
 
-    found, seen = [], set[object]()
-    for case in sorted(cases, key=size):
-        traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
-        drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
-        traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
-        kind = case.op, case.direction
-        pairs = {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
-        if not pairs <= seen:
-            found.append(fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case)
-        seen |= pairs
-    return found
+    candidates = sorted(cases, key=size)
+    return [
+        fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case
+        for case in (candidates[number] for number in covering([*map(pairs_of, candidates)]))
+    ]
+
+
+def pairs_of(case: Case) -> set[object]:
+    """The pairs of traits that a case holds."""
+    traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
+    drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
+    traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
+    kind = case.op, case.direction
+    return {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
+
+
+def covering(sets: Sequence[set[object]]) -> list[int]:
+    """Returns few numbers of sets that together hold all elements: next, the first of those with the most new ones."""
+    waiting, seen, found = [(-len(one), number) for number, one in enumerate(sets)], set[object](), list[int]()
+    heapq.heapify(waiting)
+    while waiting:
+        gain, number = heapq.heappop(waiting)
+        new = len(sets[number] - seen)
+        if new == -gain:
+            found.append(number)
+            seen |= sets[number]
+        elif new:
+            heapq.heappush(waiting, (-new, number))
+    return sorted(found)
 
 
 _PAIRED = ("op", "direction", "plan", "shape", "dim", "numbers")

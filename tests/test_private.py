@@ -115,7 +115,7 @@ def test_version_of_torch_has_every_item() -> None:
 
 @pytest.mark.slow("it imports tridal in many processes")
 def test_right_results_without_each_item(pytestconfig: pytest.Config) -> None:
-    """Runs `private_fallbacks.py`, which forks a child for three items, or for each at night, and removes them there."""
+    """Runs `private_fallbacks.py`, which forks a child for three items (at night, for one) and removes them."""
     script = Path(__file__).with_name("private_fallbacks.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     items = [item for item in dict.fromkeys(private.ITEMS) if item not in ABSENT]

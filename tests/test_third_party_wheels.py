@@ -96,7 +96,10 @@ PLANS = """
 """
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942", "ascend910b"])
+OTHER_ARCH = pytest.mark.nightly("sm_90 here, and test_backend_rocm_kernels.py for kernels of all kinds")
+
+
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=OTHER_ARCH), "ascend910b"])
 def test_kernels_of_both_directions_are_planned_and_compiled_for_absent_devices(site_folder: Path, arch: str) -> None:
     """Triton 3.4 and older need ld.lld to compile for AMD GPUs, and the installed Triton does not know NPUs."""
     pytest.importorskip("triton")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
@@ -88,7 +87,14 @@ _RULES: Mapping[type, Mapping[str, Rule]] = {
 }
 """The rules of fields whose annotation does not say enough."""
 
-
+_RULES_BY_KIND: Mapping[type, list[tuple[str, Rule]]] = {
+    kind: [
+        (field.name, rule)
+        for field in fields(kind)
+        if (rule := rules.get(field.name) or _BY_TYPE.get(str(field.type))) is not None
+    ]
+    for kind, rules in _RULES.items()
+}
 _FIELDS = {kind: [field.name for field in fields(kind)] for kind in (*_RULES, Problem)}
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 """Types whose objects cannot change, and are most of what is copied."""
@@ -96,16 +102,10 @@ _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 def wrong_fields(data: Any) -> Iterator[tuple[str, Any, str]]:
     """Yields the name, the value, and the accepted values in words, of each wrong field of an object."""
-    for name, rule in _rules_of(type(data)):
+    for name, rule in _RULES_BY_KIND[type(data)]:
         value = getattr(data, name)
         if not rule.accepts(value):
             yield name, value, rule.expected
-
-
-@functools.cache
-def _rules_of(kind: type) -> tuple[tuple[str, Rule], ...]:
-    rules = ((field.name, _RULES[kind].get(field.name) or _BY_TYPE.get(str(field.type))) for field in fields(kind))
-    return tuple((name, rule) for name, rule in rules if rule is not None)
 
 
 def exact_copy(found: Any) -> Any:

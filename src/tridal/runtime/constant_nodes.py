@@ -100,3 +100,16 @@ def changed(node: Any, **changes: Any) -> Any:
     new = node.__class__.__new__(node.__class__)  # `copy.copy` takes three times as long
     vars(new).update(vars(node), **changes)
     return new
+
+
+def nodes_in(*roots: Any) -> list[Any]:
+    """Returns nodes and all nodes in them, as `ast.walk` does in twice the time, without contexts and operators."""
+    found = [*roots]
+    for node in found:  # grows
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value.__class__ is list:
+                found += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, (ast.expr, ast.stmt, ast.arguments, ast.arg)):
+                found.append(value)
+    return found

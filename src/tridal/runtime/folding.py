@@ -20,10 +20,13 @@ from tridal.runtime.constant_nodes import (
     is_constant,
     is_simple,
     literal,
+    nodes_in,
     operation,
 )
 from tridal.runtime.triton_functions import Function, definition_of, is_tritons
 
+_FOLDED = ast.expr, ast.keyword, ast.arg, ast.arguments
+"""The nodes that can hold constants, and are no statements."""
 _SHORT = 6
 """Statements of a function that may be written into its callers, with its docstring."""
 
@@ -183,6 +186,8 @@ class _Fold:
 
     def expression(self, node: Any) -> Any:
         """Returns a folded expression, or another node that is not a statement."""
+        if not isinstance(node, _FOLDED):
+            return node
         if isinstance(node, ast.Name):
             if node.id in self.constants and isinstance(node.ctx, ast.Load):
                 return self.constants[node.id]
@@ -197,8 +202,6 @@ class _Fold:
             test = self.expression(node.test)
             if (value := constant(test)) is not UNKNOWN:
                 return self.expression(node.body if value else node.orelse)
-        if isinstance(node, (ast.Constant, ast.expr_context, ast.operator, ast.cmpop)) or not isinstance(node, ast.AST):
-            return node
         new = self._rebuilt(node)
         if isinstance(new, ast.BoolOp):
             return bool_operation(new)
@@ -246,7 +249,7 @@ class _Fold:
     def register_calls(self) -> None:
         """Adds the calls in the folded statements to the functions that they call."""
         self.assigned: dict[str, list[Any]] = {}
-        nodes: list[Any] = [node for statement in self.function.body for node in ast.walk(statement)]
+        nodes = nodes_in(*self.function.body)
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.assigned.setdefault(node.targets[0].id, []).append(node.value)
@@ -281,4 +284,4 @@ def _in_order(node: Any) -> Iterator[ast.AST]:
 
 
 def _lines(statements: Sequence[ast.stmt]) -> Iterator[int]:
-    return (node.lineno for statement in statements for node in ast.walk(statement) if isinstance(node, ast.stmt))
+    return (node.lineno for node in nodes_in(*statements) if isinstance(node, ast.stmt))

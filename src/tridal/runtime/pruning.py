@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tridal.runtime.constant_nodes import nodes_in
 from tridal.runtime.triton_functions import Function
 
 _PURE = frozenset((
@@ -22,7 +23,7 @@ class _Pruned:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.nodes = [*_walk(function.body)]
+        self.nodes = nodes_in(*function.body)
         self.reads = Counter(node.id for node in self.nodes if isinstance(node, ast.Name))
         self.reads.subtract(node.id for node in self.nodes if isinstance(node, ast.Name) and not _is_read(node))
         self.targets = {
@@ -39,7 +40,9 @@ class Pruning:
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self.known = {function: _Pruned(function) for function in functions}
-        self.callers = {id(call): pruned for pruned in self.known.values() for call in pruned.nodes}
+        self.callers = {
+            id(call): pruned for pruned in self.known.values() for call in pruned.nodes if isinstance(call, ast.Call)
+        }
         entry = functions[-1]
         pending = [*functions]
         while pending:
@@ -67,7 +70,7 @@ class Pruning:
                 for call in function.calls:
                     caller = self.callers[id(call)]
                     changed |= {caller.function} | self._forget(caller, [call.args.pop(number)])
-        returns = [n for n in _walk(function.body) if isinstance(n, ast.Return)]
+        returns = [n for n in nodes_in(*function.body) if isinstance(n, ast.Return)]
         callers = [(self.callers[id(call)], id(call)) for call in function.calls]
         targets: list[Any] = [(caller, caller.targets.get(call)) for caller, call in callers]
         values: list[Any] = [getattr(node.value, "elts", None) for node in returns]
@@ -118,7 +121,7 @@ class Pruning:
     def _forget(self, pruned: _Pruned, nodes: Sequence[ast.AST]) -> set[Function]:
         """Counts what is read in removed nodes no more. Returns the functions that are called less often."""
         called = set()
-        for node in _walk(nodes):
+        for node in nodes_in(*nodes):
             if isinstance(node, ast.Name) and _is_read(node):
                 pruned.reads[node.id] -= 1
             function = getattr(getattr(node, "func", None), "function", None)
@@ -129,7 +132,7 @@ class Pruning:
 
     def _unneeded(self, nodes: Iterator[ast.AST] | Sequence[ast.AST]) -> bool:
         """Returns whether expressions may be dropped if nothing reads their results."""
-        return all(self._is_pure(node) for node in _walk(nodes) if isinstance(node, ast.Call))
+        return all(self._is_pure(node) for node in nodes_in(*nodes) if isinstance(node, ast.Call))
 
     def _is_pure(self, call: ast.Call) -> bool:
         function = getattr(call.func, "function", None)
@@ -147,7 +150,3 @@ class Pruning:
 
 def _is_read(node: ast.Name) -> bool:
     return isinstance(node.ctx, ast.Load)
-
-
-def _walk(nodes: Iterator[Any] | Sequence[Any]) -> Iterator[ast.AST]:
-    return (inner for node in nodes for inner in ast.walk(node))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from tridal.runtime.constant_nodes import UNKNOWN
+from tridal.runtime.constant_nodes import UNKNOWN, nodes_in
 
 
 class Definition:
@@ -18,7 +18,7 @@ class Definition:
 
     def __init__(self, tree: ast.FunctionDef, file: str, lines: Sequence[str], noinline: bool) -> None:
         self.tree, self.file, self.lines, self.noinline = tree, file, lines, noinline
-        nodes = [*ast.walk(tree)]
+        nodes = nodes_in(tree)
         names = [node for node in nodes if isinstance(node, ast.Name)]
         self.stored = [name.id for name in names if not isinstance(name.ctx, ast.Load)]
         self.local = {*self.stored, *(node.arg for node in nodes if isinstance(node, ast.arg))}
