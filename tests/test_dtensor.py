@@ -23,7 +23,6 @@ from ranks import Check, backends, failures_of
 from torch_versions import shards_logsumexp
 from tridal.devices.types import Backend
 
-
 FOUR_RANKS = pytest.mark.nightly("test_check_passes_on_two_ranks[uneven_shards], where a rank has no rows, too")
 
 
