@@ -19,7 +19,7 @@ SHOWN = {
 """The look and the title of each provider that pictures show. The tables have all providers."""
 NAMES = {
     "llama": "LLaMA", "gemma": "Gemma", "qwen3": "Qwen 3", "gpt2": "GPT-2", "torch": "PyTorch",
-    "transformers": "Transformers", "liger-kernel": "Liger-Kernel",
+    "transformers": "Transformers", "liger-kernel": "Liger-Kernel", "triton": "Triton",
 }  # fmt: skip
 TITLES = {"training": "Training steps, forward and backward", "decoding": "Greedy decoding with a cache"}
 PANELS = {"tokens_per_second": "tokens/s, unchanged = 1", "peak_gib": "peak memory, GiB"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,17 +38,6 @@ def small_cases(op: str) -> list[Case]:
 def modified_cases(op: str) -> list[Case]:
     """Returns the cases of an op with scaled or masked inputs that do not depend on a backend's plan."""
     return [case for case in cases(INTERPRETER, [op]) if case.plan == "planned" and case.modified]
-
-
-def fewer_rows(case: Case) -> Case:
-    """Returns a case with at most 7 rows, or with at most 3 in each of several dims.
-
-    With lanes, a tile has one row, and the interpreter takes as long for it as for a tile of many rows. It runs four
-    programs, so some of them have several tiles.
-    """
-    rank, most = len(case.shape), 7 if len(case.shape) == 2 else 3
-    of_row = range(rank - case.dims, rank) if case.dims > 1 else [case.dim % rank]
-    return replace(case, shape=tuple(n if i in of_row else min(n, most) for i, n in enumerate(case.shape)))
 
 
 def on_cpu(function: Function) -> Implementation:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-import zlib
-from collections.abc import Sequence
-from dataclasses import fields
-from itertools import product
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from conformance_helpers import fewer_rows
+from chosen_cases import chosen_cases
 from conftest import backends
 from tridal import testing
 from tridal.devices.types import Backend
@@ -24,53 +19,10 @@ from tridal.testing.cases import DIRECTIONS, Case
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         matrix = metafunc.config.getoption("--matrix")
-        pairs = [(backend, case) for backend in backends(metafunc.config) for case in chosen(backend, matrix)]
+        pairs = [
+            (b, case) for b in backends(metafunc.config) for case in (testing.cases(b) if matrix else chosen_cases(b))
+        ]
         metafunc.parametrize(("tested", "case"), pairs, ids=[f"{b.name}: {case.name}" for b, case in pairs])
-
-
-def chosen(backend: Backend, matrix: bool) -> Sequence[Case]:
-    """All cases, or small ones that hold every pair of an op's direction or a plan override and another trait."""
-    cases = testing.cases(backend)
-    if matrix:
-        return cases
-
-    def size(case: Case) -> tuple[bool, int, int]:
-        elements = math.prod(case.shape)
-        return elements < _FEWEST_ELEMENTS, elements, zlib.crc32(case.name.encode())
-
-    candidates = sorted(cases, key=size)
-    return [
-        fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case
-        for case in (candidates[number] for number in covering([*map(pairs_of, candidates)]))
-    ]
-
-
-def pairs_of(case: Case) -> set[object]:
-    """The pairs of traits that a case holds."""
-    traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
-    drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
-    traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
-    kind = case.op, case.direction
-    return {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
-
-
-def covering(sets: Sequence[set[object]]) -> list[int]:
-    """Returns few numbers of sets that together hold all elements: next, the first of those with the most new ones."""
-    waiting, seen, found = [(-len(one), number) for number, one in enumerate(sets)], set[object](), list[int]()
-    heapq.heapify(waiting)
-    while waiting:
-        gain, number = heapq.heappop(waiting)
-        new = len(sets[number] - seen)
-        if new == -gain:
-            found.append(number)
-            seen |= sets[number]
-        elif new:
-            heapq.heappush(waiting, (-new, number))
-    return sorted(found)
-
-
-_PAIRED = ("op", "direction", "plan", "shape", "dim", "numbers")
-_FEWEST_ELEMENTS = 100  # a smaller case has one block, and is chosen for its shape only
 
 
 def test_case_passes(tested: Backend, case: Case) -> None:

@@ -1,0 +1,66 @@
+"""The cases of the conformance suite that tests run for each commit: few and small ones, with the pairs of all."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import product
+
+from tridal import testing
+from tridal.devices.types import Backend
+from tridal.testing.cases import Case
+
+_PAIRED = ("op", "direction", "plan", "shape", "dim", "numbers")
+_FEWEST_ELEMENTS = 100  # a smaller case has one block, and is chosen for its shape only
+
+
+def chosen_cases(backend: Backend) -> list[Case]:
+    """Returns small cases that hold every pair of an op's direction or a plan override and another trait."""
+    candidates = sorted(testing.cases(backend), key=_size)
+    return [
+        fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case
+        for case in (candidates[number] for number in covering([*map(pairs_of, candidates)]))
+    ]
+
+
+def _size(case: Case) -> tuple[bool, int, int]:
+    elements = math.prod(case.shape)
+    return elements < _FEWEST_ELEMENTS, elements, zlib.crc32(case.name.encode())
+
+
+def pairs_of(case: Case) -> set[object]:
+    """The pairs of traits that a case holds."""
+    traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
+    drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
+    traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
+    kind = case.op, case.direction
+    return {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
+
+
+def covering(sets: Sequence[set[object]]) -> list[int]:
+    """Returns few numbers of sets that together hold all elements: next, the first of those with the most new ones."""
+    waiting, seen, found = [(-len(one), number) for number, one in enumerate(sets)], set[object](), list[int]()
+    heapq.heapify(waiting)
+    while waiting:
+        gain, number = heapq.heappop(waiting)
+        new = len(sets[number] - seen)
+        if new == -gain:
+            found.append(number)
+            seen |= sets[number]
+        elif new:
+            heapq.heappush(waiting, (-new, number))
+    return sorted(found)
+
+
+def fewer_rows(case: Case) -> Case:
+    """Returns a case with at most 7 rows, or with at most 3 in each of several dims.
+
+    With lanes, a tile has one row, and the interpreter takes as long for it as for a tile of many rows. It runs four
+    programs, so some of them have several tiles.
+    """
+    rank, most = len(case.shape), 7 if len(case.shape) == 2 else 3
+    of_row = range(rank - case.dims, rank) if case.dims > 1 else [case.dim % rank]
+    return replace(case, shape=tuple(n if i in of_row else min(n, most) for i, n in enumerate(case.shape)))
