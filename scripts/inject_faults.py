@@ -5,7 +5,7 @@
 A fault is another comparison, number, boolean or arithmetic operator, a call that is removed, or a result that is None.
 The tests of a module import it, or have its name, or are those that TESTS adds. They run in a copy of the checkout. A
 fault is killed if they fail or take five times as long as without it. The exit code is 1 if fewer than `--least` of the
-faults are killed, and 2 if tests fail without a fault.
+faults are killed, 2 if tests fail without a fault, and 130 after Ctrl-C, which keeps the results so far.
 """
 
 from __future__ import annotations
@@ -158,6 +158,9 @@ def tests_of(root: Path, module: str) -> list[str]:
     return [f"tests/{stem}.py" for stem in dict.fromkeys(found) if stem in texts]
 
 
+_INTERRUPTED = 130  # exit code of a process that SIGINT ends
+
+
 class Copy:
     """A copy of a checkout, in which tests run."""
 
@@ -250,12 +253,20 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
                 copies.put(copy)
 
         pending = {threads.submit(killed, fault): fault for fault in chosen}
-        done = track(as_completed(pending), "faults", len(pending), console=console)
-        found = {pending[future]: future.result() for future in done}
+        found: dict[Fault, bool] = {}
+        try:
+            for future in track(as_completed(pending), "faults", len(pending), console=console):
+                found[pending[future]] = future.result()
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            console.print(f"interrupted after {len(found)} of {len(chosen)} faults: their results are kept")
     report(found)
     if options.json:
-        rows = [{**asdict(fault), "killed": found[fault], "tests": tests[fault.module]} for fault in chosen]
+        tried = [fault for fault in chosen if fault in found]
+        rows = [{**asdict(fault), "killed": found[fault], "tests": tests[fault.module]} for fault in tried]
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if len(found) < len(chosen):
+        return _INTERRUPTED
     return int(sum(found.values()) < options.least * len(found))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,14 @@ def test_killed_and_surviving_faults_are_reported(checkout: Path, capsys: pytest
     )
     assert SCRIPT["main"](arguments, checkout) == 2
     assert SCRIPT["main"](["--modules", "nothing"], checkout) == 2
+
+
+def test_interrupted_run_keeps_its_results(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(done: Iterator[Any], *_: Any, **__: Any) -> Iterator[Any]:
+        yield next(done)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SCRIPT["main"].__globals__, "track", interrupted)
+    results = checkout / "results.json"
+    assert SCRIPT["main"](["--count", "4", "--json", str(results)], checkout) == 130
+    assert len(json.loads(results.read_text())) == 1
