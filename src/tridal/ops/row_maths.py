@@ -34,7 +34,7 @@ def compute(
     Args:
         arguments: those of the registered op.
         reduce: reduces rows that are sharded over ranks. The tensors are shards then.
-        unmodified: unmodified(scores, dim, dtype, *parameters) computes the op of modified scores.
+        unmodified: `unmodified(scores, dim, dtype, *parameters)` computes the op of modified scores.
     """
     named = op.signature.named(arguments)
     modification = modification_of(op, named)
