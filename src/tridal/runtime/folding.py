@@ -25,8 +25,8 @@ from tridal.runtime.constant_nodes import (
 )
 from tridal.runtime.triton_functions import Function, definition_of, is_tritons
 
-_FOLDED = ast.expr, ast.keyword, ast.arg, ast.arguments
-"""The nodes that can hold constants, and are no statements."""
+_LEAVES = ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop
+"""The nodes that hold no other nodes."""
 _SHORT = 6
 """Statements of a function that may be written into its callers, with its docstring."""
 
@@ -186,7 +186,7 @@ class _Fold:
 
     def expression(self, node: Any) -> Any:
         """Returns a folded expression, or another node that is not a statement."""
-        if not isinstance(node, _FOLDED):
+        if isinstance(node, _LEAVES) or not isinstance(node, ast.AST):
             return node
         if isinstance(node, ast.Name):
             if node.id in self.constants and isinstance(node.ctx, ast.Load):
