@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+_INTERRUPTED = 130  # exit code of a process that SIGINT ends
 SOURCES = ("src", "backends")
 TESTS = {
     "src/tridal/pytorch/path/*": (
@@ -156,9 +157,6 @@ def tests_of(root: Path, module: str) -> list[str]:
     helpers = importing - set(tests)
     found += [s for s in tests if any(re.search(rf"(?m)^(from|import) {helper}\b", texts[s]) for helper in helpers)]
     return [f"tests/{stem}.py" for stem in dict.fromkeys(found) if stem in texts]
-
-
-_INTERRUPTED = 130  # exit code of a process that SIGINT ends
 
 
 class Copy:

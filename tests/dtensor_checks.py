@@ -77,7 +77,7 @@ def row_dim(sample: Sample) -> int:
 def every_placement_equals_torch(mesh: DeviceMesh) -> None:
     """A gradient of a number per column is a sum over rows. It is `Partial` if these are sharded."""
     for name, sample in SAMPLES.items():
-        other = int(row_dim(sample) == 0)  # the two dims without rows are alike
+        other = int(row_dim(sample) == 0)  # the third dim is like this one
         for placement in (Shard(row_dim(sample)), Shard(other), Replicate()):
             shape = (3, 5, 6) if sample.op.arguments[0].role == "element" else (4, 2, 6)  # torch flattens even shards
             found = compare(sample, mesh, shape, placement).gradients

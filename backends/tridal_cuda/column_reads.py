@@ -73,7 +73,7 @@ def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
     config = replace(config, reload=True)
     if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.NARROW_RELOAD_BYTES:
         warps = warps_for(problem.cols * problem.bytes_read, tuning.NARROW_RELOAD_BYTES_PER_THREAD)
-        return replace(config, num_warps=1 << warps.bit_length() - 1)
+        return replace(config, num_warps=warps)
     config = replace(config, num_warps=warps_for(tile_bytes // 2, tuning.MANY_ELEMENTS_PER_THREAD))
     limit = max_registers_for(tuning.COLUMN_READS_BYTES_IN_FLIGHT // tile_bytes, config, problem.device)
     return replace(config, max_registers=limit or None)

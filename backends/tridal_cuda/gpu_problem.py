@@ -12,8 +12,8 @@ from tridal_cuda.resources import max_registers_for, occupancy
 
 
 def warps_for(elements: int, elements_per_thread: int) -> int:
-    """Returns the number of warps for a tile of `elements` elements, from 1 to 32."""
-    return max(1, min(32, elements // (32 * elements_per_thread)))
+    """Returns the number of warps for `elements` elements, rounded down to a power of two from 1 to 32."""
+    return 1 << max(1, min(32, elements // (32 * elements_per_thread))).bit_length() - 1
 
 
 def limit_rows(rows: int, cols: int, max_elements: int) -> int:

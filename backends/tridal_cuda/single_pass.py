@@ -60,7 +60,6 @@ def _fit_numbers(problem: GpuProblem) -> Fit | None:
         return None
     # Each thread has its own statistics, so that threads exchange nothing in the loop. A program per row balances the
     # work in the last wave better than programs that loop over rows.
-    cols = tuning.LOOP_COLS
-    warps = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
+    warps = warps_for(tuning.LOOP_COLS, tuning.FEW_ELEMENTS_PER_THREAD)
     lanes = warps * (problem.device.warp_size or 32)
-    return problem.fit(KernelConfig("column_loop", 1, cols, warps, lanes=lanes, persistent=False))
+    return problem.fit(KernelConfig("column_loop", 1, tuning.LOOP_COLS, warps, lanes=lanes, persistent=False))

@@ -53,7 +53,7 @@ def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:
     with plot_style.style():
         for gpu in (stored, *stored.gpus.values()):
             for op, document in gpu.ops.items():
-                folder = gpu.folders[op].resolve()
+                folder = gpu.folders[op]
                 for picture in plots.make_pictures(document):
                     if gpu is stored or picture.name in SHOWN_OF_OTHER_GPUS:
                         add(folder, picture)

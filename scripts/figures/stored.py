@@ -46,14 +46,14 @@ class Results(Ops):
         """Returns the measurements of models in training or decoding."""
         return [each for each in self.models.values() if each["work"] == work and each["tokens_per_second"]]
 
-    def speed(self, model: str, provider: str, work: str = "training") -> float:
-        """Returns the tokens per second of a training step or of decoding, relative to the unchanged model."""
-        return self._relative(model, provider, work, "tokens_per_second")
+    def speed(self, model: str, provider: str) -> float:
+        """Returns the tokens per second of a training step, relative to the unchanged model."""
+        return self._relative(model, provider, "tokens_per_second")
 
     def memory(self, model: str, provider: str) -> float:
         """Returns the peak memory of a training step, relative to the unchanged model."""
-        return self._relative(model, provider, "training", "peak_gib")
+        return self._relative(model, provider, "peak_gib")
 
-    def _relative(self, model: str, provider: str, work: str, quantity: str) -> float:
-        values = [self.models[model, work, name][quantity] for name in (provider, "unchanged")]
+    def _relative(self, model: str, provider: str, quantity: str) -> float:
+        values = [self.models[model, "training", name][quantity] for name in (provider, "unchanged")]
         return float(values[0] / values[1])

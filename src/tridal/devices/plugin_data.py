@@ -117,11 +117,9 @@ def exact_copy(found: Any) -> Any:
     exact = type(found)
     if exact in _PLAIN:
         return found
-    if exact is tuple and all(type(part) in _PLAIN for part in found):
-        return found
-    for kind in (exact,) if exact in _FIELDS else _FIELDS:
-        if isinstance(found, kind):
-            return kind(**{name: exact_copy(getattr(found, name)) for name in _FIELDS[kind]})
+    kind = exact if exact in _FIELDS else next((kind for kind in _FIELDS if isinstance(found, kind)), None)
+    if kind is not None:
+        return kind(**{name: exact_copy(getattr(found, name)) for name in _FIELDS[kind]})
     if isinstance(found, str):
         return str.__str__(found)
     if isinstance(found, tuple):

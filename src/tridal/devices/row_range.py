@@ -40,11 +40,10 @@ def with_row_range(
         own, problem = problem, replace(problem, cols=counted) if one_row else replace(problem, inner=counted)
         others: Any = [_reading_configs(value) for value in args]
         planned = plan(problem, *others, **{name: _reading_configs(value) for name, value in kwargs.items()})
-        config, occupancy, programs = _read_config(planned.config), _read(planned.occupancy), planned.programs
+        planned = replace(planned, config=_read_config(planned.config), occupancy=_read(planned.occupancy))
+        programs: Any = planned.programs
         if one_row:
-            found = {"programs": _read(programs)}
-            return replace(planned, config=config, occupancy=occupancy, **found, column_range=(rows.first, rows.last))
-        planned = replace(planned, config=config, occupancy=occupancy)
+            return replace(planned, programs=_read(programs), column_range=(rows.first, rows.last))
         if isinstance(programs, RowCount):
             divisors = [number for step, number in programs._steps if step is operator.floordiv]
             for tiles in (1, *divisors):

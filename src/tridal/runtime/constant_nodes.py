@@ -103,7 +103,7 @@ def changed(node: Any, **changes: Any) -> Any:
 
 
 def nodes_in(*roots: Any) -> list[Any]:
-    """Returns nodes and all nodes in them, as `ast.walk` does in twice the time, without contexts and operators."""
+    """Returns nodes and all nodes in them, without contexts and operators. `ast.walk` takes twice the time."""
     found = [*roots]
     for node in found:  # grows
         for name in node._fields:
