@@ -83,7 +83,7 @@ def test_killed_and_surviving_faults_are_reported(checkout: Path, capsys: pytest
     results = checkout / "results.json"
     arguments = ["--count", "9", "--jobs", "2", "--json", str(results)]
     assert SCRIPT["main"](arguments, checkout) == 1
-    found = {(row["line"], row["kind"]): row["killed"] for row in json.loads(results.read_text())}
+    found = {(row["line"], row["kind"]): bool(row["killed_by"]) for row in json.loads(results.read_text())}
     assert found == {
         (2, "returned None"): True, (2, "constant"): True, (6, "returned None"): False, (6, "constant"): False,
     }  # fmt: skip
