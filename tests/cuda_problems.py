@@ -81,5 +81,8 @@ _VARIANTS = [
     *_questions(("column_sum",), "float32", (1056, 1024), dim=0),
     *_questions(("rms_norm_backward", "layer_norm_backward"), "float64", (4096, 8192)),
 ]
-_BY_ARCHITECTURE = {"sm_90": _ALL + _VARIANTS, "sm_80": _HALF, "sm_100": _HALF, "sm_120": _HALF}
+_FEW_SLOTS = _questions(("cross_entropy",), "bfloat16", (4096, 50_257))  # see `GpuProblem.few_slots`
+_BY_ARCHITECTURE = {
+    "sm_90": _ALL + _VARIANTS, "sm_80": _HALF, "sm_100": [*_HALF, *_FEW_SLOTS], "sm_120": _HALF,
+}  # fmt: skip
 QUESTIONS = [question._replace(arch=arch) for arch, chosen in _BY_ARCHITECTURE.items() for question in chosen]

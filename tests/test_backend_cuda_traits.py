@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tridal
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
 from tridal.runtime import launch
@@ -48,8 +49,8 @@ def planned(name: str, rows: int, cols: int, dtype: str, arch: str = "sm_90") ->
         ("RMS_NORM_BACKWARD", 131072, 4096, "bfloat16", ("whole_row", 1, 4096, 8, 3, 1)),
         ("RMS_NORM_BACKWARD", 16384, 32768, "bfloat16", ("cooperative", 1, 1024, 1, 1, 32)),
         ("CROSS_ENTROPY", 8192, 128256, "bfloat16", ("column_loop", 1, 8192, 8, 1, 1)),
-        ("CROSS_ENTROPY_BACKWARD", 8192, 128256, "bfloat16", ("cooperative", 1, 4096, 4, 1, 32)),
-        ("CROSS_ENTROPY_BACKWARD", 8192, 4096, "bfloat16", ("whole_row", 1, 4096, 4, 1, 1)),
+        ("CROSS_ENTROPY_BACKWARD", 8192, 128256, "bfloat16", ("cooperative", 1, 1024, 2, 1, 126)),
+        ("CROSS_ENTROPY_BACKWARD", 8192, 4096, "bfloat16", ("cooperative", 1, 1024, 2, 1, 4)),
     ],
 )
 def test_measured_shapes_have_the_measured_configuration(
@@ -58,6 +59,26 @@ def test_measured_shapes_have_the_measured_configuration(
     _, plan = planned(name, rows, cols, dtype)
     c = plan.config
     assert (c.schedule, c.rows, c.cols, c.num_warps, c.num_stages, c.programs_per_row) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "rows", "cols", "h100", "h200"),
+    [
+        # rows, columns, warps, `reload`, persistent
+        ("layer_norm", 131072, 4096, (1, 4096, 16, True, False), (1, 4096, 8, True, False)),
+        ("layer_norm_backward", 1048576, 128, (16, 128, 2, False, True), (4, 128, 1, False, True)),
+        ("cross_entropy", 4096, 50257, (1, 8192, 8, False, False), (1, 4096, 4, False, True)),
+        ("cross_entropy", 2048, 151936, (1, 8192, 8, False, False), (1, 8192, 8, False, False)),
+    ],
+)
+def test_a_gpu_with_few_issue_slots_per_byte_has_other_plans(
+    op: str, rows: int, cols: int, h100: tuple[object, ...], h200: tuple[object, ...]
+) -> None:
+    for arch, expected in (("h100", h100), ("h200", h200)):
+        c = tridal.plan(rows, cols, op=op, dtype="bfloat16", arch=arch).config
+        assert (c.rows, c.cols, c.num_warps, c.reload, c.persistent) == expected, arch
+        wide = tridal.plan(rows, cols, op=op, dtype="float32", arch=arch).config
+        assert wide == tridal.plan(rows, cols, op=op, dtype="float32", arch="h100").config
 
 
 @settings(max_examples=12, deadline=None)

@@ -111,6 +111,18 @@ def test_casting_rounds_as_two_operations(ours: Any, activation: Any, dtype: tor
     assert (rounded != once)[large].double().mean() > 0.1
 
 
+@EACH
+def test_rows_that_are_merged_and_those_that_are_not_share_a_function(
+    device: torch.device, ours: Any, activation: Any
+) -> None:
+    for rows in (48, 17, 32, 16, 64, 47, 80, 1):  # each may use the prepared call of an earlier one
+        gate, up = (torch.randn(rows, 5, device=device).requires_grad_() for _ in range(2))
+        y, expected = ours(gate, up), activation(gate) * up
+        assert_close(y, expected, rtol=1e-6, atol=1e-6)
+        for found, wanted in zip(gradients(y, gate, up), gradients(expected, gate, up), strict=True):
+            assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_only_the_gate_and_up_are_saved(device: torch.device) -> None:
     gate, up = (torch.randn(4, 8, device=device, requires_grad=True) for _ in range(2))
     saved: list[Tensor] = []

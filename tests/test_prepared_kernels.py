@@ -237,3 +237,39 @@ def test_the_first_input_is_cast(context: DeviceContext, device: torch.device, d
     prepared = prepare_kernel(context, Launch(kernel, 1, (F32,), copy_dtype=F32), [x])
     assert prepared is not None
     assert torch.equal(prepared.run(x)[0], x.float() + 1)
+
+
+@triton.jit
+def plus_column(x, column):
+    return x + column
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "planned"),
+    [
+        ("one_more", (48, 7), (3, 112)),
+        ("one_more", (2, 16, 7), (2, 112)),
+        ("one_more", (16, 7), (16, 7)),  # a plan for one row serves other numbers of columns
+        ("one_more", (40, 7), (40, 7)),
+        ("one_more", (48, 32), (48, 32)),  # rows are aligned
+        ("plus_column", (48, 7), (48, 7)),
+    ],
+)
+def test_contiguous_unaligned_rows_are_merged_if_elements_are_computed_alone(
+    context: DeviceContext, device: torch.device, caplog: pytest.LogCaptureFixture, function: str,
+    shape: tuple[int, ...], planned: tuple[int, int],
+) -> None:  # fmt: skip
+    kernel = RowKernel(name=function, module=__name__, reads=("x",), statistics=(), writes=(function,))
+    x = torch.randn(shape, device=device)
+    added = 1 if function == "one_more" else torch.arange(shape[-1], device=device)
+    with caplog.at_level("DEBUG", logger="tridal"):
+        found = run_kernel(context, kernel, x.dim() - 1, (x,), (F32,))
+    assert found is not None
+    assert torch.equal(found[0], x + added)
+    assert f"Problem(cols={planned[1]}, inner={planned[0]}, " in caplog.text
+    for part in (slice(shape[0] - 1), slice(1, None)):  # other rows, strides and alignment
+        (found,) = run_kernel(context, kernel, x.dim() - 1, (x[part],), (F32,)) or ()
+        assert torch.equal(found, x[part] + added)
+    strided = torch.randn(*shape[:-1], 9, device=device)[..., 1:8] if shape[-1] == 7 else x
+    (found,) = run_kernel(context, kernel, x.dim() - 1, (strided,), (F32,)) or ()
+    assert torch.equal(found, strided + added)

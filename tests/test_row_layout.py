@@ -96,6 +96,29 @@ def test_max_offset_is_the_offset_of_the_last_element_of_a_tile() -> None:
     assert layout.max_offset(rows=16, cols=1 << 17) == 15 + ((1 << 17) - 1) * 70_000
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "rows", "sizes"),
+    [
+        ((32, 5), (5, 1), 16, (2, 80)),
+        ((4, 8, 5), (40, 5, 1), 16, (2, 80)),
+        ((16, 5), (5, 1), 16, (16, 5)),  # one row would be left
+        ((24, 5), (5, 1), 16, (24, 5)),
+        ((32, 5), (6, 1), 16, (32, 5)),
+        ((32, 5), (1, 32), 16, (32, 5)),
+        ((4, 16, 5), (100, 5, 1), 16, (16, 5)),  # blocks
+    ],
+)
+def test_contiguous_rows_are_merged(
+    shape: tuple[int, ...], strides: tuple[int, ...], rows: int, sizes: tuple[int, int]
+) -> None:
+    layout = row_layout(shape, strides, len(shape) - 1)
+    assert layout is not None
+    merged = layout.merged(rows)
+    assert (merged.inner, merged.cols) == sizes
+    if merged is not layout:
+        assert all(group[1:] == (sizes[1], 1) for group in merged.groups)
+
+
 @given(st.lists(st.integers(1, 9), max_size=6))
 def test_contiguous_strides_equal_those_of_torch(shape: list[int]) -> None:
     assert contiguous_strides(shape) == torch.empty(shape, device="meta").stride()

@@ -34,8 +34,10 @@ def _unaligned(problem: GpuProblem) -> KernelConfig | None:
     cols = problem.tile_cols
     if problem.outer > 1 or cols > tuning.WIDE_ROW_COLS:
         return None
-    if cols >= tuning.NARROW_TILE_ELEMENTS and (_loads_little(problem) or problem.itemsize > 2):
-        return KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), persistent=False)
+    wide = cols > tuning.NARROW_TILE_ELEMENTS or (cols == tuning.NARROW_TILE_ELEMENTS and not problem.few_slots)
+    if wide and (_loads_little(problem) or problem.itemsize > 2):
+        reload, warps = problem.few_slots and problem.has_large_l1, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
+        return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)
     warps = warps_for(cols, tuning.MANY_ELEMENTS_PER_THREAD)
     return KernelConfig("whole_row", 1, cols, warps, tuning.COLUMN_READS_STAGES)
 
@@ -47,7 +49,8 @@ def _aligned(problem: GpuProblem) -> KernelConfig | None:
         rows = next_power_of_2(problem.inner, 2 * tuning.NARROW_TILE_ELEMENTS // cols)
         warps = warps_for(rows * cols, tuning.FEW_ELEMENTS_PER_THREAD)
         return KernelConfig("whole_row", rows, cols, warps, persistent=False)
-    narrow = cols <= tuning.NARROW_TILE_ELEMENTS if problem.itemsize == 2 else row_bytes < tuning.NARROW_RELOAD_BYTES
+    more_threads = problem.itemsize == 2 and not _needs_slots(problem)
+    narrow = cols <= tuning.NARROW_TILE_ELEMENTS if more_threads else row_bytes < tuning.NARROW_RELOAD_BYTES
     if narrow or not problem.has_large_l1:
         return None
     # One program can compute a wide row: it loads the row again from the L1 cache.
@@ -72,8 +75,8 @@ def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
     tile_bytes = config.cols * problem.bytes_read  # a thread has as many bytes of all tensors as of one 16-bit tensor
     config = replace(config, reload=True)
     if config.schedule == "whole_row" and config.cols * problem.itemsize <= tuning.NARROW_RELOAD_BYTES:
-        warps = warps_for(problem.cols * problem.bytes_read, tuning.NARROW_RELOAD_BYTES_PER_THREAD)
-        return replace(config, num_warps=warps)
+        bytes_per_thread = tuning.NARROW_RELOAD_BYTES_PER_THREAD * (2 if _needs_slots(problem) else 1)
+        return replace(config, num_warps=warps_for(problem.cols * problem.bytes_read, bytes_per_thread))
     config = replace(config, num_warps=warps_for(tile_bytes // 2, tuning.MANY_ELEMENTS_PER_THREAD))
     limit = max_registers_for(tuning.COLUMN_READS_BYTES_IN_FLIGHT // tile_bytes, config, problem.device)
     return replace(config, max_registers=limit or None)
@@ -82,3 +85,8 @@ def _reload(problem: GpuProblem, config: KernelConfig) -> KernelConfig:
 def _loads_little(problem: GpuProblem) -> bool:
     """Whether the kernel reads one tensor, and one number per column."""
     return not problem.reads_several and len(problem.column_reads) == 1
+
+
+def _needs_slots(problem: GpuProblem) -> bool:
+    """Whether several numbers per column take more issue slots than more threads save time."""
+    return problem.few_slots and len(problem.column_reads) > 1

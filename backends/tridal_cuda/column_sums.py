@@ -31,9 +31,9 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
 def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = problem.tile_cols
     if cols <= tuning.SUMS_WHOLE_ROW_COLS:
-        narrow = cols <= tuning.SUMS_NARROW_COLS
-        rows = 1 if problem.peel else max(1, min(tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols))
-        rows = next_power_of_2(problem.inner, rows)
+        narrow = cols <= tuning.SUMS_NARROW_COLS and not (problem.few_slots and len(problem.column_writes) > 1)
+        most = min(tuning.SUMS_NARROW_ROWS if narrow else tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols)
+        rows = 1 if problem.peel else next_power_of_2(problem.inner, max(1, most))
         per_thread = _elements_per_thread(problem) if narrow else tuning.SUMS_ELEMENTS_PER_THREAD
         stages = tuning.SUMS_STAGES - 1 if narrow else tuning.SUMS_STAGES
         yield KernelConfig("whole_row", rows, cols, warps_for(rows * cols, per_thread), stages)

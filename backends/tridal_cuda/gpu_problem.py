@@ -58,6 +58,12 @@ class GpuProblem(DeviceProblem):
         return (self.device.shared_memory or 0) > tuning.LARGE_L1
 
     @property
+    def few_slots(self) -> bool:
+        """Whether 16-bit rows are limited by issue slots: the memory is fast for so many multiprocessors."""
+        per_core = (self.device.bandwidth or 0) / self.device.cores
+        return self.itemsize == 2 and per_core > tuning.FEW_SLOTS_BANDWIDTH
+
+    @property
     def max_stages(self) -> int:
         """Most stages of a software pipeline that fit in shared memory."""
         return 4 if self.has_large_l1 else 2

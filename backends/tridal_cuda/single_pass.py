@@ -13,13 +13,13 @@ from tridal_cuda.gpu_problem import Fit, GpuProblem, warps_for
 
 
 def fit_single_pass(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` for such a kernel; None for other kernels, and for narrow rows without statistics."""
+    """Returns a `Fit` for such a kernel; None for other kernels, and for narrow peeled rows without statistics."""
     if problem.column_writes:
         return None
     if problem.layout == "inner":
         return _fit_few_inner_rows(problem)
     if not problem.statistics:
-        return None if problem.cols <= tuning.NARROW_TILE_ELEMENTS else _fit_elements(problem)
+        return _fit_elements(problem)
     return None if problem.writes else _fit_numbers(problem)
 
 
@@ -39,13 +39,17 @@ def _fit_few_inner_rows(problem: GpuProblem) -> Fit | None:
 
 
 def _fit_elements(problem: GpuProblem) -> Fit | None:
-    """Returns a `Fit` with a program for each block of a row; None for more blocks than a row may have."""
-    cols = min(problem.tile_cols, tuning.SINGLE_PASS_COLS)
-    warps, blocks = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD), cdiv(problem.cols, cols)
-    if blocks > MAX_TILE // 2:
+    """Returns a `Fit` with a program for each block of a row, or for each tile of several narrow rows.
+
+    Returns None for more blocks than a row may have, and for narrow peeled rows.
+    """
+    cols = min(problem.tile_cols, tuning.SINGLE_PASS_ELEMENTS)
+    blocks, rows = cdiv(problem.cols, cols), next_power_of_2(problem.inner, tuning.SINGLE_PASS_ELEMENTS // cols)
+    if blocks > MAX_TILE // 2 or (problem.peel and rows > 1):
         return None
+    warps = warps_for(rows * cols, tuning.SINGLE_PASS_ELEMENTS_PER_THREAD)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"
-    return problem.fit(KernelConfig(schedule, 1, cols, warps, 1, blocks, persistent=False)).with_few_spills()
+    return problem.fit(KernelConfig(schedule, rows, cols, warps, 1, blocks, persistent=False)).with_few_spills()
 
 
 def _fit_numbers(problem: GpuProblem) -> Fit | None:
@@ -59,7 +63,9 @@ def _fit_numbers(problem: GpuProblem) -> Fit | None:
     if problem.cols < tuning.MIN_LOOP_COLS or rows_per_core < tuning.MIN_LOOPS_PER_CORE:
         return None
     # Each thread has its own statistics, so that threads exchange nothing in the loop. A program per row balances the
-    # work in the last wave better than programs that loop over rows.
-    warps = warps_for(tuning.LOOP_COLS, tuning.FEW_ELEMENTS_PER_THREAD)
+    # work in the last wave better than programs that loop over rows, unless combining the lanes takes too many slots.
+    short = problem.few_slots and problem.cols < tuning.LONG_LOOP_COLS
+    cols = tuning.LOOP_COLS // (2 if short else 1)
+    warps = warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
     lanes = warps * (problem.device.warp_size or 32)
-    return problem.fit(KernelConfig("column_loop", 1, tuning.LOOP_COLS, warps, lanes=lanes, persistent=False))
+    return problem.fit(KernelConfig("column_loop", 1, cols, warps, lanes=lanes, persistent=short))

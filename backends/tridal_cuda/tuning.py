@@ -26,22 +26,25 @@ MAX_SPILL = 64  # a plan spills more only if no other plan that was tried spills
 MAX_HALVINGS = 2  # of the elements per thread, to spill less
 MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
 
+FEW_SLOTS_BANDWIDTH = 30 * 10**9  # bytes per second and multiprocessor: an H100 has 25 GB/s, an H200 37
+
 # Sums over rows, as in the gradient of a weight
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
 SUMS_MIN_BLOCK_COLS, SUMS_MAX_BLOCK_COLS = 1024, 2048  # of one of these programs, with a pipeline
 SUMS_OVERLAP_COLS = 49_152  # 16-bit rows of so many columns overlap instead of a pipeline, with two sums per column
 SUMS_MAX_OVERLAP_COLS = 4096  # of a block with `overlap`, at most
 SUMS_OVERLAP_BYTES_IN_FLIGHT = 48 * _KIB  # with `overlap`, if a register limit makes room; measured on an H100
-SUMS_TILE_ELEMENTS, SUMS_ROWS = 2048, 32  # at most, of several narrow rows
+SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of several narrow rows
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
 SUMS_STAGES = 3  # tiles in flight; the sums leave too few registers for more programs
 SUMS_MIN_TILES = 4  # per program: each program also writes its sums, which a second kernel reads
 
 # Kernels whose programs exchange nothing
-SINGLE_PASS_COLS = 4096  # per block of a row
+SINGLE_PASS_ELEMENTS, SINGLE_PASS_ELEMENTS_PER_THREAD = 1024, 16  # of a block of a row, or a tile of narrow rows
 LOOP_COLS = 8192  # per step of "column_loop", if nothing is written per element
 MIN_LOOP_COLS = 12_288  # narrower rows are computed in one tile
+LONG_LOOP_COLS = 65_536  # with few issue slots, shorter rows have steps of half as many columns
 NUMBERS_TILE_BYTES = 4096  # per tile of several narrow rows and one warp, if nothing is written per element
 MIN_LOOPS_PER_CORE = 2  # rows per multiprocessor, at least, for a program per row
 

@@ -12,9 +12,9 @@ from tridal.benchmarks.results import load
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 OPS = {"softmax": ".", "rms_norm": "rms_norm", "layer_norm": "layer_norm", "cross_entropy": "cross_entropy"}
-"""The folder of each op's results on an H200."""
-H100 = "h100"
-"""The folder with a folder for each op's results on an H100."""
+"""The folder of each op's results on an H200, with FlagGems and quack."""
+GPUS = ("h100", "h200")
+"""The folders with a folder for each op's results on a GPU, with the newest plans."""
 
 Document = Mapping[str, Any]
 """The results of an op, as `tridal bench` writes them."""
@@ -32,12 +32,12 @@ class Ops:
 
 
 class Results(Ops):
-    """The stored results in a folder: those of ops on an H200 and on an H100, and those of models."""
+    """The stored results in a folder: those of ops on each GPU, and those of models."""
 
     def __init__(self, folder: Path = BENCHMARKS) -> None:
         super().__init__({op: folder / name for op, name in OPS.items()})
-        found = sorted((folder / H100).glob("*/results.json"))
-        self.gpus = {H100: Ops({file.parent.name: file.parent for file in found}, f"{H100}.md")}
+        files = {gpu: sorted((folder / gpu).glob("*/results.json")) for gpu in GPUS}
+        self.gpus = {gpu: Ops({file.parent.name: file.parent for file in files[gpu]}, f"{gpu}.md") for gpu in GPUS}
         self.models_record: Mapping[str, Any] = json.loads((folder / "models" / "models.json").read_text())
         found = self.models_record["results"]
         self.models = {(each["model"], each["work"], each["provider"]): each for each in found}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tridal.devices import registry
-from tridal.devices.types import Backend
+from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import SettingsError
 from tridal.ops import table
 from tridal.ops.scale_mask import ScoreModification
@@ -17,6 +18,7 @@ from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.kernel_files import write_source
+from tridal.runtime.op_functions import triton_functions
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import FEW_ROWS, GROUPS, StrideGroups, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
@@ -56,11 +58,13 @@ def bind_kernel(
     layout = row_layout(source.shape, source.stride(), dim, few_rows, others, splits)
     if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
+    merges = layout.outer == 1 and not (invariant or in_order) and merges_rows(kernel, layout.cols)
+    merged = layout.merged(ALIGNMENT) if merges and scale_mask == NO_SCALE_MASK else layout
     if groups is not None:
         pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
         pairs = zip(pointers, (GROUPS[index] for index in groups.of_tensors), strict=True)
         kernel = kernel.with_strides(tuple(p for p in pairs if p[1] != "out"), layout.minor_blocks is not None)
-    kernel_call = KernelCall(kernel, layout, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
+    kernel_call = KernelCall(kernel, merged, tuple(map(dtype_name, dtypes)), tuple(addresses), parameters, scale_mask)
     if layout.jumps and layout.jumps[0] % kernel_call.problem.vector:  # the heads of rows are computed without jumps
         return None
     if invariant:
@@ -80,6 +84,8 @@ def bind_kernel(
         except OSError as error:
             raise SettingsError(f"{context.settings.sources['dump']}: dump: {error}") from error
     launch_on = prepared.launch
+    if merged is not layout:
+        launch_on, prepared = _of_merged_rows(prepared)
     if prepared.workspace_slots(kernel_call.problem.rows):
         launch_on = with_workspace(launch_on, prepared.workspace_slots, context.device)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
@@ -94,6 +100,38 @@ def bind_kernel(
             launch_on(*arguments)
 
     return prepared._replace(launch=guarded)
+
+
+@functools.lru_cache(maxsize=1024)
+def computes_elements_alone(kernel: RowKernel) -> bool:
+    """Returns whether each element of the outputs depends on the same element of the inputs and on nothing else.
+
+    Raises:
+        PluginError: see `triton_functions`.
+    """
+    of_rows = kernel.statistics or kernel.row_reads or kernel.row_index or kernel.row_writes
+    if of_rows or kernel.column_reads or kernel.column_writes:
+        return False
+    declared = {name for function in triton_functions(kernel) for name in function.arg_names}
+    return declared.isdisjoint({"column", "count"})
+
+
+def merges_rows(kernel: RowKernel, cols: int) -> bool:
+    """Returns whether rows of this length are merged with their neighbours, if these are `ALIGNMENT` contiguous rows.
+
+    Then the heads of rows need not be aligned. Only elements that are computed alone may be in the row of another one.
+    """
+    return cols % ALIGNMENT > 0 and computes_elements_alone(kernel)
+
+
+def _of_merged_rows(prepared: launch.PreparedLaunch) -> tuple[Callable[..., None], launch.PreparedLaunch]:
+    """Returns the launch that takes the number of rows before they were merged, and its range."""
+    launch_merged, (first, last) = prepared.launch, prepared.row_range
+
+    def launch_on(stream: int, rows: int, *tensors: Any) -> None:
+        launch_merged(stream, rows // ALIGNMENT, *tensors)
+
+    return launch_on, prepared._replace(row_range=(first * ALIGNMENT, last * ALIGNMENT), column_range=None)
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

@@ -52,6 +52,19 @@ class RowLayout:
         row = self.row_strides[1]
         return RowLayout(blocks, -(-self.inner // blocks), self.cols, groups, (row, row * blocks))
 
+    def merged(self, rows: int) -> RowLayout:
+        """Returns the layout with `rows` neighbouring rows as one row, or this layout if they are not neighbours.
+
+        The result has several rows, because a plan for one row serves other numbers of columns. All its rows are
+        aligned if the first one is and `rows` is a multiple of the elements of a vector. There are no tensors with a
+        number per row.
+        """
+        contiguous = all(s[1:] == (self.cols, 1) for s in self.groups)
+        if self.outer > 1 or self.inner <= rows or self.inner % rows or not contiguous:
+            return self
+        groups = tuple((s[0], s[1] * rows, s[2]) for s in self.groups)
+        return RowLayout(1, self.inner // rows, self.cols * rows, groups)
+
     @property
     def layout(self) -> Layout:
         """The layout that all tensors have (see `Problem.layout`), or "strided" if their layouts differ."""

@@ -18,7 +18,7 @@ from tridal.devices.types import ALIGNMENT
 from tridal.ops.column_sum import COLUMN_SUM
 from tridal.ops.row_reduce import accumulator
 from tridal.ops.scale_mask import ScoreModification
-from tridal.pytorch.binding import bind_kernel, scale_mask_of
+from tridal.pytorch.binding import bind_kernel, merges_rows, scale_mask_of
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.checks import check_shapes
 from tridal.pytorch.path.run_source import BoundLaunch, Launch, Prepared, make_run
@@ -116,7 +116,7 @@ def described_without_rows(kernel: RowKernel, dim: int, inputs: Sequence[Tensor]
     of_rows = elements + len(kernel.row_reads) + (kernel.row_index is not None)
     if dim != first.dim() - 1 or not cols:
         return None
-    rows, described = first.numel() // cols, list[Any]([dim, cols if dim else cols % ALIGNMENT == 0])
+    rows, described = first.numel() // cols, list[Any]([dim, *([cols] if dim else []), _divisible(kernel, dim, first)])
     for index, tensor in enumerate(inputs):
         contiguous = tensor.is_contiguous()
         if not (contiguous or not any(tensor.stride())) or tensor.is_neg():
@@ -176,8 +176,19 @@ def _prepare(
     served = (first, last) if first < last else None
     add = _column_sums(context, inputs[0].shape[launch.dim], wide) if kernel.column_writes else None
     run = make_run(context, launch, inputs, written, found, given, served, add)
-    divisible = inputs[0].numel() % ALIGNMENT == 0 if served is not None and inputs[0].dim() == 1 else None
+    divisible = None if served is None else _divisible(kernel, launch.dim, inputs[0])
     return Prepared(run, served, divisible)
+
+
+def _divisible(kernel: RowKernel, dim: int, first: Tensor) -> bool | None:
+    """Returns whether the number of rows, or of the columns of one row, is a multiple of `ALIGNMENT`.
+
+    Returns None if this does not matter.
+    """
+    cols = first.shape[dim]
+    if first.dim() == 1:
+        return cols % ALIGNMENT == 0
+    return first.numel() // cols % ALIGNMENT == 0 if merges_rows(kernel, cols) else None
 
 
 def _bind(

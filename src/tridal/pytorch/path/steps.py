@@ -163,7 +163,7 @@ class Recorder(Steps):
             self._rows = None
         else:
             self._rows = max(self._rows[0], found.served[0]), min(self._rows[1], found.served[1])
-            self._divisible = found.divisible if of_all_rows else self._divisible
+            self._divisible = self._divisible if found.divisible is None else found.divisible
         shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
         shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
         dtypes = (*launch.out_dtypes, *[accumulator(*given)] * len(kernel.column_writes))
