@@ -6,8 +6,7 @@ A fault is another comparison, number, boolean or arithmetic operator, a call th
 The tests of a module import it, or have its name, or are those that TESTS adds. They run in a copy of the checkout. A
 fault is killed if a test fails that passes without it, or if the tests do not end in time.
 
-With `--lines FILE`, tests that execute the line of a fault run first, which is faster and finds more. The file is
-written by `pytest --cov --cov-context=test --cov-report=`.
+With `--lines FILE`, tests that execute the line of a fault run first. `pytest --cov --cov-context=test` writes it.
 
 The exit code is 1 if fewer than `--least` of the faults are killed, 2 if tests fail without a fault, and 130 after
 Ctrl-C or SIGTERM, which keep the results so far.
@@ -44,18 +43,20 @@ _TIMEOUT = 240  # seconds for the tests of one fault
 _MAX_TESTS = 60  # that execute the line of a fault
 SOURCES = ("src", "backends")
 TESTS = {
-    "src/tridal/pytorch/path/*": tuple(
-        f"test_{name}" for name in ("calls", "call_options", "registered_ops", "functions", "autograd")
-    ),
+    "src/tridal/pytorch/path/*": ("test_calls", "test_call_options", "test_registered_ops", "test_functions"),
     "src/tridal/pytorch/torch/*": ("test_private", "test_override", "test_transforms", "test_dtensor"),
+    "src/tridal/__main__.py": ("test_cli",),
+    "src/tridal/library/*/modules.py": ("test_nn",),
+    "src/tridal/models/environment.py": ("test_run",),
     "src/tridal/library/softmax/*": ("test_functions", "test_scale_mask", "test_softmax_errors", "test_conformance"),
     "src/tridal/library/norms/*": ("test_norms", "test_kernelize", "test_conformance"),
-    "src/tridal/library/losses/linear*": ("test_linear_cross_entropy",),
     "src/tridal/library/losses/*": ("test_cross_entropy", "test_cross_entropy_errors", "test_linear_cross_entropy"),
     "src/tridal/models/*": ("test_kernelize", "test_kernelize_losses", "test_kernelize_modules"),
-    "src/tridal/kernels/*": ("test_conformance",),
-    "src/tridal/testing/*": ("test_checking", "test_tolerance", "test_conformance"),
+    "src/tridal/kernels/*": ("test_conformance", "test_scale_mask", "test_exchange_model", "test_exchange_delays"),
+    "src/tridal/benchmarks/*": ("test_benchmark_plots", "test_benchmark_report", "test_cli_bench"),
+    "src/tridal/testing/*": ("test_checking", "test_tolerance", "test_plan_changes", "test_conformance"),
     "src/tridal/cli/*": ("test_cli",),
+    "backends/tridal_cuda/*": ("test_backend_cuda_table", "test_backend_cuda_plans", "test_backend_cuda_traits"),
     "backends/tridal_*": ("test_backend_members",),
 }
 """Tests that belong to modules besides those that import them or have their name."""
@@ -80,9 +81,8 @@ class Fault:
 
     def put(self, source: bytes) -> bytes:
         """Returns the source of the module with the fault."""
-        before = self.before.encode()
-        assert source[self.start : self.start + len(before)] == before
-        return source[: self.start] + self.after.encode() + source[self.start + len(before) :]
+        head, tail = source[: self.start], source[self.start :].removeprefix(self.before.encode())
+        return head + self.after.encode() + tail
 
 
 def faults(module: str, source: bytes) -> list[Fault]:
@@ -136,9 +136,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
 def modules(root: Path, patterns: Sequence[str]) -> list[str]:
     """Returns the modules whose paths in the checkout, or in their package, fit one of the patterns."""
     found = sorted(path.relative_to(root).as_posix() for folder in SOURCES for path in (root / folder).rglob("*.py"))
-    short = {module: module.removeprefix("src/tridal/") for module in found}
-    fits = [m for m in found if any(fnmatch.fnmatch(name, p) for p in patterns for name in (m, short[m]))]
-    return fits if patterns else found
+    short = {module: (module, module.removeprefix("src/tridal/")) for module in found}
+    return [m for m in found if not patterns or any(fnmatch.fnmatch(name, p) for p in patterns for name in short[m])]
 
 
 def tests_of(root: Path, module: str) -> list[str]:
@@ -246,8 +245,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
     lines = Lines(options.lines) if options.lines else None
     console = Console(stderr=True)
     if not chosen:
-        console.print("no module with a possible fault fits the patterns")
-        return 2
+        parser.error("no module with a possible fault fits the patterns")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(options.jobs) as threads:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
@@ -268,7 +266,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
                 found[pending[future]] = future.result()
         except KeyboardInterrupt:
             threads.shutdown(wait=False, cancel_futures=True)
-            console.print(f"interrupted after {len(found)} of {len(chosen)} faults: their results are kept")
+            console.print(f"interrupted after {len(found)} of {len(chosen)} faults, whose results are kept")
         killers = sorted({killer for killer in found.values() if killer and killer.startswith("tests/")})
         broken = copies.get().failing(killers) if killers and len(found) == len(chosen) else []
     report(found)
@@ -278,9 +276,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
     if broken:
         console.print(f"these tests fail without a fault: {', '.join(sorted(set(broken)))}")
         return 2
-    if len(found) < len(chosen):
-        return _INTERRUPTED
-    return int(sum(map(bool, found.values())) < options.least * len(found))
+    few = sum(map(bool, found.values())) < options.least * len(found)
+    return _INTERRUPTED if len(found) < len(chosen) else int(few)
 
 
 def report(found: dict[Fault, str | None]) -> None:

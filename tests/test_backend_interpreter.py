@@ -74,3 +74,8 @@ def test_doctor_and_softmax_work_without_a_name_of_triton(monkeypatch: pytest.Mo
     registry.invalidate()
     assert examine()["device"]["usable"]
     torch.testing.assert_close(tridal.softmax(x), torch.softmax(x, -1))
+
+
+def test_number_of_programs_is_a_positive_integer() -> None:
+    accepts = backend.options["num_programs"].accepts
+    assert [value for value in (1, 4, 0, -3, 2.5, True, "4", None) if accepts(value)] == [1, 4]

@@ -267,3 +267,20 @@ def test_cuda_by_name_with_a_rocm_torch_names_rocm(
 def test_the_extra_of_a_backend_exists_and_is_in_the_install_text(name: str) -> None:
     assert name in (metadata.metadata("tridal").get_all("Provides-Extra") or [])
     assert f"'tridal[{name}]'" in registry.get(name).install
+
+
+def test_example_devices_have_the_cores_and_memory_of_their_data_sheets() -> None:
+    found = {
+        name: (device.cores, (device.memory or 0) / (1 << 30))
+        for backend in ("cuda", "npu", "rocm")
+        for name, device in registry.get(backend).architectures().items()
+    }
+    assert found == {
+        "sm_90": (132, 80), "h200": (132, 141), "sm_75": (40, 16), "sm_80": (108, 80), "sm_86": (72, 24),
+        "sm_89": (58, 24), "sm_100": (148, 180), "sm_120": (170, 32), "gfx942": (304, 192), "gfx90a": (110, 64),
+        "gfx950": (256, 288), "gfx1100": (48, 24), "gfx1201": (32, 16), "ascend910b": (48, 64),
+        "ascend910b1": (48, 64), "ascend910b2": (48, 64), "ascend910b3": (40, 64), "ascend910b4": (40, 32),
+        "ascend910_93": (48, 64), "ascend910_9382": (48, 64), "ascend950": (64, 128),
+    }  # fmt: skip
+    t4 = registry.get("cuda").architectures()["sm_75"]
+    assert (t4.l2_cache, t4.max_programs, t4.max_threads) == (4 << 20, 16, 1024)

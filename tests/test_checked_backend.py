@@ -15,7 +15,7 @@ import pytest
 from backend_helpers import FakeBackend
 from tridal.devices import registry
 from tridal.devices.checked_backend import CheckedBackend, forget_answers
-from tridal.devices.plugin_data import exact_copy
+from tridal.devices.plugin_data import exact_copy, wrong_fields
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 from tridal.errors import DeviceUnavailableError, PluginError
 
@@ -223,6 +223,12 @@ class Name(str, enum.Enum):
 
     def __str__(self) -> str:
         return "something else"
+
+
+def test_aliases_are_a_tuple_of_texts() -> None:
+    for aliases in (["t1"], (1,), "t1"):
+        found = [name for name, _, _ in wrong_fields(replace(DEVICE, aliases=aliases))]  # type: ignore[arg-type]
+        assert found == ["aliases"], aliases
 
 
 PLAN = LaunchPlan(CONFIG, 2, "because", resources=Resources(1, 2, 3))

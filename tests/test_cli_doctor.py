@@ -282,3 +282,11 @@ def test_ignored_settings_file_is_a_note(no_settings: Path) -> None:
     (note,) = notes()
     assert note.startswith("the settings in tridal.yml are ignored: only a file with the name tridal.yaml is read")
     assert note in run("doctor").output
+
+
+def test_settings_that_cannot_be_used_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIDAL_FALLBACK", "nonsense")
+    monkeypatch.setattr(settings, "_base", None)
+    found = report(code=1)
+    assert found["settings"] == {"file": None, "values": {}}
+    assert any("TRIDAL_FALLBACK" in problem for problem in found["problems"])

@@ -71,6 +71,13 @@ def test_text_output_describes_the_plan() -> None:
         assert text in output
 
 
+def test_output_has_the_programs_of_a_row_if_there_are_several() -> None:
+    assert "programs per row" not in plan("4096", "1024", "--arch", "sm_90")
+    config = tridal.plan(4, 131_072, arch="sm_90").config
+    assert config.programs_per_row > 1
+    assert f"{config.programs_per_row} programs per row" in plan("4", "131072", "--arch", "sm_90")
+
+
 def test_output_names_the_product_that_was_asked_for() -> None:
     found = [(alias, properties) for _, properties in planning.architectures().values() for alias in properties.aliases]
     product, properties = next((alias, p) for alias, p in found if p.arch == COMPILED[-1])

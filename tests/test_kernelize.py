@@ -131,6 +131,10 @@ def test_second_call_replaces_nothing(device: torch.device) -> None:
     first.restore()
     first.restore()
     assert ops_of(lambda: step(model)) == set()
+    third = tridal.kernelize(model)
+    first.restore()
+    assert "rms_norm" in ops_of(lambda: step(model)), "a report that has restored its modules restores nothing"
+    third.restore()
 
 
 def test_block_restores_the_model_after_an_exception(device: torch.device) -> None:

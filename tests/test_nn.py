@@ -111,6 +111,7 @@ def test_loss_modules_equal_the_functions_and_share_state_dicts_with_torch(devic
     names = list(inspect.signature(torch.nn.CrossEntropyLoss).parameters)
     assert list(inspect.signature(tridal.nn.CrossEntropyLoss).parameters)[: len(names)] == names
     assert repr(copy.deepcopy(module)) == "CrossEntropyLoss(z_loss=0.1)"
+    assert repr(tridal.nn.CrossEntropyLoss()) == "CrossEntropyLoss()"
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])

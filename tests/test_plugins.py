@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from backend_helpers import BUNDLED, assert_others_work, at_the_same_time, run_python, toy_source
-from tridal.devices import plugins, registry, settings
+from tridal.devices import entry_points, plugins, registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import PluginError, SettingsError
 
@@ -203,3 +203,8 @@ def test_unknown_name_in_plugins_raises_settings_error_with_a_suggestion(install
     settings.reload()
     registry.serving("cpu")
     assert {backend.name for backend in registry.loaded()} == {"toya"}
+
+
+def test_plugins_of_the_distribution_of_tridal_are_bundled() -> None:
+    assert entry_points.is_bundled("tridal 0.2.0") is True
+    assert entry_points.is_bundled("tridal-other 1.0") is False
