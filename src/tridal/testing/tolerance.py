@@ -137,7 +137,7 @@ def _pooled(changes: Tensor, rows: Rows, role: str, few_trials: bool) -> Tensor:
     largest = changes
     if role == "element" and changes.dim():
         largest = changes.amax(tuple(range(rows.first, rows.first + rows.dims)), keepdim=True)
-    elif role == "whole" and changes.dim() > 1:
+    elif role == "whole" and changes.dim():
         largest = changes.amax(-1, keepdim=True)
     largest = torch.maximum(largest, largest.median())
     return (largest if few_trials else torch.minimum(largest, _ELEMENT * changes)).expand_as(changes)
