@@ -186,7 +186,7 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name)
 
-    def failing(self, tests: Sequence[str], *options: str) -> list[str]:
+    def failing(self, tests: Sequence[str], *options: str, timeout: float | None = _TIMEOUT) -> list[str]:
         """Returns the tests that fail, without parameters; `timeout` or `crash` if there are no results."""
         path = os.pathsep.join(str(self.root / folder) for folder in (*SOURCES, "verify"))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
@@ -196,7 +196,7 @@ class Copy:
             command, cwd=self.root, env=environment, stdout=pipe, stderr=both, start_new_session=True, text=True
         ) as process:
             try:
-                output, _ = process.communicate(timeout=_TIMEOUT)
+                output, _ = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 return ["timeout"]
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
             threads.shutdown(wait=False, cancel_futures=True)
             console.print(f"interrupted after {len(found)} of {len(chosen)} faults, whose results are kept")
         killers = sorted({killer for killer in found.values() if killer and killer.startswith("tests/")})
-        broken = copies.get().failing(killers) if killers and len(found) == len(chosen) else []
+        broken = copies.get().failing(killers, timeout=None) if killers and len(found) == len(chosen) else []
     report(found)
     if options.json:
         rows = [{**asdict(fault), "killed_by": found[fault]} for fault in chosen if fault in found]

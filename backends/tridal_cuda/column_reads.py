@@ -34,8 +34,8 @@ def _unaligned(problem: GpuProblem) -> KernelConfig | None:
     cols = problem.tile_cols
     if problem.outer > 1 or cols > tuning.WIDE_ROW_COLS:
         return None
-    wide = cols > tuning.NARROW_TILE_ELEMENTS or (cols == tuning.NARROW_TILE_ELEMENTS and not problem.few_slots)
-    if wide and (_loads_little(problem) or problem.itemsize > 2):
+    min_cols = tuning.NARROW_TILE_ELEMENTS * (2 if problem.few_slots else 1)
+    if cols >= min_cols and (_loads_little(problem) or problem.itemsize > 2):
         reload, warps = problem.few_slots and problem.has_large_l1, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
         return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)
     warps = warps_for(cols, tuning.MANY_ELEMENTS_PER_THREAD)

@@ -25,7 +25,6 @@ LARGE_L1 = 200_000  # if the shared memory is larger than this, the L1 cache is 
 MAX_SPILL = 64  # a plan spills more only if no other plan that was tried spills less
 MAX_HALVINGS = 2  # of the elements per thread, to spill less
 MAX_SPILL_RELOAD = 8  # so few spilled bytes cost no time
-
 FEW_SLOTS_BANDWIDTH = 30 * 10**9  # bytes per second and multiprocessor: an H100 has 25 GB/s, an H200 37
 
 # Sums over rows, as in the gradient of a weight

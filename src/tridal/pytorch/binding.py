@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +58,8 @@ def bind_kernel(
     layout = row_layout(source.shape, source.stride(), dim, few_rows, others, splits)
     if layout is None or (kernel.row_index is not None and layout.cols >= 2**31):  # an index has 32 bits in a kernel
         return None
-    merges = layout.outer == 1 and not (invariant or in_order) and merges_rows(kernel, layout.cols)
-    merged = layout.merged(ALIGNMENT) if merges and scale_mask == NO_SCALE_MASK else layout
+    merges = scale_mask == NO_SCALE_MASK and not invariant and merges_rows(kernel, layout.cols)
+    merged = layout.merged(ALIGNMENT) if merges else layout
     if groups is not None:
         pointers = [pointer for pointer in kernel.element_pointers if pointer != f"{kernel.reads[0]}_ptr"]
         pairs = zip(pointers, (GROUPS[index] for index in groups.of_tensors), strict=True)
@@ -83,9 +83,9 @@ def bind_kernel(
             write_source(folder, kernel_call.specialize(prepared.plan.config), properties.arch)
         except OSError as error:
             raise SettingsError(f"{context.settings.sources['dump']}: dump: {error}") from error
-    launch_on = prepared.launch
     if merged is not layout:
-        launch_on, prepared = _of_merged_rows(prepared)
+        prepared = _of_merged_rows(prepared)
+    launch_on = prepared.launch
     if prepared.workspace_slots(kernel_call.problem.rows):
         launch_on = with_workspace(launch_on, prepared.workspace_slots, context.device)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
@@ -124,14 +124,14 @@ def merges_rows(kernel: RowKernel, cols: int) -> bool:
     return cols % ALIGNMENT > 0 and computes_elements_alone(kernel)
 
 
-def _of_merged_rows(prepared: launch.PreparedLaunch) -> tuple[Callable[..., None], launch.PreparedLaunch]:
-    """Returns the launch that takes the number of rows before they were merged, and its range."""
+def _of_merged_rows(prepared: launch.PreparedLaunch) -> launch.PreparedLaunch:
+    """Returns the launch of merged rows as one that takes the number of rows before they were merged."""
     launch_merged, (first, last) = prepared.launch, prepared.row_range
 
     def launch_on(stream: int, rows: int, *tensors: Any) -> None:
         launch_merged(stream, rows // ALIGNMENT, *tensors)
 
-    return launch_on, prepared._replace(row_range=(first * ALIGNMENT, last * ALIGNMENT), column_range=None)
+    return prepared._replace(launch=launch_on, row_range=(first * ALIGNMENT, last * ALIGNMENT))
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

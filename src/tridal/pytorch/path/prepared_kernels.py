@@ -116,7 +116,7 @@ def described_without_rows(kernel: RowKernel, dim: int, inputs: Sequence[Tensor]
     of_rows = elements + len(kernel.row_reads) + (kernel.row_index is not None)
     if dim != first.dim() - 1 or not cols:
         return None
-    rows, described = first.numel() // cols, list[Any]([dim, *([cols] if dim else []), _divisible(kernel, dim, first)])
+    rows, described = first.numel() // cols, list[Any]([dim, cols if dim else None, _divisible(kernel, dim, first)])
     for index, tensor in enumerate(inputs):
         contiguous = tensor.is_contiguous()
         if not (contiguous or not any(tensor.stride())) or tensor.is_neg():
