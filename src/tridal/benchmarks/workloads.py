@@ -97,6 +97,7 @@ _HIDDEN = (
     ShapeClass("hidden_odd", "odd hidden sizes", ((131_072, 4097), (65_536, 781))),
     ShapeClass("heads", "normalised heads", ((1_048_576, 128),)),
 )
+_EVEN = tuple(shape_class for shape_class in _HIDDEN if shape_class.name != "hidden_odd")
 _VOCABULARIES = (
     ShapeClass(
         "vocabulary", "vocabularies",
@@ -107,7 +108,7 @@ _VOCABULARIES = (
 )  # fmt: skip
 SUITES: Mapping[str, tuple[str, ...]] = {
     name: tuple(shape_class.name for shape_class in suite)
-    for name, suite in (("rows", _SUITE), ("hidden", _HIDDEN), ("vocabularies", _VOCABULARIES))
+    for name, suite in (("rows", _SUITE), ("hidden", _HIDDEN), ("halves", _EVEN), ("vocabularies", _VOCABULARIES))
 }
 """The names of the shape classes of each suite."""
 SHAPE_CLASSES: Mapping[str, ShapeClass] = {

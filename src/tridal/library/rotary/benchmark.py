@@ -34,5 +34,5 @@ ROTARY = OpBenchmark(
     },
     tensors=(per_element("input"), per_element("cos", differentiable=False), per_element("sin", differentiable=False)),
     traffic={"forward": 4, "backward": 4},
-    suite="hidden",
+    suite="halves",
 )  # fmt: skip
