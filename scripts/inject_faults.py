@@ -4,7 +4,8 @@
 
 A fault is another comparison, number, boolean or arithmetic operator, a call that is removed, or a result that is None.
 The tests of a module import it, or have its name, or are those that TESTS adds. They run in a copy of the checkout. A
-fault is killed if a test fails that passes without it, or if the tests do not end in time.
+fault is killed if a test fails that passes without it, or if the tests do not end in time. If no test kills it, mypy
+checks the types, as `make test` does.
 
 With `--lines FILE`, tests that execute the line of a fault run first. `pytest --cov --cov-context=test` writes it.
 
@@ -38,6 +39,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+_TYPES = ".mypy_cache"
 _INTERRUPTED = 130  # exit code of a process that SIGINT ends
 _TIMEOUT = 240  # seconds for the tests of one fault
 _MAX_TESTS = 60  # that execute the line of a fault
@@ -51,6 +53,9 @@ TESTS = {
     "src/tridal/library/softmax/*": ("test_functions", "test_scale_mask", "test_softmax_errors", "test_conformance"),
     "src/tridal/library/norms/*": ("test_norms", "test_kernelize", "test_conformance"),
     "src/tridal/library/losses/*": ("test_cross_entropy", "test_cross_entropy_errors", "test_linear_cross_entropy"),
+    "src/tridal/[klort]*/*": ("test_golden_records",),
+    "src/tridal/benchmarks/workloads.py": ("test_golden_records",),
+    "backends/*/architectures.py": ("test_golden_records",),
     "src/tridal/models/*": ("test_kernelize", "test_kernelize_losses", "test_kernelize_modules"),
     "src/tridal/kernels/*": ("test_conformance", "test_scale_mask", "test_exchange_model", "test_exchange_delays"),
     "src/tridal/benchmarks/*": ("test_benchmark_plots", "test_benchmark_report", "test_cli_bench"),
@@ -185,6 +190,8 @@ class Copy:
             if (root / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name)
+        if (root / _TYPES).is_dir():
+            shutil.copytree(root / _TYPES, folder / _TYPES)
 
     def failing(self, tests: Sequence[str], *options: str, timeout: float | None = _TIMEOUT) -> list[str]:
         """Returns the tests that fail, without parameters; `timeout` or `crash` if there are no results."""
@@ -204,13 +211,19 @@ class Copy:
         # A fault may change the parameters of a test, and with them its name. This alone finds nothing.
         return failing or ["crash"] * (process.returncode != 0 and "ERROR: not found: " not in output)
 
+    def has_wrong_types(self) -> bool:
+        """Returns whether mypy reports an error."""
+        command = [sys.executable, "-m", "mypy"]
+        return subprocess.run(command, cwd=self.root, capture_output=True, check=False).returncode == 1
+
     def killer(self, fault: Fault, *runs: Sequence[str]) -> str | None:
-        """Returns the first test that finds a fault, or None. Each of `runs` is the tests of one process."""
+        """Returns the first test that finds a fault, "mypy" or None. Each of `runs` is the tests of one process."""
         file = self.root / fault.module
         source = file.read_bytes()
         file.write_bytes(fault.put(source))
         try:
-            return next((found[0] for tests in runs if tests and (found := self.failing(tests, "-x"))), None)
+            found = next((found[0] for tests in runs if tests and (found := self.failing(tests, "-x"))), None)
+            return found or ("mypy" if self.has_wrong_types() else None)
         finally:
             file.write_bytes(source)
 
@@ -287,8 +300,10 @@ def report(found: dict[Fault, str | None]) -> None:
         before, after = (" ".join(text.split()) for text in (fault.before, fault.after))
         console.print(f"survived: {fault.module}:{fault.line}: {fault.kind}: {before} -> {after}", markup=False)
     folders = {fault: Path(fault.module).parent.as_posix() for fault in found}
-    of_folders = Counter(folders.values()), Counter(folders[fault] for fault, killer in found.items() if killer)
-    table = Table("folder", "faults", "killed")
+    of_folders = [Counter(folders.values())]
+    for names in (lambda name: name != "mypy", lambda name: name == "mypy"):
+        of_folders.append(Counter(folders[fault] for fault, killer in found.items() if killer and names(killer)))
+    table = Table("folder", "faults", "killed by tests", "by mypy only")
     for folder in sorted(of_folders[0]):
         table.add_row(folder, *(str(counted[folder]) for counted in of_folders))
     table.add_section()

@@ -66,10 +66,11 @@ def test_every_module_of_the_checkout_can_be_changed_and_the_weakest_have_tests(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A small checkout whose test finds faults of the first function only."""
+    """A small checkout whose test finds faults of the first function only. The second one has types."""
     for name, text in {
+        "pyproject.toml": '[tool.mypy]\nfiles = ["src"]\n',
         "src/small/__init__.py": "",
-        "src/small/maths.py": "def one():\n    return 1\n\n\ndef two():\n    return 2\n",
+        "src/small/maths.py": "def one():\n    return 1\n\n\ndef two() -> int:\n    return 2\n",
         "tests/test_maths.py": "from small.maths import one, two\n\n\ndef test():\n    two()\n    assert one() == 1\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -79,16 +80,18 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow("mypy starts for each survivor")
 def test_killed_and_surviving_faults_are_reported(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = checkout / "results.json"
     arguments = ["--count", "9", "--jobs", "2", "--json", str(results)]
     assert SCRIPT["main"](arguments, checkout) == 1
-    found = {(row["line"], row["kind"]): bool(row["killed_by"]) for row in json.loads(results.read_text())}
+    found = {(row["line"], row["kind"]): row["killed_by"] for row in json.loads(results.read_text())}
+    test = "tests/test_maths.py::test"
     assert found == {
-        (2, "returned None"): True, (2, "constant"): True, (6, "returned None"): False, (6, "constant"): False,
+        (2, "returned None"): test, (2, "constant"): test, (6, "returned None"): "mypy", (6, "constant"): None,
     }  # fmt: skip
     output = capsys.readouterr().out
-    assert "survived: src/small/maths.py:6: returned None: return 2 -> return None" in output
+    assert "survived: src/small/maths.py:6: constant: 2 -> (2 + 1)" in output
     assert SCRIPT["main"]([*arguments, "--least", "0.5"], checkout) == 0
     assert (checkout / "src/small/maths.py").read_text().count("return") == 2, "faults are put into copies"
     (checkout / "tests" / "test_maths.py").write_text(

@@ -1,0 +1,195 @@
+"""What must not change unless somebody means it: declarations, kernels and conformance cases, in `tests/golden`.
+
+After an intended change, write the files again and review the difference:
+
+    python tests/golden_records.py
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import golden_plans
+from tridal.benchmarks import workloads
+from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
+from tridal.devices.types import FEATURES, ITEMSIZE, SCHEDULES, KernelConfig, LaunchPlan
+from tridal.ops import planning, table
+from tridal.runtime import compiler
+from tridal.runtime.op_trial import COLS, ROWS
+from tridal.runtime.scale_mask import ScaleMask
+from tridal.runtime.specialization import Specialization
+from tridal.testing.cases import Case, op_cases
+from tridal.testing.inputs import make_tensors
+from tridal.testing.plan_overrides import PLAN_OVERRIDES
+from tridal.testing.suite import cases
+
+COMMAND = "python tests/golden_records.py"
+_FULL = ("softmax", "softmax_backward", "layer_norm_backward", "cross_entropy")
+"""Kernels of one tensor, of two, with sums of columns, and with an index per row. They have all overrides of plans."""
+_FEW = ("planned", "column_loop", "cooperative")
+_MASKED = ScaleMask(0.5, True, True, "uint8", 32, 2, (0, 781 * 32, 781, 1), row_distance=781)
+_MAX_ELEMENTS = 5_000
+
+
+def declarations() -> dict[str, Any]:
+    """Every op as data with its cases and its benchmark, every architecture, and the shapes of benchmarks."""
+    found = {f"op {name}": _op(name) for name in table.ops()}
+    for arch, (backend, device) in planning.architectures().items():
+        found[f"architecture {arch}"] = {"backend": backend.name, **data(device)}
+    shapes = {name: data(shape_class) for name, shape_class in workloads.SHAPE_CLASSES.items()}
+    return {**found, "shape classes": shapes, "suites": data(workloads.SUITES)}
+
+
+def _op(name: str) -> dict[str, Any]:
+    op = table.ops()[name]
+    found = {**data(op), "cases": data(op_cases(op))}
+    if name in measured_ops():
+        benchmark = benchmark_of(name)
+        found["benchmark"] = {"functions": sorted(benchmark.functions)}
+        found["benchmark"] |= {
+            n: data(getattr(benchmark, n)) for n in ("tensors", "traffic", "aims", "suite", "gradients")
+        }
+    return found
+
+
+def data(value: Any) -> Any:
+    """Returns a declaration as JSON data. Functions are their names. Fields with their defaults are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        entries = ((field, getattr(value, field.name)) for field in fields(value))
+        return {field.name: data(entry) for field, entry in entries if entry != field.default}
+    if isinstance(value, Mapping):
+        return {str(key): data(entry) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [data(entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, partial):
+        return [data(value.func), data(value.args), data(value.keywords)]
+    return getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
+
+
+def kernels() -> dict[str, list[Any]]:
+    """The number of lines and a checksum of printed kernels, by kernel, dtype, shape and plan, without comments."""
+    return {name: [text.count("\n"), checksum(text)] for name, text in _kernels()}
+
+
+def _kernels() -> Iterator[tuple[str, str]]:
+    names = [kernel.name for op in table.ops().values() for kernel in op.kernels]
+    rows = [(name, "float32", (64, 781), -1) for name in names]
+    inner = [(name, "float32", (3, 300, 33), 1) for name in _FULL]
+    for name, dtype, shape, dim in (*rows, *inner, ("softmax", "bfloat16", (64, 781), -1)):
+        call = golden_plans.Question("", name, dtype, shape, dim).call
+        masks = (call.scale_mask, _MASKED) if name == "softmax" and dim == -1 else (call.scale_mask,)
+        for plan, mask in product(PLAN_OVERRIDES if name in _FULL else _FEW, masks):
+            planned = LaunchPlan(KernelConfig("whole_row", 4, 1024), 8, "")
+            masked = replace(call, scale_mask=mask)
+            override = PLAN_OVERRIDES[plan]
+            launched = planned if override is None else override(planned, masked.problem)
+            shown = f"{name} {dtype} {'x'.join(map(str, shape))} {plan}{' masked' * (mask is _MASKED)}"
+            yield shown, plain(compiler.source(masked.specialize(launched.config)))
+    for name, (axis, parts) in product(_FULL, ((1, False), (0, False), (1, True))):
+        sizes = {"ROWS": ROWS, "COLS": COLS, "ACC_DTYPE": "fp32", "EXP2_BIAS": None, "REPORT": None}
+        constants = {"AXIS": axis, "PARTS": parts, **sizes}
+        trial = Specialization(
+            golden_plans.kernel_of(name), "trial", (), tuple(constants.items()), (), 4, 1, None, False
+        )
+        yield f"{name} trial {axis} {parts}", plain(compiler.source(trial))
+
+
+def plain(source: str) -> str:
+    """Returns Python source without comments and with one format."""
+    return ast.unparse(ast.parse(source)) + "\n"
+
+
+class AllFeatures:
+    """A backend with every dtype, schedule and feature."""
+
+    dtypes = frozenset(ITEMSIZE) - {"int64", "uint8"}
+    schedules, features = frozenset(SCHEDULES), frozenset(FEATURES)
+    device_type = "cpu"
+
+    def device_count(self) -> int:
+        return 2
+
+
+def conformance() -> dict[str, Any]:
+    """The number of cases and a checksum of their names by op, direction and plan, and what small inputs hold."""
+    backend: Any = AllFeatures()
+    found: dict[str, list[Case]] = {}
+    for case in cases(backend):
+        found.setdefault(f"{case.op} {case.direction} {case.plan}", []).append(case)
+    names = {key: [len(group), checksum("\n".join(case.name for case in group))] for key, group in found.items()}
+    return {"names": names, "inputs": _inputs(case for group in found.values() for case in group)}
+
+
+def _inputs(cases: Iterable[Case]) -> dict[str, Any]:
+    """Returns counts of the values of each op's small inputs, and a checksum of their shapes, strides and dtypes."""
+    kinds: dict[tuple[Any, ...], Case] = {}
+    for case in cases:
+        if torch.Size(case.shape).numel() <= _MAX_ELEMENTS and case.plan == "planned":
+            kinds.setdefault((case.op, case.values, case.layout, case.dtypes, case.absent, case.dims), case)
+    counts: dict[str, Counter[str]] = {}
+    memory: dict[str, list[str]] = {}
+    for case in kinds.values():
+        for name, tensor in make_tensors(case, table.ops()[case.op], torch.device("cpu")).items():
+            counts.setdefault(case.op, Counter()).update(_counts(name, tensor))
+            described = "absent" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+            memory.setdefault(case.op, []).append(f"{name} {described}")
+    return {op: {"layouts": checksum("\n".join(memory[op])), **dict(sorted(counts[op].items()))} for op in counts}
+
+
+def _counts(name: str, tensor: torch.Tensor | None) -> dict[str, int]:
+    """Returns counts of the values of an input. They do not depend on the processor."""
+    if tensor is None:
+        return {f"{name} absent": 1}
+    values = tensor.double()
+    ranges = {"nan": values.isnan(), "+inf": values == torch.inf, "-inf": values == -torch.inf, "zero": values == 0}
+    ranges |= {"above 30": values > 30, "below -30": values < -30, "whole": values == values.round()}
+    return {f"{name} {key}": int(chosen.sum()) for key, chosen in ranges.items() if chosen.any()}
+
+
+def checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "declarations": declarations, "kernels": kernels, "conformance": conformance,
+}  # fmt: skip
+"""What is recorded, by the name of its file."""
+
+
+def file_of(name: str) -> Path:
+    return golden_plans.FOLDER / f"{name}.json"
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yields one line for each part of two records that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old | new:
+            yield from differences(old.get(key), new.get(key), f"{path}/{key}")
+    elif old != new:
+        yield f"{path}: {json.dumps(old)} -> {json.dumps(new)}"
+
+
+def text_of(record: Mapping[str, Any], depth: int = 2) -> str:
+    """Returns a record as JSON whose objects have a line per key, up to a depth."""
+    entries = record.items() if depth else ()
+    lines = (f"{json.dumps(k)}: {text_of(v, depth - 1) if isinstance(v, dict) else json.dumps(v)}" for k, v in entries)
+    return "{\n" + ",\n".join(lines) + "\n}" if depth else json.dumps(record)
+
+
+if __name__ == "__main__":
+    for name, made in RECORDS.items():
+        file_of(name).write_text(text_of(made()) + "\n")
+        print(f"writes {file_of(name)}")
