@@ -1,4 +1,4 @@
-"""What must not change unless somebody means it: declarations, kernels and conformance cases, in `tests/golden`.
+"""What must not change unless somebody means it: declarations, kernels, plans and cases, in `tests/golden`.
 
 After an intended change, write the files again and review the difference:
 
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import golden_plans
+import plan_records
 from tridal.benchmarks import workloads
 from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
 from tridal.devices.types import FEATURES, ITEMSIZE, SCHEDULES, KernelConfig, LaunchPlan
@@ -164,7 +165,7 @@ def checksum(text: str) -> str:
 
 
 RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "declarations": declarations, "kernels": kernels, "conformance": conformance,
+    "declarations": declarations, "kernels": kernels, "conformance": conformance, "plans": plan_records.plans,
 }  # fmt: skip
 """What is recorded, by the name of its file."""
 
