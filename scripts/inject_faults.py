@@ -54,15 +54,18 @@ TESTS = {
     "src/tridal/library/norms/*": ("test_norms", "test_kernelize", "test_conformance"),
     "src/tridal/library/losses/*": ("test_cross_entropy", "test_cross_entropy_errors", "test_linear_cross_entropy"),
     "src/tridal/[klort]*/*": ("test_golden_records",),
+    "src/tridal/devices/p*.py": ("test_golden_records",),
+    "src/tridal/runtime/target_*.py": ("test_target_check", "test_cli_doctor"),
+    "src/tridal/runtime/source_text.py": ("test_source",),
     "src/tridal/benchmarks/workloads.py": ("test_golden_records",),
-    "backends/*/architectures.py": ("test_golden_records",),
     "src/tridal/models/*": ("test_kernelize", "test_kernelize_losses", "test_kernelize_modules"),
     "src/tridal/kernels/*": ("test_conformance", "test_scale_mask", "test_exchange_model", "test_exchange_delays"),
+    "src/tridal/benchmarks/*plot*.py": ("test_make_figures",),
     "src/tridal/benchmarks/*": ("test_benchmark_plots", "test_benchmark_report", "test_cli_bench"),
     "src/tridal/testing/*": ("test_checking", "test_tolerance", "test_plan_changes", "test_conformance"),
     "src/tridal/cli/*": ("test_cli",),
     "backends/tridal_cuda/*": ("test_backend_cuda_table", "test_backend_cuda_plans", "test_backend_cuda_traits"),
-    "backends/tridal_*": ("test_backend_members",),
+    "backends/tridal_*": ("test_backend_members", "test_golden_records"),
 }
 """Tests that belong to modules besides those that import them or have their name."""
 _SWAPS: dict[type[ast.AST], str] = {

@@ -24,8 +24,11 @@ import golden_plans
 import plan_records
 from tridal.benchmarks import workloads
 from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
+from tridal.devices import problem
+from tridal.devices.plans import MAX_PROGRAMS
 from tridal.devices.types import FEATURES, ITEMSIZE, SCHEDULES, KernelConfig, LaunchPlan
 from tridal.ops import planning, table
+from tridal.ops.column_sum import COLUMN_SUM
 from tridal.runtime import compiler
 from tridal.runtime.op_trial import COLS, ROWS
 from tridal.runtime.scale_mask import ScaleMask
@@ -38,18 +41,20 @@ from tridal.testing.suite import cases
 COMMAND = "python tests/golden_records.py"
 _FULL = ("softmax", "softmax_backward", "layer_norm_backward", "cross_entropy")
 """Kernels of one tensor, of two, with sums of columns, and with an index per row. They have all overrides of plans."""
-_FEW = ("planned", "column_loop", "cooperative")
+_FEW = ("planned", "column_loop", "cooperative", "cooperative+reload+overlap")
 _MASKED = ScaleMask(0.5, True, True, "uint8", 32, 2, (0, 781 * 32, 781, 1), row_distance=781)
 _MAX_ELEMENTS = 5_000
 
 
 def declarations() -> dict[str, Any]:
-    """Every op as data with its cases and its benchmark, every architecture, and the shapes of benchmarks."""
+    """Every op as data with its cases and its benchmark, every architecture, limits, and the shapes of benchmarks."""
     found = {f"op {name}": _op(name) for name in table.ops()}
     for arch, (backend, device) in planning.architectures().items():
         found[f"architecture {arch}"] = {"backend": backend.name, **data(device)}
     shapes = {name: data(shape_class) for name, shape_class in workloads.SHAPE_CLASSES.items()}
-    return {**found, "shape classes": shapes, "suites": data(workloads.SUITES)}
+    limits = {name: value for name, value in vars(problem).items() if name.isupper() and isinstance(value, int)}
+    found["limits"] = {**limits, "MAX_PROGRAMS": MAX_PROGRAMS}
+    return {**found, COLUMN_SUM.name: data(COLUMN_SUM), "shape classes": shapes, "suites": data(workloads.SUITES)}
 
 
 def _op(name: str) -> dict[str, Any]:
@@ -86,10 +91,11 @@ def kernels() -> dict[str, list[Any]]:
 
 
 def _kernels() -> Iterator[tuple[str, str]]:
-    names = [kernel.name for op in table.ops().values() for kernel in op.kernels]
+    names = plan_records.kernel_names()
     rows = [(name, "float32", (64, 781), -1) for name in names]
     inner = [(name, "float32", (3, 300, 33), 1) for name in _FULL]
-    for name, dtype, shape, dim in (*rows, *inner, ("softmax", "bfloat16", (64, 781), -1)):
+    others = ("softmax", "bfloat16", (64, 781), -1), ("softmax", "float32", (8, 16_001), -1)
+    for name, dtype, shape, dim in (*rows, *inner, *others):
         call = golden_plans.Question("", name, dtype, shape, dim).call
         masks = (call.scale_mask, _MASKED) if name == "softmax" and dim == -1 else (call.scale_mask,)
         for plan, mask in product(PLAN_OVERRIDES if name in _FULL else _FEW, masks):

@@ -11,9 +11,10 @@ from typing import Any
 from golden_plans import Question
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.ops import planning, table
+from tridal.ops.column_sum import COLUMN_SUM
 
 _MEASURED = ("sm_90", "h200", "gfx942", "ascend910b")
-_PROBLEMS = {True: 24, False: 6}
+_PROBLEMS = {True: 16, False: 4}
 """Problems of a kernel, for architectures of `_MEASURED` and others."""
 _CHANGING = ("softmax", "layer_norm_backward", "cross_entropy", "geglu_backward")
 _MOST_REGISTERS = 255
@@ -31,12 +32,24 @@ def probe(config: KernelConfig) -> Resources:
 def plans() -> dict[str, Any]:
     """The number of plans, of different configurations and a checksum, by architecture and kernel; and the changes."""
     found = {}
-    names = [kernel.name for op in table.ops().values() for kernel in op.kernels]
-    for (arch, target), name in product(planning.architectures().items(), names):
-        made = [_plan(*target, question) for question in _questions(arch, name)]
-        text = "\n".join(f"{p.config} {p.programs} {p.row_range} {p.column_range} {p.tiles_per_group}" for p in made)
+    for (arch, target), name in product(planning.architectures().items(), kernel_names()):
+        questions = [*_questions(arch, name)]
+        made = [_plan(*target, question) for question in questions]
+        text = "\n".join(_described(plan, question) for plan, question in zip(made, questions, strict=True))
         found[f"{arch} {name}"] = [len(made), len({p.config for p in made}), f"{zlib.crc32(text.encode()):08x}"]
     return {"plans": found, "changes": dict(_all_changes())}
+
+
+def kernel_names() -> list[str]:
+    """Returns the names of all kernels."""
+    return [*(kernel.name for op in table.ops().values() for kernel in op.kernels), COLUMN_SUM.name]
+
+
+def _described(plan: LaunchPlan, question: Question) -> str:
+    call = question.call
+    ranges = call.row_range(plan), call.column_range(plan)
+    programs = [plan.programs_for(call.problem, rows) for rows in ranges[0]] if call.problem.outer == 1 else []
+    return f"{plan.config} {plan.programs} {plan.occupancy} {ranges} {programs} {call.workspace_slots(plan)}"
 
 
 def _questions(arch: str, name: str) -> Iterator[Question]:

@@ -107,3 +107,10 @@ def test_available_with_all_requirements(packages):
     folder = packages(torch_npu=TORCH_NPU.format(present=True), triton="", pybind11="")
     (folder / "triton" / "backends" / "ascend").mkdir(parents=True)
     assert backend.unavailable() is None
+
+
+@pytest.mark.usefixtures("_restore_torch_npu")
+def test_unavailable_without_triton(packages, monkeypatch):
+    packages(torch_npu=TORCH_NPU.format(present=True))
+    monkeypatch.setattr("tridal_npu.triton_has", lambda backend: None)
+    assert backend.unavailable() == "triton-ascend is not installed"

@@ -229,3 +229,11 @@ def test_svg_for_a_dark_page_has_the_same_texts_in_other_colours() -> None:
     assert set(re.findall("#[0-9a-f]{6}", dark)) <= set(plot_style.DARK.values())
     assert f"fill: {plot_style.PAPER}" in light
     assert "fill: none" in dark
+
+
+def test_ticks_of_rates_are_whole_numbers_with_separators() -> None:
+    figure = Figure()
+    axis = figure.add_subplot()
+    workload = Workload("grid", "softmax", "forward", "float32", (64, 64))
+    line_plot._scale_axis(axis, [{**result_row(COPY, 1.0, workload), "gbps": rate} for rate in (500.0, 4000.0)], "gbps")
+    assert axis.yaxis.get_major_formatter()(2000.0, 0) == "2,000"

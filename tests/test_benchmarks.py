@@ -11,7 +11,7 @@ import torch
 from tridal.benchmarks import measuring, workloads
 from tridal.benchmarks.measuring import make_row
 from tridal.benchmarks.op_benchmark import benchmark_of
-from tridal.benchmarks.providers import COPY
+from tridal.benchmarks.providers import COPY, PROVIDERS
 from tridal.benchmarks.timing import Timing
 from tridal.benchmarks.workloads import SHAPE_CLASSES, ShapeClass, Workload, make_workloads
 
@@ -86,3 +86,9 @@ def test_slice_input_is_an_unaligned_view() -> None:
 def test_label_names_shape_dim_and_slice() -> None:
     labels = [SMALL.label, replace(SMALL, shape=(4, 8, 2), dim=1).label, replace(SMALL, is_slice=True).label]
     assert labels == ["2x3", "4x8x2 dim 1", "2x3 slice"]
+
+
+def test_libraries_of_gpu_kernels_are_not_measured_on_a_cpu() -> None:
+    on_cpu = {name for name, provider in PROVIDERS.items() if provider.on_cpu}
+    assert on_cpu.isdisjoint({"torch.compile", "Liger-Kernel", "FlagGems", "quack"})
+    assert on_cpu >= {"tridal", "torch"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from conformance_helpers import Function, failures, modified_cases, on_cpu, rounded, small_cases
 from tridal import testing
 from tridal.testing.cases import Case
+from tridal.testing.roundings import logsumexp
 from tridal.testing.tolerance import UNIT
 
 CASES = small_cases("softmax")
@@ -213,3 +216,22 @@ def test_worked_example_fails_with_another_function() -> None:
     assert not result.passed
     assert result.message is not None
     assert "from the worked numbers" in result.message
+
+
+def test_the_error_of_a_result_is_that_which_is_closest_to_its_bound() -> None:
+    """Of two elements with a difference, the one with the smaller bound may be closer to it."""
+
+    def off(x: Any, dim: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.softmax(x, dim) * (1 + 2**-23)
+
+    exact = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(torch.softmax))
+    result = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(off))
+    assert result.passed
+    assert 0 < result.error <= result.tolerance
+    assert result.error / result.tolerance > exact.error / exact.tolerance
+
+
+def test_logsumexp_in_smaller_operations_is_that_of_torch() -> None:
+    x = torch.tensor([[1e4, -3.0, 9999.0], [-50.0, -51.0, -52.0], [-torch.inf] * 3], dtype=torch.float64)
+    torch.testing.assert_close(logsumexp(x, -1), x.logsumexp(-1))
+    torch.testing.assert_close(logsumexp(x, 0, True), x.logsumexp(0, True))

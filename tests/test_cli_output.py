@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
+from rich.console import Console
 
 from processes import python
 from tridal.cli import app, output
@@ -100,3 +102,11 @@ def test_error_of_a_file_gives_its_name(capsys: pytest.CaptureFixture[str]) -> N
 def test_python_prints_nothing_when_it_ends() -> None:
     full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); from tridal.cli import main; main()"
     assert python("-c", full, "config", code=1).stderr == FULL
+
+
+def test_long_values_of_a_grid_are_continued_in_the_next_line() -> None:
+    console = Console(file=io.StringIO(), width=30)
+    console.print(output.grid(("name", "x" * 50), ("y" * 40, "value")))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert (text.count("x"), text.count("y")) == (50, 40)
+    assert "value" in text

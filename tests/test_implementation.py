@@ -61,3 +61,7 @@ def test_unavailable_backend_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_worked_example_passes_on_a_backend(backend: Backend) -> None:
     with testing.implementation(backend) as implementation:
         assert testing.worked_example(implementation).result.passed
+
+
+def test_functions_to_check_are_not_interpreted_unless_somebody_says_so() -> None:
+    assert not testing.Implementation(torch.device("cpu"), lambda op: torch.softmax).interpreted

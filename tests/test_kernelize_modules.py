@@ -224,3 +224,12 @@ def test_traced_modules_are_as_before(device: torch.device, kind: Any) -> None:
     nodes, expected_nodes = ([node.kind() for node in t.inlined_graph.nodes()] for t in (traced, expected))
     assert nodes == expected_nodes
     torch.testing.assert_close(traced(x[:1]), module(x[:1]))
+
+
+def test_a_norm_that_is_called_with_a_keyword_computes_as_its_class(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    norm, x = model.model.norm, torch.randn(2, 3, model.config.hidden_size, device=device)
+    expected = norm(x)
+    with tridal.kernelize(model):
+        torch.testing.assert_close(norm(x), expected)
+        torch.testing.assert_close(norm(hidden_states=x), expected)

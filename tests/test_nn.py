@@ -66,8 +66,9 @@ def test_missing_dim_warns_and_equals_torch(name: str, shape: tuple[int, ...]) -
     x = torch.randn(shape)
     with pytest.warns(UserWarning, match="dim="):
         expected = getattr(torch.nn, name)()(x)
-    with pytest.warns(UserWarning, match="deprecated: pass dim="):
+    with pytest.warns(UserWarning, match="deprecated: pass dim=") as warned:
         assert_close(getattr(tridal.nn, name)()(x), expected)
+    assert "module.py" in warned[0].filename, "the place of the call in torch.nn.Module"
     if len(shape) == 2:
         module = getattr(tridal.nn, name)(None)
         for function in (torch.compile(module, fullgraph=True, backend="eager"), torch.jit.script(module)):

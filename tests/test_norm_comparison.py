@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tridal.models.norm_comparison import describe, find_form
+from tridal.models.norm_forms import _parameter
 
 CPU = torch.device("cpu")
 
@@ -141,3 +142,13 @@ def test_attributes_tensors_and_another_forward_are_compared_again(monkeypatch: 
     assert [form if form is None else form.weight_offset for form in forms] == [0.0, 1.0, None]
     monkeypatch.setattr(SomeNorm, "forward", lambda self, x: 2 * scaled(self, x))
     assert find_form(make(0.0, 1.0), CPU).form is None
+
+
+def test_a_parameter_that_became_an_attribute_is_used() -> None:
+    """FSDP replaces the parameters of a module by views while it computes."""
+    module: Any = SomeNorm(lambda m, x: m.weight * normalised(x))
+    assert _parameter(module, "weight") is module._parameters["weight"]
+    del module._parameters["weight"]
+    module.weight = torch.full((16,), 3.0)
+    assert _parameter(module, "weight") is module.weight
+    assert _parameter(module, None) is None

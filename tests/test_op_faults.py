@@ -180,3 +180,11 @@ def test_gradient(changes: dict[str, Any], message: str) -> None:
 )
 def test_kernels(kernels: Any, message: str) -> None:
     assert fault(WEIGH, kernels=kernels) == message
+
+
+def test_a_saved_tensor_may_have_one_other_name() -> None:
+    found = fault(WEIGH, saves=(("input",),))
+    assert found is not None
+    assert "expected names, or (name, other names, ...), found ('input',)" in found
+    pair = fault(WEIGH, saves=(("input", "output"), *WEIGH.saves[1:]))
+    assert pair is None or "expected names" not in pair

@@ -144,6 +144,8 @@ def test_errors_are_those_of_torch(device: torch.device) -> None:
                 norm(x, (7,))
             with pytest.raises(RuntimeError, match="Expected weight to be of same shape"):
                 norm(x, (8,), torch.ones(7, device=device))
+        with pytest.raises(tridal.errors.DTypeError, match="weight"):
+            torch.nn.functional.layer_norm(x, (8,), torch.ones(8, dtype=torch.float64, device=device))
 
 
 def test_devices_without_a_backend_are_not_affected(device: torch.device, calls: list[CallRecord]) -> None:

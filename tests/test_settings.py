@@ -187,3 +187,7 @@ def test_wrong_file_changes_no_setting_and_raises_again(folder):
             attempt()
     write_file(folder / "tridal.yaml", "device: cpu\n")
     assert current().device == "cpu"
+
+
+def test_text_of_settings_has_no_layers():
+    assert "layer" not in repr(current())

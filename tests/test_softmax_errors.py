@@ -75,3 +75,9 @@ def test_errors_of_scaled_and_masked_scores_name_the_argument(
 ) -> None:
     with pytest.raises(error, match=f"^softmax: .*{message}"):
         raise raised(tridal.softmax, arguments, place)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((5,), 0), ((4, 5), 0), ((2, 4, 5), 1)])
+def test_causal_needs_queries_and_keys_in_the_last_dims(shape: tuple[int, ...], dim: int) -> None:
+    with pytest.raises(DimensionError, match="dim must be -1 of at least two dims, queries by keys"):
+        tridal.softmax(torch.zeros(shape), dim, causal=True)

@@ -22,7 +22,7 @@ from op_sources import make_kernel
 from tridal.devices.types import KernelConfig
 from tridal.errors import SettingsError
 from tridal.ops import planning, table
-from tridal.runtime import compiler
+from tridal.runtime import compiler, source_text
 from tridal.runtime.interpreter_mode import interpreting
 from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.specialization import KernelCall, Specialization
@@ -297,3 +297,14 @@ def test_constants_in_a_comprehension_are_folded(tmp_path: Path, monkeypatch: py
     assert "[x * part for part in (3, 1)]" in compiler.source(
         kernel_call((64, 60), kernel=kernel, parameters=(1e-3,)).specialize(KernelConfig("whole_row", 4, 64))
     )
+
+
+def test_long_statements_are_broken_after_commas_and_parentheses() -> None:
+    names = [f"argument_{number}" for number in range(14)]
+    lines = [*source_text._wrapped(f"x = function({', '.join(names)})", "    ")]
+    assert all(line.endswith(",") for line in lines[:-1])
+    assert all(line.startswith("        argument_") for line in lines[1:])
+    assert [len(line) for line in lines] == [76, 67, 59], "each as long as possible"
+    assert "".join(line.strip() + " " for line in lines).strip() == f"x = function({', '.join(names)})"
+    (short,) = source_text._wrapped("x = f(a, b)", "    ")
+    assert short == "    x = f(a, b)"

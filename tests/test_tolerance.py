@@ -11,6 +11,7 @@ import torch
 
 from conformance_helpers import Function, failures, rounded, small_cases
 from third_party_op import UNIT_NORM
+from tridal.library.softmax.bounds import SoftmaxBounds
 from tridal.ops import row_maths, table
 from tridal.testing import Case
 from tridal.testing.checking import difference
@@ -180,3 +181,12 @@ def test_bounds_of_16_bit_results_in_the_interpreter_allow_truncation() -> None:
     assert interpreter.unit == 2 * device.unit
     assert interpreter.accumulator == device.accumulator
     assert Arithmetic.of(("float32",), "float32", 1024, interpreted=True, last_dim=False).sum_roundings == 1024
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_bounds_of_a_gradient_grow_with_the_gradient(log: bool) -> None:
+    x, dy = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = x.log_softmax(-1) if log else x.softmax(-1)
+    arithmetic = Arithmetic.of(("float32",), "float32", 7, False, True)
+    small, large = (SoftmaxBounds(log).backward(y, k * dy, k * dy, -1, arithmetic) for k in (1.0, 1e3))
+    torch.testing.assert_close(large, 1e3 * small, rtol=1e-5, atol=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +75,12 @@ def test_each_launch_gets_its_own_workspace_while_a_graph_is_captured(monkeypatc
     monkeypatch.setattr(torch.cpu, "is_current_stream_capturing", lambda: True, raising=False)
     assert launched_with(10) is not outside
     assert launched_with(10) is not launched_with(10)
+
+
+def test_a_longer_workspace_waits_for_launches_that_use_the_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    module = SimpleNamespace(synchronize=waited.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module if kind == "cpu" else None)
+    zeros = workspace._lasting_zeros(8, CPU)
+    assert zeros.tolist() == [0] * 8
+    assert waited == [CPU]
