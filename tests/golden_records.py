@@ -7,8 +7,8 @@ After an intended change, write the files again and review the difference:
 
 from __future__ import annotations
 
-import ast
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -115,8 +115,9 @@ def _kernels() -> Iterator[tuple[str, str]]:
 
 
 def plain(source: str) -> str:
-    """Returns Python source without comments and with one format."""
-    return ast.unparse(ast.parse(source)) + "\n"
+    """Returns the lines of a source without comments, which begin after spaces, and without empty lines."""
+    lines = (re.sub(r"(^|\s+)# .*$", "", line) for line in source.splitlines())
+    return "".join(f"{line}\n" for line in lines if line.strip())
 
 
 class AllFeatures:

@@ -37,5 +37,10 @@ def test_data_of_a_declaration_has_what_differs_from_the_defaults_with_the_names
     assert "steps" not in found
 
 
-def test_comments_and_format_do_not_change_a_kernel() -> None:
-    assert golden_records.plain("x = ( 1 )  # one\n") == golden_records.plain("x = 1") != golden_records.plain("x = 2")
+def test_comments_and_empty_lines_do_not_change_a_kernel() -> None:
+    text = "def f(x):\n    return x + 1\n"
+    assert (
+        golden_records.plain("# A kernel.\ndef f(x):\n\n    return x + 1  # one\n")
+        == golden_records.plain(text)
+        == text
+    )
