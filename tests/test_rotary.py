@@ -138,6 +138,8 @@ ERRORS = [
         (X, X, FACTOR[:, :4], FACTOR), {}, ShapeError,
         r"cos must have the shape \(2, 5, 4\), \(1, 5, 4\) or \(5, 4\) with query of shape .*, got \(2, 4, 4\)",
     ),
+    ((X.int(), X, FACTOR, FACTOR), {}, TypeError, "query must have a floating-point dtype"),
+    ((X, X, FACTOR.long(), FACTOR), {}, TypeError, "cos must have a floating-point dtype"),
     ((X, X, FACTOR, FACTOR), {"unsqueeze_dim": 3}, ValueError, "unsqueeze_dim must be 1 or 2, got 3"),
     ((X, X, FACTOR, FACTOR), {"casting": "llama"}, ValueError, "casting must be None or 'transformers', got 'llama'"),
 ]  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from third_party_op import UNIT_NORM
 from tridal import ops
 from tridal.errors import PluginError
+from tridal.ops import RowReduce
 
 FIELDS: dict[str, Any] = {
     "name": "unit_norm",
@@ -44,3 +46,8 @@ def test_defaults_of_the_old_declaration() -> None:
     op = eval(declaration(**FIELDS), {**vars(ops), **FIELDS})
     assert op.arguments == UNIT_NORM.arguments[:1]
     assert op.saves == ("output",)
+
+
+def test_rows_of_a_reduction_are_those_of_all_other_dims() -> None:
+    found = RowReduce(torch.zeros(2, 3, 5, 7), 1)
+    assert (found.rows, found.count) == (2 * 5 * 7, 3)

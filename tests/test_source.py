@@ -308,3 +308,10 @@ def test_long_statements_are_broken_after_commas_and_parentheses() -> None:
     assert "".join(line.strip() + " " for line in lines).strip() == f"x = function({', '.join(names)})"
     (short,) = source_text._wrapped("x = f(a, b)", "    ")
     assert short == "    x = f(a, b)"
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_dump_makes_the_folders_above_its_own(tmp_path: Path) -> None:
+    with tridal.use(device="interpreter", dump=str(tmp_path / "one" / "two")):
+        tridal.softmax(torch.randn(3, 71))
+    assert len([*(tmp_path / "one" / "two").iterdir()]) == 1

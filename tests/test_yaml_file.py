@@ -177,3 +177,8 @@ def test_settings_error_is_a_value_error_and_a_tridal_error(folder):
     with pytest.raises(ValueError, match="expected a mapping") as raised:
         read_file(write_file(folder / "x.yaml", "- 1\n"))
     assert isinstance(raised.value, TridalError)
+
+
+def test_text_of_a_list_or_a_mapping_is_parsed_unless_a_scalar_is_wanted():
+    assert [parse_text("[1, 2]"), parse_text("a: 1"), parse_text("32")] == [[1, 2], {"a": 1}, 32]
+    assert [parse_text("[1, 2]", scalar=True), parse_text("a: 1", scalar=True)] == ["[1, 2]", "a: 1"]
