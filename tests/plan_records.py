@@ -71,8 +71,8 @@ def _plan(backend: Backend, device: DeviceProperties, question: Question) -> Lau
 
 def _all_changes() -> Iterator[tuple[str, list[int]]]:
     """Yields descriptions of sizes, and at which of them the configuration changes."""
-    dtypes = {arch: ("bfloat16",) for arch in _MEASURED} | {"h200": ("float32", "bfloat16")}
-    for arch, name, dtype in ((arch, name, dtype) for arch in dtypes for name in _CHANGING for dtype in dtypes[arch]):
+    bfloat16 = [*product(_MEASURED, _CHANGING, ("bfloat16",))]
+    for arch, name, dtype in (*bfloat16, *product(("h200",), _CHANGING, ("float32",))):
         target = planning.architectures()[arch]
 
         def config(*shape: int, dim: int = -1, arch: str = arch, name: str = name, dtype: str = dtype) -> KernelConfig:

@@ -89,6 +89,15 @@ def test_a_loss_prepares_kernels_for_ranges_of_row_counts(
     assert not prepared_calls
 
 
+@pytest.mark.usefixtures("nothing_prepared")
+def test_calls_with_other_numbers_of_rows_share_a_prepared_call(device: torch.device, name: str) -> None:
+    function, reference = FUNCTIONS[name]
+    for rows in (65, 70, 80, 90, 100):
+        x = torch.randn(rows, 128, device=device)
+        assert_close(function(x), reference(x))
+    assert sum(map(len, calls._calls.values())) <= 2
+
+
 def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
     x = torch.randn(6, 16, device=device)
     for _ in range(3):

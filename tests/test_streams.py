@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from op_samples import EACH_OP, Sample, gradients
 from torch_versions import compiled_error
 from tridal.errors import StreamError
 from tridal.pytorch.call_records import RECORDERS
+from tridal.pytorch.path import streams
 
 
 @EACH_OP
@@ -34,6 +36,11 @@ def test_stream_raises_in_a_compiled_function(device: torch.device, sample: Samp
     compiled = torch.compile(lambda: sample.function(**tensors, stream=0), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=compiled_error("stream= has no meaning in a compiled function")):
         compiled()
+
+
+def test_a_call_on_a_stream_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "on_stream", lambda *arguments: contextlib.nullcontext())
+    assert streams.call_on_stream("softmax", 0, [torch.ones(1)], lambda: "result") == "result"
 
 
 @EACH_OP
