@@ -27,6 +27,7 @@ import torch
 import golden_plans
 import plan_records
 import tridal
+from conformance_helpers import INTERPRETER
 from tridal.benchmarks import workloads
 from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
 from tridal.devices.types import FEATURES, ITEMSIZE, SCHEDULES, KernelConfig, LaunchPlan
@@ -38,6 +39,7 @@ from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import Specialization
 from tridal.testing.cases import Case, op_cases
 from tridal.testing.inputs import make_tensors
+from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES
 from tridal.testing.suite import cases
 
@@ -210,6 +212,12 @@ def _counts(name: str, tensor: torch.Tensor | None) -> dict[str, int]:
     return {f"{name} {key}": int(chosen.sum()) for key, chosen in ranges.items() if chosen.any()}
 
 
+def searched(search: PlanSearch) -> dict[str, Any]:
+    """The number of cases by op, the number of plans, and a checksum of the names, of a search for changes of plans."""
+    names = checksum("\n".join(case.name for case in search.cases))
+    return {"cases": Counter(case.op for case in search.cases), "plans": search.plans, "names": names}
+
+
 def checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
@@ -218,7 +226,7 @@ RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "declarations": declarations, "interface": interface, "kernels": kernels, "conformance": conformance,
     "plans": plan_records.plans,
 }  # fmt: skip
-"""What is recorded, by the name of its file."""
+"""What is recorded, by the name of its file. `test_planned_cases.py` compares "searched", which takes longer."""
 
 
 def file_of(name: str) -> Path:
@@ -242,6 +250,6 @@ def text_of(record: Mapping[str, Any], depth: int = 2) -> str:
 
 
 if __name__ == "__main__":
-    for name, made in RECORDS.items():
+    for name, made in {**RECORDS, "searched": lambda: searched(search_plans(INTERPRETER))}.items():
         file_of(name).write_text(text_of(made()) + "\n")
         print(f"writes {file_of(name)}")
