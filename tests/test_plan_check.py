@@ -127,6 +127,8 @@ RIGHT = "expected rows for which programs are right:"
     [
         (WHOLE_ROW, {"programs": 65_537}, {}, "programs = 65537, expected at most 65536, because there are 456 tiles"),
         (WHOLE_ROW, {"cols": 512}, {}, "cols = 512, expected at least 781, because a tile holds whole rows"),
+        (WHOLE_ROW, {}, {"problem": Problem(cols=1025, inner=8)}, "expected at least 1025, because a tile holds whole row"
+            "s, or the same with peel = True"),
         (WHOLE_ROW, {"rows": 2048}, {}, "rows x cols = 2097152, expected at most 1048576, Triton's limit of a tensor"),
         (WHOLE_ROW, {"programs_per_row": 2}, {}, "programs_per_row = 2, expected 1, because the schedule is 'whole_r"),
         (WHOLE_ROW, {"persistent": False}, {}, "programs = 20, expected 456, because they are not persistent and the"),

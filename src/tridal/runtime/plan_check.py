@@ -128,7 +128,9 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
     covered = problem.cols // vector * vector if config.peel else problem.cols
     tile = max(config.cols, 2 * vector * config.peel) * config.rows
     if config.schedule == "whole_row" and config.cols < covered:
-        yield "cols", config.cols, f"at least {covered}, because a tile holds whole rows"
+        enough = problem.layout == "row" and config.cols >= problem.cols // vector * vector
+        hint = ", or the same with peel = True" if enough else ""
+        yield "cols", config.cols, f"at least {covered}, because a tile holds whole rows{hint}"
     if config.schedule == "cooperative" and config.cols * per_row < covered:
         least = math.ceil(covered / config.cols)
         yield "programs_per_row", per_row, f"at least {least}, because each program computes {config.cols} columns"
