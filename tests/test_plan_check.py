@@ -119,6 +119,7 @@ NEEDS = "overlap = True, expected False, because it needs `reload` and `persiste
 ONE_ROW = "rows = 2, expected 1, because cooperative programs exchange one row at a time"
 PEELS = "peel = True, expected False, because 'column_loop' peels rows only for statistics of elements without a mask"
 LANES = 'expected 1, because only "column_loop" splits a row into lanes'
+OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same with peel = True"
 RIGHT = "expected rows for which programs are right:"
 
 
@@ -127,8 +128,7 @@ RIGHT = "expected rows for which programs are right:"
     [
         (WHOLE_ROW, {"programs": 65_537}, {}, "programs = 65537, expected at most 65536, because there are 456 tiles"),
         (WHOLE_ROW, {"cols": 512}, {}, "cols = 512, expected at least 781, because a tile holds whole rows"),
-        (WHOLE_ROW, {}, {"problem": Problem(cols=1025, inner=8)}, "expected at least 1025, because a tile holds whole row"
-            "s, or the same with peel = True"),
+        (WHOLE_ROW, {}, {"problem": Problem(cols=1025, inner=8)}, f"cols = 1024, {OR_PEEL}"),
         (WHOLE_ROW, {"rows": 2048}, {}, "rows x cols = 2097152, expected at most 1048576, Triton's limit of a tensor"),
         (WHOLE_ROW, {"programs_per_row": 2}, {}, "programs_per_row = 2, expected 1, because the schedule is 'whole_r"),
         (WHOLE_ROW, {"persistent": False}, {}, "programs = 20, expected 456, because they are not persistent and the"),
