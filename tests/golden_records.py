@@ -52,6 +52,7 @@ _MAX_ELEMENTS = 5_000
 _BIASED = -5.5e-08
 """An error of exp2, for which kernels have further steps."""
 _BACKENDS = "tridal_accelerator", "tridal_cuda", "tridal_interpreter", "tridal_npu", "tridal_rocm"
+_CONSTANTS = int, float, tuple
 _NOT_IMPORTED = "tridal.__main__", "tridal.kernels", "tridal.runtime.target_program", "tridal.models.repository"
 """Programs, and schedules, whose names exist in a specialised kernel only."""
 
@@ -78,7 +79,7 @@ def _op(name: str) -> dict[str, Any]:
 
 
 def interface() -> dict[str, Any]:
-    """The parameters and defaults of public functions and classes, and the numbers that modules name."""
+    """The parameters and defaults of public functions and classes, and the numbers and tuples that modules name."""
     public: dict[str, str] = {}
     for module in (tridal, tridal.nn, tridal.ops, tridal.types, tridal.testing, tridal.settings, tridal.registry):
         for name in module.__all__:
@@ -91,7 +92,7 @@ def interface() -> dict[str, Any]:
         for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not entry.name.startswith(_NOT_IMPORTED):
                 numbers = vars(importlib.import_module(entry.name)).items()
-                named = {name: value for name, value in numbers if name.isupper() and type(value) in (int, float)}
+                named = {name: data(value) for name, value in numbers if name.isupper() and type(value) in _CONSTANTS}
                 constants |= {entry.name: named} if named else {}
     return {"parameters": public, "constants": constants}
 
@@ -133,11 +134,13 @@ def _kernels() -> Iterator[tuple[str, str]]:
     rows = [(name, "float32", (64, 781), -1) for name in names]
     inner = [(name, "float32", (3, 300, 33), 1) for name in ("softmax", "layer_norm_backward")]
     others = ("softmax", "bfloat16", (64, 781), -1), ("softmax", "float32", (8, 16_001), -1)
-    for name, dtype, shape, dim in (*rows, *inner, *others):
+    columns = [(name, "float32", (8, 781), -1) for name in ("layer_norm", "rms_norm without residual")]
+    for name, dtype, shape, dim in (*rows, *inner, *others, *columns):
         call = golden_plans.Question("", name, dtype, shape, dim).call
         masks = (call.scale_mask, _MASKED) if name == "softmax" and dim == -1 else (call.scale_mask,)
-        for plan, mask in product(PLAN_OVERRIDES if name in _FULL else _FEW, masks):
-            planned = LaunchPlan(KernelConfig("whole_row", 4, 1024), 8, "")
+        plans = PLAN_OVERRIDES if name in _FULL else ("whole_row+reload",) if shape == (8, 781) else _FEW
+        for plan, mask in product(plans, masks):
+            planned = LaunchPlan(KernelConfig("whole_row", 1 if shape == (8, 781) else 4, 1024), 8, "")
             masked = replace(call, scale_mask=mask)
             override = PLAN_OVERRIDES[plan]
             launched = planned if override is None else override(planned, masked.problem)

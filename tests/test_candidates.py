@@ -123,3 +123,10 @@ def test_a_safe_configuration_has_all_programs_of_a_row_resident(cols: int, warp
     programs = occupancy(safe, Resources(safe.max_registers or 255, 0, 0), H100)[0]
     assert programs * H100.cores >= per_row
     assert (safe == config) == (occupancy(config, Resources(255, 0, 0), H100)[0] * H100.cores >= per_row)
+
+
+@pytest.mark.parametrize(("programs_per_row", "runs"), [(1, True), (132, True), (133, False)])
+def test_programs_that_exchange_statistics_are_all_resident(programs_per_row: int, runs: bool) -> None:
+    config = KernelConfig("cooperative", 1, 1024, programs_per_row=programs_per_row)
+    problem = GpuProblem(200_000, 8, device=H100, probe=lambda config: Resources(1, 0, 0), statistics=2)
+    assert Compiled(problem, config, Resources(64, 0, 0), 1, "1").runs is runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -217,3 +218,9 @@ def test_wrong_declaration_is_a_failure_and_ends_the_check_before_the_suite(
     report = check_json(backend, "--all", code=1)
     assert [result["message"] for result in report["declarations"]] == ["a [wrong] gradient"]
     assert "suite" not in report
+
+
+def test_the_last_line_is_not_broken_in_a_narrow_terminal(backend: Backend, suite: Callable[..., None]) -> None:
+    suite(Case("softmax", "forward", (3, 5)))
+    output = run("check", "--all", "--device", backend.name, width="16").stdout
+    assert re.search(r"(?m)^ok all \d+ checks passed$", output)
