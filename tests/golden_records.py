@@ -52,7 +52,6 @@ _MAX_ELEMENTS = 5_000
 _BIASED = -5.5e-08
 """An error of exp2, for which kernels have further steps."""
 _BACKENDS = "tridal_accelerator", "tridal_cuda", "tridal_interpreter", "tridal_npu", "tridal_rocm"
-_CONSTANTS = int, float, tuple
 _NOT_IMPORTED = "tridal.__main__", "tridal.kernels", "tridal.runtime.target_program", "tridal.models.repository"
 """Programs, and schedules, whose names exist in a specialised kernel only."""
 
@@ -92,9 +91,14 @@ def interface() -> dict[str, Any]:
         for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not entry.name.startswith(_NOT_IMPORTED):
                 numbers = vars(importlib.import_module(entry.name)).items()
-                named = {name: data(value) for name, value in numbers if name.isupper() and type(value) in _CONSTANTS}
+                named = {name: data(value) for name, value in numbers if name.isupper() and _is_plain(value)}
                 constants |= {entry.name: named} if named else {}
     return {"parameters": public, "constants": constants}
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value is a number, or a tuple without declarations, which have records of their own."""
+    return type(value) in (int, float) or (type(value) is tuple and not any(map(is_dataclass, value)))
 
 
 def parameters(function: Callable[..., Any]) -> str:
