@@ -83,7 +83,7 @@ def interface() -> dict[str, Any]:
     for module in (tridal, tridal.nn, tridal.ops, tridal.types, tridal.testing, tridal.settings, tridal.registry):
         for name in module.__all__:
             found = getattr(module, name)
-            if callable(found):
+            if inspect.isroutine(found) or inspect.isclass(found):
                 with contextlib.suppress(ValueError):
                     public[f"{module.__name__}.{name}"] = parameters(found)
     constants = {}
