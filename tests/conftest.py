@@ -151,7 +151,7 @@ def _hints_are_true() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _no_stored_plans() -> Iterator[None]:
     """Turns the store of plans off, so that no test depends on a plan of another test. It behaves as without a disk."""
-    with mock.patch.object(plan_store, "_files", side_effect=OSError("tests store no plans")):
+    with mock.patch.object(plan_store, "_files", side_effect=OSError):  # one error would keep all frames
         yield
 
 
