@@ -65,8 +65,9 @@ def test_every_module_of_the_checkout_can_be_changed_and_the_weakest_have_tests(
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small checkout whose test finds faults of the first function only. The second one has types."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second of each run
     for name, text in {
         "pyproject.toml": '[tool.mypy]\nfiles = ["src"]\n',
         "src/small/__init__.py": "",

@@ -74,7 +74,7 @@ def test_the_tests_of_a_package_pass(site_folder: Path) -> None:
         selected = "declaration or 37x53 and stepped or 17x211 and nan"
         sys.exit(pytest.main([{str(L2NORM / "test_l2_norm.py")!r}, "-qq", "-p", "no:cacheprovider", "-k", selected]))
     """
-    run_python(code, site_folder)
+    run_python(code, site_folder, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # plugins take a second
 
 
 PLANS = """

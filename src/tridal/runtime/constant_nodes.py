@@ -103,13 +103,22 @@ def changed(node: Any, **changes: Any) -> Any:
 
 
 def nodes_in(*roots: Any) -> list[Any]:
-    """Returns nodes and all nodes in them, without contexts and operators. `ast.walk` takes twice the time."""
+    """Returns nodes and all nodes in them, without contexts and operators. `ast.walk` takes more than twice as long."""
     found = [*roots]
     for node in found:  # grows
-        for name in node._fields:
+        for name in _fields_of(node.__class__):
             value = getattr(node, name, None)
             if value.__class__ is list:
-                found += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, (ast.expr, ast.stmt, ast.arguments, ast.arg)):
+                found += [item for item in value if item.__class__ is not str and item is not None]
+            elif isinstance(value, ast.AST):
                 found.append(value)
     return found
+
+
+@functools.cache
+def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    """Returns the fields that may hold nodes, without contexts and operators."""
+    return () if kind is ast.Constant else tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+
+
+_WITHOUT_NODES = frozenset(("ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"))

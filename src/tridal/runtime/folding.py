@@ -158,7 +158,7 @@ class _Fold:
         bounds = [constant(bound) for bound in getattr(loop, "args", ())]
         if kind not in ("range", "static_range") or not all(type(bound) is int for bound in bounds):
             return None
-        numbers, folded, before = range(*bounds), list[ast.stmt](), self.constants
+        numbers, folded, before, last = range(*bounds), list[ast.stmt](), self.constants, 0
         if kind == "range":
             return None if numbers else []
         assert isinstance(node.target, ast.Name)
@@ -166,49 +166,53 @@ class _Fold:
             self.constants = before | {node.target.id: literal(number)}
             body = self.block(node.body)
             self.constants = before
-            if folded and body and body[0].lineno <= max(_lines(folded)):
+            if body and body[0].lineno <= last:
                 return [changed(node, iter=loop, body=self.block(node.body))]
             folded += body
+            last = max(last, _last_line(body))
         return folded
 
     def _rebuilt(self, node: Any) -> Any:
         changes: dict[str, Any] = {}
         for name in node._fields:
             value = getattr(node, name, None)
-            if isinstance(value, list) and value:
-                if isinstance(value[0], ast.stmt):
+            if value.__class__ is list:
+                if value and isinstance(value[0], ast.stmt):
                     changes[name] = self.block(value) or [ast.copy_location(ast.Pass(), value[0])] * (name == "body")
                 else:
                     changes[name] = [self.expression(item) for item in value]
-            elif isinstance(value, ast.AST):
+            elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
                 changes[name] = self.expression(value)
         return changed(node, **changes)
 
     def expression(self, node: Any) -> Any:
         """Returns a folded expression, or another node that is not a statement."""
-        if isinstance(node, _LEAVES) or not isinstance(node, ast.AST):
-            return node
-        if isinstance(node, ast.Name):
+        kind = node.__class__
+        if kind is ast.Name:
             if node.id in self.constants and isinstance(node.ctx, ast.Load):
                 return self.constants[node.id]
             return self._named(node, node.id, self.function.find(node.id))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if isinstance(node, _LEAVES) or not hasattr(node, "_fields"):
+            return node
+        if kind is ast.Attribute and isinstance(node.value, ast.Name):
             found = self.function.find(node.value.id, node.attr)
             if found is not UNKNOWN and self.folding.function(found) is not None:
                 return self._named(node, node.attr, found)
             if found is not UNKNOWN and (number := literal(found)) is not None:
                 return number
-        if isinstance(node, ast.IfExp):
+        if kind is ast.IfExp:
             test = self.expression(node.test)
             if (value := constant(test)) is not UNKNOWN:
                 return self.expression(node.body if value else node.orelse)
         new = self._rebuilt(node)
-        if isinstance(new, ast.BoolOp):
+        if kind is ast.BoolOp:
             return bool_operation(new)
-        inlined = self._inlined(new) if isinstance(new, ast.Call) else None
-        if isinstance(new, ast.Compare) and constant(new.comparators[0]) is None and self._is_not_none(new.left):
+        if kind is ast.Call:
+            inlined = self._inlined(new)
+            return inlined.value if isinstance(inlined, ast.Return) else new
+        if kind is ast.Compare and constant(new.comparators[0]) is None and self._is_not_none(new.left):
             return literal(isinstance(new.ops[0], (ast.IsNot, ast.NotEq)))
-        return inlined.value if isinstance(inlined, ast.Return) else operation(new)
+        return operation(new)
 
     def _inlined(self, call: ast.Call) -> Any:
         """Returns the statement that remains of a function of a schedule for a call, or None if it cannot replace it.
@@ -223,6 +227,9 @@ class _Fold:
             return None
         for argument in call.args:
             argument.not_none = self._is_not_none(argument)  # type: ignore[attr-defined]
+        if (kind := tuple(map(_kind, call.args))) in function.kept:
+            return None
+        function.kept.add(kind)
         names = (parameter.arg for parameter in function.definition.tree.args.args)
         left = _Fold(self.folding, function, dict(zip(names, call.args, strict=True))).block(body[1:])
         if len(left) != 1 or not isinstance(left[0], (ast.Return, ast.Expr)) or isinstance(left[0].value, ast.Tuple):
@@ -231,6 +238,7 @@ class _Fold:
         computed = [node for node in _in_order(left[0].value) if node in operations or not is_simple(node)]
         if operations and (len(operations) > 1 or computed[:1] != operations or computed.count(operations[0]) != 1):
             return None
+        function.kept.remove(kind)
         return left[0]
 
     def _named(self, node: Any, name: str, value: Any) -> Any:
@@ -276,6 +284,14 @@ class _Fold:
         return isinstance(node, (ast.Call, ast.BinOp, ast.Compare)) or constant(node) not in (None, UNKNOWN)
 
 
+def _kind(argument: Any) -> tuple[Any, ...]:
+    """Returns what decides whether a call with an argument can be replaced."""
+    if (value := constant(argument)) is not UNKNOWN:
+        return type(value), str(value)
+    attribute = argument.attr if is_constant(argument) else ""
+    return type(argument), attribute, is_simple(argument), argument.not_none
+
+
 def _in_order(node: Any) -> Iterator[ast.AST]:
     """Yields the nodes of an expression in the order in which they are computed."""
     for child in ast.iter_child_nodes(node):
@@ -283,5 +299,7 @@ def _in_order(node: Any) -> Iterator[ast.AST]:
     yield node
 
 
-def _lines(statements: Sequence[ast.stmt]) -> Iterator[int]:
-    return (node.lineno for node in nodes_in(*statements) if isinstance(node, ast.stmt))
+def _last_line(statements: Sequence[Any]) -> int:
+    """Returns the largest line of statements, or 0 if there are none."""
+    blocks = (getattr(node, name, ()) for node in statements for name in ("body", "orelse"))
+    return max([*(node.lineno for node in statements), *map(_last_line, filter(None, blocks))], default=0)

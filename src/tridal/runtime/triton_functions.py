@@ -55,6 +55,8 @@ class Function:
         """Whether its parameters stay, because they have defaults, or because it is used in other ways."""
         self.constants: dict[str, ast.expr] = {}
         self.not_none: set[str] = set()
+        self.kept: set[tuple[Any, ...]] = set()
+        """The kinds of arguments with which calls stay calls."""
 
     def find(self, name: str, attribute: str = "") -> Any:
         """Returns what a name that is not local stands for, or an attribute of such a module that is not Triton's."""
