@@ -1,4 +1,4 @@
-"""What must not change unless somebody means it: declarations, kernels, plans and cases, in `tests/golden`.
+"""What must not change unless somebody means it: declarations, kernels, plans, cases and bounds, in `tests/golden`.
 
 After an intended change, write the files again and review the difference:
 
@@ -13,44 +13,41 @@ import inspect
 import json
 import pkgutil
 import re
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
+import case_records
 import golden_plans
 import plan_records
 import tridal
+from case_records import checksum
 from conformance_helpers import INTERPRETER
 from tridal.benchmarks import workloads
 from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
-from tridal.devices.types import FEATURES, ITEMSIZE, SCHEDULES, KernelConfig, LaunchPlan
+from tridal.devices.types import KernelConfig, LaunchPlan
 from tridal.ops import planning, table
 from tridal.ops.column_sum import COLUMN_SUM
 from tridal.runtime import batch_invariance, compiler
 from tridal.runtime.op_trial import COLS, ROWS
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import Specialization
-from tridal.testing.cases import Case, op_cases
-from tridal.testing.inputs import make_tensors
-from tridal.testing.plan_changes import PlanSearch, search_plans
+from tridal.testing.cases import op_cases
+from tridal.testing.plan_changes import search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES
-from tridal.testing.suite import cases
 
 COMMAND = "python tests/golden_records.py"
 _FULL = ("softmax", "softmax_backward", "layer_norm_backward", "cross_entropy")
 """Kernels of one tensor, of two, with sums of columns, and with an index per row. They have all overrides of plans."""
 _FEW = ("planned", "column_loop", "cooperative+reload+overlap")
 _MASKED = ScaleMask(0.5, True, True, "uint8", 32, 2, (0, 781 * 32, 781, 1), row_distance=781)
-_MAX_ELEMENTS = 5_000
 _BIASED = -5.5e-08
 """An error of exp2, for which kernels have further steps."""
+_WIDE = KernelConfig("cooperative", 1, 2048, 8, programs_per_row=128, exp2_bias=_BIASED)
+"""So many programs of a row exchange numbers in blocks, and sum up so many columns in two steps."""
 _BACKENDS = "tridal_accelerator", "tridal_cuda", "tridal_interpreter", "tridal_npu", "tridal_rocm"
 _NOT_IMPORTED = "tridal.__main__", "tridal.kernels", "tridal.runtime.target_program", "tridal.models.repository"
 """Programs, and schedules, whose names exist in a specialised kernel only."""
@@ -153,6 +150,10 @@ def _kernels() -> Iterator[tuple[str, str]]:
             if plan in _FEW and name in _FULL and mask is not _MASKED:
                 biased = replace(launched.config, exp2_bias=_BIASED)
                 yield f"{shown} biased", plain(compiler.source(masked.specialize(biased)))
+    for name, persistent in product(_FULL, (False, True)):
+        call = golden_plans.Question("", name, "float32", (8, 262_144)).call
+        config = replace(_WIDE, persistent=persistent)
+        yield f"{name} of blocks of programs, {persistent=}", plain(compiler.source(call.specialize(config)))
     for name in _FULL:
         call = golden_plans.Question("", name, "float32", (64, 1024)).call
         same = batch_invariance.InvariantCall(**{entry.name: getattr(call, entry.name) for entry in fields(call)})
@@ -172,66 +173,9 @@ def plain(source: str) -> str:
     return "".join(f"{line}\n" for line in lines if line.strip())
 
 
-class AllFeatures:
-    """A backend with every dtype, schedule and feature."""
-
-    dtypes = frozenset(ITEMSIZE) - {"int64", "uint8"}
-    schedules, features = frozenset(SCHEDULES), frozenset(FEATURES)
-    device_type = "cpu"
-
-    def device_count(self) -> int:
-        return 2
-
-
-def conformance() -> dict[str, Any]:
-    """The number of cases and a checksum of their names by op, direction and plan, and what small inputs hold."""
-    backend: Any = AllFeatures()
-    found: dict[str, list[Case]] = {}
-    for case in cases(backend):
-        found.setdefault(f"{case.op} {case.direction} {case.plan}", []).append(case)
-    names = {key: [len(group), checksum("\n".join(case.name for case in group))] for key, group in found.items()}
-    return {"names": names, "inputs": _inputs(case for group in found.values() for case in group)}
-
-
-def _inputs(cases: Iterable[Case]) -> dict[str, Any]:
-    """Returns counts of the values of each op's small inputs, and a checksum of their shapes, strides and dtypes."""
-    kinds: dict[tuple[Any, ...], Case] = {}
-    for case in cases:
-        if torch.Size(case.shape).numel() <= _MAX_ELEMENTS and case.plan == "planned":
-            kinds.setdefault((case.op, case.values, case.layout, case.dtypes, case.absent, case.dims), case)
-    counts: dict[str, Counter[str]] = {}
-    memory: dict[str, list[str]] = {}
-    for case in kinds.values():
-        for name, tensor in make_tensors(case, table.ops()[case.op], torch.device("cpu")).items():
-            counts.setdefault(case.op, Counter()).update(_counts(name, tensor))
-            described = "absent" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
-            memory.setdefault(case.op, []).append(f"{name} {described}")
-    return {op: {"layouts": checksum("\n".join(memory[op])), **dict(sorted(counts[op].items()))} for op in counts}
-
-
-def _counts(name: str, tensor: torch.Tensor | None) -> dict[str, int]:
-    """Returns counts of the values of an input. They do not depend on the processor."""
-    if tensor is None:
-        return {f"{name} absent": 1}
-    values = tensor.double()
-    ranges = {"nan": values.isnan(), "+inf": values == torch.inf, "-inf": values == -torch.inf, "zero": values == 0}
-    ranges |= {"above 30": values > 30, "below -30": values < -30, "whole": values == values.round()}
-    return {f"{name} {key}": int(chosen.sum()) for key, chosen in ranges.items() if chosen.any()}
-
-
-def searched(search: PlanSearch) -> dict[str, Any]:
-    """The number of cases by op, the number of plans, and a checksum of the names, of a search for changes of plans."""
-    names = checksum("\n".join(case.name for case in search.cases))
-    return {"cases": Counter(case.op for case in search.cases), "plans": search.plans, "names": names}
-
-
-def checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
 RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "declarations": declarations, "interface": interface, "kernels": kernels, "conformance": conformance,
-    "plans": plan_records.plans,
+    "declarations": declarations, "interface": interface, "kernels": kernels, "plans": plan_records.plans,
+    "conformance": case_records.conformance, "bounds": case_records.bounds,
 }  # fmt: skip
 """What is recorded, by the name of its file. `test_planned_cases.py` compares "searched", which takes longer."""
 
@@ -257,6 +201,6 @@ def text_of(record: Mapping[str, Any], depth: int = 2) -> str:
 
 
 if __name__ == "__main__":
-    for name, made in {**RECORDS, "searched": lambda: searched(search_plans(INTERPRETER))}.items():
+    for name, made in {**RECORDS, "searched": lambda: case_records.searched(search_plans(INTERPRETER))}.items():
         file_of(name).write_text(text_of(made()) + "\n")
         print(f"writes {file_of(name)}")

@@ -47,6 +47,8 @@ def test_occupancy_respects_each_limit(registers: int, shared_memory: int, warps
 def test_unknown_device_properties_set_no_limit() -> None:
     unknown = DeviceProperties("unknown", "?", cores=4)
     assert occupancy(KernelConfig("whole_row", 1, 64), Resources(255, 0, 100_000), unknown)[0] == 1
+    _, formula = occupancy(KernelConfig("whole_row", 1, 64), Resources(32, 0, 0), replace(unknown, registers=65_536))
+    assert "65536//(32*32*4)" in formula
 
 
 @pytest.mark.parametrize("warps", [1, 2, 4, 8, 16, 32])

@@ -35,6 +35,20 @@ def plan(problem: Problem, device: DeviceProperties = H100) -> LaunchPlan:
     return CUDA.plan(problem, device, compiler(problem), {})
 
 
+@pytest.mark.parametrize("cols", [16, 31, 781, 50_257])
+def test_a_gpu_that_reports_no_warps_has_warps_of_32_threads(cols: int) -> None:
+    for shape in (problem(cols, 4096), problem(cols, 4096, "bfloat16", aligned=False), problem(cols, 512, reads=2)):
+        assert plan(shape, replace(H100, warp_size=None)).config == plan(shape).config
+
+
+@pytest.mark.parametrize(("aligned", "share"), [(True, tuning.MAX_PADDING), (False, tuning.MAX_PADDING_PEELED)])
+def test_rows_reload_if_less_than_a_share_of_their_tile_is_padding(aligned: bool, share: float) -> None:
+    tile = 16_384
+    cols = int((1 - share) * tile)
+    wide = [plan(problem(n, 4096, "bfloat16", aligned=aligned, reads=1)).config for n in (cols, cols + 64, tile)]
+    assert [config.reload for config in wide] == [False, True, True]
+
+
 # Invariants
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_table_shows_the_spread_and_marks_noisy_values() -> None:
     expected = "~ is unreliable: the 20% and 80% quantiles are further apart than 5% of the median + 1 us"
     assert expected in report.describe_noise(make_document(rows))
     assert report.describe_noise(make_document(rows[:1])) == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ({"interpreted": True, "backend": "interpreter"}, "a CPU; Triton's interpreter checks results and is slow"),
+        ({"interpreted": False, "backend": "mine"}, "a CPU, where backend 'mine' computes tridal's tensors"),
+        ({"interpreted": False, "backend": None}, "a CPU, where torch computes tridal's tensors"),
+    ],
+)
+def test_conditions_of_a_cpu_say_what_computes(machine: dict[str, Any], expected: str) -> None:
+    assert report.describe_conditions({"device": "cpu", **machine}).startswith(expected)
 
 
 def test_impossible_share_is_marked_and_not_part_of_the_mean() -> None:

@@ -16,8 +16,10 @@ import torch
 from cli_helpers import run, run_json, words
 from several_results import ROW_ENERGY
 from tridal.benchmarks import measuring, providers, timing, workloads
+from tridal.benchmarks.op_benchmark import benchmark_of
 from tridal.benchmarks.providers import COPY, PROVIDERS
 from tridal.benchmarks.workloads import SHAPE_CLASSES
+from tridal.cli.bench_options import BenchOptions
 from tridal.devices.types import ITEMSIZE, Backend
 from tridal.ops import table
 
@@ -106,6 +108,13 @@ def test_results_name_the_backend_and_its_device(backend: Backend) -> None:
     assert document["machine"]["backend"] == backend.name
     assert document["machine"]["name"] == backend.properties(0).name
     assert [row["skipped"] for row in document["measurements"]] == [None] * 4
+
+
+def test_an_accelerator_measures_the_whole_shapes_of_classes_and_a_cpu_smaller_ones() -> None:
+    options = BenchOptions(classes="rows", dtype="float32", direction="forward")
+    on_gpu, on_cpu = (options.make_workloads("softmax", benchmark_of("softmax"), gpu) for gpu in (True, False))
+    assert [workload.shape for workload in on_gpu] == [*SHAPE_CLASSES["rows"].shapes]
+    assert [workload.shape for workload in on_cpu] != [*SHAPE_CLASSES["rows"].shapes]
 
 
 def test_suite_measures_the_chosen_classes(monkeypatch: pytest.MonkeyPatch) -> None:

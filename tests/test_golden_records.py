@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 
 import golden_records
+from conformance_helpers import INTERPRETER
 from tridal.library.softmax.softmax import SOFTMAX
 
 
 @pytest.mark.slow("specialises 200 kernels")
 @pytest.mark.parametrize("name", golden_records.RECORDS)
 def test_record_is_that_of_the_file(name: str) -> None:
+    if name == "bounds" and (reason := INTERPRETER.unavailable()) is not None:
+        pytest.skip(reason)
     made = json.loads(golden_records.text_of(golden_records.RECORDS[name]()))
     found = [*golden_records.differences(json.loads(golden_records.file_of(name).read_text()), made)]
     if found:

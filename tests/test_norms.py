@@ -279,3 +279,14 @@ def test_the_error_of_a_dtype_names_the_dtypes_that_are_allowed(dtype: torch.dty
     allowed = f"{dtype} of input" + ", or all torch.float32" * (dtype in (torch.float16, torch.bfloat16))
     message = f"layer_norm: weight and bias must have the dtype {allowed}, got torch.float64 and torch.float32"
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_finding_out_how_torch_casts_keeps_its_setting_of_warnings(always: bool) -> None:
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(always)
+    try:
+        assert rms_norm_op._torch_promotes() == rms_norm_op._TORCH_PROMOTES
+        assert torch.is_warn_always_enabled() is always
+    finally:
+        torch.set_warn_always(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices.types import KernelConfig, LaunchPlan
+from tridal.ops import Result
 from tridal.ops.planning import tensor_dtypes
 from tridal.runtime import compiler
 from tridal.testing.implementation import implementation
@@ -30,6 +32,12 @@ weigh, by_sum, row_energy, row_argmax = map(tridal.row_function, (WEIGH, BY_SUM,
 
 def expected_weigh(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return x * weight, (x * weight).sum(-1), x.square().sum(-1).detach()
+
+
+def test_a_result_of_its_own_shape_has_the_dtype_of_the_tensor_that_is_made_for_it() -> None:
+    whole = Result("counts", "whole", new=lambda named: named["input"].new_empty(3, dtype=torch.int16))
+    signature = replace(ARGMAX, results=(whole,)).signature
+    assert signature.dtypes(signature.named((torch.zeros(4, 6), -1, torch.float32))) == (torch.int16,)
 
 
 def expected_by_sum(x: Tensor, divides: bool = False) -> Tensor:

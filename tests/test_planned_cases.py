@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+import case_records
 import golden_records
 from conformance_helpers import INTERPRETER
 from tridal import testing
@@ -46,6 +47,6 @@ def test_every_listed_schedule_and_feature_is_tested(backend: Backend) -> None:
 def test_search_of_a_correct_backend_is_bounded_and_reaches_every_schedule() -> None:
     search = searched(INTERPRETER)
     recorded = json.loads(golden_records.file_of("searched").read_text())
-    assert golden_records.searched(search) == recorded, f"if meant: {golden_records.COMMAND}"
+    assert case_records.searched(search) == recorded, f"if meant: {golden_records.COMMAND}"
     assert len(set(search.cases)) == len(search.cases)
     assert search.not_reached == search.skipped == search.wrong_ranges == ()

@@ -100,14 +100,16 @@ def test_keyboard_interrupt_while_loading_is_raised_and_loading_is_tried_again(i
     assert_others_work()
 
 
-def test_distribution_with_unreadable_metadata_is_ignored(install_plugin, tmp_path):
+def test_distribution_with_unreadable_metadata_is_ignored_and_logged(install_plugin, tmp_path, caplog):
     install_plugin("fine", {"fine": "fine:backend"}, toy_source("fine"))
     install_plugin("nonsense", {})
     (tmp_path / "nonsense-1.0.dist-info/entry_points.txt").write_text("[tridal.backends]\nno equals sign\n")
     install_plugin("nameless", {"nameless": "fine:backend"})
     (tmp_path / "nameless-1.0.dist-info/METADATA").unlink()
-    names = {entry.name for entry in registry.registered()}
+    with caplog.at_level("DEBUG"):
+        names = {entry.name for entry in registry.registered()}
     assert names >= BUNDLED | {"fine"}
+    assert caplog.text.count("the entry points of a distribution cannot be read: ") == 2
 
 
 # -- names that are already in use

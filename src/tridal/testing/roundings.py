@@ -18,11 +18,12 @@ _MATMULS = {"mm", "mv", "addmm", "bmm", "baddbmm"}
 _SUMS = {"sum", "mean", "cumsum", "var", "std", "linalg_vector_norm", *_MATMULS}
 _EXACT = {
     "abs", "amax", "amin", "arange", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy_",
-    "empty", "eye", "fill_", "flip", "full", "full_like", "gather", "index", "index_select", "masked_fill", "max",
-    "maximum", "min", "minimum", "neg", "new_full", "new_zeros", "ones", "ones_like", "relu", "roll", "scatter", "sign",
+    "empty", "empty_like", "empty_strided", "eye", "fill_", "flip", "full", "full_like", "gather", "index",
+    "index_select", "masked_fill", "max", "maximum", "min", "minimum", "neg", "new_empty", "new_empty_strided",
+    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "relu", "roll", "scalar_tensor", "scatter", "sign",
     "stack", "where", "zero_", "zeros", "zeros_like", "_to_copy",
 }  # fmt: skip
-"""Operations that copy, choose or compare numbers, and never round them."""
+"""Operations that make, copy, choose or compare numbers, and never round them. What `empty` makes would be random."""
 
 
 class Roundings(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -124,7 +124,7 @@ KERNELS = tuple(
 
 def losses(
     call: Steps, input: Tensor, target: Tensor, weight: Tensor | None, numbers: Numbers,
-    dtype: torch.dtype | None = None, needs_lse: bool = True,
+    dtype: torch.dtype | None = None, *, needs_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Returns loss and log-sum-exp of each row. The log-sum-exp may be None if it is not needed.
 
