@@ -68,6 +68,9 @@ def test_text_report_has_every_section(backend: Backend) -> None:
     for text in ("largest difference from torch.softmax", "Worked example", "-0.0792", "Launch plan", "checks passed"):
         assert text in output
     assert f"--device {backend.name}" in output
+    rows = [line.split() for line in output[output.index("Worked example") :].splitlines()]
+    first = {row[0]: row[1] for row in rows if row and row[0] in ("X", "dY", "Y", "dX")}
+    assert first["dX"] == "-0.0381", "the name is before the first row"
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the settings choose an accelerator here")

@@ -110,3 +110,4 @@ def test_long_values_of_a_grid_are_continued_in_the_next_line() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert (text.count("x"), text.count("y")) == (50, 40)
     assert "value" in text
+    assert "" not in map(str.strip, text.splitlines()), "there are no empty lines between rows"

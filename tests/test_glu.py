@@ -16,7 +16,7 @@ from conformance_helpers import failures
 from tridal import testing
 from tridal.devices.types import Backend
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
-from tridal.library.glu.glu import SWIGLU
+from tridal.library.glu.glu import SWIGLU, _factor
 from tridal.pytorch.path.function import FUNCTIONS
 from tridal.testing import Case
 from tridal.testing.implementation import overridden
@@ -121,6 +121,14 @@ def test_rows_that_are_merged_and_those_that_are_not_share_a_function(
         assert_close(y, expected, rtol=1e-6, atol=1e-6)
         for found, wanted in zip(gradients(y, gate, up), gradients(expected, gate, up), strict=True):
             assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_the_slope_of_an_activation_is_its_derivative(activation: str) -> None:
+    gate = torch.linspace(-6, 6, 601, dtype=torch.float64, requires_grad=True)
+    factor, slope = _factor(gate, activation)
+    (wanted,) = torch.autograd.grad(factor.sum(), gate)
+    assert_close(slope, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_only_the_gate_and_up_are_saved(device: torch.device) -> None:

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 import tridal
 from model_helpers import MODELS, ops_of
 from test_rotary import of_transformers as rotary
+from tridal.models.rotary import RotaryForm, _with_ours
 
 Tensor = torch.Tensor
 OURS = "tridal.rotary_embedding, casting='transformers'"
@@ -25,6 +26,13 @@ def rotary_once(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: i
     """Rounds once."""
     wide = rotary(q.double(), k.double(), cos.double(), sin.double(), unsqueeze_dim)
     return tuple(y.to(torch.promote_types(x.dtype, cos.dtype)) for x, y in zip((q, k), wide, strict=True))
+
+
+def test_a_forward_that_another_package_has_replaced_is_called_as_it_is() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x
+
+    assert _with_ours(forward, RotaryForm("apply_rotary_pos_emb", "")) is forward
 
 
 def rotary_interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:

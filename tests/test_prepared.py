@@ -57,6 +57,19 @@ def test_equal_calls_are_prepared_once(device: torch.device, sample: Sample, pre
     assert sample.op.steps or {*kernels[0]} - {"column_sum"} == {sample.op.name, f"{sample.op.name}_backward"}
 
 
+@pytest.mark.usefixtures("nothing_prepared")
+def test_the_first_call_finds_what_its_gradient_needs_for_all_later_ones(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    save = calls.PreparedCall._save
+    monkeypatch.setattr(calls.PreparedCall, "_save", lambda self, *given: found.append(self) or save(self, *given))
+    for _ in range(3):
+        x = torch.randn(3, 5, device=device, requires_grad=True)
+        FUNCTIONS[name][0](x).sum().backward()
+    assert len(found) == 1
+
+
 LOSSES: dict[str, dict[str, Any]] = {
     "mean": {}, "sum": {"reduction": "sum"}, "none": {"reduction": "none"}, "weight": {"weight": torch.rand(7)},
     "smoothed": {"label_smoothing": 0.1}, "probabilities": {"probabilities": True},

@@ -206,6 +206,12 @@ def test_page_shows_the_printed_kernel(arch: str) -> None:
     assert f"```py\n{tridal.plan(1823, 781, arch=arch).source}```\n" in page
 
 
+def test_plans_are_compared_and_shown_without_their_kernels() -> None:
+    planned = tridal.plan(64, 1000, arch="sm_90")
+    assert planned == replace(planned, call=tridal.plan(64, 1001, arch="sm_90").call)
+    assert "KernelCall" not in repr(planned)
+
+
 def test_command_prints_only_the_source() -> None:
     planned = tridal.plan(64, 1000, dtype="bf16", arch="sm_90", op="layer_norm")
     arguments = ("64", "1000", "--dtype", "bf16", "--arch", "sm_90", "--op", "layer_norm")
