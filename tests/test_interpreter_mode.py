@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,25 @@ def test_comparison_of_scalars_is_part_of_a_mask(flag: int) -> None:
     with LOCK, interpreting(triton):
         kernel[(1,)](out, flag, 4)
     assert out.tolist() == ([1, 2, 3, 7] if flag == 0 else [1, 2, 3, 4])
+
+
+def test_changes_of_the_language_since_the_last_launch_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton patched for the last launch is repeated, if everything is as it was before that."""
+    kernel, load, loaded = interpreted(_masked_by_a_scalar), tl.load, []
+
+    @functools.wraps(load)
+    def counted(*arguments: Any, **options: Any) -> Any:
+        loaded.append(arguments)
+        return load(*arguments, **options)
+
+    for count in (0, 0, 1, 1, 0):
+        monkeypatch.setattr(tl, "load", counted if count else load)
+        out, before = torch.tensor([1, 2, 3, 4]), vars(tl).copy()
+        with LOCK, interpreting(triton):
+            kernel[(1,)](out, 0, 4)
+        assert (out.tolist(), len(loaded)) == ([1, 2, 3, 7], count)
+        assert vars(tl) == before
+        loaded.clear()
 
 
 def test_whole_files_are_rewritten_as_triton_rewrites_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
