@@ -161,7 +161,7 @@ def _once(patch: Any, owners: Sequence[Any], modules: set[int]) -> Any:
 
 
 def _patched(patch: Callable[[], Any], owners: Sequence[Any], key: tuple[frozenset[int], ...]) -> Any:
-    """Patches `owners` as the last call with this key did, which takes a twentieth of the time, if they are as before it.
+    """Patches `owners` as the last call with this key did, in a twentieth of the time, if they are as before it.
 
     Returns a scope that restores nothing, or that of Triton. `interpreting` restores the rest.
     """
