@@ -54,7 +54,9 @@ def test_rules_are_not_imported_before_torchs_dtensor_module() -> None:
     program += "print('tridal.pytorch.torch.dtensor' in sys.modules)"
     assert python("-c", program).stdout == "False\n"
     blocked = "import sys; sys.modules['torch.distributed.tensor'] = None\n"
-    python("-c", blocked + "import torch, tridal; tridal.rms_norm(torch.randn(2, 4), (4,))")
+    calls = "import torch, tridal; x = torch.randn(2, 4); tridal.rms_norm(x, (4,)); "
+    calls += "tridal.linear_cross_entropy(x, torch.randn(3, 4), torch.tensor([0, 2]))"
+    python("-c", blocked + calls)
 
 
 SAME = pytest.mark.nightly("the other ops of the same kind have the same rules, and test_dtensor.py::CHECKS all ops")

@@ -87,6 +87,11 @@ def test_tensors(changes: dict[str, Any], message: str) -> None:
             number("eps", 1.0, range=(1.0,)),  # type: ignore[arg-type]
             "parameters: expected (smallest, largest) as the range of 'eps', found (1.0,)",
         ),
+        (
+            number("eps", 4.0, range=(2.0, 3.0)),
+            "parameters: the default of 'eps' is 4.0, outside of its range (2.0, 3.0)",
+        ),
+        (number("eps", 2.5, range=(2.0, 3.0)), "parameters: no kernel uses 'eps': add it to a kernel's parameters"),
         (number("eps", 1.0), "parameters: no kernel uses 'eps': add it to a kernel's parameters"),
         (number("fast", True), "parameters: no kernel uses 'fast': kernels get it by the function `constants`"),
     ],
