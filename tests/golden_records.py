@@ -18,7 +18,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import case_records
 import golden_plans
@@ -80,7 +80,8 @@ def interface() -> dict[str, Any]:
     for module in (tridal, tridal.nn, tridal.ops, tridal.types, tridal.testing, tridal.settings, tridal.registry):
         for name in module.__all__:
             found = getattr(module, name)
-            if inspect.isroutine(found) or inspect.isclass(found):
+            # Python replaces the constructor of a protocol when a subclass is instantiated first.
+            if inspect.isroutine(found) or (inspect.isclass(found) and Protocol not in found.__mro__):
                 with contextlib.suppress(ValueError):
                     public[f"{module.__name__}.{name}"] = parameters(found)
     constants = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 
+import plan_records
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
+from golden_plans import Question
 from op_sources import make_kernel
 from tridal import kernels
 from tridal.devices.types import KernelConfig
 from tridal.ops import Statistic
-from tridal.runtime import compiler
+from tridal.runtime import compiler, folding, instance
 from tridal.runtime.packs import expand
+from tridal.runtime.triton_functions import definition_of
 
 PACKS = {"each_x": ("a", "b"), "each_y": ("c", "d"), "each_z": (), "each_three": ("e", "f", "g")}
 
@@ -43,6 +47,18 @@ def test_packs_of_different_lengths_and_unknown_packs_are_refused() -> None:
         expand("each_x = each_three", PACKS)
     with pytest.raises(KeyError, match="each_other"):
         expand("each_other = 1", PACKS)
+
+
+def test_a_kernel_does_not_depend_on_the_kernels_that_were_loaded_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels share the syntax trees of functions, in which nothing may be noted."""
+    calls = [Question("", name, "float32", (64, 781), -1).call for name in plan_records.kernel_names()]
+    specializations = [call.specialize(KernelConfig("whole_row", 4, 1024)) for call in calls]
+    texts = {s: compiler.source(s) for s in specializations}
+    for order in (specializations, specializations[::-1]):
+        monkeypatch.setattr(instance, "_parsed", functools.cache(instance._parsed.__wrapped__))
+        monkeypatch.setattr(folding, "definition_of", functools.cache(definition_of.__wrapped__))
+        for s in (*order, *order):
+            assert compiler.source(s) == texts[s], s.kernel.name
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import ast
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -122,3 +122,16 @@ def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
 
 
 _WITHOUT_NODES = frozenset(("ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"))
+
+
+def in_order(node: Any) -> Iterator[ast.AST]:
+    """Yields the nodes of an expression in the order in which they are computed."""
+    for child in ast.iter_child_nodes(node):
+        yield from in_order(child)
+    yield node
+
+
+def last_line(statements: Sequence[Any]) -> int:
+    """Returns the largest line of statements, or 0 if there are none."""
+    blocks = (getattr(node, name, ()) for node in statements for name in ("body", "orelse"))
+    return max([*(node.lineno for node in statements), *map(last_line, filter(None, blocks))], default=0)

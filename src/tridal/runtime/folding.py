@@ -17,8 +17,10 @@ from tridal.runtime.constant_nodes import (
     bool_operation,
     changed,
     constant,
+    in_order,
     is_constant,
     is_simple,
+    last_line,
     literal,
     nodes_in,
     operation,
@@ -169,7 +171,7 @@ class _Fold:
             if body and body[0].lineno <= last:
                 return [changed(node, iter=loop, body=self.block(node.body))]
             folded += body
-            last = max(last, _last_line(body))
+            last = max(last, last_line(body))
         return folded
 
     def _rebuilt(self, node: Any) -> Any:
@@ -225,8 +227,7 @@ class _Fold:
         body = function.definition.tree.body
         if len(body) > _SHORT or len(call.args) != len(function.definition.tree.args.args):
             return None
-        for argument in call.args:
-            argument.not_none = self._is_not_none(argument)  # type: ignore[attr-defined]
+        self._mark(call)
         if (kind := tuple(map(_kind, call.args))) in function.kept:
             return None
         function.kept.add(kind)
@@ -235,7 +236,7 @@ class _Fold:
         if len(left) != 1 or not isinstance(left[0], (ast.Return, ast.Expr)) or isinstance(left[0].value, ast.Tuple):
             return None
         operations = [argument for argument in call.args if not is_simple(argument)]
-        computed = [node for node in _in_order(left[0].value) if node in operations or not is_simple(node)]
+        computed = [node for node in in_order(left[0].value) if node in operations or not is_simple(node)]
         if operations and (len(operations) > 1 or computed[:1] != operations or computed.count(operations[0]) != 1):
             return None
         function.kept.remove(kind)
@@ -267,11 +268,16 @@ class _Fold:
             if function is not None and not node.keywords and len(node.args) == len(function.parameters):
                 called.add(node.func)
                 function.calls.append(node)
-                for argument in node.args:
-                    argument.not_none = self._is_not_none(argument)
+                self._mark(node)
         for node in nodes:
             if (function := getattr(node, "function", None)) is not None and node not in called:
                 function.fixed = True
+
+    def _mark(self, call: ast.Call) -> None:
+        """Marks the arguments that are certainly not None. Names are copied, because kernels share their nodes."""
+        call.args = [changed(argument) if isinstance(argument, ast.Name) else argument for argument in call.args]
+        for argument in call.args:
+            argument.not_none = self._is_not_none(argument)  # type: ignore[attr-defined]
 
     def _is_not_none(self, node: ast.AST) -> bool:
         """Returns whether it is certain that an expression is not None."""
@@ -290,16 +296,3 @@ def _kind(argument: Any) -> tuple[Any, ...]:
         return type(value), str(value)
     attribute = argument.attr if is_constant(argument) else ""
     return type(argument), attribute, is_simple(argument), argument.not_none
-
-
-def _in_order(node: Any) -> Iterator[ast.AST]:
-    """Yields the nodes of an expression in the order in which they are computed."""
-    for child in ast.iter_child_nodes(node):
-        yield from _in_order(child)
-    yield node
-
-
-def _last_line(statements: Sequence[Any]) -> int:
-    """Returns the largest line of statements, or 0 if there are none."""
-    blocks = (getattr(node, name, ()) for node in statements for name in ("body", "orelse"))
-    return max([*(node.lineno for node in statements), *map(_last_line, filter(None, blocks))], default=0)
