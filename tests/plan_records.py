@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise, product
 from typing import Any
 
+from case_records import checksum
 from golden_plans import Question
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.ops import planning, table
@@ -36,7 +36,7 @@ def plans() -> dict[str, Any]:
         questions = [*_questions(arch, name)]
         made = [_plan(*target, question) for question in questions]
         text = "\n".join(_described(plan, question) for plan, question in zip(made, questions, strict=True))
-        found[f"{arch} {name}"] = [len(made), len({p.config for p in made}), f"{zlib.crc32(text.encode()):08x}"]
+        found[f"{arch} {name}"] = [len(made), len({p.config for p in made}), checksum(text)]
     return {"plans": found, "changes": dict(_all_changes())}
 
 

@@ -28,13 +28,6 @@ def rotary_once(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: i
     return tuple(y.to(torch.promote_types(x.dtype, cos.dtype)) for x, y in zip((q, k), wide, strict=True))
 
 
-def test_a_forward_that_another_package_has_replaced_is_called_as_it_is() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return x
-
-    assert _with_ours(forward, RotaryForm("apply_rotary_pos_emb", "")) is forward
-
-
 def rotary_interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
     """Rotates even and odd elements."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -186,3 +179,10 @@ def test_attention_of_cohere_is_left_with_the_difference() -> None:
     entries = {entry.class_name: entry for entry in tridal.kernelize(MODELS["Cohere"]()).entries}
     assert entries["CohereAttention"].replaced_by is None
     assert str(entries["CohereAttention"].reason).startswith("its rotary embedding differs from tridal.")
+
+
+def test_a_forward_that_another_package_has_replaced_is_called_as_it_is() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return x
+
+    assert _with_ours(forward, RotaryForm("apply_rotary_pos_emb", "")) is forward

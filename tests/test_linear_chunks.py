@@ -48,12 +48,11 @@ def test_chunks_follow_from_shapes_and_dtypes(
 
 def test_rows_of_logits_are_aligned_only_for_a_kernel_with_an_index_that_reads_many_16_bit_classes() -> None:
     index, probabilities = torch.zeros(4, dtype=torch.long), torch.zeros(4, 5)
-    call: Any = SimpleNamespace(torch_computes=False, batch_invariant=False)
     with mock.patch.object(linear_chunks, "_sums_in", return_value=True):
 
         def vector(target: torch.Tensor, columns: int = 129, dtype: torch.dtype = torch.bfloat16, **given: bool) -> int:
-            changed: Any = SimpleNamespace(**{**vars(call), **given})
-            return linear_chunks._vector(changed, torch.zeros(4, 3, dtype=dtype), target, columns)
+            call: Any = SimpleNamespace(**{"torch_computes": False, "batch_invariant": False, **given})
+            return linear_chunks._vector(call, torch.zeros(4, 3, dtype=dtype), target, columns)
 
         assert vector(index) == 8
         others = vector(index, 128), vector(index, dtype=torch.float32), vector(probabilities)

@@ -34,12 +34,6 @@ def expected_weigh(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return x * weight, (x * weight).sum(-1), x.square().sum(-1).detach()
 
 
-def test_a_result_of_its_own_shape_has_the_dtype_of_the_tensor_that_is_made_for_it() -> None:
-    whole = Result("counts", "whole", new=lambda named: named["input"].new_empty(3, dtype=torch.int16))
-    signature = replace(ARGMAX, results=(whole,)).signature
-    assert signature.dtypes(signature.named((torch.zeros(4, 6), -1, torch.float32))) == (torch.int16,)
-
-
 def expected_by_sum(x: Tensor, divides: bool = False) -> Tensor:
     return x * (x.mean(-1, keepdim=True) if divides else x.sum(-1, keepdim=True))
 
@@ -171,3 +165,9 @@ def test_an_op_that_picks_an_element_does_not_compute_in_the_memory_of_a_copy() 
     index = torch.randint(12, x.shape[:-1])
     with registered(backend), tridal.use(device="divided"):
         assert_close(tridal.row_function(MINUS_PICKED)(x, index), x - x.gather(-1, index[..., None]))
+
+
+def test_a_result_of_its_own_shape_has_the_dtype_of_the_tensor_that_is_made_for_it() -> None:
+    whole = Result("counts", "whole", new=lambda named: named["input"].new_empty(3, dtype=torch.int16))
+    signature = replace(ARGMAX, results=(whole,)).signature
+    assert signature.dtypes(signature.named((torch.zeros(4, 6), -1, torch.float32))) == (torch.int16,)
