@@ -41,6 +41,7 @@ def python(
     """
     joined = os.pathsep.join([*map(str, path), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": joined, **variables}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # to compile the modules of tridal takes 0.1 seconds
     if new or "PYTHONPATH" in variables:
         command: list[str] = [sys.executable, *arguments]
         done = subprocess.run(

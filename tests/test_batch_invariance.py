@@ -115,7 +115,7 @@ FUSED: dict[str, Any] = {
 def test_slices_of_batches_have_the_same_kernels_and_results(
     invariant: torch.device, name: str, offset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """784 columns of bfloat16: rows start at multiples of 32 bytes, so those of a slice are less aligned."""
+    """112 columns of bfloat16: rows start at multiples of 32 bytes, so those of a slice are less aligned."""
     made, prepare = set(), launch.prepare
 
     def recording(call: KernelCall, *arguments: Any) -> launch.PreparedLaunch:
@@ -128,7 +128,7 @@ def test_slices_of_batches_have_the_same_kernels_and_results(
 
     monkeypatch.setattr(launch, "prepare", recording)
     registry.invalidate()
-    rows, cols = 6, 784
+    rows, cols = 6, 112
     memory = [torch.randn(rows * cols + offset, device=invariant).bfloat16()[offset:] for _ in range(3)]
     x, residual, dy = (m.view(rows, cols) for m in memory)
     weight, target = torch.rand(cols, device=invariant).bfloat16(), torch.arange(rows, device=invariant)

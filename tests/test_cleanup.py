@@ -153,8 +153,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "cross_entropy"])
-def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls._calls, "capacity", 300)
+def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls._calls, "capacity", 120)
     monkeypatch.setattr(calls, "_VARIANTS", 2)
     largest = {"calls": 0, "runs": 0}
     with tridal.use(device="interpreter"):
@@ -164,8 +164,8 @@ def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monk
         gc.collect()
         before = len(gc.get_objects())
         context = device_context.device_context(torch.device("cpu"))
-        context.runs.capacity = 300
-        for number in range(1, 801):
+        context.runs.capacity = 120
+        for number in range(1, 321):
             for x in torch.ones(2, 1 + number % 7, 1 + number // 7):
                 CALLS[name](x.requires_grad_()).sum().backward()
             for cache, kept in (("calls", calls._calls), ("runs", context.runs)):
@@ -175,14 +175,14 @@ def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monk
             for _ in range(2):
                 CALLS[name](x)
         assert max(map(len, calls._calls.values())) == 2
-    assert all(250 < number <= 300 for number in largest.values()), largest
+    assert all(100 < number <= 120 for number in largest.values()), largest
     filled = len(gc.get_objects())
     registry.invalidate()
     del context, kept
     assert not calls._calls
     assert not calls._latest
     gc.collect()
-    assert filled - 1000 > len(gc.get_objects()), "the caches held objects, and were cleared"
+    assert filled - 500 > len(gc.get_objects()), "the caches held objects, and were cleared"
     assert len(gc.get_objects()) < before + 200, "no call keeps an object"
 
 
@@ -192,7 +192,7 @@ def test_thousands_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monk
 def test_unregistered_backends_are_released(name: str, batch_invariant: bool) -> None:
     x = torch.ones(3, 5, requires_grad=True)
     references = []
-    for number in range(50):
+    for number in range(20):
         with registered(Wrapped(f"temporary{number}")) as backend:
             references.append(weakref.ref(backend))
             with tridal.use(device=backend.name, batch_invariant=batch_invariant):

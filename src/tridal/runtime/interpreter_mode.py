@@ -18,6 +18,8 @@ from dataclasses import replace
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+from tridal.runtime.interpreter_types import remembered_types
+
 _VARIABLE = "TRITON_INTERPRET"
 
 
@@ -115,7 +117,7 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
             builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
         if _checks_in_vain(options):
             instance.options = replace(options, sanitize_overflow=False)
-        with interpret_flag(True):
+        with interpret_flag(True), remembered_types(language.core, interpreter):
             yield
     finally:
         if options is not None:
