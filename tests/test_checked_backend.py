@@ -15,7 +15,7 @@ import pytest
 from backend_helpers import FakeBackend
 from tridal.devices import registry
 from tridal.devices.checked_backend import CheckedBackend, forget_answers
-from tridal.devices.plugin_data import exact_copy, wrong_fields
+from tridal.devices.plugin_data import Rule, exact_copy, or_none, wrong_fields
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 from tridal.errors import DeviceUnavailableError, PluginError
 
@@ -268,3 +268,10 @@ def _nothing_cached() -> Iterator[None]:
     forget_answers()
     yield
     forget_answers()
+
+
+def test_rule_that_accepts_none_says_so() -> None:
+    rule = Rule("a text", lambda value: type(value) is str)
+    assert or_none(rule).expected == "a text or None"
+    assert or_none(rule, "a name").expected == "a name"
+    assert [or_none(rule).accepts(value) for value in ("a", None, 1)] == [True, True, False]

@@ -40,6 +40,8 @@ BOTH: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 OURS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "negative smoothing": ({"label_smoothing": -0.1}, RuntimeError, "must be a number from 0 to 1, got -0.1"),
     "smoothing type": ({"label_smoothing": "0.1"}, TypeError, "must be a number from 0 to 1, got '0.1'"),
+    "large ignore_index": ({"ignore_index": 2**63}, ValueError, "be an int of 64 bits, got 9223372036854775808"),
+    "small ignore_index": ({"ignore_index": -(2**63) - 1}, ValueError, "be an int of 64 bits, got -92233720368547758"),
     "softcap": ({"softcap": 0.0}, ValueError, "softcap must be a positive number or None, got 0.0"),
     "one row": (
         {"input": torch.rand(5), "target": TARGET[:2]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,3 +20,10 @@ def test_name_that_is_no_string_is_a_type_error(name: Any) -> None:
 def test_name_may_have_an_index() -> None:
     assert tridal.device("cpu:0") == torch.device("cpu", 0)
     assert tridal.device("meta") == torch.device("meta")
+
+
+def test_backend_that_cannot_be_loaded_is_not_available(install_plugin: Callable[..., None]) -> None:
+    install_plugin("broken-plugin", {"broken": "broken_plugin:backend"}, "raise ImportError('no driver')")
+    (status,) = (status for status in tridal.backends() if status.name == "broken")
+    assert (status.available, status.device_type, status.install) == (False, None, None)
+    assert "no driver" in str(status.reason)

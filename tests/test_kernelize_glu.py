@@ -125,6 +125,19 @@ def test_mlp_without_a_gate_is_no_candidate() -> None:
     assert tridal.kernelize(TwoLayers()).entries == ()
 
 
+def test_mlp_whose_activation_has_parameters_is_no_candidate() -> None:
+    assert tridal.kernelize(Gated(torch.nn.PReLU())).entries == ()
+
+
+def test_another_forward_of_the_activation_computes(device: torch.device) -> None:
+    model, x = Gated().to(device), torch.randn(2, 8, device=device)
+    tridal.kernelize(model)
+    assert ops_of(lambda: model(x)) == {"swiglu"}
+    model.act.forward = functional.relu
+    assert ops_of(lambda: model(x)) == set()
+    assert_close(model(x), model.w2(functional.relu(model.w1(x)) * model.w3(x)))
+
+
 def test_hook_or_another_activation_makes_the_class_compute(device: torch.device) -> None:
     model, x = Gated().to(device), torch.randn(2, 8, device=device)
     tridal.kernelize(model)

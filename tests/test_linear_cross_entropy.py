@@ -241,3 +241,15 @@ def test_a_mean_with_a_denominator_of_zero_has_the_gradients_of_torch(
         found = torch.autograd.grad(loss, (x, matrix, bias))
     assert loss.isnan()
     torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.5])
+def test_a_traced_function_returns_the_loss(device: torch.device, z_loss: float) -> None:
+    x, weight = torch.randn(4, 8, device=device), torch.randn(5, 8, device=device)
+    target = torch.tensor([0, 4, 1, 2], device=device)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return tridal.linear_cross_entropy(x, weight, target, z_loss=z_loss)
+
+    traced = torch.jit.trace(loss, (x,), check_trace=False)
+    assert_close(traced(2 * x), loss(2 * x))

@@ -96,6 +96,15 @@ def test_other_ranges_of_rows_are_in_the_same_file(folder: Path, nothing_compile
     assert all(same(plan(call), made) for call, made in zip(calls, expected, strict=True))
 
 
+def test_a_plan_replaces_that_of_the_same_rows(folder: Path) -> None:
+    file, made = plan_store.PlanFile(CALL, CUDA, H100, {}), plan(store=False)
+    for _ in range(2):
+        file.keep(made)
+    (stored,) = folder.iterdir()
+    ((rows, _),) = json.loads(stored.read_text().partition("\n")[2])
+    assert tuple(rows) == made.row_range
+
+
 def test_another_process_compiles_nothing_and_makes_the_same_plan(folder: Path) -> None:
     code = f"""
         import json, sys

@@ -39,8 +39,9 @@ PROGRAM = """
 import sys
 print(__name__, __file__, __package__, __spec__ and __spec__.name, type(__builtins__), sys.argv, sys.path[0])
 print(sys.modules["__main__"].__dict__ is globals(), "USAGE" in globals())
-def fail():
+def fail() -> int:
     raise ValueError("a fault of the program")
+print(fail.__annotations__)
 fail()
 """
 
