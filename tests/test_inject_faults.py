@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import faults
+
 ROOT = Path(__file__).parents[1]
 SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "inject_faults.py"))
 SOURCE = '''"""A module."""
@@ -28,7 +30,7 @@ def largest(numbers: list[int] = 3 * [1]) -> int:
 
 
 def test_a_module_has_a_fault_for_each_comparison_number_operator_call_and_result() -> None:
-    found = SCRIPT["faults"]("m.py", SOURCE.encode())
+    found = faults.faults("m.py", SOURCE.encode())
     assert {(fault.line, fault.kind, fault.after) for fault in found} == {
         (2, "arithmetic", "((3) + ([1]))"), (2, "constant", "(3 + 1)"), (2, "constant", "(1 + 1)"),
         (4, "constant", "(0 + 1)"), (6, "boolean", "((n > best) or (not n == 5))"), (6, "comparison", "(n >= best)"),
@@ -45,10 +47,10 @@ def test_a_module_has_a_fault_for_each_comparison_number_operator_call_and_resul
 
 
 def test_every_module_of_the_checkout_can_be_changed_and_the_weakest_have_tests() -> None:
-    names = SCRIPT["modules"](ROOT, ())
+    names = faults.modules(ROOT, ())
     assert len(names) > 150
     for name in names:
-        for fault in SCRIPT["faults"](name, (ROOT / name).read_bytes())[::40]:
+        for fault in faults.faults(name, (ROOT / name).read_bytes())[::40]:
             compile(fault.put((ROOT / name).read_bytes()), name, "exec")
     for module, test in (
         ("src/tridal/pytorch/path/guards.py", "tests/test_guards.py"),
@@ -59,7 +61,7 @@ def test_every_module_of_the_checkout_can_be_changed_and_the_weakest_have_tests(
     ):
         if (ROOT / module).exists():
             assert test in SCRIPT["tests_of"](ROOT, module), module
-    assert set(SCRIPT["modules"](ROOT, ["models/losses.py"])) == {"src/tridal/models/losses.py"}
+    assert set(faults.modules(ROOT, ["models/losses.py"])) == {"src/tridal/models/losses.py"}
     stems = {stem for stems in SCRIPT["TESTS"].values() for stem in stems}
     assert all((ROOT / "tests" / f"{stem}.py").exists() for stem in stems)
 
