@@ -6,15 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import tridal
 from processes import python
 from tridal import run
 from tridal.devices import registry
 from tridal.errors import DeviceUnavailableError
+from tridal.models import environment
 
 
 def run_python(*arguments: str, cwd: Path, new: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -194,3 +197,23 @@ def test_kernelize_variable_replaces_the_modules_of_new_models(tmp_path: Path) -
     norms = "['LlamaRMSNorm', 'LlamaRMSNorm', 'LlamaRMSNorm']"
     assert done.stdout.splitlines() == [f"torch.Size([1, 4, 19]) {norms}"] * 2
     assert "tridal: 12 of rms_norm by interpreter: whole_row" in done.stderr
+
+
+def test_models_of_a_program_that_imported_transformers_before_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PreTrainedModel(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(4)
+            self.post_init()
+
+        def post_init(self) -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, environment.MODULE, SimpleNamespace(PreTrainedModel=PreTrainedModel))
+    monkeypatch.setenv(environment.VARIABLE, "1")
+    finders = list(sys.meta_path)
+    environment.start_from_environment()
+    assert sys.meta_path == finders
+    with tridal.use(device="interpreter"), tridal.record_calls() as calls:
+        PreTrainedModel().norm(torch.randn(2, 4))
+    assert "layer_norm" in {call.op for call in calls}

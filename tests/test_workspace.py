@@ -45,6 +45,7 @@ def test_a_workspace_that_is_too_short_is_replaced_by_a_longer_one() -> None:
     longer = launched_with(1000)
     assert longer is not first
     assert launched_with(10) is longer
+    assert len(longer) == 2000, "so that few launches need a longer one"
     assert workspace._replaced[-1] is first, "a launch of another thread may still use it"
 
 
