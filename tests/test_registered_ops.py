@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_map_only
 
 import tridal
 from op_samples import EACH, OPS, SAMPLES, SKIP_NORM, Sample, as_tuple, each_kind, gradients, loss_of, registered_calls
+from tridal.pytorch.path import registered
+from tridal.pytorch.torch import private
 
 
 @pytest.fixture(params=["softmax", "log_softmax"])
@@ -226,3 +228,13 @@ def test_a_compiled_call_finds_the_properties_of_the_declaration_computed(op: An
         names = {name for name, value in members if isinstance(value, functools.cached_property)}
         assert names
         assert names <= vars(declaration).keys()
+
+
+def test_a_tangent_is_found_in_a_transform_that_sets_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled transforms do not set the level of forward-mode AD."""
+    monkeypatch.setattr(private, "forward_ad_level", lambda: -1)
+    found: list[bool] = []
+    x = torch.randn(3)
+    torch.func.jvp(lambda z: found.append(registered.has_tangent(z)) or z, (x,), (x,))
+    assert found == [True]
+    assert not registered.has_tangent(x)
