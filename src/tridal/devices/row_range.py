@@ -40,9 +40,7 @@ def with_row_range(
         own, problem = problem, replace(problem, cols=counted) if one_row else replace(problem, inner=counted)
         others: Any = [_reading_configs(value) for value in args]
         planned = plan(problem, *others, **{name: _reading_configs(value) for name, value in kwargs.items()})
-        config, occupancy = _read_config(planned.config), _read(planned.occupancy)
-        if config is not planned.config or occupancy is not planned.occupancy:
-            planned = replace(planned, config=config, occupancy=occupancy)
+        planned = replace(planned, config=_read_config(planned.config), occupancy=_read(planned.occupancy))
         programs: Any = planned.programs
         if one_row:
             return replace(planned, programs=_read(programs), column_range=(rows.first, rows.last))

@@ -126,9 +126,7 @@ def _plan(
     if file is not None and (found := file.find(functools.partial(check_plan, backend, call.problem, device))):
         return found
     check_functions(call.kernel, device.target, backend.interpreted)
-    launch_plan = backend.plan(call.problem, device, probe, options)
-    if launch_plan.compilations != len(probed):
-        launch_plan = replace(launch_plan, compilations=len(probed))
+    launch_plan = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
     if wrong:  # a plan that ignores this error has another configuration than the backend wanted
         raise wrong[0]
     check_plan(backend, call.problem, device, launch_plan, probe)
