@@ -16,7 +16,7 @@ from tridal.errors import DTypeError, ShapeError
 from tridal.testing.implementation import overridden
 
 Tensor = torch.Tensor
-B, LENGTH, HEADS = 2, 2, 3
+B, LENGTH, HEADS = 2, 4, 3
 PLANS, FORMS = ("whole_row", "whole_row+peel", "column_loop"), ("contiguous", "projected", "sliced", "heads last")
 BATCHES, TYPES = ((), (1,), (B,)), ((32, torch.float32), (6, torch.bfloat16), (34, torch.float64))
 TRIPLES = pytest.mark.nightly("this test with other plans: all triples of a plan, a form, a batch and a dtype")
