@@ -90,7 +90,7 @@ def modules(root: Path, patterns: Sequence[str]) -> list[str]:
     return [m for m in found if not patterns or any(fnmatch.fnmatch(name, p) for p in patterns for name in short[m])]
 
 
-def drawn(root: Path, names: Sequence[str], count: int, seed: int) -> list[Fault]:
+def random_faults(root: Path, names: Sequence[str], count: int, seed: int) -> list[Fault]:
     """Returns `count` random faults, in as many of the modules as possible."""
     generator = random.Random(seed)
     left = {name: faults(name, (root / name).read_bytes()) for name in names}

@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from faults import SOURCES, Fault, drawn, modules
+from faults import SOURCES, Fault, modules, random_faults
 
 _TYPES = ".mypy_cache"
 _INTERRUPTED = 130  # exit code of a process that SIGINT ends
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
     parser.add_argument("--lines", type=Path, metavar="FILE", help="the tests that execute each line")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     options = parser.parse_args(arguments)
-    chosen = drawn(root, modules(root, options.modules), options.count, options.seed)
+    chosen = random_faults(root, modules(root, options.modules), options.count, options.seed)
     tests = {fault.module: tests_of(root, fault.module) for fault in chosen}
     lines = Lines(options.lines) if options.lines else None
     console = Console(stderr=True)

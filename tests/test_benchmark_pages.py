@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 
-ROOT = Path(__file__).parents[1]
-
-
-def test_a_workload_that_another_library_computes_faster_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+def test_a_workload_that_another_library_computes_faster_is_listed() -> None:
     from figures.benchmark_pages import BLOCKS
 
     row = {

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("playwright", reason="the extra docs is not installed")
 from playwright.sync_api import Error, sync_playwright
-
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def self_test(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+def self_test() -> Any:
     from site_checks import self_test
 
     return self_test

@@ -118,7 +118,6 @@ def test_instructions_registers_and_types_change_normalised_code(name: str, code
 def test_entries_have_equal_hashes_for_equal_kernels_and_an_error_for_a_case_that_fails(
     fresh_registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(compiler.import_triton().runtime.driver, "_active", None)
 
     def entries(arch: str, **arguments: Any) -> list[dict[str, Any]]:

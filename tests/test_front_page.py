@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+def script() -> Any:
     from figures import front_page
 
     return front_page

@@ -63,7 +63,7 @@ def test_triton_is_restored_after_an_error() -> None:
     assert (tl.core.block_type.__init__, tl.core.tensor.__init__, interpreter._get_np_dtype) == before
 
 
-def test_launches_without_the_private_function_of_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_are_remembered_without_the_private_function_of_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(interpreter, "_get_np_dtype")
     with remembered_types(tl.core, interpreter):
         assert tl.block_type(tl.float32, [4]).numel == 4

@@ -18,9 +18,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks"
 
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
-        return runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
+    return runpy.run_path(str(ROOT / "scripts" / "make_figures.py"))
 
 
 @pytest.fixture(scope="module")

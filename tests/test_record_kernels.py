@@ -34,7 +34,6 @@ KINDS = [c for c in {kind(case): case for case in reversed(CASES)}.values() if c
 def recorder(fresh_registry: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module `record_kernels`. Afterwards, Triton has the driver that it had before, and tridal its backends."""
     triton = compiler.import_triton()
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(triton.runtime.driver, "_active", None)
     yield importlib.import_module("record_kernels")
     compiler.compile_kernel.cache_clear()
