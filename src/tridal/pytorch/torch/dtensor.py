@@ -31,8 +31,6 @@ from tridal.pytorch.path.rules import DEFINED, Results, Rules, overload
 from tridal.pytorch.torch.private import mesh_all_reduce
 from tridal.runtime.row_layout import contiguous_strides
 
-_all_reduce = mesh_all_reduce()
-
 
 class ShardedReduce(RowReduce):
     """Reduces rows that are sharded. Each rank passes its shards, which may have no elements."""
@@ -61,7 +59,7 @@ class ShardedReduce(RowReduce):
 
     def _over(self, axes: Sequence[int], x: torch.Tensor, how: str) -> torch.Tensor:
         for axis in axes:
-            x = _all_reduce(x, how, self._mesh, axis)
+            x = mesh_all_reduce(x, how, self._mesh, axis)
         return x
 
     def columns(self, x: torch.Tensor) -> torch.Tensor:

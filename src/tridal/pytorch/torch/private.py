@@ -226,24 +226,13 @@ def apply_node(node: Any, *args: Any) -> Any:
         return node.apply(redispatch, *args)
 
 
-# Collectives and settings of torch.compile. They are looked up on first use, because their imports are slow.
+def mesh_all_reduce(tensor: torch.Tensor, how: str, mesh: Any, axis: int) -> torch.Tensor:
+    """Returns the maximum ("max") or the sum ("sum") of a tensor over a mesh dim.
 
-
-@functools.cache
-def mesh_all_reduce() -> Callable[[torch.Tensor, str, Any, int], torch.Tensor]:
-    """Returns all_reduce(tensor, "max" or "sum", mesh, axis) over a mesh dim. torch.compile rejects the fallback."""
-    reduce = _item("torch.distributed._functional_collectives.all_reduce")
-    wait = _item("torch.distributed._functional_collectives.wait_tensor")
-    if reduce is not None and wait is not None:
-        return lambda tensor, how, mesh, axis: wait(reduce(tensor, how, (mesh, axis)))
-
-    def all_reduce(tensor: torch.Tensor, how: str, mesh: Any, axis: int) -> torch.Tensor:
-        reduced = tensor.clone(memory_format=torch.contiguous_format)
-        operation = getattr(torch.distributed.ReduceOp, how.upper())
-        torch.distributed.all_reduce(reduced, operation, group=mesh.get_group(axis))
-        return reduced
-
-    return all_reduce
+    DTensor uses these ops, so they exist if it does. torch's functions around them take 49 instead of 10 us.
+    """
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(tensor, how, mesh.get_group(axis).group_name))  # type: ignore[no-any-return]
 
 
 def repeatable_backward() -> AbstractContextManager[Any]:
