@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import types
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -21,6 +20,8 @@ ROOT = DOCS.parent
 GENERATED = DOCS / "generated"
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 IMAGE = re.compile(r"(?P<start>!\[[^\]]*\]\((?P<path>[^)\s]+))\.svg\)")
+MODULE = re.compile(r"^\| `(tridal[\w.]*)` \|", re.MULTILINE)
+"""A row of the table in api.md, which has a page of its own."""
 COPIED = {ROOT / name: GENERATED / name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
 REPOSITORY = os.environ.get("REPOSITORY_URL", "")
 """Address of the repository, as GitHub shows it. Without it, links to files outside the site become plain text."""
@@ -87,10 +88,9 @@ def themed_images(text: str, folder: Path) -> str:
 
 
 def write_generated_pages(app: Sphinx) -> None:
-    """Writes a page of the API reference for each public module, and copies pages from the repository's root."""
+    """Writes a page for each module that api.md lists, and copies pages from the root of the repository."""
     GENERATED.mkdir(exist_ok=True)
-    public = {name: getattr(tridal, name) for name in dir(tridal)}
-    modules = ["tridal", *(f"tridal.{name}" for name, value in public.items() if isinstance(value, types.ModuleType))]
+    modules = MODULE.findall((DOCS / "api.md").read_text())
     pages = {f"{name}.rst": f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n" for name in modules}
     for source, page in COPIED.items():
         pages[page.name] = site_links(source.read_text(), source.parent, page)
@@ -115,7 +115,7 @@ def read_page(app: Sphinx, name: str, content: list[str]) -> None:
             if links:
                 text += toctree([f"{title} <{path}>" for title, path in links], "hidden:", f"caption: {title}")
     elif name == "api":
-        text = re.sub(r"^\| `(tridal[\w.]*)` \|", r"| [`\1`](generated/\1.rst) |", text, flags=re.MULTILINE)
+        text = MODULE.sub(r"| [`\1`](generated/\1.rst) |", text)
         text += toctree(["generated/tridal*"], "glob:", "hidden:")
     elif page.stem == "results":  # tables of benchmarks, to which other pages link
         text = f"---\norphan: true\n---\n{text}"

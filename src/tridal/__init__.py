@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os as _os
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tridal import errors, registry, settings, types
 from tridal.devices.settings import use
@@ -39,23 +40,23 @@ else:
 
 __all__ = [
     "backends", "cross_entropy", "device", "errors", "geglu", "kernelize", "layer_norm", "linear_cross_entropy",
-    "log_probs", "log_softmax", "nn", "override_torch", "plan", "record_calls", "registry", "rms_norm",
-    "rotary_embedding", "row_function", "settings", "softmax", "swiglu", "token_log_probs", "types", "use",
+    "log_probs", "log_softmax", "models", "nn", "ops", "override_torch", "plan", "record_calls", "registry",
+    "rms_norm", "rotary_embedding", "row_function", "run", "settings", "softmax", "swiglu", "testing",
+    "token_log_probs", "types", "use",
 ]  # fmt: skip
+__dir__ = __all__.copy
 __version__ = "0.2.0"
 
-_LAZY_SUBMODULES = ("models", "ops", "run", "testing")
+if _TYPE_CHECKING:  # a checker would accept any name of a module with __getattr__
+    from tridal import models, ops, run, testing
+else:
 
-
-def __getattr__(name: str) -> object:
-    if name in __all__ and _torch_error is not None:
-        raise ImportError(f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`") from _torch_error
-    if name in _LAZY_SUBMODULES:
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if _torch_error is not None:
+            message = f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`"
+            raise ImportError(message) from _torch_error
         import importlib
 
         return importlib.import_module(f"tridal.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted((*__all__, *_LAZY_SUBMODULES))

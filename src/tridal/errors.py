@@ -5,6 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
+__all__ = [
+    "DTypeError", "DeviceUnavailableError", "DimensionError", "LayoutError", "NoBackendError", "PlanError",
+    "PluginError", "SettingsError", "ShapeError", "StreamError", "TensorDeviceError", "TridalError",
+    "UnknownDeviceError",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Returns a suggestion for an error message ("; did you mean 'cuda'?"), or "" if no known word is similar.

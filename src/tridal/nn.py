@@ -7,3 +7,4 @@ from tridal.library.softmax.modules import LogSoftmax, Softmax
 __all__ = [
     "CrossEntropyLoss", "LayerNorm", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "Softmax",
 ]  # fmt: skip
+__dir__ = __all__.copy

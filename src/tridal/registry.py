@@ -3,3 +3,4 @@
 from tridal.devices.registry import available, clear, get, register, registered, resolve, serving, unregister
 
 __all__ = ["available", "clear", "get", "register", "registered", "resolve", "serving", "unregister"]
+__dir__ = __all__.copy

@@ -21,6 +21,9 @@ import tridal
 from tridal.errors import TridalError
 from tridal.models import environment
 
+__all__ = ["USAGE", "main"]
+__dir__ = __all__.copy
+
 USAGE = """\
 usage: python -m tridal.run [-m MODULE | SCRIPT] [ARGUMENTS...]
 

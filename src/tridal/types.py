@@ -21,3 +21,4 @@ __all__ = [
     "ITEMSIZE", "Backend", "BackendBase", "DeviceProperties", "LaunchPlan", "Layout", "Option", "Probe", "Problem",
     "KernelConfig", "Resources", "Schedule", "next_power_of_2", "with_row_range",
 ]  # fmt: skip
+__dir__ = __all__.copy

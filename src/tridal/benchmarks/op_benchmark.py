@@ -22,10 +22,13 @@ from tridal.ops.op import Op
 from tridal.pytorch.torch.private import repeatable_backward
 from tridal.testing.implementation import public_function
 
+__all__ = ["Function", "MakeFunction", "OpBenchmark", "of_last_dim"]
+__dir__ = __all__.copy
+
 Function: TypeAlias = Callable[..., Any]
-"""function(*tensors): an implementation that computes rows along a fixed dim. Returns a tensor, or a tuple of them."""
+"""`function(*tensors)` computes rows along a fixed dim. Returns a tensor, or a tuple of them."""
 MakeFunction: TypeAlias = Callable[[int], Function]
-"""make(dim) returns the function. It imports the library, and raises NotImplementedError for an unsupported dim."""
+"""`make(dim)` returns the function. It imports the library, and raises NotImplementedError for an unsupported dim."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,12 @@ from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 
+__all__ = [
+    "CROSS_ENTROPY", "GEGLU", "LAYER_NORM", "LINEAR_CROSS_ENTROPY", "LOG_PROBS", "LOG_SOFTMAX", "OPS", "RMS_NORM",
+    "ROTARY_EMBEDDING", "SOFTMAX", "SWIGLU", "TOKEN_LOG_PROBS",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 OPS = (
     SOFTMAX, LOG_SOFTMAX, RMS_NORM, LAYER_NORM, CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, SWIGLU, GEGLU, LOG_PROBS,
     TOKEN_LOG_PROBS, ROTARY_EMBEDDING,

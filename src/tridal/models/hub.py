@@ -15,6 +15,9 @@ from tridal.models.norm_forms import NormForm
 from tridal.models.replacements import FORM
 from tridal.pytorch.device_context import is_served, log
 
+__all__ = ["LAYER", "kernel_mapping", "repository"]
+__dir__ = __all__.copy
+
 LAYER = "TridalNorm"
 """The layer name of classes that have no layer name in `kernels`."""
 

@@ -39,3 +39,4 @@ __all__ = [
     "check_number", "check_scale_mask", "check_shape", "check_tensor", "compute", "compute_gradient", "index_per_row",
     "number", "per_column", "per_element", "per_row", "sum_dtype", "whole", "wrong",
 ]  # fmt: skip
+__dir__ = __all__.copy

@@ -30,3 +30,4 @@ __all__ = [
     "record_torch_call", "records_gradient", "register", "row_function", "rules_of", "saves_through_hooks",
     "skip_frames", "torch_computes", "tracing_state", "transforms_active", "without_autocast",
 ]  # fmt: skip
+__dir__ = __all__.copy

@@ -42,3 +42,4 @@ __all__ = [
     "search_plans",
     "worked_example",
 ]
+__dir__ = __all__.copy
