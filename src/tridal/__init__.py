@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os as _os
 import sys as _sys
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from tridal import errors, registry, settings, types
 from tridal.devices.settings import use
@@ -47,7 +47,7 @@ __all__ = [
 __dir__ = __all__.copy
 __version__ = "0.2.0"
 
-if _TYPE_CHECKING:  # a checker would accept any name of a module with __getattr__
+if TYPE_CHECKING:  # a checker would accept any name of a module with __getattr__
     from tridal import models, ops, run, testing
 else:
 

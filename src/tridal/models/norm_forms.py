@@ -79,10 +79,8 @@ class NormForm:
     def _call(self, module: Any, x: Any, shape: Any, weight: Any, casting: Any, widens: bool) -> torch.Tensor:
         x, weight, bias, eps = self._tensors(module, x, weight, widens)
         if self.op == LAYER_NORM.name:
-            return layer_norm(x, shape, weight, bias, eps)  # type: ignore[no-any-return]
-        return rms_norm(  # type: ignore[no-any-return]
-            x, shape, weight, eps, weight_offset=self.weight_offset, casting=casting or None
-        )
+            return layer_norm(x, shape, weight, bias, eps)
+        return rms_norm(x, shape, weight, eps, weight_offset=self.weight_offset, casting=casting or None)
 
     def _tensors(self, module: Any, x: torch.Tensor, weight: Any, widens: bool) -> tuple[Any, Any, Any, float]:
         """Returns the input, the weight, the bias and the eps of a call of the module."""

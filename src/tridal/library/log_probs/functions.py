@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -26,10 +26,42 @@ from tridal.pytorch import (
     transforms_active,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
 
 
+class _Options(TypedDict, total=False):
+    """The arguments of `log_probs` that do not change the type of the result."""
+
+    temperature: float
+    softcap: float | None
+    ignore_index: int | None
+    stream: Any
+
+
+class _TokenOptions(_Options, total=False):
+    """The same of `token_log_probs`."""
+
+    linear_bias: Tensor | None
+    chunk_size: int | None
+    accum_dtype: torch.dtype | None
+
+
+@overload
+def log_probs(
+    logits: Tensor, target: Tensor, *, return_entropy: Literal[False] = False, **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def log_probs(
+    logits: Tensor, target: Tensor, *, return_entropy: Literal[True], **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def log_probs(
+    logits: Tensor, target: Tensor, *, return_entropy: bool, **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def log_probs(
     logits: Tensor,
     target: Tensor,
@@ -73,7 +105,7 @@ def log_probs(
         if pending is not None and type(pending) is not PendingCall:
             return pending  # type: ignore[no-any-return]
         if has_torch_function(given):
-            return handle_torch_function(log_probs, given, *given, **options, stream=stream)
+            return handle_torch_function(log_probs, given, *given, **options, stream=stream)  # type: ignore[arg-type]
     if stream is not None and isinstance(logits, Tensor):
         call_again = functools.partial(log_probs, *given, **options)
         return call_on_stream(LOG_PROBS.name, stream, given, call_again)  # type: ignore[no-any-return]
@@ -92,6 +124,21 @@ def log_probs(
     return found if return_entropy else found[0]  # type: ignore[no-any-return]
 
 
+@overload
+def token_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_entropy: Literal[False] = False,
+    **options: Unpack[_TokenOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def token_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_entropy: Literal[True],
+    **options: Unpack[_TokenOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def token_log_probs(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, return_entropy: bool,
+    **options: Unpack[_TokenOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def token_log_probs(
     input: Tensor,
     linear_weight: Tensor,
@@ -134,7 +181,7 @@ def token_log_probs(
     chunks: dict[str, Any] = {"chunk_size": chunk_size, "accum_dtype": accum_dtype}
     keywords = {"linear_bias": linear_bias, **options, **chunks}
     if not _compiling() and has_torch_function(given):
-        return handle_torch_function(token_log_probs, given, *given[:3], **keywords, stream=stream)
+        return handle_torch_function(token_log_probs, given, *given[:3], **keywords, stream=stream)  # type: ignore[arg-type]
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(token_log_probs, *given[:3], **keywords)
         return call_on_stream(TOKEN_LOG_PROBS.name, stream, given, call_again)  # type: ignore[no-any-return]

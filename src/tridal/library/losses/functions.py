@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -28,10 +28,40 @@ from tridal.pytorch import (
     transforms_active,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
 
 
+class _Options(TypedDict, total=False):
+    """The arguments of `cross_entropy` that do not change the type of the result."""
+
+    ignore_index: int
+    reduction: Literal["none", "mean", "sum"]
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    inplace_backward: bool
+    stream: Any
+
+
+@overload
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, return_lse: bool,
+    **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -87,8 +117,8 @@ def cross_entropy(
             return pending  # type: ignore[no-any-return]
     if not _compiling() and has_torch_function((input, target, weight)):
         return handle_torch_function(
-            cross_entropy, (input, target, weight), input, target, weight, **options, stream=stream
-        )
+            cross_entropy, (input, target, weight), input, target, weight, **options, stream=stream,  # type: ignore[arg-type]
+        )  # fmt: skip
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(cross_entropy, input, target, weight, **options)
         return call_on_stream(CROSS_ENTROPY.name, stream, (input, target, weight), call_again)  # type: ignore[no-any-return]

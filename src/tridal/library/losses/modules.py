@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,8 +44,9 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
                 input, target, self.weight, None, self.ignore_index, None, self.reduction, self.label_smoothing
             )
         else:  # noqa: RET505  TorchScript does not compile this branch
-            return cross_entropy(  # type: ignore[return-value]
-                input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,  # type: ignore[arg-type]
+            reduction: Any = self.reduction
+            return cross_entropy(
+                input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction,
                 label_smoothing=self.label_smoothing, z_loss=self.z_loss, softcap=self.softcap,
                 inplace_backward=self.inplace_backward,
             )  # fmt: skip
@@ -57,16 +58,21 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         return ", ".join(f"{name}={value}" for name, (value, default) in given.items() if value != default)
 
 
-_Linear: Any = getattr(torch.nn, "LinearCrossEntropyLoss", torch.nn.Module)
+if TYPE_CHECKING:
+    _Linear = torch.nn.Module
+else:
+    _Linear = getattr(torch.nn, "LinearCrossEntropyLoss", torch.nn.Module)
 
 
-class LinearCrossEntropyLoss(_Linear):  # type: ignore[misc]
+class LinearCrossEntropyLoss(_Linear):
     """torch.nn.LinearCrossEntropyLoss, computed by `tridal.linear_cross_entropy`, for every version of torch.
 
     The linear layer is the submodule `linear`. Its weight has the shape (num_classes * prod(out_features),
     in_features). `tridal.linear_cross_entropy` describes the other arguments. torch's `options` is not one of them:
     `chunk_size` and `accum_dtype` take its place.
     """
+
+    weight: Tensor | None
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -32,6 +32,16 @@ Casting = Literal["llama", "gemma"] | None
 _compiling = torch.compiler.is_dynamo_compiling
 
 
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    residual: None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    residual: Tensor, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
     residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
@@ -67,7 +77,7 @@ def rms_norm(
             return pending
     if not _compiling() and has_torch_function((input, weight, residual)):
         return handle_torch_function(
-            rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,
+            rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,  # type: ignore[arg-type]
             weight_offset=weight_offset, casting=casting, stream=stream,
         )  # fmt: skip
     if stream is not None and isinstance(input, Tensor):
@@ -99,6 +109,16 @@ def rms_norm(
     return results[0] if residual is None else results[:2]
 
 
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, residual: None = None, stream: Any = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5, *, residual: Tensor, stream: Any = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, *, residual: Tensor | None = None, stream: Any = None,
@@ -125,8 +145,8 @@ def layer_norm(
             return pending
     if not _compiling() and has_torch_function(tensors):
         return handle_torch_function(
-            layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual, stream=stream
-        )
+            layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual, stream=stream,  # type: ignore[arg-type]
+        )  # fmt: skip
     if stream is not None and isinstance(input, Tensor):
         call_again = functools.partial(layer_norm, input, normalized_shape, weight, bias, eps, residual=residual)
         return call_on_stream(LAYER_NORM.name, stream, tensors, call_again)

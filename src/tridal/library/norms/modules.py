@@ -1,10 +1,13 @@
 """RMSNorm and LayerNorm modules that call tridal. They are subclasses of torch's, with the same state dicts."""
 
+# TorchScript reads the types of `forward`, and allows no comment after "type: ignore".
+# ruff: noqa: UP045
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, overload
 
 import torch
+from torch import Tensor
 
 from tridal.library.norms.checks import check_scaling
 from tridal.library.norms.functions import Casting, layer_norm, rms_norm
@@ -38,7 +41,11 @@ class RMSNorm(torch.nn.RMSNorm):
         if self.elementwise_affine:
             torch.nn.init.constant_(self.weight, 1 - self.weight_offset)
 
-    def forward(self, x: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
+    @overload
+    def forward(self, x: Tensor, residual: None = None) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:  # type: ignore[misc]
         """Returns the normalised x; with a `residual`, the normalised sum and the sum. TorchScript uses torch's."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             assert residual is None, "TorchScript has torch's norm, without a residual"
@@ -46,7 +53,7 @@ class RMSNorm(torch.nn.RMSNorm):
             assert self.casting is None, "TorchScript has torch's norm, without casting"
             return torch.nn.functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
         else:  # noqa: RET505  TorchScript does not compile this branch
-            return rms_norm(  # type: ignore[no-any-return]
+            return rms_norm(  # type: ignore[return-value]
                 x, self.normalized_shape, self.weight, self.eps, residual=residual, weight_offset=self.weight_offset,
                 casting=self.casting,
             )  # fmt: skip
@@ -61,12 +68,16 @@ class RMSNorm(torch.nn.RMSNorm):
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, computed by `tridal.layer_norm`."""
 
-    def forward(self, input: torch.Tensor, residual: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045
+    @overload
+    def forward(self, input: Tensor, residual: None = None) -> Tensor: ...
+    @overload
+    def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(self, input: Tensor, residual: Optional[Tensor] = None) -> Tensor:  # type: ignore[misc]
         """Returns the normalised input; with a `residual`, the normalised sum and the sum. TorchScript uses torch's."""
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             assert residual is None, "TorchScript has torch's norm, without a residual"
             return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
         else:  # noqa: RET505  TorchScript does not compile this branch
-            return layer_norm(  # type: ignore[no-any-return]
+            return layer_norm(  # type: ignore[return-value]
                 input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual
             )
