@@ -24,7 +24,7 @@ import torch
 
 import third_party_op
 import tridal
-from tridal.devices import entry_points, plugins, registry, setting_layers, settings
+from tridal.devices import backend_table, entry_points, plugins, registry, setting_layers, settings
 from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import TridalError
 from tridal.ops import Op, table
@@ -197,7 +197,7 @@ def fresh_registry(no_settings: Path) -> Iterator[None]:
     before = registry.registered()
     registry.clear()
     yield
-    registry._replace_entries(before)
+    backend_table.replace_entries(before)
 
 
 @pytest.fixture

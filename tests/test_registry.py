@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_helpers import BUNDLED, FakeBackend
-from tridal.devices import registry, settings
+from tridal.devices import backend_table, registry, settings
 from tridal.devices.checked_backend import checked
 from tridal.devices.registry import IN_CODE
 from tridal.errors import DeviceUnavailableError, PluginError, TridalError, UnknownDeviceError
@@ -104,7 +104,7 @@ def test_register_adds_and_unregister_removes_a_backend():
 @pytest.mark.usefixtures("no_plugins")
 def test_on_change_callback_is_called_after_every_change(monkeypatch):
     calls: list[int] = []
-    monkeypatch.setattr(registry, "_invalidators", [*registry._invalidators])
+    monkeypatch.setattr(backend_table, "_invalidators", [*backend_table._invalidators])
     registry.on_change(lambda: calls.append(len(calls)))
     registry.registered()
     assert calls == []

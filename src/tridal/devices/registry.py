@@ -1,88 +1,39 @@
-"""Registry of backends: looks them up by name, and chooses one for a device type or a device string.
+"""Registry of backends: chooses one for a device type or a device string, and checks the settings of backends.
 
-Backends come from installed plugins or from `register`. Importing this module loads no backend; the first lookup does.
+`backend_table` has the entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
 from tridal.devices import plugins
-from tridal.devices.checked_backend import CheckedBackend, checked, forget_answers
+from tridal.devices.backend_table import available as available
+from tridal.devices.backend_table import clear as clear
+from tridal.devices.backend_table import device_names as device_names
+from tridal.devices.backend_table import find, names, unknown_device
+from tridal.devices.backend_table import get as get
+from tridal.devices.backend_table import invalidate as invalidate
+from tridal.devices.backend_table import loaded as loaded
+from tridal.devices.backend_table import on_change as on_change
+from tridal.devices.backend_table import register as register
+from tridal.devices.backend_table import registered as registered
+from tridal.devices.backend_table import unregister as unregister
+from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.entry_points import IN_CODE as IN_CODE
-from tridal.devices.entry_points import order
 from tridal.devices.lock import LOCK
-from tridal.devices.plugins import AUTO, RESERVED, TORCH_ONLY
+from tridal.devices.plugins import AUTO, TORCH_ONLY
 from tridal.devices.plugins import HOST as HOST
 from tridal.devices.plugins import Registered as Registered
 from tridal.devices.setting_layers import checked_value, nearest_variable, parse_device, variable
 from tridal.devices.settings import Settings, current
-from tridal.devices.types import Backend, find_architecture
-from tridal.errors import DeviceUnavailableError, PluginError, SettingsError, UnknownDeviceError, did_you_mean, nearest
+from tridal.devices.types import Backend
+from tridal.errors import DeviceUnavailableError, SettingsError, nearest
 
-_ANY_ACCELERATOR = ("gpu", "gpus", "accelerator")
-"""Words that stand for an accelerator of any kind. The error for them suggests all accelerators."""
-
-_entries: tuple[Registered, ...] | None = None
-_discovering = False
 _serving_cache: dict[tuple[str, Settings], CheckedBackend | None] = {}
-_invalidators: list[Callable[[], object]] = [_serving_cache.clear, forget_answers]
-
-
-def registered() -> tuple[Registered, ...]:
-    """Returns all entries, including broken and shadowed plugins: bundled backends first, then sorted by name."""
-    global _entries, _discovering
-    if _entries is not None:
-        return _entries
-    with LOCK:
-        if _discovering:
-            raise PluginError("a plugin called the registry while it was being imported; call it after the import")
-        if _entries is None:
-            _discovering = True
-            try:
-                _entries = tuple(plugins.discover(current()))
-            except SettingsError:  # the entries are not kept, because the next call may find the settings corrected
-                return tuple(plugins.discover(None))
-            finally:
-                _discovering = False
-        return _entries
-
-
-def loaded() -> list[CheckedBackend]:
-    """Returns all backends that loaded without a fault. They may be unavailable on this machine."""
-    return [entry.backend for entry in registered() if entry.backend is not None]
-
-
-def get(name: str) -> CheckedBackend:
-    """Returns the backend with this name, available or not. Raises UnknownDeviceError or PluginError."""
-    entry = _find(name)
-    if entry is None:
-        raise _unknown_device(name)
-    if entry.backend is None:
-        raise PluginError(f"backend {name!r} of {entry.origin} cannot be used: {entry.fault}")
-    return entry.backend
-
-
-def available(name: str, source: str = "") -> CheckedBackend:
-    """Returns the backend with this name. Raises DeviceUnavailableError if it is unavailable, and what `get` raises.
-
-    The message of the error starts with `source`. It names the other backends of the same device type.
-    """
-    backend = get(name)
-    if (reason := backend.unavailable()) is not None:
-        kind, others = backend.device_type, [b for b in loaded() if b.name != name and not b.interpreted]
-        same_type = [
-            f"{other.name!r}, which also serves {kind!r} tensors, is {'not ' * bool(other.unavailable())}available. "
-            for other in others
-            if other.device_type == kind
-        ]
-        raise DeviceUnavailableError(
-            f"{source}{name!r} is not available here: {reason}. To get it: {backend.install}. {''.join(same_type)}"
-            f"To use the first available device: {AUTO!r}"
-        )
-    return backend
+on_change(_serving_cache.clear)
 
 
 def options(backend: Backend, settings: Settings) -> dict[str, Any]:
@@ -116,6 +67,11 @@ def serving(
         UnknownDeviceError: the settings name a device that is neither known to a backend nor in `known_types`.
         DeviceUnavailableError, PluginError: as in `available`, for a backend that the settings name.
         SettingsError: as in `check_backends`.
+
+    Example:
+        >>> with tridal.use(device="interpreter"):
+        ...     tridal.registry.serving("cpu").name
+        'interpreter'
     """
     key = device_type, settings or current()
     with suppress(KeyError):
@@ -134,7 +90,7 @@ def _choose(device_type: str, settings: Settings, known_types: Container[str]) -
     name, _ = parse_device(settings.device)
     if name != device_type:
         check_device(settings, known_types)
-    is_named = _find(name) is not None and get(name).device_type == device_type
+    is_named = find(name) is not None and get(name).device_type == device_type
     return available(name, _location(settings)) if is_named else _first_candidate(device_type)
 
 
@@ -154,18 +110,23 @@ def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tu
         UnknownDeviceError: the name is not one of these, and not in `known_types`, the types that torch knows.
         DeviceUnavailableError: the backend is not available, or there is no device with this index.
         PluginError: the backend's plugin is broken.
+
+    Example:
+        >>> backend, device = tridal.registry.resolve("interpreter")
+        >>> backend.name, device
+        ('interpreter', 'cpu')
     """
     kind, index = parse_device(name)
     if kind == AUTO:
         backend = next(_candidates(), None)
         kind = HOST if backend is None else backend.device_type
-    elif _find(kind) is not None:
+    elif find(kind) is not None:
         backend = available(kind, source)
         kind = backend.device_type
     elif _is_device_type(kind, known_types):
         backend = _first_candidate(kind)
     else:
-        raise _unknown_device(kind, source)
+        raise unknown_device(kind, source)
     if index is None:
         return backend, kind
     if backend is not None:
@@ -178,54 +139,6 @@ def resolve(name: str, known_types: Container[str] = (), source: str = "") -> tu
     return backend, f"{kind}:{index}"
 
 
-def register(backend: Backend) -> None:
-    """Adds a backend object without a plugin package, for a notebook or a test.
-
-    Raises PluginError if it does not follow the protocol `Backend`, or if its name is already in use.
-    """
-    name = str(getattr(backend, "name", None))
-    with LOCK:
-        owner = _find(name)
-        fault = f"{owner.origin} already uses this name" if owner else plugins.find_fault(backend, name, IN_CODE)
-        if fault:
-            raise PluginError(f"backend {name!r} cannot be registered: {fault}")
-        entries = [*registered(), Registered(name, IN_CODE, checked(backend, IN_CODE))]
-        _replace_entries(sorted(entries, key=lambda entry: order(entry.name, entry.origin)))
-
-
-def unregister(name: str) -> None:
-    """Removes a backend that `register` added. Raises UnknownDeviceError if there is none with this name."""
-    with LOCK:
-        in_code = {entry.name: entry for entry in registered() if entry.origin == IN_CODE}
-        if name not in in_code:
-            raise UnknownDeviceError(f"no backend {name!r} was registered in code{nearest(name, in_code)}")
-        _replace_entries(entry for entry in registered() if entry is not in_code[name])
-        checked.cache_clear()  # it would keep the backend alive
-
-
-def clear() -> None:
-    """Removes all entries, including those that `register` added. The next lookup discovers the plugins again."""
-    _replace_entries(None)
-
-
-def _replace_entries(entries: Iterable[Registered] | None) -> None:
-    global _entries
-    with LOCK:
-        _entries = None if entries is None else tuple(entries)
-        invalidate()
-
-
-def on_change(callback: Callable[[], object]) -> None:
-    """Calls `callback` after every change of the registry. Use it to clear caches that depend on backends."""
-    _invalidators.append(callback)
-
-
-def invalidate() -> None:
-    """Clears all caches that depend on backends: calls every callback that `on_change` added."""
-    for callback in _invalidators:
-        callback()
-
-
 def check(settings: Settings, known_types: Container[str] = ()) -> None:
     """Checks the parts of the settings that depend on backends, with `check_device` and `check_backends`."""
     check_device(settings, known_types)
@@ -235,32 +148,23 @@ def check(settings: Settings, known_types: Container[str] = ()) -> None:
 def check_device(settings: Settings, known_types: Container[str] = ()) -> None:
     """Raises UnknownDeviceError if the setting `device` is not "auto", a backend's name or a device type."""
     name, _ = parse_device(settings.device)
-    if name != AUTO and _find(name) is None and not _is_device_type(name, known_types):
-        raise _unknown_device(name, _location(settings))
+    if name != AUTO and find(name) is None and not _is_device_type(name, known_types):
+        raise unknown_device(name, _location(settings))
 
 
 def check_backends(settings: Settings) -> None:
     """Raises SettingsError for an unknown backend or a wrong option. Skips backends whose plugin is broken."""
-    plugins.check_names(settings, _names())
+    plugins.check_names(settings, names())
     for name, section in settings.backends.items():
-        entry = _find(name)
+        entry = find(name)
         if entry is None:
             key = f"backends.{name}.{next(iter(section))}"
             source = settings.sources[key]
             variables = [variable(backend.name, option) for backend in loaded() for option in backend.options]
-            near = nearest_variable(source, variables) or nearest(name, _names())
-            raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(_names())})")
+            near = nearest_variable(source, variables) or nearest(name, names())
+            raise SettingsError(f"{source}: {key}: no backend is called {name!r}{near} (known: {', '.join(names())})")
         if entry.backend is not None:
             options(entry.backend, settings)
-
-
-def _find(name: str) -> Registered | None:
-    """Returns the entry with a name, which may be broken. The first one is not shadowed."""
-    return None if name in RESERVED else next((entry for entry in registered() if entry.name == name), None)
-
-
-def _names() -> list[str]:
-    return sorted({entry.name for entry in registered()})
 
 
 def _candidates() -> Iterator[CheckedBackend]:
@@ -280,20 +184,3 @@ def _is_device_type(name: str, known_types: Container[str]) -> bool:
 def _location(settings: Settings) -> str:
     """Returns where the device is set, as the start of an error message."""
     return f"{settings.sources['device']}: device: "
-
-
-def device_names() -> list[str]:
-    """Returns the names of devices: "auto", all backends, and the device types that every torch build has."""
-    return sorted({AUTO, *_names(), *TORCH_ONLY})
-
-
-def _unknown_device(name: str, source: str = "") -> UnknownDeviceError:
-    known = device_names()
-    accelerators = [b.name for b in loaded() if b.device_type != HOST and not b.interpreted]
-    near = did_you_mean(accelerators) if name.lower() in _ANY_ACCELERATOR else nearest(name, known)
-    for backend in loaded() if name.lower() not in known else ():
-        with suppress(Exception):  # a third party's backend can raise anything
-            if find_architecture(name, backend.architectures()) is not None:
-                near = f"; it is an architecture of the device {backend.name!r}"
-                break
-    return UnknownDeviceError(f"{source}no device is called {name!r}{near} (known: {', '.join(known)})")
