@@ -21,7 +21,7 @@ import tridal
 from tridal.errors import TridalError
 from tridal.models import environment
 
-__all__ = ["USAGE", "main"]
+__all__: list[str] = []  # a command
 __dir__ = __all__.copy
 
 USAGE = """\

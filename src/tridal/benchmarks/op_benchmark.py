@@ -145,7 +145,14 @@ def _compiled(function: Function) -> Function:
 
 
 def of_last_dim(make: Callable[[], Function]) -> MakeFunction:
-    """Returns the functions of an implementation that supports only the last dim. `make` may import a library."""
+    """Returns the functions of an implementation that supports only the last dim. `make` may import a library.
+
+    Example:
+        >>> from tridal.benchmarks.op_benchmark import of_last_dim
+        >>> make = of_last_dim(lambda: torch.nn.functional.silu)
+        >>> make(-1)(torch.tensor([0.0]))
+        tensor([0.])
+    """
 
     def make_function(dim: int) -> Function:
         if dim != -1:

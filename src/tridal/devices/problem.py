@@ -41,6 +41,10 @@ def next_power_of_2(value: int, most: int | None = None) -> int:
     """Returns the smallest power of two that is not less than `value`, but at most `most`, for the sizes of a tile.
 
     Compares with `most` first, so that a `row_range` contains all rows that give `most`.
+
+    Example:
+        >>> tridal.types.next_power_of_2(1000), tridal.types.next_power_of_2(1000, 256)
+        (1024, 256)
     """
     if most is not None and value > next_power_of_2(most) // 2:
         return most

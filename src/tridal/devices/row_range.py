@@ -27,6 +27,15 @@ def with_row_range(
     The function must not read the number of rows in another way than by `problem`. `problem.inner` is a `RowCount`. If
     there is one row, `problem.cols` is one instead, and the plan has a `column_range`.
     Problems with several blocks, and those with the layout "inner", are planned as they are, and get no range.
+
+    Example:
+        >>> from tridal.types import KernelConfig, LaunchPlan, Problem, next_power_of_2, with_row_range
+        >>> @with_row_range
+        ... def plan(problem):
+        ...     rows = next_power_of_2(problem.inner, 16)
+        ...     return LaunchPlan(KernelConfig("whole_row", rows, 1024), problem.tiles(rows), "a program per tile")
+        >>> plan(Problem(cols=1000, inner=50)).row_range
+        (9, 268435456)
     """
 
     @functools.wraps(plan)

@@ -85,6 +85,12 @@ def current() -> Settings:
     """Returns the current settings of this thread or async task. Raises SettingsError as `reload` does.
 
     The first call reads the environment and the file. If that fails, the next call tries again.
+
+    Example:
+        >>> with tridal.use(fallback="error"):
+        ...     settings = tridal.settings.current()
+        >>> settings.fallback, settings.sources["fallback"]
+        ('error', 'tridal.use')
     """
     return _context.get() or _base or _load_once()
 
@@ -98,6 +104,12 @@ def reload() -> Settings:
     """Reads the environment and the file again, and returns the new settings. Active `use` blocks do not change.
 
     Raises SettingsError if the environment or the file has a wrong setting.
+
+    Example:
+        >>> import os
+        >>> os.environ["TRIDAL_FALLBACK"] = "error"
+        >>> tridal.settings.reload().fallback
+        'error'
     """
     global _base
     with LOCK:
@@ -114,6 +126,13 @@ def read_file(path: str | os.PathLike[str]) -> Settings:
     """Returns the settings in a file, with the defaults for all others. Ignores the environment.
 
     Raises SettingsError with the file, the line, the key, the expected and the found value.
+
+    Example:
+        >>> with open("mine.yaml", "w") as file:
+        ...     print("fallback: error", file=file)
+        >>> settings = tridal.settings.read_file("mine.yaml")
+        >>> settings.fallback, settings.sources["fallback"]
+        ('error', 'mine.yaml:1')
     """
     return _of_layer(_DEFAULTS | file_layer(Path(path)))
 
@@ -146,6 +165,11 @@ def use(
     when a backend is chosen. For the other settings, see `FIELDS`. The context manager returns the new settings.
 
     Raises SettingsError for a wrong value. The call of `use` raises it, not the block.
+
+    Example:
+        >>> with tridal.use(device="interpreter", batch_invariant=True) as settings:
+        ...     settings.device, tridal.device()
+        ('interpreter', device(type='cpu'))
     """
     arguments: dict[str, Any] = {"device": device, "fallback": fallback, "backends": backends}
     arguments |= {"batch_invariant": batch_invariant, "plan_store": plan_store, "dump": dump}

@@ -24,6 +24,12 @@ def config_file() -> Path | None:
 
     It is the path in `TRIDAL_CONFIG` if that is set, even if the file is missing. Otherwise it is `tridal.yaml` in the
     working folder or in the nearest of its parents, or else in `$XDG_CONFIG_HOME/tridal` (by default `~/.config`).
+
+    Example:
+        >>> import os
+        >>> os.environ["TRIDAL_CONFIG"] = "mine.yaml"
+        >>> str(tridal.settings.config_file())
+        'mine.yaml'
     """
     explicit = os.environ.get(VARIABLE)
     if explicit:

@@ -31,6 +31,11 @@ def repository() -> Path:
 
     `transformers.KernelConfig({"RMSNorm": f"{repository()}:RMSNorm"}, use_local_kernel=True)` and
     `kernels.LocalLayerRepository(repository(), layer_name="RMSNorm")` select a layer.
+
+    Example:
+        >>> import kernels
+        >>> kernels.LocalLayerRepository(tridal.models.hub.repository(), layer_name="RMSNorm").layer_name
+        'RMSNorm'
     """
     return Path(__file__).parent / "repository"
 
@@ -47,6 +52,15 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
 
     Raises:
         ImportError: the package kernels is not installed, or too old to give a class a layer name.
+
+    Example:
+        >>> import kernels
+        >>> class Norm(torch.nn.RMSNorm):
+        ...     pass
+        >>> mapping = tridal.models.hub.kernel_mapping(torch.nn.Sequential(Norm(4)))
+        >>> with kernels.use_kernel_mapping(mapping):
+        ...     list(mapping)
+        ['TridalNorm']
     """
     from kernels import LocalLayerRepository
     from kernels.layer.device import Device

@@ -41,6 +41,13 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: a name in `skip` matches no module.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.RMSNorm(4))
+        >>> report = tridal.kernelize(model)
+        >>> [(entry.name, entry.replaced_by) for entry in report.replaced]
+        [('1', "tridal.rms_norm, casting='gemma'")]
+        >>> report.restore()
     """
     _check_model(model)
     report = replace_modules(model, fused_loss, skip)
@@ -54,6 +61,13 @@ def restore(model: torch.nn.Module) -> None:
 
     Raises:
         TypeError: `model` is not a torch.nn.Module.
+
+    Example:
+        >>> import copy
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.RMSNorm(4))
+        >>> report = tridal.kernelize(model)
+        >>> other = copy.deepcopy(model)  # its norm is replaced, too
+        >>> tridal.models.restore(other)
     """
     _check_model(model)
     for module in model.modules():

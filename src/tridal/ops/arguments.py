@@ -70,17 +70,32 @@ class Result:
 
 
 def per_element(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
-    """Returns an argument for a tensor with a number per element."""
+    """Returns an argument for a tensor with a number per element.
+
+    Example:
+        >>> tridal.ops.per_element("input").schema
+        'Tensor input'
+    """
     return Argument(name, role="element", optional=optional, differentiable=differentiable)
 
 
 def per_row(name: str, *, optional: bool = False) -> Argument:
-    """Returns an argument for a tensor with a number per row. It has no gradient."""
+    """Returns an argument for a tensor with a number per row. It has no gradient.
+
+    Example:
+        >>> tridal.ops.per_row("scale", optional=True).schema
+        'Tensor? scale'
+    """
     return Argument(name, role="row", optional=optional)
 
 
 def per_column(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
-    """Returns an argument for a tensor with a number per column."""
+    """Returns an argument for a tensor with a number per column.
+
+    Example:
+        >>> tridal.ops.per_column("bias", optional=True).schema
+        'Tensor? bias'
+    """
     return Argument(name, role="column", optional=optional, differentiable=differentiable)
 
 
@@ -88,6 +103,10 @@ def index_per_row(name: str, *, or_per_element: bool = False) -> Argument:
     """Returns an argument for an int64 tensor with a column index per row.
 
     With `or_per_element`, it may also be a floating-point tensor with a number per element, which has a gradient.
+
+    Example:
+        >>> tridal.ops.index_per_row("target").role
+        'index'
     """
     if or_per_element:
         return Argument(name, role=functools.partial(_index_or_element, name), differentiable=True)
@@ -99,7 +118,12 @@ def _index_or_element(name: str, named: Named) -> Role:
 
 
 def whole(name: str, *, optional: bool = False, differentiable: bool = False) -> Argument:
-    """Returns an argument for a tensor of another shape, which the op's steps check."""
+    """Returns an argument for a tensor of another shape, which the op's steps check.
+
+    Example:
+        >>> tridal.ops.whole("linear_weight", differentiable=True).role
+        'whole'
+    """
     return Argument(name, role="whole", optional=optional, differentiable=differentiable)
 
 
@@ -107,7 +131,14 @@ def number(
     name: str, default: float | str | None = None, *, type: str | None = None, neutral: float | None = None,
     range: tuple[Any, ...] | None = None, optional: bool = False,
 ) -> Argument:  # fmt: skip
-    """Returns an argument that is no tensor. Its type in torch's schema follows from the default."""
+    """Returns an argument that is no tensor. Its type in torch's schema follows from the default.
+
+    Example:
+        >>> tridal.ops.number("eps", 1e-6, range=(1e-8, 1.0)).schema
+        'float eps=1e-06'
+        >>> tridal.ops.number("casting", "", range=("", "llama")).schema
+        "str casting=''"
+    """
     if type is None:
         type = "float" if default is None else _TYPES[default.__class__]
     return Argument(name, type, optional=optional, default=default, neutral=neutral, range=range)
@@ -129,5 +160,10 @@ def element_dtype(arguments: Sequence[Argument], tensors: Sequence[Any]) -> torc
 
 
 def sum_dtype(named: Named) -> torch.dtype:
-    """Returns the dtype of sums and statistics of a call."""
+    """Returns the dtype of sums and statistics of a call.
+
+    Example:
+        >>> tridal.ops.sum_dtype({"input": torch.ones(2, dtype=torch.bfloat16), "eps": 1e-6})
+        torch.float32
+    """
     return accumulator(*(value for value in named.values() if isinstance(value, torch.Tensor)))

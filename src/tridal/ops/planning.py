@@ -77,6 +77,11 @@ def plan(
     Raises:
         PlanError, DTypeError, UnknownDeviceError, DeviceUnavailableError: an argument is wrong or unavailable.
         SettingsError: the settings have an unknown backend or a wrong option.
+
+    Example:
+        >>> plan = tridal.plan(4096, 1000, dtype="bf16", arch="sm_90")
+        >>> plan.config.schedule, plan.config.cols
+        ('whole_row', 1024)
     """
     return planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)[2]
 

@@ -35,6 +35,11 @@ def compute(
         arguments: those of the registered op.
         reduce: reduces rows that are sharded over ranks. The tensors are shards then.
         unmodified: `unmodified(scores, dim, dtype, *parameters)` computes the op of modified scores.
+
+    Example:
+        >>> from tridal.library import SWIGLU
+        >>> tridal.ops.compute(SWIGLU, torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0]), -1, None, "")
+        (tensor([ 1.4621, -0.5379]),)
     """
     named = op.signature.named(arguments)
     modification = modification_of(op, named)
@@ -91,6 +96,12 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
     """Returns the gradients of an op, with the arguments of the registered gradient. Autograd can differentiate them.
 
     A gradient that is added to the first one, see `RowKernel.added`, is no argument of `Op.gradient`.
+
+    Example:
+        >>> from tridal.library import SWIGLU
+        >>> grad, gate, up = torch.ones(2), torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
+        >>> tridal.ops.compute_gradient(SWIGLU, grad, gate, up, -1, None, [True, True])
+        (tensor([1.8553, 0.1447]), tensor([ 0.7311, -0.2689]))
     """
     signature = op.gradient_signature
     named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]

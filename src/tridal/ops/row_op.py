@@ -11,7 +11,13 @@ _FIELDS = ("name", *_KERNELS, "reference", "gradient", "saves", "parameters")
 
 
 def RowOp(*arguments: Any, **fields: Any) -> NoReturn:
-    """Raises PluginError, which shows the declaration of the same op as `Op`."""
+    """Raises PluginError, which shows the declaration of the same op as `Op`.
+
+    Example:
+        >>> tridal.ops.RowOp("square", parameters={"eps": 1e-6})
+        Traceback (most recent call last):
+        tridal.errors.PluginError: RowOp is now Op, ...number('eps', 1e-06)...
+    """
     given = dict(zip(_FIELDS, arguments, strict=False)) | fields
     numbers = "".join(f"number({name!r}, {default!r}), " for name, default in given.pop("parameters", {}).items())
     name, saves = given.pop("name", "..."), given.pop("saves", "output")

@@ -57,6 +57,11 @@ class RowReduce:
 
 
 def accumulator(*given: torch.Tensor | torch.dtype | None) -> torch.dtype:
-    """Returns the dtype of sums and statistics: float64 if one of the tensors or dtypes is float64, else float32."""
+    """Returns the dtype of sums and statistics: float64 if one of the tensors or dtypes is float64, else float32.
+
+    Example:
+        >>> tridal.ops.accumulator(torch.bfloat16, None), tridal.ops.accumulator(torch.float64)
+        (torch.float32, torch.float64)
+    """
     dtypes = [given.dtype if isinstance(given, torch.Tensor) else given for given in given]
     return torch.float64 if torch.float64 in dtypes else torch.float32

@@ -33,6 +33,11 @@ def check_scale_mask(
         DTypeError: the mask is neither boolean nor floating-point.
         DimensionError: `causal` without a dim of queries, or a mask that cannot be broadcast to the input.
         TensorDeviceError: the mask is on another device than the input.
+
+    Example:
+        >>> tridal.ops.check_scale_mask("softmax", torch.ones(2, 2), -1, "2", None, False, "nan")
+        Traceback (most recent call last):
+        TypeError: softmax: scale must be a number, got '2'
     """
     shape = () if input.is_nested else tuple(input.shape)
     if (mask is not None or causal or masked_rows != "nan") and input.is_nested:

@@ -58,6 +58,12 @@ def record_calls() -> Iterator[list[CallRecord]]:
 
     A record is appended to the list when a backend or torch has been given the call. Calls in compiled functions are
     recorded if the compiled graph contains tridal's op. A replay of a captured graph of a device is not recorded.
+
+    Example:
+        >>> with tridal.record_calls() as calls:
+        ...     y = tridal.softmax(torch.ones(2, 3))
+        >>> print(calls[0])
+        softmax of [2, 3] float32 on cpu by torch: no available backend serves cpu tensors
     """
     calls: list[CallRecord] = []
 

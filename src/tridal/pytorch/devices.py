@@ -26,7 +26,13 @@ class BackendStatus:
 
 
 def backends() -> tuple[BackendStatus, ...]:
-    """Returns the state of every registered backend. Never raises."""
+    """Returns the state of every registered backend. Never raises.
+
+    Example:
+        >>> status = {backend.name: backend for backend in tridal.backends()}
+        >>> status["interpreter"].available, status["interpreter"].reason
+        (True, None)
+    """
     return tuple(map(_status, registry.registered()))
 
 
@@ -46,6 +52,10 @@ def device(name: str | None = None) -> torch.device:
         UnknownDeviceError: neither a backend nor torch has the name.
         DeviceUnavailableError: the device is not available on this machine.
         SettingsError: the settings cannot be used.
+
+    Example:
+        >>> tridal.device("interpreter")
+        device(type='cpu')
     """
     if name is None:
         backend, found = registry.resolve_chosen(settings.current(), TORCH_TYPES)

@@ -45,14 +45,28 @@ class Result:
 
 
 def run_case(case: Case, backend: Backend) -> Result:
-    """Checks a case on a backend that is available here. An exception of the backend is a failure of the case."""
+    """Checks a case on a backend that is available here. An exception of the backend is a failure of the case.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> case = tridal.testing.Case("softmax", "backward", (4, 5), dtype="bfloat16")
+        >>> tridal.testing.run_case(case, backend).passed
+        True
+    """
     index = backend.device_count() - 1 if case.last_device else None
     with implementation(backend, case.plan, index) as tested:
         return check(case, tested)
 
 
 def check(case: Case, implementation: Implementation) -> Result:
-    """Checks a case on any implementation. An exception of the implementation is a failure of the case."""
+    """Checks a case on any implementation. An exception of the implementation is a failure of the case.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> with tridal.testing.implementation(backend) as tested:
+        ...     tridal.testing.check(tridal.testing.Case("softmax", "forward", (4, 5)), tested).passed
+        True
+    """
     start = time.perf_counter()
     try:
         error, bound, message = _compare(case, implementation)

@@ -39,6 +39,10 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
+
+    Example:
+        >>> all(result.passed for result in tridal.testing.check_declarations(["softmax"]))
+        True
     """
     return tuple(
         _result(f"{op.name} declaration {what}", check)

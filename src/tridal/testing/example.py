@@ -27,7 +27,14 @@ class Worked:
 
 
 def worked_example(implementation: Implementation) -> Worked:
-    """Computes the first op that has an example, and its gradient, and compares them with the example."""
+    """Computes the first op that has an example, and its gradient, and compares them with the example.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> with tridal.testing.implementation(backend) as tested:
+        ...     tridal.testing.worked_example(tested).result.passed
+        True
+    """
     start = time.perf_counter()
     op = next(op for op in table.ops().values() if op.example is not None)
     x, dy, y, dx = map(torch.tensor, op.example or ())

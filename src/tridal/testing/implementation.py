@@ -75,6 +75,12 @@ def implementation(backend: Backend, plan: str = "planned", index: int | None = 
 
     Raises:
         DeviceUnavailableError: the backend is not available here.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> with tridal.testing.implementation(backend) as tested:
+        ...     tested.function("softmax")(torch.ones(1, 4, device=tested.device))
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
     registry.available(backend.name)
     override = PLAN_OVERRIDES[plan]

@@ -53,6 +53,11 @@ def make_values(kind: Values, shape: tuple[int, ...], dim: int, seed: int = 0) -
     """Returns float64 values on the CPU. They are the same in every run.
 
     If only one row has special values, it is the first row along `dim`. The standard deviation is 3 for seed 0, else 1.
+
+    Example:
+        >>> tridal.testing.make_values("row of -inf", (2, 3), dim=-1)
+        tensor([[   -inf,    -inf,    -inf],
+                [ 1.7053, -3.2536, -4.1958]], dtype=torch.float64)
     """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64) * (1 if seed else 3)

@@ -72,19 +72,22 @@ class _Change(NamedTuple):
 
 
 def search_plans(
-    backend: Backend,
-    ops: Sequence[str] | None = None,
-    max_compiled: int = 400,
+    backend: Backend, ops: Sequence[str] | None = None, max_compiled: int = 400,
     track: Callable[[Sequence[CallKind]], Iterable[CallKind]] = iter,
-) -> PlanSearch:
+) -> PlanSearch:  # fmt: skip
     """Searches for changes of the plans of a backend that is available here, for each op, dtype and layout.
 
     `ops` are names; None stands for all ops. A search of one kind of call is started only if fewer than `max_compiled`
-    kernels were compiled before, because a plan may compile some. A change that several dtypes or
-    ops share is tested with one of them. `track` yields the kinds of calls that it gets, and can show the progress.
+    kernels were compiled before, because a plan may compile some. A change that several dtypes or ops share is tested
+    with one of them. `track` yields the kinds of calls that it gets, and can show the progress.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> tridal.testing.search_plans(backend, ["softmax"], track=lambda kinds: kinds[:1]).wrong_ranges
+        ()
     """
     planner, skipped = _Planner(backend), []
     found: dict[tuple[Any, ...], list[CallKind]] = {}

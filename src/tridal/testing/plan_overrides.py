@@ -109,6 +109,11 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
 
 
 def overrides(backend: Backend) -> tuple[str, ...]:
-    """Returns the names of the overrides whose schedules and features the backend supports, except "planned"."""
+    """Returns the names of the overrides whose schedules and features the backend supports, except "planned".
+
+    Example:
+        >>> "column_loop" in tridal.testing.overrides(tridal.registry.get("interpreter"))
+        True
+    """
     supported = backend.schedules | backend.features | {"single", "one_shot"}
     return tuple(name for name in PLAN_OVERRIDES if set(name.split("+")) <= supported)

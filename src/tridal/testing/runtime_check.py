@@ -34,6 +34,10 @@ def check_runtime(backend: Backend, modules: Sequence[str] = ()) -> tuple[str, .
     these functions of its vendor's module. A kernel is compiled if Triton can compile for the first of the backend's
     architectures, and is launched on the stand-in. Interpreted backends have no driver: only their guard and their
     stream are checked. No other thread may compute meanwhile.
+
+    Example:
+        >>> tridal.testing.check_runtime(tridal.registry.get("interpreter"))
+        ()
     """
     backend = backend.plugin if isinstance(backend, CheckedBackend) else backend
     if backend.interpreted:

@@ -70,6 +70,12 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> cases = tridal.testing.cases(backend, ["softmax"])
+        >>> {case.op for case in cases}
+        {'softmax'}
     """
     return tuple(dict.fromkeys(case for op in table.selected(ops) for case in _defined_cases(op, backend)))
 

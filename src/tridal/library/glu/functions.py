@@ -33,6 +33,13 @@ def swiglu(input: Tensor, up: Tensor | None = None, *, casting: Casting = None, 
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
             wrong.
         NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
+
+    Example:
+        >>> gate, up = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
+        >>> tridal.swiglu(gate, up)
+        tensor([ 1.4621, -0.5379])
+        >>> tridal.swiglu(torch.cat([gate, up]))
+        tensor([ 1.4621, -0.5379])
     """
     return _compute(_swiglu, input, up, casting, stream)
 
@@ -41,7 +48,13 @@ def geglu(
     input: Tensor, up: Tensor | None = None, *, approximate: Literal["none", "tanh"] = "none", casting: Casting = None,
     stream: Any = None,
 ) -> Tensor:  # fmt: skip
-    """gelu(input) * up. `approximate` is that of `torch.nn.functional.gelu`, and the others are those of `swiglu`."""
+    """gelu(input) * up. `approximate` is that of `torch.nn.functional.gelu`, and the others are those of `swiglu`.
+
+    Example:
+        >>> gate, up = torch.tensor([1.0, -1.0]), torch.tensor([2.0, 2.0])
+        >>> tridal.geglu(gate, up, approximate="tanh")
+        tensor([ 1.6824, -0.3176])
+    """
     return _compute(_geglu, input, up, casting, stream, approximate=approximate)
 
 

@@ -94,6 +94,13 @@ def log_probs(
         IndexError: a target is out of range, on the CPU. On other devices, the log-probability and the gradient of the
             row are NaN.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
+
+    Example:
+        >>> logits, target = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([0, 2])
+        >>> tridal.log_probs(logits, target)
+        tensor([-0.2395, -1.5514])
+        >>> tridal.log_probs(logits, target, temperature=0.5, return_entropy=True)
+        (tensor([-0.0360, -2.2395]), tensor([0.1773, 0.6656]))
     """
     given, results = (logits, target), 2 if return_entropy else 1
     options: dict[str, Any] = {
@@ -173,6 +180,11 @@ def token_log_probs(
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, ShapeError, IndexError, StreamError: an argument
             is wrong, see `tridal.log_probs`.
+
+    Example:
+        >>> hidden, weight = torch.eye(2, 3), torch.eye(4, 3)
+        >>> tridal.token_log_probs(hidden, weight, torch.tensor([0, 3]))
+        tensor([-0.7437, -1.7437])
     """
     given = (input, linear_weight, target, linear_bias)
     options: dict[str, Any] = {

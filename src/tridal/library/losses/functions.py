@@ -104,6 +104,14 @@ def cross_entropy(
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, StreamError: an argument is wrong.
         IndexError: a target is out of range, on the CPU. On other devices the loss and the row's gradient are NaN.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
+
+    Example:
+        >>> logits, target = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([0, 2])
+        >>> tridal.cross_entropy(logits, target)
+        tensor(0.8955)
+        >>> loss, lse = tridal.cross_entropy(logits, target, z_loss=1e-4, return_lse=True)
+        >>> lse
+        tensor([2.2395, 1.5514])
     """
     options: dict[str, Any] = {
         "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss,

@@ -73,6 +73,13 @@ def linear_cross_entropy(
     Raises:
         TypeError, ValueError, RuntimeError, DTypeError, LayoutError, IndexError, StreamError: an argument is wrong, see
             `tridal.cross_entropy`.
+
+    Example:
+        >>> hidden, weight = torch.eye(2, 3), torch.eye(4, 3, requires_grad=True)
+        >>> loss = tridal.linear_cross_entropy(hidden, weight, torch.tensor([0, 3]))
+        >>> loss.backward()
+        >>> weight.grad.shape
+        torch.Size([4, 3])
     """
     given = (input, linear_weight, target, linear_bias, weight)
     options: dict[str, Any] = {

@@ -17,7 +17,13 @@ Tensor = torch.Tensor
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """torch.nn.CrossEntropyLoss, computed by `tridal.cross_entropy`, which describes the keyword-only arguments."""
+    """torch.nn.CrossEntropyLoss, computed by `tridal.cross_entropy`, which describes the keyword-only arguments.
+
+    Example:
+        >>> loss = tridal.nn.CrossEntropyLoss(softcap=30.0)
+        >>> loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
+        tensor(0.2402)
+    """
 
     def __init__(
         self,
@@ -70,6 +76,11 @@ class LinearCrossEntropyLoss(_Linear):
     The linear layer is the submodule `linear`. Its weight has the shape (num_classes * prod(out_features),
     in_features). `tridal.linear_cross_entropy` describes the other arguments. torch's `options` is not one of them:
     `chunk_size` and `accum_dtype` take its place.
+
+    Example:
+        >>> loss = tridal.nn.LinearCrossEntropyLoss(in_features=3, num_classes=4)
+        >>> loss(torch.zeros(2, 3), torch.tensor([0, 3])).item()  # all classes have the same probability: log(4)
+        1.386294...
     """
 
     weight: Tensor | None

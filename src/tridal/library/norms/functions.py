@@ -68,6 +68,14 @@ def rms_norm(
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
             wrong. These are also torch's types of errors.
         NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
+
+    Example:
+        >>> x = torch.tensor([[3.0, 4.0]])
+        >>> tridal.rms_norm(x, (2,))
+        tensor([[0.8485, 1.1314]])
+        >>> y, total = tridal.rms_norm(x, (2,), residual=torch.tensor([[1.0, -1.0]]))
+        >>> total
+        tensor([[4., 3.]])
     """
     pending = None
     if not _compiling():
@@ -137,6 +145,10 @@ def layer_norm(
 
     Raises:
         TypeError, DTypeError, ShapeError, TensorDeviceError, LayoutError, NoBackendError: see `rms_norm`.
+
+    Example:
+        >>> tridal.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
+        tensor([[-1.2247,  0.0000,  1.2247]])
     """
     tensors, pending = (input, residual, weight, bias), None
     if not _compiling():

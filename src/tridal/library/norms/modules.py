@@ -18,6 +18,12 @@ class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, computed by `tridal.rms_norm`, which describes `weight_offset` and `casting`.
 
     `normalized_shape` is an int or a tuple of ints. The weight has this shape. A new weight is 1 - weight_offset.
+
+    Example:
+        >>> norm = tridal.nn.RMSNorm(2, weight_offset=1.0).requires_grad_(False)
+        >>> norm.weight, norm(torch.tensor([[3.0, 4.0]]))
+        (Parameter containing:
+        tensor([0., 0.]), tensor([[0.8485, 1.1314]]))
     """
 
     def __init__(
@@ -66,7 +72,14 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm, computed by `tridal.layer_norm`."""
+    """torch.nn.LayerNorm, computed by `tridal.layer_norm`.
+
+    Example:
+        >>> norm = tridal.nn.LayerNorm(3).requires_grad_(False)
+        >>> y, total = norm(torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(1, 3))
+        >>> y, total
+        (tensor([[-1.2247,  0.0000,  1.2247]]), tensor([[2., 3., 4.]]))
+    """
 
     @overload
     def forward(self, input: Tensor, residual: None = None) -> Tensor: ...

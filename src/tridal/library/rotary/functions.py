@@ -39,6 +39,12 @@ def rotary_embedding(
         TypeError, ValueError, DTypeError, ShapeError, TensorDeviceError, LayoutError, StreamError: an argument is
             wrong.
         NoBackendError: no backend serves the tensors and the setting `fallback` is "error".
+
+    Example:
+        >>> query, key = torch.arange(4.0).view(1, 1, 1, 4), torch.ones(1, 2, 1, 4)
+        >>> cos, sin = torch.zeros(1, 4), torch.ones(1, 4)  # a rotation by 90 degrees
+        >>> tridal.rotary_embedding(query, key, cos, sin)[0]
+        tensor([[[[-2., -3.,  0.,  1.]]]])
     """
     given = {"query": query, "key": key, "cos": cos, "sin": sin}
     for name, tensor in given.items():

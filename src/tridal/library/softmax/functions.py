@@ -48,6 +48,15 @@ def softmax(
     Raises:
         DTypeError, DimensionError, LayoutError, StreamError: the argument of that name is wrong.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]])
+        >>> tridal.softmax(scores)
+        tensor([[0.0900, 0.2447, 0.6652],
+                [0.2119, 0.2119, 0.5761]])
+        >>> tridal.softmax(scores, mask=torch.tensor([True, True, False]))
+        tensor([[0.2689, 0.7311, 0.0000],
+                [0.5000, 0.5000, 0.0000]])
     """
     pending = None
     if not _compiling():
@@ -72,7 +81,12 @@ def softmax(
 def log_softmax(
     input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
 ) -> torch.Tensor:
-    """log(softmax(input)) along `dim`, without the intermediate softmax. The arguments are those of `softmax`."""
+    """log(softmax(input)) along `dim`, without the intermediate softmax. The arguments are those of `softmax`.
+
+    Example:
+        >>> tridal.log_softmax(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([-2.4076, -1.4076, -0.4076])
+    """
     pending = None
     if not _compiling():
         pending = call_prepared(log_softmax, (input,), (dim, dtype, stream))

@@ -20,7 +20,13 @@ def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) ->
 
 
 class Softmax(torch.nn.Softmax):
-    """torch.nn.Softmax, computed by `tridal.softmax`."""
+    """torch.nn.Softmax, computed by `tridal.softmax`.
+
+    Example:
+        >>> tridal.nn.Softmax(dim=0)(torch.tensor([[1.0, 5.0], [2.0, 5.0]]))
+        tensor([[0.2689, 0.5000],
+                [0.7311, 0.5000]])
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
@@ -31,7 +37,12 @@ class Softmax(torch.nn.Softmax):
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
-    """torch.nn.LogSoftmax, computed by `tridal.log_softmax`."""
+    """torch.nn.LogSoftmax, computed by `tridal.log_softmax`.
+
+    Example:
+        >>> tridal.nn.LogSoftmax(dim=-1)(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([-2.4076, -1.4076, -0.4076])
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Returns log_softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""

@@ -71,6 +71,14 @@ def row_function(op: Op) -> Callable[..., Any]:
 
     Raises:
         PluginError: the declaration of the op is invalid, or another op has its name.
+
+    Example:
+        >>> from tridal.ops import Op, RowKernel, per_element
+        >>> kernel = RowKernel("twice", "my_kernels", ("x",), (), ("twice",))  # the function twice(x) of my_kernels.py
+        >>> op = Op("twice", (per_element("input"),), (kernel,), reference=lambda x, reduce: 2 * x)
+        >>> twice = tridal.row_function(op)
+        >>> twice(torch.tensor([1.0, 2.0]))  # no backend serves CPU tensors, so the reference computes it
+        tensor([2., 4.])
     """
     rules = register(op)
     if op.name in FUNCTIONS:

@@ -34,6 +34,12 @@ class override_torch:
     `with tridal.override_torch():`. Blocks may be nested and may end in any order. When the last block ends, torch is
     in its original state. The override applies to all threads of the process. Each thread has its own settings, which
     select the backend. torch computes the calls that no backend computes.
+
+    Example:
+        >>> with tridal.use(device="interpreter"), tridal.override_torch(), tridal.record_calls() as calls:
+        ...     y = torch.softmax(torch.ones(2, 3), dim=-1)
+        >>> print(calls[0])
+        softmax of [2, 3] float32 on cpu by interpreter: whole_row
     """
 
     device_types: tuple[str, ...]
