@@ -11,6 +11,7 @@ from docutils import nodes
 from docutils.utils import urischemes
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.inspect import signature, stringify_signature
 
 import tridal
@@ -150,8 +151,20 @@ def class_signature(app: Sphinx, what: str, name: str, value: object, *_: object
     return ("", None) if getattr(value, "_is_protocol", False) else None
 
 
+def hide_overloads() -> None:
+    """Shows the signature of a function as `help` does. Its overloads are for type checkers."""
+    analyze = ModuleAnalyzer.analyze
+
+    def without_overloads(self: ModuleAnalyzer) -> None:
+        analyze(self)
+        self.overloads = {}
+
+    ModuleAnalyzer.analyze = without_overloads
+
+
 def setup(app: Sphinx) -> None:
     """Connects the functions of this file to the build."""
+    hide_overloads()
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", class_signature)
     app.connect("builder-inited", write_generated_pages, priority=1)

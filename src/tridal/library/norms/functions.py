@@ -1,5 +1,6 @@
 """The public functions rms_norm and layer_norm: their checks, and the choice between kernels and torch."""
 
+# mypy: disable-error-code=no-any-return
 from __future__ import annotations
 
 import functools
@@ -45,7 +46,7 @@ def rms_norm(
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
     residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
-) -> Any:  # fmt: skip
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, as torch.nn.functional.rms_norm defines it.
 
     Args:
@@ -113,7 +114,7 @@ def rms_norm(
             y = compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    results = call(_RMS_NORM, arguments, pending)
+    results: Any = call(_RMS_NORM, arguments, pending)
     return results[0] if residual is None else results[:2]
 
 
@@ -130,7 +131,7 @@ def layer_norm(
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, *, residual: Tensor | None = None, stream: Any = None,
-) -> Any:  # fmt: skip
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, as torch.nn.functional.layer_norm.
 
     Args:
@@ -176,12 +177,12 @@ def layer_norm(
         total = input if residual is None else input + residual
         mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
         if mixed and total.device.type != "cpu":  # torch's kernels of other devices refuse mixed dtypes
-            y = compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
+            y: Any = compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
         else:
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
-    results = call(_LAYER_NORM, arguments, pending)
+    results: Any = call(_LAYER_NORM, arguments, pending)
     return results[0] if residual is None else results[:2]
 
 
