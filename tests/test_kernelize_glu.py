@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
-from model_helpers import build, ops_of, step
+from model_helpers import HEADS, SMALL, build, ops_of, step, transformers
 
 Tensor = torch.Tensor
 
@@ -119,6 +119,17 @@ def test_other_mlps_are_left_with_the_difference(make: Callable[[], Any], reason
     (entry,) = tridal.kernelize(make()).entries
     assert entry.replaced_by is None
     assert str(entry.reason).startswith(reason)
+
+
+def test_dropout_of_an_mlp_in_evaluation_mode_is_kept(device: torch.device) -> None:
+    """`from_pretrained` returns models in evaluation mode."""
+    config = transformers.SeedOssConfig(**SMALL, **HEADS, residual_dropout=0.5)
+    mlp = transformers.SeedOssForCausalLM(config).to(device).eval().model.layers[0].mlp
+    (entry,) = tridal.kernelize(mlp).entries
+    assert entry.reason == "it computes something else in training than in evaluation"
+    mlp.train()
+    share = float((mlp(torch.randn(64, 32, device=device)) == 0).float().mean())
+    assert 0.4 < share < 0.6
 
 
 def test_mlp_without_a_gate_is_no_candidate() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +13,15 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, glu, loss_comparison, norm_comparison, norm_identity, rotary
+from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary
 from tridal.models.losses import CausalLM, CausalLMForm, Head
-from tridal.models.replacements import Function, Layer, Replacement
+from tridal.models.replacements import Function, Layer, Replacement, origin
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
 """A name of a class that may be a norm. The comparison decides whether it is one."""
 FUNCTIONS = {torch.nn.Softmax: nn.Softmax, torch.nn.LogSoftmax: nn.LogSoftmax}
+_FORWARD = "torch.nn.modules.activation.forward"
+"""The `origin` of their forwards in torch."""
 OURS = (
     nn.Softmax, nn.LogSoftmax, norm_modules.RMSNorm, norm_modules.LayerNorm, loss_modules.CrossEntropyLoss,
     loss_modules.LinearCrossEntropyLoss,
@@ -56,14 +56,14 @@ def may_be_replaced(module: torch.nn.Module) -> bool:
     return (
         _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module) or _may_be_glu(module)
         or rotary.function_name(module) is not None
-        or (_may_be_activation(module) and activations.find_function(module) is not None)
+        or (_may_be_activation(module) and activations.find_form(module) is not None)
     )  # fmt: skip
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
     if _may_be_activation(module):
-        return _decide_activation(module)
+        return _decide_form(module, Layer, activations.find_form)
     if _may_be_glu(module):
         return _decide_form(module, Layer, glu.find_form)
     if rotary.function_name(module) is not None:
@@ -75,36 +75,30 @@ def decide(module: torch.nn.Module) -> Decision | None:
         return Decision(reason=reason)
     function = next((kind for kind in FUNCTIONS if isinstance(module, kind)), None)
     if function is not None:
-        if type(module).forward is not function.forward:
+        if origin(type(module).forward) != _FORWARD:
             return Decision(reason=f"it has its own forward, which is not that of torch.nn.{function.__name__}")
         name = "softmax" if function is torch.nn.Softmax else "log_softmax"
         return Decision(Function, FUNCTIONS[function], f"tridal.{name}")
-    found = norm_comparison.find_form(module, norm_identity.device_of(module))
-    if found.form is None:
-        return Decision(reason=found.reason)
-    reasons = [COMPILED] if found.form.compiler_is_faster else []
-    reasons += norm_comparison.describe(found, module)
-    return Decision(Layer, found.form, str(found.form), "; ".join(reasons) or None)
-
-
-def _decide_activation(module: torch.nn.Module) -> Decision | None:
-    found = activations.find_function(module)
-    if found is None:
-        return None
-    if (reason := _why_not(module)) is not None:
-        return Decision(reason=reason)
-    if found.function is None:
-        return Decision(reason=found.reason)
-    return Decision(Layer, activations.ActivationForm(found.function), found.function, COMPILED)
+    form = norm_comparison.find_form(module)
+    if isinstance(form, str):
+        return Decision(reason=form)
+    reasons = [COMPILED] if form.compiler_is_faster else []
+    reasons += norm_comparison.describe(form, module)
+    return Decision(Layer, form, str(form), "; ".join(reasons) or None)
 
 
 def _decide_form(
     module: torch.nn.Module, kind: type[Replacement], find_form: Callable[[torch.nn.Module], object]
-) -> Decision:
-    """Returns the decision for a module that a compiler computes better. `find_form` returns a form, or why not."""
+) -> Decision | None:
+    """Returns the decision for a module that a compiler computes better.
+
+    `find_form` returns a form, or why there is none, or None if the module is no candidate.
+    """
     if (reason := _why_not(module)) is not None:
         return Decision(reason=reason)
     found = find_form(module)
+    if found is None:
+        return None
     return Decision(reason=found) if isinstance(found, str) else Decision(kind, found, str(found), COMPILED)
 
 
@@ -177,16 +171,6 @@ def _why_not(module: torch.nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript has compiled it, and only modules of Python can be replaced"
     if "forward" in module.__dict__:
-        origin = _origin(module.__dict__["forward"])
-        return f"another package has replaced its forward by {origin}; call kernelize before that package"
+        found = origin(module.__dict__["forward"])
+        return f"another package has replaced its forward by {found}; call kernelize before that package"
     return None
-
-
-def _origin(function: Any) -> str:
-    """Returns the module and the name of a function that may have copied both from the function that it wraps."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if isinstance(function, types.FunctionType):
-        return f"{function.__globals__['__name__']}.{function.__code__.co_name}"
-    return f"{type(function).__module__}.{type(function).__qualname__}"

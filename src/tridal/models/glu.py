@@ -8,18 +8,18 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
-from tridal.models.activations import TOLERANCE, difference
-from tridal.models.norm_comparison import FLIPS, NARROW, plain_mode
-from tridal.models.norm_identity import signature
+from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference, find, in_both_modes
+from tridal.models.reads import NOTHING, Reads, Recorder
 from tridal.models.replacements import torch_computes
 from tridal.ops import row_maths
+from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 _SIZE, _ROWS = 32, 64
@@ -42,9 +42,8 @@ class GluForm:
     """None if the layer `gate` computes both halves of one tensor."""
     down: str
     activation: str
-    activation_class: tuple[str, str]
-    """The module and the name of the activation's class."""
     casting: str = ""
+    reads: Reads = NOTHING
 
     def compute(self, module: Any, x: Any) -> Tensor | None:
         """Returns the module's output, or None if the module computes this input itself.
@@ -54,9 +53,10 @@ class GluForm:
         """
         if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or torch_computes(x.device):
             return None
-        if not _is_known(module, self):
-            return None
         modules = module._modules
+        activation = modules.get(self.activation)
+        if activation is None or not _is_called(activation) or not self.reads.hold(module):
+            return None
         product = self.product(modules[self.gate](x), None if self.up is None else modules[self.up](x))
         return modules[self.down](product)  # type: ignore[no-any-return]
 
@@ -81,14 +81,15 @@ class GluForm:
         return f"{name}, casting={self.casting!r}" if self.casting else name
 
 
-def _is_known(module: Any, form: GluForm) -> bool:
-    """Returns whether the activation is the one that was compared, and no hook reads or changes its result."""
-    activation, kind = module._modules[form.activation], type(module._modules[form.activation])
+def _is_called(activation: Any) -> bool:
+    """Returns whether a call of an activation is a call of its class's forward: no hook reads or changes the result."""
     hooks = activation._forward_hooks or activation._forward_pre_hooks
     hooks = hooks or activation._backward_hooks or activation._backward_pre_hooks
-    if getattr(activation.forward, "__func__", None) is not kind.forward:  # `kernels` binds the class's own
-        return False
-    return not hooks and (kind.__module__, kind.__qualname__) == form.activation_class
+    return (
+        not hooks
+        and not private.has_global_hooks()
+        and getattr(activation.forward, "__func__", None) is type(activation).forward
+    )
 
 
 def may_be_glu(module: torch.nn.Module) -> bool:
@@ -127,46 +128,33 @@ def _roles(module: torch.nn.Module) -> Iterator[tuple[str, str | None, str]]:
             yield names
 
 
-_found: dict[Any, GluForm | str] = {}
-
-
 def find_form(module: torch.nn.Module) -> GluForm | str:
-    """Returns the gated MLP that a module computes, or why it is none. The module is not called.
+    """Returns the gated MLP that a module computes, or why it is none. The module is not called."""
+    return find(_compare, module, _CPU)
 
-    Comparisons are remembered for modules of the same class with the same attributes.
-    """
+
+def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> GluForm | str:
     (activation,) = _activations(module)
-    inside: Any = module._modules[activation]
-    key = signature(module, _CPU), signature(inside, _CPU), tuple(_roles(module))
-    if key not in _found:
-        with plain_mode("cpu"):
-            _found[key] = _compare(module, activation)
-    return _found[key]
-
-
-def _compare(module: torch.nn.Module, activation: str) -> GluForm | str:
-    kind = type(module._modules[activation])
     forms = [
-        GluForm(approximate, *names, activation, (kind.__module__, kind.__qualname__))
+        GluForm(approximate, *names, activation)
         for names, approximate in itertools.product(_roles(module), (None, "none", "tanh"))
     ]
-    try:
-        results = {form: _results(module, form, torch.float64) for form in forms}
-        errors = {form: max(map(difference, *pair)) for form, pair in results.items()}
-    except Exception as error:  # the module's own code may raise any exception for layers that it does not expect
-        return f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0]
+    results = {form: _results(recorder, module, form, torch.float64) for form in forms}
+    errors = {form: max(map(difference, *pair)) for form, pair in results.items()}
     form = min(errors, key=lambda form: errors[form])
     if not errors[form] <= TOLERANCE:
         return f"it differs from the nearest product, {form}, by {errors[form]:.1e}"
     for casting in _CASTINGS:
-        rounded = GluForm(**{**form.__dict__, "casting": casting})
-        pairs = (_results(module, rounded, dtype) for dtype in NARROW)
+        rounded = replace(form, casting=casting)
+        pairs = (_results(recorder, module, rounded, dtype) for dtype in NARROW)
         if all(_flips(got[0], wanted[0]) <= FLIPS for got, wanted in pairs):
             return rounded
     return f"it differs from {form} in 16-bit dtypes: the order of rounding differs"
 
 
-def _results(module: torch.nn.Module, form: GluForm, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def _results(
+    recorder: Recorder, module: torch.nn.Module, form: GluForm, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the product and its gradients, computed by the op's reference and by a copy of the module."""
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -178,19 +166,21 @@ def _results(module: torch.nn.Module, form: GluForm, dtype: torch.dtype) -> tupl
 
     sizes = {name: _SIZE * (1 + (name == form.gate and form.up is None)) for name in _linears(module)}
     layers = {name: linear(name, size) for name, size in sizes.items()}
-    copy: Any = object.__new__(type(module))
-    copy.__dict__.update(module.__dict__)
-    copy._modules = {**module._modules, **layers}
+    original: Any = module._modules[form.activation]
+    inside = recorder.copy(original, form.activation)
+    copy = recorder.copy(module, _modules={**module._modules, **layers, form.activation: inside})
     x = torch.randn(_ROWS, _SIZE, generator=generator, device="cpu")
     x = (x * torch.logspace(-1, 1, _ROWS, device="cpu")[:, None]).to(dtype).requires_grad_()
     weights = [layer.weight for name, layer in layers.items() if name != form.down]
     computed = form.reference(layers[form.gate](x), None if form.up is None else layers[form.up](x))
-    results = []
-    for y in (computed, type(module).forward(copy, x)):
+
+    def with_gradients(y: Tensor) -> list[Tensor]:
         if y.shape != computed.shape or y.dtype is not computed.dtype:
             raise TypeError(f"it returned {y.dtype} of shape {list(y.shape)}")
-        results.append([y.detach(), *torch.autograd.grad(y.square().sum(), (x, *weights))])
-    return results[0], results[1]
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *weights))]
+
+    expected: Any = in_both_modes(recorder, lambda: with_gradients(copy(x)))
+    return with_gradients(computed), expected
 
 
 def _flips(got: Tensor, wanted: Tensor) -> float:

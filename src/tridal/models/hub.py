@@ -10,6 +10,7 @@ import torch
 from tridal.devices import registry
 from tridal.models import replacements
 from tridal.models.candidates import decide
+from tridal.models.isolation import isolated
 from tridal.models.kernelize import device_notes
 from tridal.models.norm_forms import NormForm
 from tridal.models.replacements import FORM
@@ -89,7 +90,7 @@ def _is_compared(module: torch.nn.Module) -> bool:
 
 def _is_computed(module: torch.nn.Module) -> bool:
     """Returns whether tridal computes a norm. Compares it the first time, and stores in the module what it computes."""
-    decision = None if FORM in module.__dict__ else decide(module)
+    decision = None if FORM in module.__dict__ else isolated(decide, module)
     if decision is not None and isinstance(decision.form, NormForm):
         module.__dict__[FORM] = decision.form
     return _is_compared(module)

@@ -10,6 +10,7 @@ import torch
 from tridal.devices import registry
 from tridal.models import replacements
 from tridal.models.candidates import Decision, class_name, decide, decide_loss, may_be_replaced
+from tridal.models.isolation import isolated
 from tridal.models.report import Entry, Report
 from tridal.pytorch.device_context import log
 from tridal.pytorch.devices import TORCH_TYPES
@@ -78,7 +79,7 @@ def replace_modules(model: torch.nn.Module, fused_loss: bool = False, skip: Skip
     """Does the same without messages in the log."""
     skipped = _skipped(model, skip)
     names = {module: name for name, module in model.named_modules()}
-    decisions = [pair for module in names for pair in _decide(module, skipped, fused_loss)]
+    decisions = isolated(lambda: [pair for module in names for pair in _decide(module, skipped, fused_loss)])
     entries = [Entry(names[module], class_name(module), decision.by, decision.reason) for module, decision in decisions]
     replaced = []
     for module, decision in decisions:

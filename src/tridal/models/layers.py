@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from tridal.models import activations, glu, norm_comparison, norm_identity
+from tridal.models import activations, glu, norm_comparison
+from tridal.models.isolation import isolated
 from tridal.models.replacements import FORM, torch_computes
 from tridal.pytorch.device_context import log
 
@@ -70,34 +70,28 @@ def _form(module: Any, x: Any, find: Callable[[Any], Any]) -> Any:
     if not hasattr(module, FORM):  # a compiler evaluates this again later, unlike `in module.__dict__`
         if torch.compiler.is_compiling() or not isinstance(x, torch.Tensor) or torch_computes(x.device):
             return None
-        # The hooks of a checkpoint, transforms and modes are those of a thread. They must not see the comparison.
-        with ThreadPoolExecutor(1) as other_thread:
-            module.__dict__[FORM] = other_thread.submit(find, module).result()
+        module.__dict__[FORM] = isolated(find, module)
     return getattr(module, FORM)
 
 
 def _find_norm(module: Any) -> Any:
-    found = norm_comparison.find_form(module, norm_identity.device_of(module))
-    _report(type(module).__name__, found.reason)
-    return found.form
+    return _form_or_report(module, norm_comparison.find_form(module))
 
 
 def _find_activation(module: Any) -> Any:
-    found = activations.find_function(module)
-    if found is None:
-        return None  # the class calls one function of torch
-    _report(type(module).__name__, found.reason)
-    return None if found.function is None else activations.ActivationForm(found.function)
+    return _form_or_report(module, activations.find_form(module))
 
 
 def _find_glu(module: Any) -> Any:
     found = glu.find_form(module) if glu.may_be_glu(module) else "it has no linear layers and activation of a gated MLP"
-    if isinstance(found, glu.GluForm):
-        return found
-    return _report(type(module).__name__, found)
+    return _form_or_report(module, found)
+
+
+def _form_or_report(module: Any, found: Any) -> Any:
+    """Returns a form, or None if the class computes the module, which the log says unless it is torch's function."""
+    return _report(type(module).__name__, found) if isinstance(found, str) else found
 
 
 @functools.cache
-def _report(name: str, reason: str | None) -> None:
-    if reason is not None:
-        log.warning("the layer of tridal computes %s by its class: %s", name, reason)
+def _report(name: str, reason: str) -> None:
+    log.warning("the layer of tridal computes %s by its class: %s", name, reason)

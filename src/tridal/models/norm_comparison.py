@@ -10,78 +10,51 @@ import functools
 import inspect
 import itertools
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tridal.devices.settings import use
+from tridal.models import comparison
+from tridal.models.comparison import FLIPS as FLIPS
+from tridal.models.comparison import NARROW as NARROW
+from tridal.models.comparison import in_both_modes
+from tridal.models.isolation import plain_mode as plain_mode
 from tridal.models.norm_forms import Key, NormForm
-from tridal.models.norm_identity import parameters_of, signature
-from tridal.models.replacements import COMPARING
-from tridal.pytorch.call_records import unrecorded
-from tridal.pytorch.torch import private
+from tridal.models.reads import Different, Recorder
 
 Tensor = torch.Tensor
 SCALES = (1e-3, 1e-2, 0.3, 1.0, 10.0, 100.0)
 """Magnitudes of the rows of an input. The first is below the square root of usual values of eps."""
 ELEMENTS = 2048
 """At least this number of elements is compared, so that a different order of rounding is seen in 16-bit dtypes."""
-NARROW = (torch.bfloat16, torch.float16)
 DTYPES = (
     (torch.float32, torch.float32), (torch.float64, torch.float64),
     *itertools.chain.from_iterable(((d, d), (d, torch.float32), (torch.float32, d)) for d in NARROW),
 )  # fmt: skip
 """The dtypes of inputs and weights that are compared."""
-FLIPS = 0.02
-"""The share of 16-bit elements that may differ by a rounding. Another order of rounding changes more than a tenth."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of a comparison."""
+def find_form(module: torch.nn.Module) -> NormForm | str:
+    """Returns the norm that a module computes, or why there is none. The module is not called, and keeps its tensors.
 
-    form: NormForm | None
-    reason: str | None = None
-    """Why there is no form."""
-    differences: Mapping[Key, str] = field(default_factory=dict)
-    """For which dtypes the module computes something else, and how it differs."""
-
-
-def find_form(module: torch.nn.Module, device: torch.device) -> Found:
-    """Returns the norm that a module computes on a device. The module is not called, and keeps its tensors.
-
-    Comparisons are remembered for modules of the same class with the same settings and shapes.
+    It is compared on the device of its parameters.
     """
     reason = _why_not(module)
-    if reason is not None:
-        return Found(None, reason)
-    key = signature(module, device)
-    if key not in _found:
-        devices = [] if device.type == "cpu" else [device]
-        kinds = {} if device.type == "cpu" else {"device_type": device.type}
-        with torch.random.fork_rng(devices, **kinds), plain_mode(device.type):
-            _found[key] = _compare(module, device)
-    return _found[key]
+    return comparison.find(_compare, module, device_of(module)) if reason is None else reason
 
 
-_found: dict[Any, Found] = {}
+def parameters_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Returns the parameters by name, without those that are None and those of other modules inside."""
+    return {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
 
 
-@contextmanager
-def plain_mode(device_type: str) -> Iterator[None]:
-    """A context in which a comparison depends on no mode or setting of the program, without records and warnings."""
-    modes = torch.inference_mode(False), torch.enable_grad(), private.without_autocast(device_type)
-    COMPARING.append(device_type)
-    try:
-        with modes[0], modes[1], modes[2], use(fallback="torch"), unrecorded(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about dtypes that the program may never use
-            yield
-    finally:
-        COMPARING.remove(device_type)
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
+    devices = (tensor.device for tensor in parameters_of(module).values() if not tensor.is_meta)
+    return next(devices, torch.device("cpu"))
 
 
 def _why_not(module: torch.nn.Module) -> str | None:
@@ -98,23 +71,17 @@ def _why_not(module: torch.nn.Module) -> str | None:
     return None
 
 
-def _compare(module: torch.nn.Module, device: torch.device) -> Found:
+def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> NormForm | str:
     shape = _shape(module)
-    make_sample = functools.partial(_Sample, module, device, shape)
-    try:
-        sample = make_sample((torch.float32, torch.float32, False))
-        expected = sample.forward()
-    except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
-        return Found(None, f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0])
+    make_sample = functools.partial(_Sample, recorder, module, device, shape)
+    sample = make_sample((torch.float32, torch.float32, False))
+    (expected,) = in_both_modes(recorder, lambda: [sample.forward()])
     errors = {form: _row_error(form.reference(sample.module, sample.x), expected) for form in _forms(module, shape)}
     form = min(errors, key=lambda form: errors[form])
     if not errors[form] <= _tolerance(torch.float32):
-        return Found(None, f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element")
+        return f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element"
     if (reason := _other_dims(sample, shape, expected)) is not None:
-        return Found(None, reason)
-    sample.module.training = not module.training
-    if not _row_error(sample.forward(), expected) <= _tolerance(torch.float32):
-        return Found(None, "it computes something else in training than in evaluation")
+        return reason
     differences: dict[Key, str] = {}
     castings = {}
     for dtypes, autocast in itertools.product(DTYPES, (False, True)):
@@ -127,8 +94,8 @@ def _compare(module: torch.nn.Module, device: torch.device) -> Found:
                 castings[key] = found
     single: Key = (torch.float32, torch.float32 if form.weight else None, False)
     if single not in castings:
-        return Found(None, f"it differs from {form}: {differences.get(single, 'its gradient cannot be computed')}")
-    return Found(replace(form, castings=castings), None, differences)
+        return f"it differs from {form}: {differences.get(single, 'its gradient cannot be computed')}"
+    return replace(form, castings=castings, differences=differences)
 
 
 def _other_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> str | None:
@@ -136,7 +103,7 @@ def _other_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> st
     rows = expected.shape[0]
     for outer in ((2, rows // 2), (2, 3, rows // 6)):
         try:
-            y = type(sample.module).forward(sample.module, sample.x.view(*outer, *shape)).flatten(0, len(outer) - 1)
+            y = sample.module(sample.x.view(*outer, *shape)).flatten(0, len(outer) - 1)
         except Exception as error:
             if len(outer) > 2:
                 continue  # the module refuses such inputs
@@ -162,7 +129,7 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm
     names = parameters_of(module)
     weight, bias = (*names, None, None)[:2]
     fixed = shape if names or hasattr(module, "normalized_shape") else (0,)
-    named = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
+    named = [value for value in module.__dict__.values() if isinstance(value, float) and 0 < value < 0.1]
     for eps in (*named, 1e-5, 1e-6, None):
         yield NormForm("layer_norm", weight, bias, fixed, eps)
         if bias is None:
@@ -174,7 +141,9 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm
 class _Sample:
     """A copy of a module with random weights, an input of rows of several magnitudes, and a gradient of the output."""
 
-    def __init__(self, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], key: Key) -> None:
+    def __init__(
+        self, recorder: Recorder, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], key: Key
+    ) -> None:
         rows = len(SCALES) * math.ceil(ELEMENTS / (len(SCALES) * math.prod(shape)))
         generator = torch.Generator("cpu").manual_seed(0)
         random = functools.partial(torch.randn, generator=generator, device="cpu")
@@ -183,27 +152,32 @@ class _Sample:
         self.x = (x * scales.view(-1, *[1] * len(shape))).to(device, key[0]).requires_grad_()
         self.grad = (random((rows, *shape)) / 16).to(device)
         self.kind, self.autocast = device.type, key[2]
-        self.module: Any = object.__new__(type(module))
-        self.module.__dict__.update(module.__dict__)
         dtype = key[1] or torch.float32
         self.parameters = {
             name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, dtype))
             for name, p in parameters_of(module).items()
         }
-        self.module._parameters = {name: self.parameters.get(name) for name in module._parameters}
-        self.module._buffers = {
-            name: b if b is None else random(b.shape).to(device, dtype) for name, b in module._buffers.items()
-        }
+        parameters = {name: self.parameters.get(name) for name in module._parameters}
+        self.recorder, self.module = recorder, recorder.copy(module, _parameters=parameters)
 
     def forward(self) -> Tensor:
         """Returns the output of the module's own forward, without hooks."""
         dtype = self.x.dtype if self.x.dtype in NARROW else torch.bfloat16
         scope: Any = torch.autocast(self.kind, dtype) if self.autocast else nullcontext()
         with scope:
-            result = type(self.module).forward(self.module, self.x)
+            result = self.module(self.x)
         if not isinstance(result, Tensor):
             raise TypeError(f"it returned {type(result).__name__}")
         return result
+
+    def forward_and_gradients(self) -> list[Any]:
+        """Returns the output and the gradients, which are the same in both modes."""
+
+        def compute() -> list[Any]:
+            y = self.forward()
+            return [y, *self.gradients(y)]
+
+        return list(in_both_modes(self.recorder, compute))
 
     def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
         """Returns the gradients of input and parameters."""
@@ -217,8 +191,9 @@ def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) ->
     """
     try:
         sample = make_sample(key)
-        expected = sample.forward()
-        gradients = sample.gradients(expected)
+        expected, *gradients = sample.forward_and_gradients()
+    except Different:
+        raise
     except Exception:  # for example, a dtype that the device or the module does not support
         return None
     why = ""
@@ -227,7 +202,7 @@ def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) ->
         widenings = (key[1] in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
     for widens, casting in itertools.product(widenings, ("gemma", "llama", "") if form.op == "rms_norm" else ("",)):
         y = form.reference(sample.module, sample.x, casting, widens)
-        difference = _difference(y, expected) or _gradient_difference(sample, y, gradients)
+        difference = _difference(y, expected) or _gradient_difference(sample, y, tuple(gradients))
         if difference is None:
             return casting, widens
         why = why or difference
@@ -276,11 +251,11 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(found: Found, module: torch.nn.Module) -> list[str]:
+def describe(form: NormForm, module: torch.nn.Module) -> list[str]:
     """Returns for which inputs a module computes itself, given the dtype of its parameters: one text, or none."""
     dtypes = {tensor.dtype for tensor in parameters_of(module).values()}
     texts = []
-    for (dtype, weight, autocast), why in found.differences.items():
+    for (dtype, weight, autocast), why in form.differences.items():
         if autocast or (weight is None and dtype is torch.float64) or (weight is not None and weight not in dtypes):
             continue
         texts.append(f"{_short(dtype)} inputs ({why})")

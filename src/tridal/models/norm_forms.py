@@ -13,6 +13,7 @@ from tridal.devices.types import ALIGNMENT
 from tridal.library.norms.functions import layer_norm, rms_norm
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
+from tridal.models.reads import NOTHING, Reads
 from tridal.models.replacements import torch_computes
 from tridal.ops import row_maths
 from tridal.ops.row_reduce import accumulator
@@ -37,11 +38,14 @@ class NormForm:
     bias: str | None
     shape: tuple[int, ...]
     """The normalised sizes. (0,) is the last dim, of any size."""
-    eps: float | str | None
-    """The number, or the name of the module's attribute. None is the eps of the dtype of statistics."""
+    eps: float | None
+    """None is the eps of the dtype of statistics."""
     weight_offset: float = 0.0
     castings: Mapping[Key, tuple[str, bool]] = field(default_factory=dict, hash=False)
     """For each key for which the module computes the same: the casting, and whether tensors are cast to float32."""
+    differences: Mapping[Key, str] = field(default_factory=dict, hash=False)
+    """For each key for which the module computes something else: how it differs."""
+    reads: Reads = NOTHING
 
     @property
     def compiler_is_faster(self) -> bool:
@@ -54,7 +58,8 @@ class NormForm:
 
         The module computes inputs of a compiled function whose compiler is faster, inputs with dtypes for which it does
         not compute the same as tridal, inputs on devices without a backend, tensors with `__torch_function__`, and
-        inputs of another size, for which its error is clearer. It computes all inputs if it has got another parameter.
+        inputs of another size, for which its error is clearer. It computes all inputs if the program has changed what
+        its forward reads, or has registered another parameter.
         """
         weight = _parameter(module, self.weight)
         if not isinstance(x, torch.Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
@@ -69,7 +74,7 @@ class NormForm:
             return None
         autocast = private.autocast_enabled(x.device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if found is None:
+        if found is None or not self.reads.hold(module):
             return None
         if not autocast:
             return self._call(module, x, shape, weight, *found)
@@ -88,8 +93,7 @@ class NormForm:
         if widens:
             x = x.to(accumulator(x))
             weight, bias = (t if t is None else t.to(accumulator(t)) for t in (weight, bias))
-        eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
-        return x, weight, bias, torch.finfo(accumulator(x)).eps if eps is None else eps
+        return x, weight, bias, torch.finfo(accumulator(x)).eps if self.eps is None else self.eps
 
     def reference(self, module: Any, x: torch.Tensor, casting: str = "", widens: bool = False) -> torch.Tensor:
         """Returns the same, computed by the op's reference in torch's ops, with autocast disabled."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 import copyreg
 import functools
 import types
+from threading import get_ident
 from typing import Any, SupportsIndex
 
 import torch
 
-from tridal.pytorch.device_context import device_context, is_served
+from tridal.pytorch.device_context import device_context, is_served, log
 
 FORM = "_tridal_form"
 """The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
 
-COMPARING: list[str] = []
-"""Not empty while a loss is compared. tridal's functions then compute on every device, by torch if necessary."""
+COMPARING: list[int] = []
+"""The threads that compare. tridal's functions compute on every device in them, by torch if necessary."""
 
 
 def is_traced() -> bool:
@@ -31,13 +32,17 @@ def torch_computes(device: torch.device) -> bool:
     """Returns whether modules and losses compute as before: no backend serves a device, or TorchScript traces."""
     if torch.compiler.is_dynamo_compiling():
         return not is_served(device.type)
-    return is_traced() or (device_context(device).torch_computes and not COMPARING)
+    return is_traced() or (device_context(device).torch_computes and get_ident() not in COMPARING)
 
 
 class Replacement:
     """Base class of all replacements. A subclass is the first base of the class of a replaced module."""
 
     _tridal_form: Any = None
+    _tridal_base: Any = None
+    """The class of the module before it was replaced."""
+    _tridal_forward: Any = None
+    """The forward that this class had when it was replaced."""
     inherited_properties: tuple[str, ...] = ()
     """The properties of a module's class whose functions are methods named `_inherited_NAME` of the replaced class.
 
@@ -57,15 +62,54 @@ def _new_module(kind: Any, base: Any) -> Any:
     return made.__new__(made)
 
 
-@functools.cache
 def replaced_class(kind: Any, base: Any) -> Any:
     """Returns the subclass of a module's class with the forward of a replacement."""
+    return _replaced_class(kind, base, base.forward)
+
+
+@functools.cache
+def _replaced_class(kind: Any, base: Any, replaced: Any) -> Any:
     names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     own = kind.forward
     forward = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
-    functools.update_wrapper(forward, base.forward)  # callers inspect the signature of a model's forward
+    functools.update_wrapper(forward, replaced)  # callers inspect the signature of a model's forward
     inherited = {f"_inherited_{name}": getattr(base, name).fget for name in kind.inherited_properties}
-    return type(base.__name__, (kind, base), {**names, **inherited, "forward": forward})
+    ours = {"forward": forward, "_tridal_base": base, "_tridal_forward": staticmethod(replaced)}
+    return type(base.__name__, (kind, base), {**names, **inherited, **ours})
+
+
+def base_of(module: torch.nn.Module) -> Any:
+    """Returns the class of a module, before it was replaced."""
+    kind = type(module)
+    return getattr(kind, "_tridal_base", None) or kind
+
+
+def is_patched(module: Replacement) -> bool:
+    """Returns whether a program has changed the forward of a class after a module was replaced. Logs it once."""
+    if module._tridal_base.forward is module._tridal_forward:
+        return False
+    if not torch.compiler.is_dynamo_compiling():
+        log_changed(type(module).__name__, "forward")
+    return True
+
+
+@functools.cache
+def log_changed(kind: str, name: str) -> None:
+    """Logs once that modules compute as their class, because a program has changed what was compared."""
+    log.warning(
+        "%s computes as before kernelize, because the program has changed %s since. To compare it again: "
+        "tridal.models.restore(model), then tridal.kernelize(model)", kind, name,
+    )  # fmt: skip
+
+
+def origin(function: Any) -> str:
+    """Returns the module and the name of a function that may have copied both from the function that it wraps."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, types.FunctionType):
+        return f"{function.__globals__['__name__']}.{function.__code__.co_name}"
+    return f"{type(function).__module__}.{type(function).__qualname__}"
 
 
 def replace(module: torch.nn.Module, kind: Any, form: Any) -> None:
@@ -107,6 +151,6 @@ class Function(Replacement):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the forward of tridal's module, or of torch's."""
-        if self._tridal_form is None or is_traced():
+        if self._tridal_form is None or is_traced() or is_patched(self):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return self._tridal_form.forward(self, *args, **kwargs)

@@ -51,6 +51,9 @@ tracing_state: Callable[[], Any] = _item("torch._C._get_tracing_state", _always(
 is_batched_gradient: Callable[[Any], bool] = _item("torch._C._functorch.is_legacy_batchedtensor", _always(True))
 """Returns whether a gradient is batched by the legacy vmap of `torch.autograd.grad(is_grads_batched=True)`."""
 
+has_global_hooks: Callable[[], Any] = _item("torch.nn.modules.module._has_any_global_hook", _always(True))
+"""Returns a true value if hooks for all modules are registered."""
+
 keeps_graph: Callable[[], bool] = _item("torch._C._autograd._get_current_graph_task_keep_graph", _always(True))
 """Returns whether the backward that runs keeps the graph, so that it may run again (`retain_graph=True`)."""
 

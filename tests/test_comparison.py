@@ -1,0 +1,186 @@
+"""What a comparison of modules depends on: both modes, and what the forward reads, but nothing of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tridal
+
+Tensor = torch.Tensor
+
+
+class Norm(torch.nn.RMSNorm):
+    def __init__(self) -> None:
+        super().__init__(8)
+
+    def compute(self, x: Tensor) -> Tensor:
+        return torch.nn.RMSNorm.forward(self, x)
+
+
+class Gelu(torch.nn.Module):
+    def compute(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (torch.nn.Linear(8, 8) for _ in range(3))
+        self.act = torch.nn.SiLU()
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+def drop(module: Any, x: Tensor) -> Tensor:
+    return functional.dropout(module.compute(x), p=0.1, training=module.training)
+
+
+def scale_in_training(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * (1.01 if module.training else 1)
+
+
+def detach_in_evaluation(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x if module.training else x.detach() + 0 * x)
+
+
+def read_buffer(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * module.ones
+
+
+def read_statistic(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) + 0 * module.get_buffer("ones")
+
+
+def read_tensor(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * module.tensor
+
+
+def read_list_of_tensors(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * module.tensors[0]
+
+
+def read_config(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * module.config.scale
+
+
+def keep_result(module: Any, x: Tensor) -> Tensor:
+    module.result = module.compute(x)
+    return module.result  # type: ignore[no-any-return]
+
+
+def make(base: Any, forward: Any) -> Any:
+    module = type(f"Own{base.__name__}", (base,), {"forward": forward})()
+    module.register_buffer("ones", torch.ones(1))
+    module.tensor, module.config = torch.ones(1), SimpleNamespace(scale=1.0)
+    module.tensors = [module.tensor]
+    return torch.nn.Sequential(module)
+
+
+def decision_of(model: torch.nn.Module) -> Any:
+    return [(entry.replaced_by, entry.reason) for entry in tridal.kernelize(model).entries]
+
+
+@pytest.mark.parametrize("base", [Norm, Gelu, Gated])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (drop, "it computes something else in training than in evaluation"),
+        (scale_in_training, "it computes something else in training than in evaluation"),
+        (detach_in_evaluation, "it computes something else in training than in evaluation"),
+        (read_buffer, "its forward reads the buffer ones, whose numbers may change"),
+        (read_statistic, "its forward reads the buffer ones, whose numbers may change"),
+        (read_tensor, "its forward reads the attribute tensor, a Tensor, which may change"),
+        (read_list_of_tensors, "its forward reads the attribute tensors, a Tensor, which may change"),
+        (read_config, "its forward reads the attribute config, a SimpleNamespace, which may change"),
+        (keep_result, "its forward sets the attribute result"),
+    ],
+)
+def test_a_module_that_may_compute_something_else_is_left(base: Any, training: bool, forward: Any, reason: str) -> None:
+    model = make(base, forward).train(training)
+    assert decision_of(model) == [(None, reason)]
+    assert not hasattr(model[0], "result")
+
+
+@pytest.mark.parametrize("base", [Norm, Gelu, Gated])
+def test_buffers_and_objects_that_are_not_read_do_not_matter(base: Any) -> None:
+    ((replaced_by, _),) = decision_of(make(base, lambda module, x: module.compute(x)))
+    assert replaced_by is not None
+
+
+class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is torch.ops.aten.detach.default  # of `state`
+        return func(*args)
+
+
+@contextlib.contextmanager
+def set_by(function: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
+    function(value)
+    try:
+        yield
+    finally:
+        function(before)
+
+
+def hooks() -> Any:
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: pytest.fail("a hook is called"), lambda x: x)
+
+
+AMBIENT: dict[str, Callable[[], Any]] = {
+    "bfloat16": lambda: set_by(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "float64": lambda: set_by(torch.set_default_dtype, torch.float64, torch.float32),
+    "default device": lambda: set_by(torch.set_default_device, "meta", None),
+    "deterministic": lambda: set_by(torch.use_deterministic_algorithms, True, False),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "device": lambda: torch.device("meta"), "autocast": lambda: torch.autocast("cpu"),
+    "no grad": torch.no_grad, "inference mode": torch.inference_mode, "dispatch mode": Mode, "hooks": hooks,
+    "seed": lambda: set_by(torch.manual_seed, 7, 0), "settings": lambda: tridal.use(fallback="error"),
+}  # fmt: skip
+
+
+def llama(module: Any, x: Tensor) -> Tensor:
+    return module.weight * functional.rms_norm(x.float(), (8,)).to(x.dtype)
+
+
+def overflow(module: Any, x: Tensor) -> Tensor:
+    return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def make_constant(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * torch.ones(x.shape[-1])
+
+
+def drop_rarely(module: Any, x: Tensor) -> Tensor:
+    return module.compute(x) * (torch.rand(()) > 0.05)
+
+
+CASES = [(Norm, llama), (Norm, overflow)]
+CASES += itertools.product((Norm, Gelu, Gated), (make_constant, drop_rarely, drop))
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+def test_a_comparison_does_not_depend_on_the_program(ambient: str) -> None:
+    models, same_models = ([make(*case) for case in CASES] for _ in range(2))  # no comparison has seen their classes
+    expected = [decision_of(model) for model in models]
+    assert {by is None for ((by, _),) in expected} == {True, False}
+    with AMBIENT[ambient]():
+        before = state()
+        assert [decision_of(model) for model in same_models] == expected
+        assert state() == before
+
+
+def state() -> Any:
+    """Returns settings that all threads share, and the random state."""
+    settings = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()
+    return *settings, bytes(torch.default_generator.get_state().numpy())
