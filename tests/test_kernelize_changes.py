@@ -107,6 +107,14 @@ def test_the_class_computes_after_a_change(device: torch.device, name: str, dupl
             assert not torch.equal(plain(x), expected)
 
 
+def test_the_class_computes_a_module_that_is_loaded_after_a_change(device: torch.device, monkeypatch: Patch) -> None:
+    module, x = norm_of("Llama").to(device), torch.randn(3, 36, device=device)
+    tridal.kernelize(module)
+    saved = pickle.dumps(module)
+    monkeypatch.setattr(llama.modeling_llama.LlamaRMSNorm, "forward", doubled)
+    assert ops_of(lambda: assert_close(pickle.loads(saved)(x), 2 * x)) == set()
+
+
 @compiles_transformers
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_compiled_function_has_the_change(device: torch.device, name: str) -> None:
@@ -133,8 +141,8 @@ def test_a_change_is_logged_once_with_what_to_do(device: torch.device, caplog: p
         module(x)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "ChangedNorm computes as before kernelize, because the program has changed eps since. To compare it again: "
-        "tridal.models.restore(model), then tridal.kernelize(model)"
+        "the class of ChangedNorm computes it, because the program has changed eps since kernelize. "
+        "To compare it again: tridal.models.restore(model), then tridal.kernelize(model)"
     )
     tridal.models.restore(module)
     tridal.kernelize(module)

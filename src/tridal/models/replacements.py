@@ -97,7 +97,7 @@ def is_patched(module: Replacement) -> bool:
 def log_changed(kind: str, name: str) -> None:
     """Logs once that modules compute as their class, because a program has changed what was compared."""
     log.warning(
-        "%s computes as before kernelize, because the program has changed %s since. To compare it again: "
+        "the class of %s computes it, because the program has changed %s since kernelize. To compare it again: "
         "tridal.models.restore(model), then tridal.kernelize(model)", kind, name,
     )  # fmt: skip
 
