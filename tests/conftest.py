@@ -25,10 +25,10 @@ import torch
 import third_party_op
 import tridal
 from tridal.devices import backend_table, entry_points, plugins, registry, setting_layers, settings
-from tridal.devices.types import ALIGNMENT, Backend
+from tridal.devices.types import Backend
 from tridal.errors import TridalError
 from tridal.ops import Op, table
-from tridal.runtime import launch, plan_store
+from tridal.runtime import plan_store
 
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
@@ -125,27 +125,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         selected = backends(metafunc.config)
         metafunc.parametrize("backend", selected, ids=[backend.name for backend in selected], scope="session")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _hints_are_true() -> Iterator[None]:
-    """Each interpreted launch checks the alignment that a compiler would assume. The interpreter would not notice."""
-    bind = launch._bind_interpreted
-
-    def checked(call: Any, plan: Any, *arguments: Any) -> Callable[..., None]:
-        run, hinted = bind(call, plan, *arguments), call.specialize(plan.config).divisible
-
-        def launch_checked(stream: int, rows: int, *tensors: torch.Tensor) -> None:
-            given = zip(call.kernel.pointers, tensors, strict=False)
-            wrong = [name for name, tensor in given if name in hinted and tensor.data_ptr() % ALIGNMENT]
-            assert not wrong, f"{call.kernel.name}: a compiler assumes that {', '.join(wrong)} are aligned"
-            run(stream, rows, *tensors)
-
-        return launch_checked
-
-    launch._bind_interpreted = checked
-    yield
-    launch._bind_interpreted = bind
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from tridal.devices.config_override import ConfigOverride
 from tridal.devices.lock import LOCK
-from tridal.devices.types import KERNEL_CONFIG, Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
+from tridal.devices.types import (
+    ALIGNMENT,
+    KERNEL_CONFIG,
+    Backend,
+    DeviceProperties,
+    KernelConfig,
+    LaunchPlan,
+    Resources,
+)
 from tridal.errors import PlanError
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import direct_launch
@@ -20,7 +28,7 @@ from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
 from tridal.runtime.row_numbers import Count, RowNumbers
-from tridal.runtime.specialization import KernelCall, Specialization
+from tridal.runtime.specialization import TYPES, KernelCall, Specialization
 from tridal.runtime.target_check import Target, check_target
 
 
@@ -210,6 +218,7 @@ def _bind_interpreted(
         import numpy
 
         given = dict(zip(names, tensors, strict=True))
+        _check_assumptions(specialization, types, given)
         scalars = values | {name: count(rows) for name, count in numbers.scalars.items()}
         scalars |= {name: int64(triton, value) for name, value in scalars.items() if types.get(name) == "i64"}
         named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
@@ -217,3 +226,13 @@ def _bind_interpreted(
             kernel[(numbers.programs(rows),)](**scalars | given)
 
     return launch
+
+
+def _check_assumptions(specialization: Specialization, types: Mapping[str, str], tensors: Mapping[str, Any]) -> None:
+    """Raises an AssertionError if a compiled kernel would read other tensors wrongly. The interpreter reads them."""
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        wrong = f"has the dtype {dtype}" if types[name] != f"*{TYPES.get(dtype, dtype)}" else ""
+        if name in specialization.divisible and tensor.data_ptr() % ALIGNMENT:
+            wrong = f"has the address {tensor.data_ptr():#x}"
+        assert not wrong, f"{specialization.kernel.name}: {name} {wrong}, which a compiled kernel does not expect"
