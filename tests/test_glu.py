@@ -52,6 +52,24 @@ def test_large_gates_have_the_results_of_torch(
 
 
 @EACH
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_derivatives_of_gates_up_to_the_largest_number_are_their_limits(
+    device: torch.device, dtype: torch.dtype, served: bool, ours: Any, activation: Any
+) -> None:
+    """The square of a gate from 1.8e19 on is infinite in float32. torch's gradients of gelu with tanh are NaN there."""
+    limit = torch.finfo(dtype).max
+    sizes = torch.tensor([150.0, limit**0.5 / 2, limit**0.5 * 2, limit / 2, limit], dtype=torch.float64, device=device)
+    sizes = sizes.to(dtype)
+    gate = torch.cat((sizes, -sizes)).requires_grad_()
+    up = torch.full_like(gate, 0.5).requires_grad_()
+    with tridal.use(device=None if served else "auto"):
+        found = gradients(ours(gate, up), gate, up)
+    wanted = torch.where(gate > 0, up, 0.0), torch.where(gate > 0, gate, 0.0)
+    assert_close(found, wanted)
+
+
+@EACH
 @pytest.mark.parametrize("shape", [(6, 10), (3, 4, 14), (2,), (5, 0), (0, 4), (4, 3, 2)])
 def test_halves_of_one_tensor_equal_two_tensors(
     device: torch.device, shape: tuple[int, ...], ours: Any, activation: Any

@@ -22,7 +22,8 @@ def _factor(gate, ACTIVATION: tl.constexpr, EXP2_BIAS: tl.constexpr):
         slope = 0.3989422804014327 * exp(-0.5 * gate * gate, EXP2_BIAS)
     elif ACTIVATION == "gelu_tanh":
         # 0.5 * (1 + tanh(x)) is sigmoid(2 * x).
-        square = gate * gate
+        # Beyond |gate| = 100, the factor is 0 or 1 and its derivative 0. An infinite square would give 0 * inf.
+        square = tl.minimum(gate * gate, 10000.0)
         factor, other = _sigmoids(1.5957691216057308 * gate * (1.0 + 0.044715 * square), EXP2_BIAS)
         slope = factor * other * (1.5957691216057308 + 0.21406444881780073 * square)
     else:
