@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -83,6 +84,17 @@ def test_logits_need_a_floating_point_dtype(dtype: torch.dtype) -> None:
 def test_the_error_for_classes_in_the_last_dim_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match=r"dim 1 of the logits has the classes; .* use logits.movedim\(-1, 1\)"):
         tridal.cross_entropy(torch.rand(2, 5, 7), torch.zeros(2, 5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("function", [tridal.cross_entropy, tridal.log_probs])
+@pytest.mark.parametrize("served", [True, False])
+def test_targets_out_of_range_of_logits_with_tangents_raise(device: torch.device, function: Any, served: bool) -> None:
+    if device.type != "cpu":
+        pytest.skip("the range is checked on the CPU")
+    with tridal.use(device=None if served else "auto"), forward_ad.dual_level():
+        logits = forward_ad.make_dual(X, torch.ones_like(X))
+        with pytest.raises(IndexError, match="target must hold classes from 0 to 4, got 5"):
+            function(logits, torch.tensor([0, 5, 1, 2]))
 
 
 def test_positional_arguments_after_weight_raise() -> None:

@@ -235,6 +235,6 @@ def test_a_tangent_is_found_in_a_transform_that_sets_no_level(monkeypatch: pytes
     monkeypatch.setattr(private, "forward_ad_level", lambda: -1)
     found: list[bool] = []
     x = torch.randn(3)
-    torch.func.jvp(lambda z: found.append(registered.has_tangent(z)) or z, (x,), (x,))
+    torch.func.jvp(lambda z: found.append(registered.is_dual(z)) or z, (x,), (x,))
     assert found == [True]
-    assert not registered.has_tangent(x)
+    assert not registered.is_dual(x)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tridal.ops.op import Op
-from tridal.ops.row_reduce import RowReduce, accumulator
+from tridal.ops.row_reduce import RowReduce, accumulator, has_tangent
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.ops.signature import Rows, Signature
 
@@ -45,7 +45,7 @@ def compute(
     modification = modification_of(op, named)
     if modification is not None:
         return (_compute_scores(op, arguments, named, modification, unmodified),)
-    if reduce is None and op.torch_function is not None:
+    if reduce is None and op.torch_function is not None and not has_tangent(arguments[0]):
         return (op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),)
     found = _call(op.reference, op.signature, arguments, named, reduce)
     shapes, dtypes = op.signature.rows(arguments).shapes(arguments[0].shape), op.signature.dtypes(named)

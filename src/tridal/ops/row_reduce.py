@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch.autograd import forward_ad
 
 
 class RowReduce:
@@ -54,6 +55,19 @@ class RowReduce:
         it from the numbers that the kernel has stored.
         """
         return x.to(dtype).to(x.dtype)
+
+
+def has_tangent(*tensors: torch.Tensor | None, level: int | None = None) -> bool:
+    """Returns whether one of the tensors has a tangent of forward-mode AD, by default at the current level.
+
+    torch's softmax, log_softmax and logsumexp, and functions of them, compute a tangent in place, so the tangent has no
+    gradient. References compute tensors with tangents in smaller operations.
+    """
+    unpack: Any = forward_ad.unpack_dual
+    try:
+        return any(tensor is not None and unpack(tensor, level=level).tangent is not None for tensor in tensors)
+    except NotImplementedError:  # a DTensor of torch 2.7, which cannot have a tangent
+        return False
 
 
 def accumulator(*given: torch.Tensor | torch.dtype | None) -> torch.dtype:

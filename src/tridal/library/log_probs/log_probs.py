@@ -23,12 +23,11 @@ from tridal.ops import (
     number,
     per_element,
 )
-from tridal.pytorch import Steps, is_direct
+from tridal.pytorch import Steps, has_values
 
 Tensor = torch.Tensor
 Numbers = tuple[float, float | None, int | None]
 """temperature, softcap and ignore_index."""
-_compiling = torch.compiler.is_dynamo_compiling
 
 WITH_ENTROPY = RowKernel(
     name="log_probs_and_entropy", module="tridal.library.log_probs.kernels.log_probs", reads=("x",), row_index="index",
@@ -134,7 +133,7 @@ def reference(
     if reduce.sharded:
         picked = reduce(torch.where(reduce.columns(differences) == target, differences, 0.0), "sum")
     else:
-        if input.is_cpu and not _compiling() and is_direct(input, target):
+        if input.is_cpu and has_values(input, target):
             check_range(LOG_PROBS.name, target, reduce.count, ignore_index)
         picked = differences.gather(reduce.dim, target.clamp(0, reduce.count - 1))
     picked = torch.where((target >= 0) & (target < reduce.count), picked, torch.nan)

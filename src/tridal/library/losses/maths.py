@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from tridal.ops import RowReduce, wrong
-from tridal.pytorch import is_direct
+from tridal.ops import RowReduce, has_tangent, wrong
+from tridal.pytorch import has_values
 
 Tensor = torch.Tensor
 NONE, MEAN, SUM = range(3)
@@ -103,7 +103,10 @@ def reference(
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the loss, the log-sum-exp of each row, and the denominator of the mean over indices."""
     x, dim, probabilities = capped(input, softcap), reduce.dim, target.is_floating_point()
-    if reduce.sharded:
+    dual = has_tangent(input, target, weight)
+    if reduce.sharded or dual:
+        if dual and input.is_cpu and not probabilities and has_values(input, target):
+            check_range("cross_entropy", target, reduce.count, ignore_index)
         row_max = reduce(x, "max")
         row_max = torch.where(row_max.isfinite(), row_max, 0.0)
         lse = row_max + reduce((x - row_max).exp(), "sum").log()
@@ -119,7 +122,7 @@ def reference(
         try:
             rows = cross_entropy(*given, **numbers, reduction="none").unsqueeze(dim)
         except IndexError:
-            if is_direct(input, target):  # torch's message does not name the op
+            if has_values(input, target):  # torch's message does not name the op
                 check_range("cross_entropy", target, reduce.count, ignore_index)
             raise
         scale = torch.ones_like(lse) if probabilities else target_weights(target, flat, ignore_index, x.dtype)

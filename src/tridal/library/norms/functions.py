@@ -15,7 +15,7 @@ from tridal.library.norms.checks import DTYPES, check_parameter_dtypes, check_sc
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.ops import accumulator, compute, wrong
+from tridal.ops import accumulator, compute, has_tangent, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
@@ -176,7 +176,8 @@ def layer_norm(
     if torch_computes(LAYER_NORM.name, *tensors):
         total = input if residual is None else input + residual
         mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
-        if mixed and total.device.type != "cpu":  # torch's kernels of other devices refuse mixed dtypes
+        mixed = mixed and total.device.type != "cpu"  # torch's kernels of other devices refuse mixed dtypes
+        if mixed or has_tangent(total, weight, bias):  # torch's gradient of a tangent is wrong
             y: Any = compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
         else:
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)

@@ -21,6 +21,7 @@ from tridal.ops import row_maths, table
 from tridal.ops.argument_checks import check_choice, check_number, wrong
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
+from tridal.ops.row_reduce import has_tangent
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
 from tridal.pytorch.path.calls import PendingCall, call, call_prepared
@@ -154,7 +155,7 @@ def apply(
         ordered = [tensor for optional in (False, True) for tensor, a in pairs if a.optional is optional]
         return handle_torch_function(function, given, *ordered, dim, dtype, stream=stream, **named)
     if is_plain(input) and type(dim) is int and stream is None and not modification and op.torch_function is not None:
-        if device_context(input.device).torch_computes or input.is_nested:
+        if input.is_nested or (device_context(input.device).torch_computes and not has_tangent(input)):
             return _by_torch_function(op, input, dim, dtype)
     elif isinstance(input, Tensor) and input.is_nested and stream is None and op.torch_function is not None:
         arguments = (*tensors, dim, dtype or input.dtype, *numbers, *modification)

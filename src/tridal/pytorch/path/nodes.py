@@ -148,6 +148,12 @@ def is_direct(*tensors: Tensor) -> bool:
     return all(map(is_plain, tensors)) and not private.needs_dispatcher() and not private.function_modes()
 
 
+def has_values(*tensors: Tensor) -> bool:
+    """Returns whether values of tensors can be read: no subclass, transform, mode, tracer or compiler hides them."""
+    hidden = _compiling() or private.transforms_active() or private.dispatch_modes() or private.tracing_state()
+    return not hidden and all(map(is_plain, tensors))
+
+
 def records_gradient(*tensors: Tensor | None) -> bool:
     """Returns whether autograd records a call: one of the tensors requires grad, and gradients are enabled.
 

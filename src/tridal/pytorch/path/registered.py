@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from tridal.errors import PluginError
+from tridal.ops.row_reduce import has_tangent
 from tridal.ops.signature import Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.path.nodes import OpNode, as_tuple, has_gradient, is_plain, records_gradient
@@ -85,7 +85,7 @@ def _register(signature: Signature, compute: OpRun, fake: OpRun, by_torch: OpRun
         covered = rules is None or has_gradient(rules.op, arguments)
         by_node = rules is not None and covered and private.HAS_NODES
         by_kernel = private.HAS_NODES and (not differentiated or (by_node and not private.transforms_active()))
-        if not by_kernel or has_tangent(*tensors):
+        if not by_kernel or is_dual(*tensors):
             if RECORDERS:
                 derivatives = "higher-order, forward-mode and transformed derivatives use torch's ops"
                 record_torch(name, tensors[0], derivatives if covered else "one of the gradients has no kernel")
@@ -104,18 +104,12 @@ def _register(signature: Signature, compute: OpRun, fake: OpRun, by_torch: OpRun
     torch.library.register_vmap(f"tridal::{name}", vmap, lib=LIBRARY)
 
 
-def has_tangent(*tensors: Tensor) -> bool:
+def is_dual(*tensors: Tensor) -> bool:
     """Returns whether one of the tensors has a tangent of forward-mode AD.
 
     A check of the forward-mode AD level is not sufficient, because compiled torch.func transforms do not set the level.
     """
-    if private.forward_ad_level() < 0 and not private.transforms_active():
-        return False
-    unpack: Any = forward_ad.unpack_dual
-    try:
-        return any(unpack(tensor, level=0).tangent is not None for tensor in tensors)
-    except NotImplementedError:  # a DTensor of torch 2.7, which cannot have a tangent
-        return False
+    return (private.forward_ad_level() >= 0 or private.transforms_active()) and has_tangent(*tensors, level=0)
 
 
 def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
