@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tridal
-from tridal.errors import DimensionError, DTypeError, LayoutError
+from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError
 
 X = torch.randn(5, 7)
 BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -24,7 +24,7 @@ BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"input": torch.arange(3)}, DTypeError, "got torch.int64: pass dtype=, for example dtype="),
     ({"input": torch.tensor(True)}, DTypeError, "input must have a floating-point dtype, got torch.bool"),
     ({"input": X.cfloat()}, DTypeError, "input must have a floating-point dtype, got torch.complex64"),
-    ({"input": X.to_sparse()}, LayoutError, r"use torch\.sparse\.(log_)?softmax, or to_dense"),
+    ({"input": X.to_sparse()}, LayoutError, r"use input.to_dense\(\) or torch\.sparse\.(log_)?softmax"),
     ({"input": X.to_sparse_csr()}, LayoutError, "input must be a dense tensor, got the layout torch.sparse_csr"),
     ({"input": [1.0, 2.0]}, TypeError, "input must be a torch.Tensor, got list"),
     ({"input": None}, TypeError, "input must be a torch.Tensor, got NoneType"),
@@ -32,8 +32,8 @@ BOTH: list[tuple[dict[str, Any], type[Exception], str]] = [
 SCALED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mask": [True]}, TypeError, "mask must be a torch.Tensor or None, got list"),
     ({"mask": torch.ones(7, dtype=torch.int64)}, DTypeError, "mask must have a boolean dtype .*, got torch.int64"),
-    ({"mask": torch.ones(3)}, DimensionError, r"mask must have .* broadcast to \(5, 7\), .* got \(3,\)"),
-    ({"mask": torch.ones(2, 5, 7)}, DimensionError, "mask must have a shape that can be broadcast"),
+    ({"mask": torch.ones(3)}, ShapeError, r"mask must have .* broadcast to \(5, 7\), .* got \(3,\)"),
+    ({"mask": torch.ones(2, 5, 7)}, ShapeError, "mask must have a shape that can be broadcast"),
     ({"scale": "big"}, TypeError, "scale must be a number, got 'big'"),
     ({"causal": True, "dim": 0}, DimensionError, "queries by keys, with causal=True"),
     ({"causal": True, "input": X[0]}, DimensionError, "dim must be -1 of at least two dims"),

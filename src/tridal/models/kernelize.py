@@ -12,6 +12,7 @@ from tridal.models import replacements
 from tridal.models.candidates import Decision, class_name, decide, decide_loss, may_be_replaced
 from tridal.models.isolation import isolated
 from tridal.models.report import Entry, Report
+from tridal.ops import check_bool
 from tridal.pytorch.device_context import log
 from tridal.pytorch.devices import TORCH_TYPES
 
@@ -51,6 +52,7 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
         >>> report.restore()
     """
     _check_model(model)
+    check_bool("kernelize", "fused_loss", fused_loss)
     report = replace_modules(model, fused_loss, skip)
     for note in report.notes:
         log.warning("kernelize of %s: %s", report.model, note)

@@ -2,6 +2,7 @@
 
 from tridal.ops.argument_checks import (
     INTEGERS,
+    check_bool,
     check_choice,
     check_dtype,
     check_floating,
@@ -35,8 +36,8 @@ from tridal.runtime.row_kernel import RowKernel, Statistic
 
 __all__ = [
     "DTYPE", "INTEGERS", "SCALE_MASK", "Argument", "Named", "NoKernel", "Op", "Result", "Role", "RowKernel", "RowOp",
-    "RowReduce", "Statistic", "accumulator", "check_choice", "check_dtype", "check_floating", "check_index",
-    "check_number", "check_scale_mask", "check_shape", "check_tensor", "compute", "compute_gradient", "has_tangent",
-    "index_per_row", "number", "per_column", "per_element", "per_row", "sum_dtype", "whole", "wrong",
+    "RowReduce", "Statistic", "accumulator", "check_bool", "check_choice", "check_dtype", "check_floating",
+    "check_index", "check_number", "check_scale_mask", "check_shape", "check_tensor", "compute", "compute_gradient",
+    "has_tangent", "index_per_row", "number", "per_column", "per_element", "per_row", "sum_dtype", "whole", "wrong",
 ]  # fmt: skip
 __dir__ = __all__.copy

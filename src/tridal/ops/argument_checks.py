@@ -39,10 +39,13 @@ def check_tensor(op: str, name: str, value: Any, optional: bool = False) -> None
     if not isinstance(value, torch.Tensor):
         raise TypeError(wrong(op, name, f"be a torch.Tensor{' or None' * optional}", type(value).__name__))
     if value.is_nested:
-        raise LayoutError(wrong(op, name, "be a dense tensor", "a nested one", "use to_padded_tensor()"))
+        raise LayoutError(wrong(op, name, "be a dense tensor", "a nested one", f"use {name}.to_padded_tensor(0.0)"))
     if value.layout is not torch.strided:
-        sparse = f"torch.sparse.{op}, or " * hasattr(torch.sparse, op)
-        raise LayoutError(wrong(op, name, "be a dense tensor", f"the layout {value.layout}", f"use {sparse}to_dense()"))
+        hint = f"use {name}.to_dense()"
+        if hasattr(torch.sparse, op) and str(value.layout).startswith("torch.sparse_"):  # mkldnn is not sparse
+            coordinates = name if value.layout is torch.sparse_coo else f"{name}.to_sparse()"
+            hint += f" or torch.sparse.{op}({coordinates}, dim), where absent elements are -inf"
+        raise LayoutError(wrong(op, name, "be a dense tensor", f"the layout {value.layout}", hint))
 
 
 def check_shape(op: str, name: str, tensor: torch.Tensor, expected: Sequence[int], hint: str = "") -> None:
@@ -111,14 +114,28 @@ def check_number(
         raise error(wrong(op, name, expected, repr(value)))
 
 
+def check_bool(op: str, name: str, value: object) -> None:
+    """Raises TypeError if an argument is no bool. Numbers and strings are none: "no" is true.
+
+    Example:
+        >>> tridal.ops.check_bool("softmax", "causal", "no")
+        Traceback (most recent call last):
+        TypeError: softmax: causal must be a bool, got 'no'
+    """
+    if not isinstance(value, bool):
+        raise TypeError(wrong(op, name, "be a bool", repr(value)))
+
+
 def check_choice(op: str, name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raises ValueError if an argument is none of the choices.
+    """Raises ValueError if an argument is none of the choices. A choice of 1 is not equal to True or 1.0.
 
     Example:
         >>> tridal.ops.check_choice("norm", "casting", "bert", (None, "llama"))
         Traceback (most recent call last):
         ValueError: norm: casting must be None or 'llama', got 'bert'
     """
-    if value not in choices:
+    types = [INTEGERS if type(choice) is int else type(choice) for choice in choices]
+    equal = (isinstance(value, kind) and value == choice for kind, choice in zip(types, choices, strict=True))
+    if isinstance(value, bool) or not any(equal):
         *others, last = map(repr, choices)
         raise ValueError(wrong(op, name, f"be {', '.join(others)} or {last}", repr(value)))

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tridal.errors import DimensionError, DTypeError, LayoutError, TensorDeviceError
-from tridal.ops.argument_checks import check_choice, check_number, wrong
+from tridal.errors import DimensionError, DTypeError, LayoutError, ShapeError, TensorDeviceError
+from tridal.ops.argument_checks import check_bool, check_choice, check_number, check_tensor, wrong
 
 
 class ScoreModification(NamedTuple):
@@ -28,10 +28,11 @@ def check_scale_mask(
     """Checks the scale and mask arguments of an op.
 
     Raises:
-        LayoutError: a mask for a nested tensor.
+        LayoutError: a mask for a nested tensor, or a mask that is nested or sparse.
         TypeError, ValueError: an argument has a wrong type or value.
         DTypeError: the mask is neither boolean nor floating-point.
-        DimensionError: `causal` without a dim of queries, or a mask that cannot be broadcast to the input.
+        DimensionError: `causal` without a dim of queries.
+        ShapeError: the mask cannot be broadcast to the input.
         TensorDeviceError: the mask is on another device than the input.
 
     Example:
@@ -39,26 +40,26 @@ def check_scale_mask(
         Traceback (most recent call last):
         TypeError: softmax: scale must be a number, got '2'
     """
+    check_bool(op, "causal", causal)
     shape = () if input.is_nested else tuple(input.shape)
     if (mask is not None or causal or masked_rows != "nan") and input.is_nested:
         expected = "be a dense tensor with mask, causal or masked_rows"
-        raise LayoutError(wrong(op, "input", expected, "a nested one", "use to_padded_tensor()"))
+        raise LayoutError(wrong(op, "input", expected, "a nested one", "use input.to_padded_tensor(-torch.inf)"))
     if causal and (input.dim() < 2 or dim % input.dim() != input.dim() - 1):
         expected = f"be -1 of at least two dims, queries by keys, with causal=True and input of shape {shape}"
         raise DimensionError(wrong(op, "dim", expected, dim))
     check_choice(op, "masked_rows", masked_rows, ("nan", "zero"))
-    check_number(op, "scale", scale, types=(int, float))
+    check_number(op, "scale", scale)
     if mask is None:
         return
-    if not isinstance(mask, torch.Tensor):
-        raise TypeError(wrong(op, "mask", "be a torch.Tensor or None", type(mask).__name__))
+    check_tensor(op, "mask", mask, optional=True)
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         expected = "have a boolean dtype (True stays) or a floating-point dtype (added)"
         raise DTypeError(wrong(op, "mask", expected, mask.dtype))
     added = input.dim() - mask.dim()  # torch 2.7 compiles `zip` for equal lengths only
     if added < 0 or any(size not in (1, wanted) for size, wanted in zip(mask.shape, shape[added:], strict=True)):
         expected = f"have a shape that can be broadcast to {shape}, the shape of input"
-        raise DimensionError(wrong(op, "mask", expected, tuple(mask.shape)))
+        raise ShapeError(wrong(op, "mask", expected, tuple(mask.shape)))
     if mask.dim() and mask.device != input.device:
         raise TensorDeviceError(wrong(op, "mask", f"be on {input.device}, as input is", mask.device))
 

@@ -13,7 +13,7 @@ from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
 from tridal.library.losses.checks import check_ignore_index, check_softcap, is_positive
 from tridal.library.losses.linear_checks import check_layer, matmul_dtype_of
-from tridal.ops import check_floating, check_index, check_number, check_shape, wrong
+from tridal.ops import check_bool, check_floating, check_index, check_number, check_shape, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
@@ -102,7 +102,7 @@ def log_probs(
         >>> tridal.log_probs(logits, target, temperature=0.5, return_entropy=True)
         (tensor([-0.0360, -2.2395]), tensor([0.1773, 0.6656]))
     """
-    given, results = (logits, target), 2 if return_entropy else 1
+    given, results = (logits, target), 1 + (return_entropy is True)
     options: dict[str, Any] = {
         "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "return_entropy": return_entropy
     }  # fmt: skip
@@ -225,15 +225,14 @@ def token_log_probs(
 
 
 def _numbers(
-    op: str, temperature: Any, softcap: Any, ignore_index: Any, return_entropy: object
+    op: str, temperature: Any, softcap: Any, ignore_index: Any, return_entropy: bool
 ) -> tuple[float, float | None, int | None, bool]:
     """Checks the arguments that are not tensors. Returns them as those of the registered ops."""
     if ignore_index is not None:
         check_ignore_index(op, ignore_index)
     check_softcap(op, softcap)
     check_number(op, "temperature", temperature, "be a positive number", is_positive)
-    if not isinstance(return_entropy, bool):
-        raise TypeError(wrong(op, "return_entropy", "be a bool", repr(return_entropy)))
+    check_bool(op, "return_entropy", return_entropy)
     cap = None if softcap is None else float(softcap)
     return float(temperature), cap, None if ignore_index is None else int(ignore_index), return_entropy
 

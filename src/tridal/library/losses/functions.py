@@ -13,7 +13,7 @@ from tridal.library.losses.checks import check_numbers, check_target, check_weig
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.inplace import check_inplace
 from tridal.library.losses.maths import REDUCTIONS, classes_dim
-from tridal.ops import check_floating, wrong
+from tridal.ops import check_bool, check_floating, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
@@ -118,9 +118,9 @@ def cross_entropy(
         "softcap": softcap, "return_lse": return_lse, "inplace_backward": inplace_backward,
     }  # fmt: skip
     pending = None
-    if not _compiling() and not inplace_backward:
+    if not _compiling() and inplace_backward is False:
         tensors = (input, target, weight)
-        pending = call_prepared(cross_entropy, tensors, (*options.values(), stream), (), 2 if return_lse else 1)
+        pending = call_prepared(cross_entropy, tensors, (*options.values(), stream), (), 1 + (return_lse is True))
         if pending is not None and type(pending) is not PendingCall:
             return pending  # type: ignore[no-any-return]
     if not _compiling() and has_torch_function((input, target, weight)):
@@ -131,6 +131,8 @@ def cross_entropy(
         call_again = functools.partial(cross_entropy, input, target, weight, **options)
         return call_on_stream(CROSS_ENTROPY.name, stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
     name = CROSS_ENTROPY.name
+    for option, value in (("return_lse", return_lse), ("inplace_backward", inplace_backward)):
+        check_bool(name, option, value)
     check_numbers(name, reduction, ignore_index, label_smoothing, z_loss, softcap)
     check_tensors(CROSS_ENTROPY.signature, input=input, target=target, weight=weight)
     check_floating(name, "input", input)

@@ -15,7 +15,7 @@ from tridal.library.norms.checks import DTYPES, check_parameter_dtypes, check_sc
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.ops import accumulator, compute, has_tangent, wrong
+from tridal.ops import accumulator, check_tensor, compute, has_tangent, wrong
 from tridal.pytorch import (
     PendingCall,
     autocast_enabled,
@@ -84,18 +84,20 @@ def rms_norm(
         pending = call_prepared(rms_norm, tensors, numbers, normalized_shape, 1 if residual is None else 2)
         if pending is not None and type(pending) is not PendingCall:
             return pending
-    if not _compiling() and has_torch_function((input, weight, residual)):
+    given = (input, weight, residual)
+    # Jagged tensors would get torch's name of the function, and not its arguments.
+    if not _compiling() and has_torch_function(given) and not any(getattr(t, "is_nested", False) for t in given):
         return handle_torch_function(
-            rms_norm, (input, weight, residual), input, normalized_shape, weight, eps, residual=residual,  # type: ignore[arg-type]
+            rms_norm, given, input, normalized_shape, weight, eps, residual=residual,  # type: ignore[arg-type]
             weight_offset=weight_offset, casting=casting, stream=stream,
         )  # fmt: skip
     if stream is not None and isinstance(input, Tensor):
         options: dict[str, Any] = {"residual": residual, "weight_offset": weight_offset, "casting": casting}
         call_again = functools.partial(rms_norm, input, normalized_shape, weight, eps, **options)
-        return call_on_stream(RMS_NORM.name, stream, (input, weight, residual), call_again)
+        return call_on_stream(RMS_NORM.name, stream, given, call_again)
     normalized_shape = traced_sizes(normalized_shape)
     check_scaling(RMS_NORM.name, weight_offset, casting)
-    if _torch_only(input, weight, residual):
+    if _torch_only(*given):
         plain = residual is None and weight_offset == 0 and casting is None
         arguments: tuple[Any, ...] = (input, normalized_shape, weight, eps)
         of_torch = torch.nn.functional.rms_norm
@@ -197,7 +199,7 @@ def _by_torch(op: str, function: Any, plain: bool, arguments: tuple[Any, ...], *
     """Computes a call that only torch's function defines. It is `plain` if the function has all of its arguments.
 
     Raises:
-        DTypeError: torch's function does not define it either.
+        DTypeError, LayoutError: torch's function does not define it either.
     """
     cause: Exception | None = None
     try:
@@ -210,9 +212,10 @@ def _by_torch(op: str, function: Any, plain: bool, arguments: tuple[Any, ...], *
             check_sizes(op, arguments[0], arguments[1], 0.0)
         cause = error
     name, tensor = next((name, tensor) for name, tensor in tensors.items() if _torch_only(tensor))
-    got, expected = f"{'a nested one of ' * tensor.is_nested}{tensor.dtype}", "be a dense tensor of float16, bfloat16, "
+    check_tensor(op, name, tensor)  # raises LayoutError for a nested one
+    expected = "have the dtype float16, bfloat16, float32 or float64"
     hint = "torch's function computes some others, but not this call"
-    raise DTypeError(wrong(op, name, f"{expected}float32 or float64", got, hint)) from cause
+    raise DTypeError(wrong(op, name, expected, tensor.dtype, hint)) from cause
 
 
 def _autocast(name: str, *tensors: Tensor | None) -> Any:

@@ -46,7 +46,8 @@ def softmax(
         torch.softmax is. Sums are float32 (float64 for float64). Rows that hold NaN or +inf, or -inf only, give NaN.
 
     Raises:
-        DTypeError, DimensionError, LayoutError, StreamError: the argument of that name is wrong.
+        TypeError, ValueError, DTypeError, DimensionError, ShapeError, TensorDeviceError, LayoutError, StreamError: an
+            argument is wrong.
         NoBackendError: no backend serves the tensor and the setting `fallback` is "error".
 
     Example:
@@ -64,7 +65,7 @@ def softmax(
         pending = call_prepared(softmax, tensors, options)
         if pending is not None and type(pending) is not PendingCall:
             return pending  # type: ignore[no-any-return]
-    if scale is None and mask is None and not causal and masked_rows == "nan":
+    if scale is None and mask is None and causal is False and masked_rows == "nan":
         return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
     scale = 1.0 if scale is None else scale
     if not _compiling() and has_torch_function((input, mask)):
@@ -73,8 +74,8 @@ def softmax(
     if (type(input) is not torch.Tensor or type(dim) is not int) and not getattr(input, "is_nested", False):
         check(input, dim, dtype, SOFTMAX.name)
     check_scale_mask(SOFTMAX.name, input, dim, scale, mask, causal, masked_rows)
-    scale = scale if scale == scale else math.nan  # cache keys compare NaN by identity
-    modification = (mask, scale, bool(causal), masked_rows == "zero")
+    scale = float(scale) if scale == scale else math.nan  # cache keys compare NaN by identity
+    modification = (mask, scale, causal, masked_rows == "zero")
     return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, (), modification, pending)  # type: ignore[no-any-return]
 
 

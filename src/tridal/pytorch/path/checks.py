@@ -34,7 +34,7 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, nam
     """
     check_tensor(op, name, input)
     check_dtype(op, "dtype", dtype)
-    if isinstance(dim, bool) or not (isinstance(dim, INTEGERS) or hasattr(dim, "__index__")):
+    if isinstance(dim, bool) or not (isinstance(dim, INTEGERS) or _is_index(dim)):
         raise TypeError(wrong(op, "dim", "be an int", repr(dim)))
     if torch.compiler.is_dynamo_compiling() and not isinstance(dim, (int, torch.SymInt)):
         raise TypeError(f"{op}: dim must be an int, but torch.compile traces numpy's as a tensor: convert it first")
@@ -46,6 +46,15 @@ def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, nam
     if not -rank <= operator.index(dim) < rank:
         expected = f"be from {-rank} to {rank - 1} for {name} of shape {tuple(input.shape)}"
         raise DimensionError(wrong(op, "dim", expected, dim))
+
+
+def _is_index(value: Any) -> bool:
+    """Returns whether a value that is no int is an index, as a tensor with one integer is."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not (isinstance(value, torch.Tensor) and value.dtype is torch.bool)
 
 
 def check_tensors(signature: Signature, **tensors: Any) -> None:
