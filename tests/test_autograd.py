@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tridal
-from op_samples import EACH, EACH_OP, Sample, as_one, as_tuple, each_kind, gradients, registered_calls
+from op_samples import EACH, EACH_OP, SAMPLES, Sample, as_one, as_tuple, each_kind, gradients, registered_calls
 from tridal.devices import settings
 from tridal.pytorch.path import row_calls
 
@@ -189,6 +189,34 @@ def test_inplace_change_of_the_output_raises_in_backward(device: torch.device, n
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+SAVES_NO_RESULT = (
+    "cross_entropy", "cross_entropy of probabilities", "linear_cross_entropy", "swiglu", "swiglu of one tensor",
+    "geglu", "rotary_embedding", "rms_norm", "layer_norm", "mean_energy of dim 0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("name", SAVES_NO_RESULT)
+def test_results_can_be_changed_in_place_if_they_are_not_saved(device: torch.device, name: str, served: bool) -> None:
+    """As in `loss /= steps`."""
+    sample = SAMPLES[name]
+    leaves = sample.leaves(3, 5, device=device)
+    with tridal.use(device=None if served else "auto"):
+        found = gradients(lambda **given: sample.function(**given).mul_(2), leaves)
+        assert_close(found, gradients(lambda **given: sample.function(**given) * 2, leaves))
+
+
+@EACH
+def test_nodes_save_copies_of_tensors_of_inference_mode(device: torch.device, sample: Sample) -> None:
+    leaves = sample.leaves(3, 5, device=device)
+    for name in [name for name in sample.differentiable if name in leaves]:
+        alone = {other: t.detach().requires_grad_(other == name) for other, t in leaves.items()}
+        with torch.inference_mode():
+            made = {other: t if other == name else t.clone() for other, t in alone.items()}
+        for _ in range(2):
+            assert_close(gradients(sample.function, made), gradients(sample.function, alone))
 
 
 @EACH_KIND

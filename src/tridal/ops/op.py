@@ -226,7 +226,8 @@ class Op:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the tensors and the numbers that the gradient gets between its gradients and `output_mask`.
 
-        Inputs with a number per element are saved in the dtype `dtype`, to which the op casts them.
+        Inputs with a number per element are saved in the dtype `dtype`, to which the op casts them. Tensors of
+        inference mode are copied, because autograd does not save them.
         """
         named = self.signature.named(arguments)
         known = dict(named)
@@ -237,7 +238,8 @@ class Op:
             source = next((name for name in sources if known[name] is not None), sources[-1])
             tensor = known[source]
             cast = source in named and self.signature.casts and tensor is not None and tensor.is_floating_point()
-            tensors.append(tensor.to(named["dtype"]) if cast and self._argument(source).role == "element" else tensor)
+            tensor = tensor.to(named["dtype"]) if cast and self._argument(source).role == "element" else tensor
+            tensors.append(tensor.clone() if tensor is not None and tensor.is_inference() else tensor)
         known["dtype"] = arguments[0].dtype
         numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)

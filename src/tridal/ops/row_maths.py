@@ -54,7 +54,8 @@ def compute(
         if role is None or tensor is None:
             results.append(None)
         else:
-            results.append((tensor if role == "whole" else tensor.reshape(shapes[role])).to(dtype))
+            has_shape = role == "whole" or tensor.shape == shapes[role]  # then `reshape` would return a view
+            results.append((tensor if has_shape else tensor.reshape(shapes[role])).to(dtype))
     return tuple(results)
 
 

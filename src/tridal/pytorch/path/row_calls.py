@@ -87,11 +87,14 @@ def _by_kernels(op: Op, signature: Signature, by_torch: OpRun, overwrites: Calla
 
 
 def _like_new(tensor: Tensor, result: Result, named: dict[str, Any]) -> Tensor:
-    """Returns the tensor, or a copy of it, with the strides that the result of a kernel has."""
+    """Returns the tensor, or a copy of it, with the strides that the result of a kernel has.
+
+    It is no view, because autograd does not allow in-place changes of views that a node returns.
+    """
     if result.new is None:
-        return tensor.contiguous()
+        return tensor.clone(memory_format=torch.contiguous_format) if tensor._is_view() else tensor.contiguous()
     new = result.new(named)
-    return tensor if tensor.stride() == new.stride() else new.copy_(tensor)
+    return tensor if tensor.stride() == new.stride() and not tensor._is_view() else new.copy_(tensor)
 
 
 def _prepare(op: Op, signature: Signature, *arguments: Any, results: int | None = None) -> Prepared | None:
