@@ -20,8 +20,6 @@ from tridal.pytorch import Steps
 Tensor = torch.Tensor
 MODULE = "tridal.library.glu.kernels.glu"
 _SQRT_8_PI = math.sqrt(8 / math.pi)
-_SATURATED = 1e4
-"""The square of a gate from which on the factor of gelu with tanh is 0 or 1, and its derivative 0, in all dtypes."""
 
 
 def _factor(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -32,7 +30,8 @@ def _factor(gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     if activation == "silu":
         factor = torch.sigmoid(gate)
         return factor, factor * torch.sigmoid(-gate)
-    square = (gate * gate).clamp(max=_SATURATED)  # infinite squares would give 0 * inf
+    # Beyond |gate| = 100, the factor is 0 or 1 and its derivative 0, in float64, too. An infinite square gives 0 * inf.
+    square = (gate * gate).clamp(max=1e4)
     x = gate * (1 + 0.044715 * square) * _SQRT_8_PI
     factor = torch.sigmoid(x)
     return factor, factor * torch.sigmoid(-x) * (1 + 3 * 0.044715 * square) * _SQRT_8_PI
