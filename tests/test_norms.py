@@ -257,6 +257,14 @@ def test_meta_tensors_and_numbers_of_numpy_are_accepted(name: str, device: torch
 
 
 @pytest.mark.parametrize("name", NORMS)
+def test_second_derivatives_accept_weights_with_any_strides(name: str, device: torch.device) -> None:
+    x = torch.randn(3, 4, 6, dtype=torch.float64, device=device)
+    weight = torch.rand(6, 4, dtype=torch.float64, device=device).T
+    second = (torch.func.hessian(lambda w, f=f: f(x, (4, 6), w, eps=1e-5).square().sum())(weight) for f in both(name))
+    assert_close(*second)
+
+
+@pytest.mark.parametrize("name", NORMS)
 def test_the_sum_has_no_gradient_if_only_the_weight_has_one(name: str, device: torch.device) -> None:
     x, weight = torch.randn(2, 6, device=device), torch.ones(6, device=device, requires_grad=True)
     y, total = both(name)[0](x, (6,), weight, residual=x)

@@ -165,4 +165,4 @@ def _broadcast(
     if role in ("index", "row"):
         shape = rows.shapes(main.shape)["row"]
         return (tensor if tensor.shape == shape else tensor.reshape(shape)).unsqueeze(rows.first)
-    return tensor if role == "number" else tensor.view(-1, *[1] * (max(main.dim(), 1) - rows.first - rows.dims))
+    return tensor if role == "number" else tensor.reshape(-1, *[1] * (max(main.dim(), 1) - rows.first - rows.dims))
