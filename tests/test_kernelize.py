@@ -165,6 +165,9 @@ def test_skipped_modules_are_left_unchanged_and_reported(device: torch.device, s
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
         tridal.kernelize("gpt2")  # type: ignore[arg-type]
+    for fused_loss in ("no", 1, None):
+        with pytest.raises(TypeError, match="kernelize: fused_loss must be a bool, got"):
+            tridal.kernelize(torch.nn.Linear(2, 2), fused_loss=fused_loss)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"skip='norm' is the name of no module: see the names in"):
         tridal.kernelize(torch.nn.Linear(2, 2), skip="norm")
     for skip in (3, [3]):
