@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tridal
-from tridal.errors import LayoutError, ShapeError
+from tridal.errors import LayoutError, ShapeError, StreamError
 
 Tensor = torch.Tensor
 X, INDEX, HEADS, ANGLES = torch.randn(4, 6), torch.tensor([0, 1, 2, 3]), torch.randn(1, 2, 4, 8), torch.randn(4, 8)
@@ -84,6 +84,13 @@ def test_an_option_of_another_type_raises(function: Any, parameter: inspect.Para
         with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: {parameter.name} must ") as found:
             function(**{**CALLS[function], parameter.name: value})
         assert not is_bool or found.type is TypeError
+
+
+@pytest.mark.parametrize("function", CALLS, ids=ids)
+@pytest.mark.parametrize("stream", ["no", True, 1.5, torch.tensor(1)], ids=str)
+def test_a_stream_of_another_type_raises_stream_error(function: Any, stream: Any) -> None:
+    with pytest.raises(StreamError, match=f"{function.__name__}: stream must be "):
+        function(**CALLS[function], stream=stream)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def on_stream(
             stream = module.ExternalStream(stream, device=device)
         else:
             expected, hint = f"be a torch stream of {device}", f"{device.type} devices take no raw stream handle"
-    owner = getattr(stream, "device", None)
+    owner = None if isinstance(stream, torch.Tensor) else getattr(stream, "device", None)
     if owner != device:
         got = f"a stream of {owner}" if isinstance(owner, torch.device) else repr(stream)
         raise StreamError(wrong(op, "stream", expected, got, hint))
