@@ -62,6 +62,12 @@ def has_tangent(*tensors: torch.Tensor | None, level: int | None = None) -> bool
 
     torch's softmax, log_softmax and logsumexp, and functions of them, compute a tangent in place, so the tangent has no
     gradient. References compute tensors with tangents in smaller operations.
+
+    Example:
+        >>> with torch.autograd.forward_ad.dual_level():
+        ...     x = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        ...     print(tridal.ops.has_tangent(x), tridal.ops.has_tangent(torch.ones(2)))
+        True False
     """
     unpack: Any = forward_ad.unpack_dual
     try:

@@ -149,7 +149,12 @@ def is_direct(*tensors: Tensor) -> bool:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Returns whether values of tensors can be read: no subclass, transform, mode, tracer or compiler hides them."""
+    """Returns whether values of tensors can be read: no subclass, transform, mode, tracer or compiler hides them.
+
+    Example:
+        >>> tridal.pytorch.has_values(torch.ones(2))
+        True
+    """
     hidden = _compiling() or private.transforms_active() or private.dispatch_modes() or private.tracing_state()
     return not hidden and all(map(is_plain, tensors))
 
