@@ -13,6 +13,7 @@ from tridal.ops import number, table
 from tridal.ops.arguments import Argument
 from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values, ordinary
 from tridal.testing.plan_overrides import overrides
+from tridal.testing.quick_cases import quick_cases
 from tridal.testing.suite import cases
 
 
@@ -42,6 +43,13 @@ def test_every_op_has_enough_cases_in_both_directions_with_every_override() -> N
         assert len(found) > (100 if op.kernels else 40)
         assert {case.direction for case in found} == set(get_args(Direction))
         assert {case.plan for case in found} == {"planned", *(overrides(INTERPRETER) if op.kernels else ())}
+
+
+def test_quick_cases_are_few_and_have_every_value_of_every_trait() -> None:
+    found, quick = cases(INTERPRETER, ["rms_norm"]), quick_cases(INTERPRETER, ["rms_norm"])
+    assert len(quick) < len(found) / 3
+    for trait in ("direction", "dim", "dims", "dtype", "dtypes", "layout", "grad_layout", "values", "absent", "plan"):
+        assert {getattr(case, trait) for case in quick} == {getattr(case, trait) for case in found}, trait
 
 
 def test_cases_cover_every_op_layout_value_and_mask() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from conformance_helpers import Function, failures, modified_cases, on_cpu, rounded, small_cases
 from tridal import testing
 from tridal.testing.cases import Case
+from tridal.testing.checking import difference
 from tridal.testing.roundings import logsumexp
 from tridal.testing.tolerance import UNIT
 
@@ -235,3 +237,15 @@ def test_logsumexp_in_smaller_operations_is_that_of_torch() -> None:
     x = torch.tensor([[1e4, -3.0, 9999.0], [-50.0, -51.0, -52.0], [-torch.inf] * 3], dtype=torch.float64)
     torch.testing.assert_close(logsumexp(x, -1), x.logsumexp(-1))
     torch.testing.assert_close(logsumexp(x, 0, True), x.logsumexp(0, True))
+
+
+@pytest.mark.parametrize(
+    ("found", "exact", "passes"),
+    [(math.inf, 65_633, True), (math.inf, 65_400, False), (-math.inf, 65_633, False), (65_504, 65_633, False)],
+)
+def test_infinity_passes_where_the_exact_value_is_too_large_for_the_dtype(
+    found: float, exact: float, passes: bool
+) -> None:
+    largest = torch.finfo(torch.float16).max
+    result = difference(*(torch.tensor([float(number)]).double() for number in (found, exact, 40)), largest)
+    assert (result[2] is None) == passes

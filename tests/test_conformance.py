@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from chosen_cases import chosen_cases
 from conftest import backends
 from tridal import testing
 from tridal.devices.types import Backend
@@ -19,9 +18,8 @@ from tridal.testing.cases import DIRECTIONS, Case
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         matrix = metafunc.config.getoption("--matrix")
-        pairs = [
-            (b, case) for b in backends(metafunc.config) for case in (testing.cases(b) if matrix else chosen_cases(b))
-        ]
+        cases = testing.cases if matrix else testing.quick_cases
+        pairs = [(b, case) for b in backends(metafunc.config) for case in cases(b)]
         metafunc.parametrize(("tested", "case"), pairs, ids=[f"{b.name}: {case.name}" for b, case in pairs])
 
 

@@ -5,7 +5,6 @@ Tests of all ops use samples of them, too: see `op_samples.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from chosen_cases import fewer_rows
 from conformance_helpers import INTERPRETER
 from op_samples import (
     L2_NORM,
     LOGSUMEXP,
+    MEAN_ENERGY,
     OPS,
     SKIP_NORM,
     THIRD_PARTY,
@@ -47,18 +46,14 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP], ids=lambda op: op.name)
-def test_conformance_cases_of_every_schedule_pass(op: Any, add_op: Any) -> None:
-    """They have many shapes, layouts, values, numbers and absent tensors, and both directions."""
+@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY], ids=lambda op: op.name)
+def test_quick_cases_of_every_schedule_pass(op: Any, add_op: Any) -> None:
+    """They have many shapes, layouts, dtypes, values, numbers and absent tensors, and all directions."""
     add_op(op)
-    cases = [case for case in testing.cases(INTERPRETER, [op.name]) if math.prod(case.shape) < 20_000]
-    # The bounds are those of ops that round as their reference does, and where its gradient is finite.
-    exact = [case for case in cases if case.cast is None and case.dtype in ("float32", "float64")]
-    chosen = [case for case in exact if case.values != "some +inf"][::6]
-    assert len(chosen) > 40
-    assert {case.plan for case in chosen} == {"planned", *testing.overrides(INTERPRETER)}
-    few = [fewer_rows(case) if "lanes" in case.plan else case for case in chosen]
-    results = [testing.run_case(case, INTERPRETER) for case in few]
+    cases = testing.quick_cases(INTERPRETER, [op.name])
+    assert {case.plan for case in cases} == {"planned", *testing.overrides(INTERPRETER)}
+    assert {case.direction for case in cases} == {"forward", "backward", "double"}
+    results = [testing.run_case(case, INTERPRETER) for case in cases]
     assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
 
 

@@ -18,6 +18,7 @@ from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_values
 from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
+from tridal.testing.quick_cases import quick_cases
 from tridal.testing.runtime_check import check_runtime
 from tridal.testing.suite import cases
 from tridal.testing.tolerance import Arithmetic
@@ -38,6 +39,7 @@ __all__ = [
     "implementation",
     "make_values",
     "overrides",
+    "quick_cases",
     "run_case",
     "search_plans",
     "worked_example",

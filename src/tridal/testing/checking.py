@@ -75,11 +75,15 @@ def check(case: Case, implementation: Implementation) -> Result:
     return Result(case.name, message is None, error, bound, message, time.perf_counter() - start)
 
 
-def difference(result: Tensor, exact: Tensor, bound: Tensor) -> Compared:
-    """Returns error, bound and message as in `Result`. The error of two equal values or two NaN values is zero."""
+def difference(result: Tensor, exact: Tensor, bound: Tensor, largest: float = math.inf) -> Compared:
+    """Returns error, bound and message as in `Result`. The error of two equal values or two NaN values is zero.
+
+    So is that of infinity, if the exact value may be above `largest`, the largest finite number of the result's dtype.
+    """
     if result.numel() == 0:
         return 0.0, 0.0, None
     same = (result == exact) | (result.isnan() & exact.isnan())
+    same |= result.isinf() & (result * exact > 0) & (exact.abs() + bound >= largest)
     error = torch.where(same, 0.0, (result - exact).abs().nan_to_num(nan=torch.inf))
     bound = torch.where(exact.isfinite(), bound.nan_to_num(nan=0.0), 0.0)
     worst = int(torch.where(same, 0.0, error / bound).argmax())
@@ -138,7 +142,9 @@ def _compare(case: Case, implementation: Implementation) -> Compared:
             expected = f"instead of {tuple(shape)} on {device.type}"
             return math.nan, 0.0, f"{prefix}shape {tuple(result.shape)} on {result.device} {expected}"
         bound = bounds[name].reshape(shape)
-        error, allowed, message = difference(result.detach().cpu().double(), exact[name].reshape(shape), bound)
+        largest = torch.finfo(result.dtype).max if result.is_floating_point() else math.inf
+        compared_with = exact[name].reshape(shape), bound, largest
+        error, allowed, message = difference(result.detach().cpu().double(), *compared_with)
         if message is not None:
             return error, allowed, f"{prefix}{message}"
         closest = max(closest, (error, allowed, None), key=lambda part: part[0] / part[1] if part[1] else 0.0)

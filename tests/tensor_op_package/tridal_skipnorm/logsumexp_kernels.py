@@ -35,5 +35,5 @@ def logsumexp(row_max, row_sum):
 @triton.jit
 def gradient(x, dy, y, AXIS: tl.constexpr, EXP2_BIAS: tl.constexpr):
     """dy * exp(x - y), a share of the sum."""
-    share = exp(x - tl.expand_dims(finite(y), AXIS), EXP2_BIAS)
+    share = exp(x - tl.expand_dims(y, AXIS), EXP2_BIAS)
     return tl.expand_dims(dy, AXIS) * share

@@ -26,7 +26,8 @@ def gradient(
     reduce: ops.RowReduce, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradient of h, and the terms of those of weight and skip."""
-    inverse_rms = torch.rsqrt(reduce.mean(h * h) + eps)
+    if torch.is_grad_enabled():  # the saved one is a constant for autograd
+        inverse_rms = torch.rsqrt(reduce.mean(h * h) + eps)
     n, dn = h * inverse_rms, dy * weight
     dh = (dn - n * reduce.mean(dn * n)) * inverse_rms + dy * skip
     return dh, dy * n, dy * h

@@ -1,4 +1,4 @@
-"""The cases of the conformance suite that tests run for each commit: few and small ones, with the pairs of all."""
+"""The cases of the suite's quick mode: few and small ones that together hold every pair of traits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import product
 
-from tridal import testing
 from tridal.devices.types import Backend
 from tridal.testing.cases import Case
+from tridal.testing.suite import cases
 
 _PAIRED = ("op", "direction", "plan", "shape", "dim", "numbers")
-_FEWEST_ELEMENTS = 100  # a smaller case has one block, and is chosen for its shape only
+_FEWEST_ELEMENTS = 100
+"""A smaller case has one block, and is chosen for its shape only."""
 
 
-def chosen_cases(backend: Backend) -> list[Case]:
-    """Returns small cases that hold every pair of an op's direction or a plan override and another trait."""
-    candidates = sorted(testing.cases(backend), key=_size)
-    return [
-        fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case
-        for case in (candidates[number] for number in covering([*map(pairs_of, candidates)]))
-    ]
+def quick_cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...]:
+    """Returns small cases that hold every pair of an op's direction or a plan override and another trait.
+
+    They are a sixth of the cases of all ops, which `tridal.testing.cases` returns for the same arguments.
+    """
+    candidates = sorted(cases(backend, ops), key=_size)
+    return tuple(
+        _with_fewer_rows(case) if backend.interpreted and "lanes" in case.plan else case
+        for case in (candidates[number] for number in _covering([*map(_pairs_of, candidates)]))
+    )
 
 
 def _size(case: Case) -> tuple[bool, int, int]:
@@ -31,8 +35,8 @@ def _size(case: Case) -> tuple[bool, int, int]:
     return elements < _FEWEST_ELEMENTS, elements, zlib.crc32(case.name.encode())
 
 
-def pairs_of(case: Case) -> set[object]:
-    """The pairs of traits that a case holds."""
+def _pairs_of(case: Case) -> set[object]:
+    """Returns the pairs of traits that a case holds."""
     traits = [(field.name, getattr(case, field.name)) for field in fields(case) if field.name not in _PAIRED]
     drawn = len(case.numbers) > 1  # from ranges, for all arguments at once
     traits += [(n, "drawn" if drawn and isinstance(value, (int, float)) else value) for n, value in case.numbers]
@@ -40,8 +44,8 @@ def pairs_of(case: Case) -> set[object]:
     return {(case.shape, case.dim), (kind, case.plan), *product((kind, case.plan), traits)}
 
 
-def covering(sets: Sequence[set[object]]) -> list[int]:
-    """Returns few numbers of sets that together hold all elements: next, the first of those with the most new ones."""
+def _covering(sets: Sequence[set[object]]) -> list[int]:
+    """Returns the numbers of few sets that together hold all elements. The set with the most new ones comes first."""
     waiting, seen, found = [(-len(one), number) for number, one in enumerate(sets)], set[object](), list[int]()
     heapq.heapify(waiting)
     while waiting:
@@ -55,7 +59,7 @@ def covering(sets: Sequence[set[object]]) -> list[int]:
     return sorted(found)
 
 
-def fewer_rows(case: Case) -> Case:
+def _with_fewer_rows(case: Case) -> Case:
     """Returns a case with at most 7 rows, or with at most 3 in each of several dims.
 
     With lanes, a tile has one row, and the interpreter takes as long for it as for a tile of many rows. It runs four
