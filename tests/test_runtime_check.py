@@ -90,10 +90,8 @@ def test_backend_that_calls_a_module_of_its_vendor_passes() -> None:
 
 def test_hint_names_the_argument_for_other_modules() -> None:
     (first, *_) = testing.check_runtime(Vendor())
-    assert first == (
-        "raised ModuleNotFoundError: No module named 'vendorlib'; "
-        "if the backend calls another module than torch's, give its name in `modules`"
-    )
+    assert first.startswith("raised ModuleNotFoundError: No module named 'vendorlib' (in library, ")
+    assert first.endswith("; if the backend calls another module than torch's, give its name in `modules`")
 
 
 class Always0(Vendor):

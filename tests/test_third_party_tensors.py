@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import tridal
 from conformance_helpers import INTERPRETER
+from index_op import NLL
 from op_samples import (
     L2_NORM,
     LOGSUMEXP,
@@ -46,7 +47,7 @@ def interpreted() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY, NLL], ids=lambda op: op.name)
 def test_quick_cases_of_every_schedule_pass(op: Any, add_op: Any) -> None:
     """They have many shapes, layouts, dtypes, values, numbers and absent tensors, and all directions."""
     add_op(op)

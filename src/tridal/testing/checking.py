@@ -22,6 +22,7 @@ from tridal.testing.cases import Case, is_choice, op_cases, ordinary
 from tridal.testing.exact import Call, Named, gradients_of
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_mask, make_tensors, make_values, with_layout
+from tridal.testing.raised import raised
 from tridal.testing.tolerance import Arithmetic, derived_bounds
 
 Tensor = torch.Tensor
@@ -70,8 +71,8 @@ def check(case: Case, implementation: Implementation) -> Result:
     start = time.perf_counter()
     try:
         error, bound, message = _compare(case, implementation)
-    except Exception as raised:
-        error, bound, message = float("nan"), 0.0, f"raised {type(raised).__name__}: {raised}"
+    except Exception as exception:
+        error, bound, message = float("nan"), 0.0, raised(exception)
     return Result(case.name, message is None, error, bound, message, time.perf_counter() - start)
 
 

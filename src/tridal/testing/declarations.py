@@ -21,6 +21,7 @@ from tridal.testing.cases import TUTORIAL_SHAPE, Case, optional_tensors
 from tridal.testing.checking import Result, make_call
 from tridal.testing.exact import Call, Named
 from tridal.testing.inputs import make_tensors, make_values
+from tridal.testing.raised import raised
 
 _TOLERANCE = 1e-6
 """Two equal formulas in float64 differ by far less, and two different ones by more."""
@@ -59,7 +60,7 @@ def _result(name: str, check: Callable[[], str | None]) -> Result:
     except TridalError as error:
         message = str(error)
     except Exception as error:
-        message = f"raised {type(error).__name__}: {error}"
+        message = raised(error)
     return Result(name, message is None, 0.0, 0.0, message, time.perf_counter() - start)
 
 

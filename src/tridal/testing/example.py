@@ -10,6 +10,7 @@ import torch
 from tridal.ops import table
 from tridal.testing.checking import Result
 from tridal.testing.implementation import Implementation
+from tridal.testing.raised import raised
 
 _ALLOWED = 0.501e-4  # half a unit of the fourth decimal, plus the rounding error of float32
 
@@ -44,8 +45,8 @@ def worked_example(implementation: Implementation) -> Worked:
         result = implementation.function(op.name)(input, -1)
         (gradient,) = torch.autograd.grad(result, input, dy.to(implementation.device))
         computed = [result.detach().cpu(), gradient.cpu()]
-    except Exception as raised:  # an exception is a failure of the example
-        wrong = f"raised {type(raised).__name__}: {raised}"
+    except Exception as exception:  # an exception is a failure of the example
+        wrong = raised(exception)
     else:
         error = max(float((found - wanted).abs().max()) for found, wanted in zip(computed, (y, dx), strict=True))
         wrong = None if error <= _ALLOWED else f"{error:.2g} from the worked numbers, {_ALLOWED:.1g} allowed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -41,7 +42,7 @@ def _by_role(case: Case, op: Op) -> dict[str, Tensor]:
         shape = {"element": case.shape, "column": columns}.get(str(role), per_row)
         if argument.role == "index" or is_index(case, argument):
             generator = torch.Generator().manual_seed(index)
-            tensors[argument.name] = torch.randint(max(1, *columns), per_row, generator=generator)
+            tensors[argument.name] = torch.randint(max(1, math.prod(columns)), per_row, generator=generator)
             continue
         alike = index == 0 or (argument.role == "element" and case.values in ("small", "constant"))
         values = make_values(case.values if alike else "normal", shape, case.dim, seed=index and index + 3)

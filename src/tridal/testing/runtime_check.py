@@ -16,6 +16,7 @@ from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.row_calls import prepare_call
 from tridal.runtime.compiler import can_compile
+from tridal.testing.raised import raised
 from tridal.testing.recording import COUNT, RecordedBackend, RecordingDevice, recording
 
 _SHAPE = (64, 96)
@@ -68,7 +69,7 @@ def _faults(*checks: Callable[[], Iterator[str]]) -> Iterator[str]:
         try:
             yield from check()
         except Exception as error:
-            yield f"raised {type(error).__name__}: {error}"
+            yield raised(error)
 
 
 def _count_faults(backend: Backend) -> Iterator[str]:
