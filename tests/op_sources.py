@@ -42,7 +42,7 @@ def make_op(folder: Path, monkeypatch: pytest.MonkeyPatch, head: str = "", **fun
     common: dict[str, Any] = {"module": module, "row_value": "norm", "parameters": ("eps",), "neutral_padding": True}
     return Op(
         name=module,
-        arguments=(per_element("input"), number("eps", 1e-3)),
+        arguments=(per_element("input"), number("eps", 1e-3, range=(1e-12, 1e-2))),
         kernels=(
             RowKernel(module, reads=("x",), statistics=(_SQUARES,), writes=("divide",), **common),
             RowKernel(

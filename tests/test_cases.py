@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
 
 from conformance_helpers import INTERPRETER
+from several_results import BY_SUM
 from tridal import library
 from tridal.errors import PlanError
 from tridal.ops import number, table
 from tridal.ops.arguments import Argument
+from tridal.ops.op import Op
 from tridal.testing.cases import DIRECTIONS, Direction, Layout, Mask, Values, ordinary
 from tridal.testing.plan_overrides import overrides
 from tridal.testing.quick_cases import quick_cases
@@ -50,6 +53,12 @@ def test_quick_cases_are_few_and_have_every_value_of_every_trait() -> None:
     assert len(quick) < len(found) / 3
     for trait in ("direction", "dim", "dims", "dtype", "dtypes", "layout", "grad_layout", "values", "absent", "plan"):
         assert {getattr(case, trait) for case in quick} == {getattr(case, trait) for case in found}, trait
+
+
+def test_both_values_of_a_bool_are_tested(add_op: Callable[[Op], None]) -> None:
+    add_op(BY_SUM)
+    found = cases(INTERPRETER, ["by_sum"])
+    assert {dict(case.numbers).get("divides") for case in found} == {None, False, True}
 
 
 def test_cases_cover_every_op_layout_value_and_mask() -> None:

@@ -13,7 +13,7 @@ import torch
 
 import op_sources
 from torch_versions import TRITON
-from tridal import library, testing
+from tridal import library, ops, testing
 from tridal.errors import PlanError
 from tridal.ops import RowReduce, table
 from tridal.testing import declarations
@@ -44,6 +44,21 @@ def test_a_correct_declaration_passes_and_is_compiled_for_architectures_without_
     assert set(messages.values()) == {None}
     names = [name.partition(" ")[2] for name in messages if " compiled for " in name]
     assert names == [f"compiled for sm_90 in {how}" for how in ("float32 along dim -1", "float64 along dim 0")] * 2
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (ops.number("eps", 1e-3), "only the default 0.001 of 'eps' would be tested: declare its range as (smallest,"),
+        (ops.number("eps", 2), "only the default 2 of 'eps' would be tested: declare its range as (smallest, largest)"),
+        (ops.number("eps", "a"), "only the default 'a' of 'eps' would be tested: declare its range as a tuple of all"),
+    ],
+    ids=lambda value: getattr(value, "type", None),
+)
+def test_a_number_without_a_range_is_named(check: Check, number: Any, message: str) -> None:
+    found = check({"arguments": (ops.per_element("input"), number)})["range of eps"]
+    assert found is not None
+    assert found.startswith(message)
 
 
 def test_built_in_ops_pass() -> None:

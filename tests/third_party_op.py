@@ -21,7 +21,7 @@ def gradient(dy: torch.Tensor, x: torch.Tensor, reduce: RowReduce, eps: float) -
 _SQUARES, _DOT = Statistic("squares", "sum", "square"), Statistic("dot", "sum", "product")
 UNIT_NORM = Op(
     name="unit_norm",
-    arguments=(per_element("input"), number("eps", 1e-6)),
+    arguments=(per_element("input"), number("eps", 1e-6, range=(1e-12, 1e-2))),
     kernels=(
         RowKernel("unit_norm", "no_module", ("x",), (_SQUARES,), ("unit_norm",), parameters=("eps",)),
         RowKernel(

@@ -133,6 +133,8 @@ def number(
 ) -> Argument:  # fmt: skip
     """Returns an argument that is no tensor. Its type in torch's schema follows from the default.
 
+    The range of a bool is (False, True).
+
     Example:
         >>> tridal.ops.number("eps", 1e-6, range=(1e-8, 1.0)).schema
         'float eps=1e-06'
@@ -141,6 +143,8 @@ def number(
     """
     if type is None:
         type = "float" if default is None else _TYPES[default.__class__]
+    if type == "bool" and range is None:
+        range = (False, True)
     return Argument(name, type, optional=optional, default=default, neutral=neutral, range=range)
 
 

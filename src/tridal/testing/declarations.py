@@ -13,6 +13,7 @@ import torch
 
 from tridal.errors import TridalError
 from tridal.ops import planning, row_maths, table
+from tridal.ops.arguments import Argument
 from tridal.ops.op import Op
 from tridal.runtime import compiler
 from tridal.runtime.op_trial import check_functions, is_own
@@ -32,6 +33,7 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
 
     - The reference and the gradient return tensors of the right shapes and dtypes, with and without optional tensors.
     - The gradient of each tensor is that of autograd, given the tensors that the op saves.
+    - Each number has a range, from which the suite draws values.
     - The functions of third parties return tensors of the right shapes, and Triton compiles their kernels. This is
       checked for an architecture of each backend, if the installed Triton compiles for it.
 
@@ -69,6 +71,9 @@ def _checks(op: Op) -> Iterator[tuple[str, Callable[[], str | None]]]:
     for dtype, absent in product((torch.float32, torch.float64), ((), optional) if optional else ((),)):
         without = f" without {', '.join(absent)}" if absent else ""
         yield f"maths in {dtype}{without}", functools.partial(_maths_fault, op, dtype, absent)
+    for number in op.arguments:
+        if number.type in ("float", "int", "str") and number.name != "dims":
+            yield f"range of {number.name}", functools.partial(_range_fault, number)
     for kernel in op.kernels:
         if is_own(kernel):
             continue
@@ -77,6 +82,14 @@ def _checks(op: Op) -> Iterator[tuple[str, Callable[[], str | None]]]:
             for name, dim in (("float32", -1), ("float64", 0)):
                 what = f"{kernel.name} compiled for {arch} in {name} along dim {dim}"
                 yield what, functools.partial(_compile, kernel, arch, name, dim)
+
+
+def _range_fault(number: Argument) -> str | None:
+    """Returns why only the default of a number would be tested, or None."""
+    if number.range is not None:
+        return None
+    wanted = "a tuple of all values" if number.type == "str" else "(smallest, largest)"
+    return f"only the default {number.default!r} of {number.name!r} would be tested: declare its range as {wanted}"
 
 
 def _maths_fault(op: Op, dtype: torch.dtype, absent: tuple[str, ...]) -> str | None:

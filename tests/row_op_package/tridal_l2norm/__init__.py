@@ -31,7 +31,10 @@ def gradient(
 
 L2_NORM = ops.Op(
     name="l2_norm",
-    arguments=(ops.per_element("input"), ops.number("eps", 1e-6)),
+    arguments=(
+        ops.per_element("input"),
+        ops.number("eps", 1e-6, range=(1e-12, 1e-2)),
+    ),
     kernels=(
         ops.RowKernel(
             name="l2_norm", module=KERNELS, reads=("x",),
