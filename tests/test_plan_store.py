@@ -19,6 +19,7 @@ import tridal
 from backend_helpers import at_the_same_time, run_python
 from call_helpers import kernel_call
 from cli_helpers import run_json, words
+from tridal import testing
 from tridal.devices import registry, settings
 from tridal.devices.types import LaunchPlan
 from tridal.runtime import compiler, launch, plan_store
@@ -146,6 +147,11 @@ def test_a_plan_without_compilations_is_not_stored(folder: Path) -> None:
     npu = registry.get("npu")
     launch.plan(CALL, npu, npu.architectures()["ascend910b"], {"num_programs": 32}, store=True)
     assert not any(folder.glob("*"))
+
+
+def test_the_check_of_the_runtime_neither_uses_nor_stores_plans(folder: Path) -> None:
+    assert [testing.check_runtime(CUDA), testing.check_runtime(CUDA)] == [(), ()]
+    assert not folder.exists()
 
 
 # -- files that cannot be used

@@ -6,11 +6,13 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tridal
 from backend_helpers import FakeBackend
 from conformance_helpers import INTERPRETER
 from torch_versions import compiles
@@ -88,6 +90,23 @@ def test_backend_that_calls_a_module_of_its_vendor_passes() -> None:
     assert faults(Vendor()) == ""
 
 
+@pytest.mark.parametrize("handle", ["vendor_stream", "sycl_queue", "native_handle"])
+def test_a_stream_has_its_handle_under_the_names_of_torchs_streams(handle: str) -> None:
+    class Named(Vendor):
+        def stream(self, index: int) -> int:
+            return int(getattr(self.library.current_stream(index), handle))
+
+    assert faults(Named()) == ""
+
+
+def test_settings_do_not_change_what_is_checked(tmp_path: Path) -> None:
+    with tridal.use(batch_invariant=True, dump=str(tmp_path)):
+        found = [testing.check_runtime(backend) for backend in COMPILED if compiles(backend.name)]
+    assert found == [()] * len(found)
+    assert found
+    assert not any(tmp_path.iterdir())
+
+
 def test_hint_names_the_argument_for_other_modules() -> None:
     (first, *_) = testing.check_runtime(Vendor())
     assert first.startswith("raised ModuleNotFoundError: No module named 'vendorlib' (in library, ")
@@ -110,6 +129,11 @@ class CachedStream(Vendor):
     def stream(self, index: int) -> int:
         self.streams = getattr(self, "streams", {})
         return self.streams.setdefault(index, super().stream(index))
+
+
+class StreamId(Vendor):
+    def stream(self, index: int) -> int:
+        return int(self.library.current_stream(index).stream_id)
 
 
 class StreamObject(Vendor):
@@ -180,6 +204,7 @@ class PlanThatRaises(Vendor):
         (Always0, "stream(0) returned 0 instead of 4096 while device 0 is current"),
         (CurrentDevicesStream, "stream(1) returned 4097 instead of 8192 while device 0 is current"),
         (CachedStream, "stream(0) returned 4096 instead of 4097 after the stream was changed"),
+        (StreamId, "the stand-in for a stream has no 'stream_id': its handle is any name that ends with '_stream',"),
         (StreamObject, "which is no int"),
         (NoGuard, "guard(0) returned None, which is no context manager"),
         (EmptyGuard, "device 0 is current inside guard(1)"),

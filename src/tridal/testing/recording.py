@@ -19,6 +19,8 @@ from tridal.runtime.target_check import Target
 
 COUNT = 2
 """The number of devices of a `RecordingDevice`."""
+_HANDLES = "_stream", "_queue", "_handle"
+"""The ends of the names of a stream's handle, such as `npu_stream`, `sycl_queue` and `native_handle`."""
 FUNCTION = 0xF00D
 """The handle of every kernel that is loaded on a `RecordingDevice`."""
 
@@ -94,15 +96,16 @@ class RecordingDevice:
 
 
 class _Stream:
-    """A stream. Its handle is each attribute whose name ends with "_stream"."""
+    """A stream. Each attribute whose name ends as those of torch's streams is its handle."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def __getattr__(self, name: str) -> int:
-        if name.endswith("_stream"):
+        if name.endswith(_HANDLES):
             return self._handle
-        raise AttributeError(name)
+        ends = ", ".join(f"'{end}'" for end in _HANDLES)
+        raise AttributeError(f"the stand-in for a stream has no {name!r}: its handle is any name that ends with {ends}")
 
 
 class RecordedBackend:

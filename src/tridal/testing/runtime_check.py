@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -157,7 +158,7 @@ def _prepare(recorded: RecordedBackend, index: int) -> tuple[torch.Tensor, Calla
     The stand-in of Triton's driver reads only its address.
     """
     context = DeviceContext.__new__(DeviceContext)
-    context.device, context.index, context.settings = torch.device("cpu"), index, settings.current()
+    context.device, context.index, context.settings = torch.device("cpu"), index, _settings()
     context.backend = CheckedBackend(recorded, "tridal.testing")
     context.torch_computes, context.has_autocast, context.runs = False, False, BoundedCache(4)
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
@@ -166,6 +167,12 @@ def _prepare(recorded: RecordedBackend, index: int) -> tuple[torch.Tensor, Calla
     arguments = op.signature.complete((x, -1, x.dtype, *op.parameters.values()))
     found = prepare_call(context, op, op.signature, arguments)
     return x, lambda x: found.run(*op.signature.tensors_of((x, *arguments[1:])))[0]
+
+
+def _settings() -> settings.Settings:
+    """Returns the current settings without those that replace the backend's plan, or the call."""
+    changes: dict[str, Any] = {"plan_store": False, "batch_invariant": False, "kernel_configs": None, "dump": None}
+    return replace(settings.current(), **changes)
 
 
 def _argument_faults(
