@@ -25,6 +25,7 @@ from tridal.devices.types import (
     Probe,
     Problem,
     Resources,
+    Target,
 )
 from tridal.errors import PlanError, PluginError, TridalError
 
@@ -117,7 +118,7 @@ class CheckedBackend(BackendBase):
         return _answer(self, "architectures")  # type: ignore[no-any-return]
 
     @property
-    def tested_targets(self) -> frozenset[tuple[str, int | str, int] | None]:
+    def tested_targets(self) -> frozenset[Target | None]:
         """Triton's targets for which tridal's tests compile kernels: those of all bundled backends."""
         return frozenset(known.target for backend in tuple(_bundled) for known in backend.architectures().values())
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from tridal.devices.plans import MAX_PROGRAMS
+from tridal.devices.target import Architecture
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Option, Problem, Resources
 
 _MAX_STAGES = 32
@@ -43,8 +44,12 @@ def or_none(rule: Rule, expected: str = "") -> Rule:
 
 
 def _is_target(value: Any) -> bool:
-    kinds = [type(part) for part in value] if type(value) is tuple else []
-    return kinds in ([str, int, int], [str, str, int]) and value[2] >= 0
+    if type(value) is not tuple or len(value) != 3:
+        return False
+    name, architecture, warp_size = value
+    names = [name, *(architecture if isinstance(architecture, Mapping) else ())]
+    right = type(architecture) in (int, str, Architecture) and all(type(name) is str for name in names)
+    return right and type(warp_size) is int and warp_size >= 0
 
 
 _POSITIVE = integer(1, expected="a positive integer")
@@ -124,6 +129,8 @@ def exact_copy(found: Any) -> Any:
         return str.__str__(found)
     if isinstance(found, tuple):
         return tuple(map(exact_copy, found))
+    if isinstance(found, list):
+        return [*map(exact_copy, found)]
     if isinstance(found, Mapping):
         return {exact_copy(key): exact_copy(value) for key, value in found.items()}
     if isinstance(found, AbstractSet):

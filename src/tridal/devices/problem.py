@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tridal.devices.kernel_config import KernelConfig
+from tridal.devices.target import Target, hashable
 from tridal.errors import PlanError
 
 Layout: TypeAlias = Literal["row", "inner", "strided"]
@@ -66,8 +67,9 @@ class DeviceProperties:
     """Number of cores."""
     core_name: str = "core"
     """What the vendor calls a core, for users."""
-    target: tuple[str, int | str, int] | None = None
-    """Triton's target (backend, architecture, warp size), to compile without the device; None if there is none."""
+    target: Target | None = None
+    """Triton's target (backend, architecture, warp size), to compile without the device; None if there is none. The
+    architecture is an integer, text, or a mapping with text as keys."""
     warp_size: int | None = None
     """Threads per warp."""
     registers: int | None = None
@@ -87,6 +89,10 @@ class DeviceProperties:
     to 0.95 of it."""
     aliases: tuple[str, ...] = field(default=(), kw_only=True)
     """Other names that `tridal plan --arch` takes, such as products of this architecture with the same limits."""
+
+    def __post_init__(self) -> None:
+        if type(self.target) is tuple and len(self.target) == 3:  # other values are faults of a plugin
+            object.__setattr__(self, "target", hashable(self.target))
 
 
 def find_architecture(name: str, known: Mapping[str, DeviceProperties]) -> str | None:

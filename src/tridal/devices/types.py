@@ -19,9 +19,11 @@ from tridal.devices.problem import (
     next_power_of_2,
 )
 from tridal.devices.row_range import RowCount, with_row_range
+from tridal.devices.target import Target
 
 __all__ = [
     "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_RANGE_ROWS", "MAX_TILE", "PROTOCOLS",
     "SCHEDULES", "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option",
-    "Probe", "Problem", "Resources", "RowCount", "Schedule", "find_architecture", "next_power_of_2", "with_row_range",
+    "Probe", "Problem", "Resources", "RowCount", "Schedule", "Target", "find_architecture", "next_power_of_2",
+    "with_row_range",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from tridal.devices.lock import LOCK
-from tridal.devices.types import ALIGNMENT, Backend, Resources
+from tridal.devices.types import ALIGNMENT, Backend, Resources, Target
 from tridal.errors import PlanError, PluginError, TridalError
 from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.function_errors import called_functions, describe
@@ -26,14 +26,14 @@ from tridal.runtime.specialization import Specialization
 
 
 @functools.lru_cache(maxsize=1024)
-def resources(backend: Backend, specialization: Specialization, target: tuple[str, int | str, int]) -> Resources:
+def resources(backend: Backend, specialization: Specialization, target: Target) -> Resources:
     """Compiles a specialization and returns the resources of its kernel."""
     compiled = compile_kernel(specialization, target)
     return backend.resources(compiled.asm, compiled.metadata.shared)
 
 
 @functools.lru_cache(maxsize=1024)
-def compile_kernel(specialization: Specialization, target: tuple[str, int | str, int]) -> Any:
+def compile_kernel(specialization: Specialization, target: Target) -> Any:
     """Returns Triton's CompiledKernel for a target (backend, architecture, warp size). No device is needed.
 
     Raises:
@@ -85,7 +85,7 @@ def naming_functions(specialization: Specialization, what: str) -> Iterator[None
         raise PluginError(f"kernel {kernel.name!r}: {what} {found}") from error
 
 
-def can_compile(target: tuple[str, int | str, int] | None) -> bool:
+def can_compile(target: Target | None) -> bool:
     """Returns whether Triton is installed and compiles for a target. The device need not be present."""
     if target is None or importlib.util.find_spec("triton") is None:
         return False

@@ -19,6 +19,7 @@ from tridal.devices.types import (
     KernelConfig,
     LaunchPlan,
     Resources,
+    Target,
 )
 from tridal.errors import PlanError
 from tridal.runtime import compiler
@@ -29,7 +30,7 @@ from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
 from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
-from tridal.runtime.target_check import Target, check_target
+from tridal.runtime.target_check import check_target
 
 
 class PreparedLaunch(NamedTuple):

@@ -11,6 +11,7 @@ import importlib.util
 from typing import Any
 
 from tridal.devices.lock import LOCK
+from tridal.devices.types import Target
 from tridal.errors import PluginError
 from tridal.runtime import compiler
 from tridal.runtime.function_errors import error_chain
@@ -29,7 +30,7 @@ _BROADCAST = ("writes", "row_value", "row_writes")
 
 
 @functools.lru_cache(maxsize=1024)
-def check_functions(kernel: RowKernel, target: tuple[str, int | str, int] | None, interpret: bool) -> None:
+def check_functions(kernel: RowKernel, target: Target | None, interpret: bool) -> None:
     """Checks the functions of a third party's kernel once: in Triton's interpreter, or in the compiler's first stage.
 
     Does nothing if the interpreter is not installed, or if Triton cannot compile for the target.
@@ -46,7 +47,7 @@ def is_own(kernel: RowKernel) -> bool:
     return kernel.module.startswith(("tridal.kernels.", "tridal.library."))
 
 
-def try_functions(kernel: RowKernel, target: tuple[str, int | str, int] | None) -> None:
+def try_functions(kernel: RowKernel, target: Target | None) -> None:
     """Runs the trials of a kernel's functions: compiled for a target, or interpreted for the target None.
 
     Raises:

@@ -12,12 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tridal.devices.types import Backend, DeviceProperties
+from tridal.devices.types import Backend, DeviceProperties, Target
 from tridal.errors import PlanError
 from tridal.runtime.compiler import can_compile, import_triton
 from tridal.runtime.plan_check import label
-
-Target = tuple[str, int | str, int]
 
 _PROGRAM = Path(__file__).with_name("target_program.py")
 _SECONDS = 120

@@ -11,11 +11,10 @@ from unittest.mock import patch
 
 import torch
 
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources, Target
 from tridal.runtime import compiler, launch
 from tridal.runtime.interpreter_mode import with_item
 from tridal.runtime.specialization import Specialization
-from tridal.runtime.target_check import Target
 
 COUNT = 2
 """The number of devices of a `RecordingDevice`."""

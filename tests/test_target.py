@@ -1,0 +1,126 @@
+"""Targets of Triton whose architecture is a mapping: they are copied, checked, compiled for, and keys of caches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+
+from backend_helpers import FakeBackend
+from call_helpers import kernel_call
+from cli_helpers import run_json, words
+from tridal import testing
+from tridal.devices import registry
+from tridal.devices.checked_backend import CheckedBackend
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Resources
+from tridal.errors import PluginError
+from tridal.runtime import launch, plan_store, target_check
+
+ARCHITECTURE = {"sizes": [16, 32], "capability": 90}
+DEVICE = DeviceProperties("Mapped 1", "mapped1", cores=4, target=("mapped", ARCHITECTURE, 32))
+CALL = kernel_call((64, 96))
+_files = plan_store._files  # conftest.py replaces it
+
+
+class Mapped(FakeBackend):
+    def __init__(self, device: DeviceProperties = DEVICE) -> None:
+        super().__init__(name="mapped", device_type="mapped")
+        self.device = device
+
+    def properties(self, index: int) -> DeviceProperties:
+        return self.device
+
+    def architectures(self) -> dict[str, DeviceProperties]:
+        return {"mapped1": self.device}
+
+    def plan(self, problem: Any, device: Any, probe: Any, options: Any) -> LaunchPlan:
+        config = KernelConfig("whole_row", 1, 128)
+        return LaunchPlan(config, 4, "because", resources=probe(config))
+
+    def resources(self, asm: Any, shared_memory: int) -> Resources:
+        return Resources(32 if "ptx" in asm else 0, 0, shared_memory)
+
+
+@pytest.fixture(autouse=True)
+def _compiler_of_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds a compiler to Triton whose targets have a dict. It compiles for the capability in this dict."""
+    cuda = backends["nvidia"].compiler
+
+    class Compiler(cuda):  # type: ignore[misc, valid-type]
+        @staticmethod
+        def supports_target(target: GPUTarget) -> bool:
+            return target.backend == "mapped"
+
+        def __init__(self, target: Any) -> None:
+            assert isinstance(target.arch, dict)
+            super().__init__(GPUTarget("mapped", target.arch["capability"], 32))
+
+    monkeypatch.setitem(backends, "mapped", SimpleNamespace(compiler=Compiler, driver=None))
+    monkeypatch.setattr(target_check, "_fault", lambda target: None)  # its new process has no such compiler
+
+
+def test_equal_architectures_are_equal_keys_in_any_order() -> None:
+    other = replace(DEVICE, target=("mapped", dict(reversed(ARCHITECTURE.items())), 32))
+    assert (other, hash(other), repr(other)) == (DEVICE, hash(DEVICE), repr(DEVICE))
+    assert replace(DEVICE, target=("mapped", {**ARCHITECTURE, "capability": 80}, 32)) != DEVICE
+    assert json.loads(json.dumps(asdict(DEVICE)))["target"] == ["mapped", ARCHITECTURE, 32]
+
+
+def test_a_plugin_cannot_change_the_architecture_later() -> None:
+    architecture = {"sizes": [16, 32], "capability": 90}
+    plugin = Mapped(replace(DEVICE, target=("mapped", architecture, 32)))
+    found = CheckedBackend(plugin, "vendor 1.0").properties(0)
+    assert isinstance(plugin.device.target[1], Mapping)  # type: ignore[index]
+    plugin.device.target[1]["sizes"].append(64)  # type: ignore[index]
+    assert found == DEVICE
+
+
+@pytest.mark.parametrize("architecture", [{1: 2}, [90], None, 9.0], ids=str)
+def test_another_architecture_is_a_fault_of_the_plugin(architecture: Any) -> None:
+    backend = CheckedBackend(Mapped(replace(DEVICE, target=("mapped", architecture, 32))), "vendor 1.0")
+    with pytest.raises(PluginError, match=r"properties\(0\)\.target: expected \(backend, architecture, warp size\)"):
+        backend.properties(0)
+
+
+def test_kernels_are_compiled_and_plans_are_stored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_store, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(plan_store, "_files", _files)
+    backend = CheckedBackend(Mapped(), "vendor 1.0")
+    made, stored = (launch.plan(CALL, backend, DEVICE, {}, True) for _ in range(2))
+    assert (made.compilations, stored.compilations) == (1, 0)
+    assert made.resources is not None
+    assert made.resources.registers == 32
+    assert "stored" in stored.reason
+    other = replace(DEVICE, target=("mapped", {**ARCHITECTURE, "capability": 80}, 32))
+    assert launch.plan(CALL, backend, other, {}, True).compilations == 1
+
+
+def test_the_runtime_of_the_backend_is_checked() -> None:
+    class Streams(Mapped):
+        def stream(self, index: int) -> int:
+            return int(sys.modules["torch.mapped"].current_stream(index).mapped_queue)
+
+        def guard(self, index: int) -> Any:
+            return sys.modules["torch.mapped"].device(index)
+
+    assert testing.check_runtime(Streams()) == ()
+
+
+@pytest.mark.usefixtures("fresh_registry", "no_settings")
+def test_commands_plan_for_the_architecture() -> None:
+    registry.register(Mapped())
+    assert "32 registers per thread" in words("plan", "64", "96", "--arch", "mapped1")
+    assert run_json("plan", "64", "96", "--arch", "mapped1")["device"]["target"] == ["mapped", ARCHITECTURE, 32]
+    # torch has no such device, so doctor ends with 1
+    devices = [device for device in run_json("doctor", code=1)["devices"] if device["backend"] == "mapped"]
+    assert [device["target"] for device in devices] == [["mapped", ARCHITECTURE, 32]] * 2
