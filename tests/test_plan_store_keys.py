@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from dataclasses import replace
@@ -97,24 +98,58 @@ def test_an_edited_schedule_has_a_new_key(tmp_path: Path, monkeypatch: pytest.Mo
     fresh_code()
 
 
-def test_edited_planning_code_of_a_backend_has_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "vendor_gpu"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        "from tridal_cuda import Cuda\n\n\nclass Vendor(Cuda):\n    name = 'vendor_gpu'\n"
-    )
-    (package / "planning.py").write_text("TILE = 1024\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import vendor_gpu
+CLASS = "from tridal_cuda import Cuda\n\n\nclass Vendor(Cuda):\n    name = 'vendor'\n\n\nbackend = Vendor()\n"
+MODULE = """\
+from tridal.devices.checked_backend import ATTRIBUTES
+from tridal_cuda import Cuda
+from vendor_plans import plan
 
-    backend = CheckedBackend(vendor_gpu.Vendor(), "vendor 1.0")
+members = (*ATTRIBUTES, "stream", "guard", "resources", "architectures", "unavailable", "device_count", "properties")
+globals().update({name: getattr(Cuda(), name) for name in members})
+name = "vendor"
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "edited"),
+    [
+        (CLASS, "vendor_gpu/__init__.py"),
+        (CLASS, "vendor_gpu/planning.py"),
+        (CLASS, "vendor_gpu/data/limits.json"),
+        (CLASS, "vendor_table.json"),
+        (MODULE, "vendor_gpu/__init__.py"),
+        (MODULE, "vendor_gpu/data/limits.json"),
+        (MODULE, "vendor_plans.py"),
+    ],
+)
+def test_an_edited_file_of_a_backend_has_a_new_key(
+    source: str, edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend is an instance or a module. Its distribution also has a file outside of the package."""
+    files = {"vendor_gpu/__init__.py": source, "vendor_gpu/planning.py": "TILE = 1024\n", "vendor_table.json": "{}"}
+    files |= {
+        "vendor_gpu/data/limits.json": "{}",
+        "vendor_plans.py": "def plan(problem, device, probe, options): ...\n",
+    }
+    files |= {"vendor-1.0.dist-info/METADATA": "Name: vendor\nVersion: 1.0\n"}
+    files |= {"vendor-1.0.dist-info/RECORD": "vendor_table.json,,\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("vendor_gpu")
+    backend = CheckedBackend(getattr(module, "backend", module), "vendor 1.0")
     first = name_of(backend=backend)
+    (tmp_path / "unrelated.py").write_text("")
     fresh_code()
     assert name_of(backend=backend) == first
-    (package / "planning.py").write_text("TILE = 2048\n")
+    assert first is not None
+    with (tmp_path / edited).open("a") as file:
+        file.write(" \n")
     fresh_code()
     assert name_of(backend=backend) != first
-    del sys.modules["vendor_gpu"]
+    for name in ("vendor_gpu", "vendor_plans"):
+        sys.modules.pop(name, None)
 
 
 def test_interpreted_plans_and_those_of_backends_in_code_are_not_stored() -> None:

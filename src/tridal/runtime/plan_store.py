@@ -13,12 +13,15 @@ import importlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from tridal.devices.entry_points import IN_CODE
+from tridal.devices.entry_points import IN_CODE, is_bundled
 from tridal.devices.lock import LOCK
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Resources
 from tridal.runtime import compiler
@@ -128,27 +131,44 @@ def _key(call: KernelCall, backend: Backend, device: DeviceProperties, options: 
 
 @functools.lru_cache(maxsize=64)
 def _code(backend: Any, target: Any) -> str:
-    """Returns a digest of the code that plans and compiles for a target: versions, and files of the packages.
-
-    They are tridal's own packages, and those of the backend's class and of its base classes.
-    """
+    """Returns a digest of what plans and compiles for a target: versions, and the files of tridal and the backend."""
     triton = compiler.import_triton()
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
     digest = hashlib.sha256()
-    modules = [sys.modules[kind.__module__] for kind in type(backend.plugin).__mro__]
-    named = {module.__package__ or module.__name__ for module in modules} - {"builtins", "typing"}
-    for name in sorted({*_SOURCES, *named}):
-        module = importlib.import_module(name)
-        folders = [Path(path) for path in getattr(module, "__path__", ())]
-        files = sorted(file for path in folders for file in path.rglob("*.py")) or [Path(str(module.__file__))]
-        for file in files:
-            digest.update(file.read_bytes())
+    for name, path in sorted(_files_of(backend)):
+        digest.update(name.encode() + path.read_bytes())
     compiling = make_backend(GPUTarget(*target)).hash(), sorted(get_cache_invalidating_env_vars().items())
     versions = sys.modules["tridal"].__version__, triton.__version__, backend.name, backend.origin
     return _digest(repr((versions, compiling, digest.hexdigest())))
+
+
+def _files_of(backend: Any) -> Iterator[tuple[str, Path]]:
+    """Yields the names and the paths of the files that decide plans, data files included, without compiled Python.
+
+    They are those of tridal's own packages, of the packages of the backend's module, of its class, of the base classes
+    and of `plan` and `resources`, and all files of its distribution.
+    """
+    plugin = backend.plugin
+    parts = [plugin] if isinstance(plugin, ModuleType) else type(plugin).__mro__
+    names = {getattr(part, "__module__", None) or part.__name__ for part in (*parts, plugin.plan, plugin.resources)}
+    modules = [sys.modules[name] for name in names - {"builtins", "typing"}]
+    for name in {*_SOURCES, *(module.__package__ or module.__name__ for module in modules)}:
+        package = importlib.import_module(name)
+        folders = [Path(path) for path in getattr(package, "__path__", ())]
+        for folder in folders:
+            yield from ((f"{name}/{path.relative_to(folder)}", path) for path in folder.rglob("*") if _is_source(path))
+        if not folders:
+            yield name, Path(str(package.__file__))
+    with suppress(metadata.PackageNotFoundError):
+        files = [] if is_bundled(backend.origin) else metadata.files(backend.origin.partition(" ")[0]) or []
+        yield from ((str(file), path) for file in files if _is_source(path := Path(str(file.locate()))))
+
+
+def _is_source(path: Path) -> bool:
+    return "__pycache__" not in path.parts and path.is_file()
 
 
 def _digest(text: str) -> str:
