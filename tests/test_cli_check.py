@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from cli_helpers import run, run_json, words
+from op_samples import L2_NORM
 from torch_versions import compiles
 from tridal import testing
 from tridal.cli import check, output
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError
+from tridal.ops import table
 from tridal.pytorch.path.function import FUNCTIONS
+from tridal.testing import declarations
 from tridal.testing.cases import Case
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -153,7 +157,7 @@ def test_schedule_that_is_not_tested_is_a_failure(backend: Backend, suite: Any) 
     report = check_json(backend, "--all", code=1)
     skipped, wrong = [*search.skipped], [*search.wrong_ranges]
     assert report["plan_search"] == {
-        "cases": 0, "plans": 10, "not_reached": ["peel"], "skipped": skipped, "wrong_ranges": wrong
+        "cases": 0, "plans": 10, "not_reached": ["peel"], "skipped": skipped, "wrong_ranges": wrong, "faults": {}
     }  # fmt: skip
 
 
@@ -174,10 +178,11 @@ def test_options_choose_the_ops_of_the_suite_and_limit_the_search(
     monkeypatch.setattr(testing, "search_plans", search_plans)
     ops = ["log_softmax", "softmax"]
     report = check_json(backend, "--op", ops[0], "--op", ops[1], "--max-compiled", "7")
-    assert requested == [(ops, 7), ops, ops]
+    assert requested == [ops[:1], ops[1:], (ops, 7), ops, ops]
     assert len(report["suite"]) == 1
+    requested.clear()
     check_text(backend, "--all")
-    assert requested[3:] == [(None, 400), None, None]
+    assert (list(table.ops()), 400) in requested
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,8 @@ def test_options_choose_the_ops_of_the_suite_and_limit_the_search(
     [
         (["--all", "--max-compiled", "-5"], "--max-compiled"),
         (["--max-compiled", "5"], "Invalid value for --max-compiled: it limits the suite; add --all or --op"),
+        (["--quick"], "Invalid value for --quick: it limits the suite; add --all or --op"),
+        (["--all", "--quick", "--max-compiled", "5"], "--max-compiled: --quick makes no search that it could limit"),
     ],
 )
 def test_wrong_or_ignored_limit_is_a_usage_error(arguments: list[str], message: str) -> None:
@@ -205,20 +212,72 @@ def test_progress_is_printed_to_stderr_if_that_is_no_terminal(
     assert run("check", "--all", "--device", backend.name).stderr == ""
 
 
-def test_wrong_declaration_is_a_failure_and_ends_the_check_before_the_suite(
+def test_quick_suite_runs_the_quick_cases_and_no_search(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "search_plans", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(testing, "run_case", lambda case, backend: testing.Result(case.name, True, 0, 1, None, 0))
+    report = check_json(backend, "--op", "swiglu", "--quick")
+    quick = testing.quick_cases(backend, ["swiglu"])
+    assert [result["name"] for result in report["suite"]] == [case.name for case in quick]
+    assert len(quick) < len(testing.cases(backend, ["swiglu"])) / 2
+    assert "plan_search" not in report
+
+
+def raises(*arguments: Any) -> Any:
+    raise KeyError("reduction")
+
+
+WRONG = "no OpCases"
+CASES = testing.OpCases(is_defined=raises)
+WRONG_KERNELS = tuple(replace(kernel, name=kernel.name.replace("l2", "wrong")) for kernel in L2_NORM.kernels)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason", "printed"),
+    [
+        ({"reference": lambda x, reduce, eps: x.sum()}, "its declaration is wrong", "the reference returned"),
+        ({"gradient": lambda dy, x, reduce, eps: dy}, "its declaration is wrong", "differs from autograd's gradient"),
+        ({"cases": "test_cli_check:WRONG"}, "its declaration is wrong", "'str' object has no attribute 'tensors'"),
+        ({"cases": "test_cli_check:CASES"}, "raised KeyError: 'reduction' (in raises, ", ""),
+        ({"steps": raises, "gradient_steps": raises}, "raised KeyError: 'reduction' (in raises, ", ""),
+    ],
+    ids=["reference", "gradient", "cases", "is_defined", "steps"],
+)
+def test_an_op_with_a_wrong_declaration_is_named_and_the_suite_runs_the_other_ops(
+    wrong: dict[str, Any], reason: str, printed: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = replace(L2_NORM, name="wrong_norm", kernels=WRONG_KERNELS, **wrong)
+    entries = [table.RegisteredOp("softmax", "tridal", table.op_named("softmax"))]
+    entries.append(table.RegisteredOp(op.name, "vendor 1.0", op))
+    entries.append(table.RegisteredOp("absent", "other 2.0", None, "it could not be loaded: ImportError: vendorlib"))
+    monkeypatch.setattr(table, "_entries", tuple(entries))
+    monkeypatch.setattr(declarations, "_compiled_architectures", lambda: ())
+    ran: list[str] = []
+
+    def run_case(case: Case, backend: Backend) -> testing.Result:
+        ran.append(case.op)
+        return testing.Result(case.name, True, 0.0, 1.0, None, 0.0)
+
+    monkeypatch.setattr(testing, "run_case", run_case)
+    output = " ".join(check_text(backend, "--all", "--max-compiled", "0", code=1).split())
+    assert set(ran) == {"softmax"}
+    assert f"FAILED the suite skipped wrong_norm (vendor 1.0): {reason}" in output
+    assert "FAILED absent declaration of other 2.0: it could not be loaded: ImportError: vendorlib" in output
+    assert printed in output
+    skipped = check_json(backend, "--all", "--max-compiled", "0", code=1)["skipped"]
+    assert list(skipped) == (["wrong_norm", "absent"] if printed else ["absent", "wrong_norm"])
+
+
+def test_the_suite_does_not_run_if_all_declarations_are_wrong(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cases(*arguments: Any) -> None:
-        raise AssertionError("the suite must not run")
-
     wrong = testing.Result("softmax declaration maths in torch.float32", False, 0.0, 0.0, "a [wrong] gradient", 0.0)
-    monkeypatch.setattr(testing, "check_declarations", lambda ops: (wrong,))
-    monkeypatch.setattr(testing, "cases", cases)
+    monkeypatch.setattr(testing, "check_declarations", lambda *_: (wrong,))
+    monkeypatch.setattr(testing, "cases", lambda *_: pytest.fail("the suite must not run"))
     output = check_text(backend, "--op", "softmax", code=1)
     assert "FAILED softmax declaration maths in torch.float32: a [wrong] gradient" in output
-    assert "The conformance suite was not run, because a declaration is wrong" in output
+    assert "FAILED the suite skipped softmax (tridal): its declaration is wrong" in output
     assert "FAILED 1 of 4 checks" in output
-    report = check_json(backend, "--all", code=1)
+    report = check_json(backend, "--op", "softmax", code=1)
     assert [result["message"] for result in report["declarations"]] == ["a [wrong] gradient"]
     assert "suite" not in report
 

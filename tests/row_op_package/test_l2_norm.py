@@ -5,7 +5,7 @@ import pytest
 from tridal import registry, testing
 
 BACKEND = registry.available("interpreter")
-CASES = testing.cases(BACKEND, ["l2_norm"])
+CASES = testing.quick_cases(BACKEND, ["l2_norm"])
 
 
 def test_declaration():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +9,17 @@ import typer
 from rich.console import Console
 
 from tridal.cli.op_option import DEVICES, OPS, check_op, choose_device
-from tridal.cli.output import FAIL, PASS, console, count, escape, print_json, table, track
+from tridal.cli.output import FAIL, PASS, console, escape, print_json, table, track
 from tridal.cli.plan import plan_as_dict, plan_table
+from tridal.cli.suite import run_suite
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend
 from tridal.errors import DeviceUnavailableError, TridalError
 
 if TYPE_CHECKING:
-    from tridal.testing import Implementation, PlanSearch, Result
+    from tridal.testing import Implementation
 
 _MAX_COMPILED = 400
-_MAX_SHOWN = 20  # largest number of failures of the conformance suite that are printed
 
 
 def check(
@@ -33,6 +32,14 @@ def check(
         list[str] | None,
         typer.Option(help=f"Run the conformance suite of this op only. May be repeated. The ops: {OPS}."),
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Run few small cases of the suite, which together hold each pair of traits, and do not search for "
+            "changes of plans.",
+        ),
+    ] = False,
     max_compiled: Annotated[
         int | None,
         typer.Option(
@@ -50,8 +57,11 @@ def check(
     from tridal import testing
 
     ops = [check_op(name) for name in op or ()]
-    if max_compiled is not None and not (whole_suite or ops):
-        raise typer.BadParameter("it limits the suite; add --all or --op", param_hint="--max-compiled")
+    for option, given in (("--quick", quick), ("--max-compiled", max_compiled is not None)):
+        if given and not (whole_suite or ops):
+            raise typer.BadParameter("it limits the suite; add --all or --op", param_hint=option)
+    if quick and max_compiled is not None:
+        raise typer.BadParameter("--quick makes no search that it could limit", param_hint="--max-compiled")
     backend, index, why = choose(device)
     out = console(quiet=as_json)
     with testing.implementation(backend, index=index) as implementation:
@@ -62,21 +72,21 @@ def check(
         report["unit_test"] = _run_unit_test(implementation, out)
         report["worked_example"] = _run_example(implementation, out)
     report["plans"] = _make_plans(out)
-    results = [*report["unit_test"]["results"], report["worked_example"]]
+    passed = [result["passed"] for result in (*report["unit_test"]["results"], report["worked_example"])]
     if whole_suite or ops:
-        report |= _run_suite(backend, ops or None, _MAX_COMPILED if max_compiled is None else max_compiled, out)
-        results += report["declarations"] + report.get("suite", [])
-        search = report.get("plan_search", {})
-        results += [{"passed": False} for name in ("not_reached", "wrong_ranges") for _ in search.get(name, ())]
-    failed = sum(not result["passed"] for result in results)
+        limit = _MAX_COMPILED if max_compiled is None else max_compiled
+        suite, passed_in_suite = run_suite(backend, ops or None, None if quick else limit, out)
+        report |= suite
+        passed += passed_in_suite
+    failed = passed.count(False)
     report["passed"] = failed == 0
     if as_json:
         print_json(report)
     if failed:
-        out.print(f"\n{FAIL} {failed} of {len(results)} checks, see the messages above", soft_wrap=True)
+        out.print(f"\n{FAIL} {failed} of {len(passed)} checks, see the messages above", soft_wrap=True)
         raise typer.Exit(1)
     hint = "" if whole_suite or ops else "; `tridal check --all` runs the whole conformance suite"
-    out.print(f"\n{PASS} all {len(results)} checks passed{hint}", soft_wrap=True)
+    out.print(f"\n{PASS} all {len(passed)} checks passed{hint}", soft_wrap=True)
 
 
 def choose(name: str | None) -> tuple[Backend, int | None, str]:
@@ -169,78 +179,3 @@ def _make_plans(out: Console) -> list[dict[str, Any]]:
             out.print(f"\n[bold]Launch plan of the unit test on {planned[1].name}[/] (no such device is needed here)")
             out.print(plan_table(*planned))
     return plans
-
-
-def _run_suite(backend: Backend, ops: Sequence[str] | None, max_compiled: int, out: Console) -> dict[str, Any]:
-    """Checks the declarations. If they are right, runs all cases of the suite, and those at changes of plans."""
-    from tridal import testing
-
-    declarations = testing.check_declarations(ops)
-    report: dict[str, Any] = {"declarations": [asdict(result) for result in declarations]}
-    if _show_failures(declarations, out):
-        out.print("The conformance suite was not run, because a declaration is wrong", soft_wrap=True)
-        return report
-    out.print(f"\n{PASS} {count(len(declarations), 'check')} of declarations", soft_wrap=True)
-    title = "searching for changes of plans"
-    search = testing.search_plans(
-        backend, ops, max_compiled, lambda kinds: track(kinds, lambda kind: kind.case(64, 64).name, title)
-    )
-    cases = tuple(dict.fromkeys((*testing.cases(backend, ops), *search.cases)))
-    suite = [testing.run_case(case, backend) for case in track(cases, lambda case: case.name, "conformance")]
-    _show_suite(suite, out)
-    _show_search(search, out)
-    report["suite"] = [asdict(result) for result in suite]
-    report["plan_search"] = {**asdict(search), "cases": len(search.cases)}
-    return report
-
-
-def _show_failures(results: Sequence[Result], out: Console) -> int:
-    """Prints the first failures, and returns how many there are."""
-    failures = [result for result in results if not result.passed]
-    for result in failures[:_MAX_SHOWN]:
-        out.print(f"{FAIL} {result.name}: {escape(result.message or '')}", soft_wrap=True)
-    if len(failures) > _MAX_SHOWN:
-        out.print(f"and {len(failures) - _MAX_SHOWN} more; the option --json lists them all")
-    return len(failures)
-
-
-def _show_suite(results: Sequence[Result], out: Console) -> None:
-    groups: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        op, direction, _ = result.name.split(" ", 2)
-        groups.setdefault((op, direction), []).append(result)
-    lines = []
-    for (op, direction), group in sorted(groups.items()):
-        failed = sum(not result.passed for result in group)
-        largest = "see below"
-        if not failed:
-            share, name = max((r.error / r.tolerance, r.name) for r in group if r.tolerance)
-            largest = f"{share:.0%} [dim]{name.removeprefix(f'{op} {direction} ')}[/]"
-        shown_failed = f"[red]{failed}[/]" if failed else "0"
-        seconds = f"{sum(result.seconds for result in group):.1f}"
-        lines.append((op, direction, str(len(group) - failed), shown_failed, largest, seconds))
-    headings = ("op", "direction", "passed", "failed", "largest error, in % of its tolerance", "seconds")
-    out.print("\n[bold]Conformance suite[/], compared with float64")
-    out.print(table(headings, lines, right=("passed", "failed", "seconds")))
-    _show_failures(results, out)
-
-
-def _show_search(search: PlanSearch, out: Console) -> None:
-    if search.plans:
-        found = f"found {count(len(search.cases), 'case')} on both sides of them"
-        out.print(f"searched {count(search.plans, 'plan')} for changes, and {found}", soft_wrap=True)
-    if search.skipped:
-        kinds = count(len(search.skipped), "kind")
-        out.print(
-            f"[dim]not searched, because plans compile kernels: {kinds} of calls, from {escape(search.skipped[0])}. "
-            "The option --max-compiled sets the limit[/]",
-            soft_wrap=True,
-        )
-    for name in search.not_reached:
-        out.print(
-            f"{FAIL} the backend lists {name!r}, but no plan uses it and the suite cannot use it: "
-            "remove it, or add what it needs",
-            soft_wrap=True,
-        )
-    for fault in search.wrong_ranges:
-        out.print(f"{FAIL} a wrong range of rows: {escape(fault)}", soft_wrap=True)

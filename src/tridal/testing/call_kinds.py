@@ -22,6 +22,7 @@ from tridal.testing.checking import call_function, make_call, make_gradients
 from tridal.testing.exact import gradients_of
 from tridal.testing.implementation import Implementation, overridden, public_function
 from tridal.testing.inputs import make_tensors
+from tridal.testing.raised import raised
 from tridal.testing.suite import directions, is_defined, target_dtypes
 
 _SIZE = (9, 24)
@@ -69,12 +70,13 @@ def _layout(case: Case, layout: Layout) -> RowLayout | None:
     return row_layout(case.shape, strides, case.dim % len(case.shape))
 
 
-def call_kinds(backend: Backend, ops: Sequence[str] | None) -> list[CallKind]:
-    """Returns every kind of call that the backend computes. float32 is the first dtype of an op.
+def call_kinds(backend: Backend, ops: Sequence[str] | None) -> tuple[list[CallKind], dict[str, str]]:
+    """Returns every kind of call that the backend computes, and a description of the fault of each op that raises.
 
-    Of several calls of a kernel with the same problem, one is kept.
+    float32 is the first dtype of an op. Of several calls of a kernel with the same problem, one is kept.
     """
     found: dict[tuple[Any, ...], CallKind] = {}
+    faults: dict[str, str] = {}
     with (
         overridden(backend, "recorded", lambda plan, problem: plan) as name,
         settings.use(device=name, fallback="error"),
@@ -82,14 +84,22 @@ def call_kinds(backend: Backend, ops: Sequence[str] | None) -> list[CallKind]:
         device = torch.device(backend.device_type)
         for op in table.selected(ops):
             registry.invalidate()  # a kernel that was prepared for another op would not be recorded
-            for layout, case in _examples(op, backend):
-                for call in _launched(case, op, Implementation(device, public_function)):
-                    of_rows = call.layout == _layout(case, layout)
-                    if of_rows or call.layout == row_layout(_SIZE[:1], (1,), 0):
-                        kernel, problem = call.kernel.name, replace(call, addresses=()).problem
-                        key = kernel, case.direction, case.dtype, layout, problem
-                        found.setdefault(key, CallKind(op, case, layout, call, of_rows))
-    return list(found.values())
+            try:
+                for kind in _kinds(op, backend, Implementation(device, public_function)):
+                    kernel, problem = kind.kernel_call.kernel.name, replace(kind.kernel_call, addresses=()).problem
+                    found.setdefault((kernel, kind.direction, kind.example.dtype, kind.layout, problem), kind)
+            except Exception as error:  # of the declaration of a third party
+                faults[op.name] = raised(error)
+    return [kind for kind in found.values() if kind.op.name not in faults], faults
+
+
+def _kinds(op: Op, backend: Backend, implementation: Implementation) -> Iterator[CallKind]:
+    """Yields the kinds of calls of an op."""
+    for layout, case in _examples(op, backend):
+        for call in _launched(case, op, implementation):
+            of_rows = call.layout == _layout(case, layout)
+            if of_rows or call.layout == row_layout(_SIZE[:1], (1,), 0):
+                yield CallKind(op, case, layout, call, of_rows)
 
 
 def _examples(op: Op, backend: Backend) -> Iterator[tuple[Layout, Case]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,11 +24,16 @@ from tridal.testing.exact import Call, Named
 from tridal.testing.inputs import make_tensors, make_values
 from tridal.testing.raised import raised
 
+Check: TypeAlias = tuple[str, Callable[[], str | None]]
+"""The name of a check, and a function that returns a description of the fault, or None."""
+
 _TOLERANCE = 1e-6
 """Two equal formulas in float64 differ by far less, and two different ones by more."""
 
 
-def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
+def check_declarations(
+    ops: Sequence[str] | None = None, track: Callable[[Sequence[Check]], Iterable[Check]] = iter
+) -> tuple[Result, ...]:
     """Checks the declaration of each op. No device is needed.
 
     - The reference and the gradient return tensors of the right shapes and dtypes, with and without optional tensors.
@@ -38,7 +43,9 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
       checked for an architecture of each backend, if the installed Triton compiles for it.
 
     Args:
-        ops: names of ops; None stands for all ops. Those whose tensors have no rows are left out.
+        ops: names of ops; None stands for all ops, and then an installed op that cannot be used is a failure. Ops whose
+            tensors have no rows are left out.
+        track: yields the names and the functions of the checks that it gets, and can show the progress.
 
     Raises:
         PlanError: an op is unknown or cannot be used. The message suggests similar names.
@@ -47,12 +54,16 @@ def check_declarations(ops: Sequence[str] | None = None) -> tuple[Result, ...]:
         >>> all(result.passed for result in tridal.testing.check_declarations(["softmax"]))
         True
     """
-    return tuple(
-        _result(f"{op.name} declaration {what}", check)
+    checks: list[Check] = [
+        (f"{op.name} declaration {what}", check)
         for op in table.selected(ops)
         if op.arguments[0].role == "element"
         for what, check in _checks(op)
-    )
+    ]
+    for entry in table.registered() if ops is None else ():
+        if (fault := entry.fault) is not None:
+            checks.append((f"{entry.name} declaration of {entry.origin}", functools.partial(str, fault)))
+    return tuple(_result(*check) for check in track(checks))
 
 
 def _result(name: str, check: Callable[[], str | None]) -> Result:
@@ -66,7 +77,7 @@ def _result(name: str, check: Callable[[], str | None]) -> Result:
     return Result(name, message is None, 0.0, 0.0, message, time.perf_counter() - start)
 
 
-def _checks(op: Op) -> Iterator[tuple[str, Callable[[], str | None]]]:
+def _checks(op: Op) -> Iterator[Check]:
     optional = optional_tensors(op)
     for dtype, absent in product((torch.float32, torch.float64), ((), optional) if optional else ((),)):
         without = f" without {', '.join(absent)}" if absent else ""

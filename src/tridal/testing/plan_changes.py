@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -61,6 +61,8 @@ class PlanSearch:
     """The searches that were not made, because the plans of those before compiled `max_compiled` kernels."""
     wrong_ranges: tuple[str, ...] = ()
     """A description of each plan that does not hold for a number of rows in its `row_range`."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """Why the calls of an op could not be searched, by the op's name."""
 
 
 class _Change(NamedTuple):
@@ -91,7 +93,8 @@ def search_plans(
     """
     planner, skipped = _Planner(backend), []
     found: dict[tuple[Any, ...], list[CallKind]] = {}
-    for kind in track([*call_kinds(backend, ops)]):
+    kinds_of_calls, faults = call_kinds(backend, ops)
+    for kind in track(kinds_of_calls):
         if len(planner.compiled) >= max_compiled:
             skipped.append(kind.case(64, 64).name)
             continue
@@ -108,7 +111,7 @@ def search_plans(
     if not_reached:
         not_reached -= _used_by_overrides(backend, not_reached)
     wrong_ranges = tuple(filter(None, planner.ranges.values()))
-    return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped), wrong_ranges)
+    return PlanSearch(tuple(cases), planner.plans, tuple(sorted(not_reached)), tuple(skipped), wrong_ranges, faults)
 
 
 def _used_by_overrides(backend: Backend, wanted: Set[str]) -> set[str]:
@@ -118,7 +121,7 @@ def _used_by_overrides(backend: Backend, wanted: Set[str]) -> set[str]:
     because plans may compile kernels.
     """
     found: set[str] = set()
-    kinds = call_kinds(backend, None)
+    kinds, _ = call_kinds(backend, None)
     for name in sorted(overrides(backend), key=lambda name: wanted.isdisjoint(name.split("+"))):
         override = PLAN_OVERRIDES[name]
         assert override is not None
