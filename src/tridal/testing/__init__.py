@@ -16,6 +16,7 @@ from tridal.testing.declarations import check_declarations
 from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_values
+from tridal.testing.interpreted import interpreted
 from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 from tridal.testing.quick_cases import quick_cases
@@ -37,6 +38,7 @@ __all__ = [
     "check_declarations",
     "check_runtime",
     "implementation",
+    "interpreted",
     "make_values",
     "overrides",
     "quick_cases",
