@@ -78,10 +78,10 @@ def bounds() -> dict[str, Any]:
     found: dict[str, list[str]] = {}
     key = ""
 
-    def recorded(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> Any:
+    def recorded(result: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor, largest: float) -> Any:
         numbers = [] if bound.numel() == 0 else [bound.double().mean(), bound.max()]
         found.setdefault(key, []).extend(f"{number:.2g}" for number in numbers)
-        return difference(result, exact, bound)
+        return difference(result, exact, bound, largest)
 
     with mock.patch.object(checking, "difference", recorded):
         for case in cases(INTERPRETER):
