@@ -234,7 +234,7 @@ def test_absent_arguments_and_results_keep_their_places(context: DeviceContext, 
 def test_the_first_input_is_cast(context: DeviceContext, device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (3, 40), device=device).to(dtype)
     kernel = RowKernel("more", __name__, ("x",), (), ("one_more",))
-    prepared = prepare_kernel(context, Launch(kernel, 1, (F32,), copy_dtype=F32), [x])
+    prepared = prepare_kernel(context, Launch(kernel, 1, (F32,), cast=F32), [x])
     assert prepared is not None
     assert torch.equal(prepared.run(x)[0], x.float() + 1)
 

@@ -142,7 +142,7 @@ class Op:
         added = (DIM, DTYPE) if self.dim is None and all(n.name != "dims" for n in numbers) else ()
         arguments = (*tensors, *added, *numbers, *(SCALE_MASK if self.scale_mask else ()))
         kernel = self.forward if self.steps is None else None
-        return Signature(self.name, arguments, self.results, kernel, 0, self.dim, self.steps)
+        return Signature(self.name, arguments, self.results, kernel, 0, self.dim, self.steps, casts=bool(added))
 
     @functools.cached_property
     def gradient_signature(self) -> Signature:
@@ -240,7 +240,10 @@ class Op:
             cast = source in named and self.signature.casts and tensor is not None and tensor.is_floating_point()
             tensor = tensor.to(named["dtype"]) if cast and self._argument(source).role == "element" else tensor
             tensors.append(tensor.clone() if tensor is not None and tensor.is_inference() else tensor)
-        known["dtype"] = arguments[0].dtype
+        if self.signature.casts:  # the gradient has the dtype of these tensors before the cast
+            pairs = zip(self.signature.arguments, arguments, strict=True)
+            given = [t.dtype for a, t in pairs if a.role == "element" and a.differentiable and t is not None]
+            known["dtype"] = functools.reduce(torch.promote_types, given or [arguments[0].dtype])
         numbers = [a for a in self.gradient_signature.arguments if a.type != "Tensor" and a.name != "output_mask"]
         return tuple(tensors), tuple(known.get(a.name, a.default) for a in numbers)
 

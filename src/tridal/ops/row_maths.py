@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 
 from tridal.ops.op import Op
-from tridal.ops.row_reduce import RowReduce, accumulator, has_tangent
+from tridal.ops.row_reduce import RowReduce, has_tangent
 from tridal.ops.scale_mask import ScoreModification, modify_scores
 from tridal.ops.signature import Rows, Signature
 
@@ -73,7 +73,7 @@ def raw_results(op: Op, *arguments: Any) -> tuple[Any, ...]:
 def raw_gradients(op: Op, *arguments: Any) -> tuple[Any, ...]:
     """Returns what the gradient computes, in the dtype of sums, for the arguments of the registered gradient."""
     signature = op.gradient_signature
-    return _call(op.gradient, signature, arguments, signature.named(arguments), None, op.gradient_takes_mask)
+    return _call(op.gradient, signature, arguments, signature.named(arguments), None, _gradient_numbers(op))
 
 
 def _compute_scores(
@@ -115,7 +115,7 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
         zeros = [main.new_zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
         first = None if addend is None else addend.clone()
         return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
-    found = _call(op.gradient, signature, arguments, named, reduce, op.gradient_takes_mask)
+    found = _call(op.gradient, signature, arguments, named, reduce, _gradient_numbers(op))
     results: list[Tensor | None] = []
     for result, tensor, dtype, need in zip(signature.results, found, dtypes, needed, strict=True):
         if not need or tensor is None:
@@ -133,22 +133,27 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
     return tuple(results)
 
 
+def _gradient_numbers(op: Op) -> set[str]:
+    return {"scale", "output_mask"} if op.gradient_takes_mask else {"scale"}
+
+
 def _call(
     function: Any, signature: Signature, arguments: tuple[Any, ...], named: dict[str, Any], reduce: RowReduce | None,
-    takes_mask: bool = False,
+    also: Set[str] = frozenset(),
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other."""
+    """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other.
+
+    `also` are names of `_ROW_ARGUMENTS` that the function gets.
+    """
     rows, main = signature.rows(arguments), arguments[signature.main]
-    is_gradient = signature.main > 0
-    cast = named["dtype"] if signature.casts and not is_gradient else None  # an op casts its inputs before it computes
+    cast, wide = signature.cast(named), signature.sum_dtype(named)
     roles = dict(zip(signature.names, signature.roles(named), strict=True))
     tensors = {name: (role, named[name]) for name, role in roles.items() if role not in (None, "mask")}
-    wide = accumulator(*(t if cast is None or role != "element" else cast for role, t in tensors.values()))
     added = None if signature.kernel is None else signature.kernel.added
     given = [_broadcast(t, role, rows, main, cast, wide) for name, (role, t) in tensors.items() if name != added]
     reduce = reduce or RowReduce(rows.flat(main), rows.first)
     reduce.dtypes = {name: tensor.dtype for name, (_, tensor) in tensors.items() if tensor is not None}
-    left_out = _ROW_ARGUMENTS - {*["scale"] * is_gradient, *["output_mask"] * takes_mask}
+    left_out = _ROW_ARGUMENTS - also
     numbers = {name: named[name] for name, role in roles.items() if role is None and name not in left_out}
     found = function(*given, reduce, **numbers)
     return found if isinstance(found, tuple) else (found,)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tridal.ops.arguments import Argument, Named, Result, Role, RoleOf, element_dtype, sum_dtype
+from tridal.ops.arguments import Argument, Named, Result, Role, RoleOf, element_dtype
+from tridal.ops.row_reduce import accumulator
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -62,6 +63,8 @@ class Signature:
     """The dim of rows if no argument gives it, see `Op.dim`."""
     steps: Callable[..., Any] | None = None
     """The steps of a call, see `Op.steps`."""
+    casts: bool = False
+    """Whether tensors with a number per element are cast to the argument `dtype`. Those of a gradient are not."""
 
     @functools.cached_property
     def schema(self) -> str:
@@ -135,10 +138,15 @@ class Signature:
             return Rows(rank - named["dims"], named["dims"])
         return Rows((named["dim"] if self.dim is None else self.dim) % rank, 1)
 
-    @property
-    def casts(self) -> bool:
-        """Whether tensors with a number per element are cast to the argument `dtype`."""
-        return self.dim is None and "dtype" in self.names
+    def cast(self, named: Named) -> torch.dtype | None:
+        """Returns the dtype to which a call casts tensors with a number per element, or None."""
+        return named["dtype"] if self.casts else None
+
+    def sum_dtype(self, named: Named) -> torch.dtype:
+        """Returns the dtype of sums and statistics of a call, whose tensors have been cast."""
+        cast, roles = self.cast(named), zip(self.names, self.roles(named), strict=True)
+        tensors = [(role, named[name]) for name, role in roles if role not in (None, "mask")]
+        return accumulator(*(cast if cast is not None and role == "element" else t for role, t in tensors))
 
     def dtypes(self, named: Mapping[str, Any]) -> tuple[torch.dtype, ...]:
         """Returns the dtype of each result."""
@@ -150,7 +158,7 @@ class Signature:
         if result.role == "whole" and result.new is not None and not self.is_absent(index, named):
             return result.new(named).dtype
         if result.role != "element":
-            return sum_dtype(named)
+            return self.sum_dtype(named)
         return named["dtype"] if "dtype" in named else element_dtype(self.arguments, [*named.values()])
 
     def parameters(self, named: Mapping[str, Any], names: Sequence[str] | None = None) -> tuple[float | None, ...]:

@@ -16,7 +16,6 @@ import torch
 
 from tridal.devices.types import ALIGNMENT
 from tridal.ops.column_sum import COLUMN_SUM
-from tridal.ops.row_reduce import accumulator
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.binding import bind_kernel, merges_rows, scale_mask_of
 from tridal.pytorch.device_context import DeviceContext
@@ -161,7 +160,7 @@ def _prepare(
     if mask is not None and (mask.device != context.device or mask.is_neg()):
         return None
     check_shapes(kernel, launch.dim, read, out)
-    wide, given, elements = accumulator(*floating), len(out), len(kernel.writes)
+    wide, given, elements = launch.sum_dtype(read), len(out), len(kernel.writes)
     written = list(launch.out_dtypes)
     if wide is torch.float64:
         # Triton's interpreter stores wrong values when it casts float64 to bfloat16, so torch casts them.
@@ -198,11 +197,12 @@ def _bind(
     """Binds the kernel to the inputs, or else to copies of some. Returns None if it can read neither."""
     assert context.backend is not None
     kernel, first, invariant = launch.kernel, inputs[0], context.settings.batch_invariant
-    elements, new = len(kernel.reads) - 1 + (kernel.added is not None), len(kernel.writes) - len(out)
+    elements, new = launch.elements - 1, len(kernel.writes) - len(out)
+    casts = [t.dtype if i >= elements else _read_dtype(t, launch.cast) for i, t in enumerate(inputs[1:])]
     # With batch invariance, strides and alignment of tensors with a number per element must not depend on the batch.
     readable = [
-        not tensor.is_neg() and (not invariant or index >= elements or not _alignment(tensor))
-        for index, tensor in enumerate(inputs[1:])
+        not tensor.is_neg() and tensor.dtype is dtype and (not invariant or index >= elements or not _alignment(tensor))
+        for index, (tensor, dtype) in enumerate(zip(inputs[1:], casts, strict=True))
     ]
     results = [*(tensor.stride() for tensor in out), *[None] * new]
     addresses = [*(tensor.data_ptr() & ADDRESS_BITS for tensor in out), *[0] * (len(written) - len(out))]
@@ -225,7 +225,7 @@ def _bind(
             return None
         regrouped = [*groups.copied[len(results) :], *[False] * (len(reads) - elements)]
         copies = [strides is None or other for strides, other in zip(reads, regrouped, strict=True)]
-        dtypes = [*written, source.dtype, *(tensor.dtype for tensor in inputs[1:])]
+        dtypes = [*written, source.dtype, *casts]
         rest = [0 if copy else t.data_ptr() & ADDRESS_BITS for copy, t in zip(copies, inputs[1:], strict=True)]
         starts = [*addresses, source.data_ptr() & ADDRESS_BITS, *rest]
         bound = bind_kernel(
@@ -233,8 +233,8 @@ def _bind(
         )  # fmt: skip
         return None if bound is None else (bound, copies)
 
-    dtype = launch.copy_dtype or first.dtype
-    exact = first.is_floating_point() and not first.is_neg() and torch.promote_types(first.dtype, dtype) == dtype
+    dtype = launch.cast or first.dtype
+    exact = first.is_floating_point() and not first.is_neg() and _read_dtype(first, dtype) is first.dtype
     copy_dtype = first.dtype if exact and invariant else dtype  # a copy must have the kernel of the tensor itself
     copy = torch.empty(first.shape, dtype=copy_dtype, device="meta")
     sources = [(first, dtype), (copy, copy_dtype)] if exact else [(copy, copy_dtype)]
@@ -242,9 +242,16 @@ def _bind(
         if (found := bind(source, strided)) is not None:
             bound, copies = found
             ranges = bound.row_range, bound.column_range
-            copied = [source is copy, *copies]
-            return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, *ranges, copied, dtype)
+            pairs = zip((dtype, *casts), (source is copy, *copies), strict=True)
+            copied = [dtype if copied else None for dtype, copied in pairs]
+            return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, *ranges, copied)
     return None
+
+
+def _read_dtype(tensor: Tensor, cast: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype in which a kernel reads an input: its own if the kernel can cast it on load, else `cast`."""
+    exact = cast is None or (tensor.is_floating_point() and torch.promote_types(tensor.dtype, cast) == cast)
+    return cast if cast is not None and not exact else tensor.dtype
 
 
 def _column_sums(context: DeviceContext, columns: int, wide: torch.dtype) -> Callable[[Tensor], Tensor]:

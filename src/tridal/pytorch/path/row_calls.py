@@ -170,7 +170,7 @@ def prepare_call(
         rows.first,
         tuple(dtypes[index] for index in chosen.outputs if signature.results[index].role != "column"),
         signature.parameters(named, kernel.parameters),
-        named.get("dtype") if signature is op.signature else None,
+        signature.cast(named),
         tuple(order.index(position) if position in order else None for position in signature.tensors),
         tuple(chosen.outputs.index(i) if wanted[i] else None for i in range(len(wanted))),
     )
@@ -214,7 +214,7 @@ def _is_absent_gradient(
 ) -> bool:
     """Returns whether a gradient belongs to a result that the call does not have, or is not needed."""
     argument = signature.arguments[position]
-    if signature.main == 0 or signature.kernel is None or argument.name != signature.kernel.added:
+    if signature.kernel is None or argument.name != signature.kernel.added:
         return False
     return not wanted[0] or arguments[position].shape != main.shape
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
@@ -40,14 +41,24 @@ class Launch:
     out_dtypes: tuple[torch.dtype, ...]
     """The dtypes of `writes`, then of `row_writes`."""
     parameters: tuple[float | None, ...] = ()
-    copy_dtype: torch.dtype | None = None
-    """The dtype to which the first input is cast. The kernel casts it when it loads it, if that is exact."""
+    cast: torch.dtype | None = None
+    """The dtype to which inputs with a number per element are cast. The kernel does it on load if that is exact."""
     takes: tuple[int | None, ...] = ()
     """For each argument of `run`, the input that it is, or None if the kernel does not read it. Empty: the inputs."""
     returns: tuple[int | None, ...] = ()
     """For each result of `run`, the output that it is, or None. Empty: the outputs."""
     recorded: bool = True
     """Whether call records contain it. A kernel that belongs to the one before it is not recorded."""
+
+    @property
+    def elements(self) -> int:
+        """How many inputs have a number per element. These are the first ones."""
+        return len(self.kernel.reads) + (self.kernel.added is not None)
+
+    def sum_dtype(self, inputs: Sequence[Tensor]) -> torch.dtype:
+        """Returns the dtype of sums: that of the outputs, and of the inputs after the cast."""
+        cast = 0 if self.cast is None else self.elements
+        return accumulator(*self.out_dtypes, *(self.cast if i < cast else t for i, t in enumerate(inputs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +75,8 @@ class BoundLaunch:
     columns: tuple[int, int] | None
     """The first and the last number of columns that it can be launched for. If there are any, `launch` gets the number
     of columns instead of that of rows."""
-    copies: list[bool]
-    """For each input, whether the kernel reads a contiguous copy of it."""
-    copy_dtype: torch.dtype
-    """The dtype of a copy of the first input."""
+    copies: list[torch.dtype | None]
+    """For each input, the dtype of the contiguous copy of it that the kernel reads, or None if it reads the input."""
 
 
 def make_run(
@@ -102,21 +111,23 @@ def make_run(
         if number >= given:
             lines.append(f"out{number} = {allocated(*shape, written[number])}")
     # A kernel may read a copy in the memory of its output, because each element is read before it is written.
-    in_place = not given and len(kernel.writes) == 1 and written[0] is bound.copy_dtype
+    in_place = not given and len(kernel.writes) == 1 and written[0] is bound.copies[0]
     in_place = in_place and not constants_of(kernel)["PICKS"]  # another program may write an element that is picked
-    for number, copied in enumerate(bound.copies):
-        if copied and number == 0 and (in_place or first.dtype is not bound.copy_dtype):
-            lines.append(f"in0 = copy_to({'out0' if in_place else allocated(*sizes.element, bound.copy_dtype)}, in0)")
-        elif copied:
+    for number, dtype in enumerate(bound.copies):
+        overwritten = in_place and number == 0
+        if dtype is not None and (overwritten or inputs[number].dtype is not dtype):
+            memory = "out0" if overwritten else allocated(*sizes.element, dtype)
+            lines.append(f"in{number} = copy_to({memory}, in{number})")
+        elif dtype is not None:
             lines.append(f"in{number} = contiguous_copy(in{number})")
     passed = [f"out{number}" for number in range(len(written))] + [f"in{number}" for number in range(len(inputs))]
     if len(inputs) > len(bound.copies) and inputs[-1].dtype is torch.bool:
         passed[-1] += ".view(uint8)"
     lines.append(f"launch(stream(index), {sizes.rows}, {', '.join(passed)})")
     if launch.recorded:
-        device, backend, dtype = str(context.device), context.backend.name, dtype_name(first.dtype)
+        device, backend, name = str(context.device), context.backend.name, dtype_name(first.dtype)
         scope["recorded"] = lambda shape: record(
-            CallRecord(kernel.name, tuple(shape), dtype, device, backend, bound.schedule, None)
+            CallRecord(kernel.name, tuple(shape), name, device, backend, bound.schedule, None)
         )
         lines.append(f"if RECORDERS: recorded({sizes.element[0]})")
     for number, out_dtype in enumerate(launch.out_dtypes):

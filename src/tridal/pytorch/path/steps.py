@@ -7,13 +7,13 @@ tensors with the same description. A step is a kernel, a view, or a function of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tridal.devices.types import MAX_RANGE_ROWS
 from tridal.ops.op import NoKernel, Op
-from tridal.ops.row_reduce import accumulator
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.prepared_kernels import prepare_kernel, variant
@@ -62,11 +62,12 @@ class Steps:
                 kernel is compiled without those that are None.
             dim: the dim of the first input along which rows run.
             dtypes: the dtypes of the outputs with a number per element, then of those with a number per row. By
-                default, the dtype of the first input, and that of sums.
+                default, the dtype of the first input after the cast, and that of sums.
             writes: the names of the outputs that are computed, by default all.
             out: receives the first outputs with a number per element: one tensor, or several. They may be inputs, and
                 views, for example of one tensor that `torch` made.
-            cast: the dtype to which the first input is cast. The kernel casts it when it loads it, if that is exact.
+            cast: the dtype to which inputs with a number per element are cast. The kernel does it on load if that is
+                exact.
             numbers: the kernel's parameters and constants. The kernel is compiled without parameters that are None.
 
         Raises:
@@ -81,10 +82,14 @@ class Steps:
         constants = tuple((name, value) for name, value in numbers.items() if name not in kernel.parameters)
         outputs = tuple(writes) or (*kernel.writes, *kernel.row_writes, *kernel.column_writes)
         kernel = variant(kernel, tuple(absent), outputs, constants)
-        first, wide = given[0], accumulator(*given)
-        default = (*[first.dtype] * len(kernel.writes), *[wide] * len(kernel.row_writes))
         parameters = tuple(numbers[name] for name in kernel.parameters)
-        launch = Launch(kernel, dim % first.dim(), tuple(dtypes) or default, parameters, cast)
+        launch = Launch(kernel, dim % given[0].dim(), tuple(dtypes), parameters, cast)
+        if not dtypes:
+            default = (
+                *[cast or given[0].dtype] * len(kernel.writes),
+                *[launch.sum_dtype(given)] * len(kernel.row_writes),
+            )
+            launch = replace(launch, out_dtypes=default)
         out = (out,) if isinstance(out, Tensor) else tuple(out or ())
         found = None if self.torch_computes else prepare_kernel(self._context, launch, given, out)
         if found is None:
@@ -166,7 +171,7 @@ class Recorder(Steps):
             self._divisible = self._divisible if found.divisible is None else found.divisible
         shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
         shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
-        dtypes = (*launch.out_dtypes, *[accumulator(*given)] * len(kernel.column_writes))
+        dtypes = (*launch.out_dtypes, *[launch.sum_dtype(given)] * len(kernel.column_writes))
         new = [torch.empty(s, dtype=dtype, device="meta") for s, dtype in zip(shapes, dtypes, strict=True)]
         new[: len(out)] = out
         results: tuple[Any, ...] = self._step(found.run, [*out, *given], tuple(new))

@@ -1,0 +1,131 @@
+"""The argument `dtype` of ops: which tensors it casts, and the dtypes of sums, of results and of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from conformance_helpers import INTERPRETER
+from op_samples import OPS, THIRD_PARTY, Sample, as_tuple, gradients, logsumexp, mean_energy
+from tridal import ops
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
+Tensor = torch.Tensor
+F16, F32, F64 = torch.float16, torch.float32, torch.float64
+DEVICES = pytest.mark.parametrize("device", ["interpreter", "auto"])
+
+
+@triton.jit
+def summed(x, residual):  # type: ignore[no-untyped-def]
+    return x if residual is None else x + residual
+
+
+@triton.jit
+def centered(x, residual, mean, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return summed(x, residual) - tl.expand_dims(mean, AXIS)
+
+
+@triton.jit
+def mean(total, count):  # type: ignore[no-untyped-def]
+    return total / count
+
+
+def _kernel(name: str, *writes: str, **fields: Any) -> ops.RowKernel:
+    statistics = (ops.Statistic("total", "sum", term="summed"),)
+    return ops.RowKernel(
+        name, __name__, statistics=statistics, row_value="mean", writes=writes, neutral_padding=True, **fields
+    )
+
+
+def _reference(x: Tensor, residual: Tensor | None, reduce: ops.RowReduce) -> tuple[Tensor, Tensor]:
+    h = x if residual is None else x + residual
+    return h - reduce.mean(h), h
+
+
+CENTER = ops.Op(
+    name="center",
+    arguments=(ops.per_element("input"), ops.per_element("residual", optional=True)),
+    results=(
+        ops.Result("output", "element", gradient="dy"),
+        ops.Result("total", "element", needs="residual", gradient="dtotal"),
+    ),
+    kernels=(
+        _kernel("center", "centered", "summed", reads=("x", "residual")),
+        _kernel("center_backward", "centered", reads=("x",), added="dtotal", constants=(("residual", None),)),
+    ),
+    reference=_reference,
+    gradient=lambda dy, reduce: dy - reduce.mean(dy),
+    saves=(),
+    gradients=(("input", "residual"),),
+)
+"""Its gradient needs no saved tensor."""
+center = tridal.row_function(CENTER)
+
+
+def cast_tensors(sample: Sample, given: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    roles = {"input": "element", **sample.roles}
+    return {name: tensor.to(dtype) if roles[name] == "element" else tensor for name, tensor in given.items()}
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
+@pytest.mark.parametrize("given", [F16, F32, F64], ids=str)
+@pytest.mark.parametrize("sample", THIRD_PARTY.values(), ids=THIRD_PARTY)
+def test_each_tensor_with_a_number_per_element_is_cast_before_the_op(
+    sample: Sample, given: torch.dtype, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    tensors = sample.leaves(5, 37, dtype=given)
+    if "residual" in tensors:  # the sum depends on the last bits of both tensors
+        nearly = -tensors["input"].detach() * (1 + torch.finfo(dtype).eps / 4)
+        tensors["residual"] = nearly.requires_grad_()
+    bound = {F16: 4e-3, F32: 1e-5, F64: 1e-12}[min((given, dtype), key=lambda dtype: dtype.itemsize)]
+    bounds = {"rtol": bound, "atol": bound}
+    expected = sample.expected(**cast_tensors(sample, tensors, dtype))
+    wanted = gradients(lambda **t: sample.expected(**cast_tensors(sample, t, dtype)), tensors)
+    with tridal.use(device=device, fallback="torch"):
+        assert_close(sample.function(**tensors, dtype=dtype), expected, **bounds)
+        if "residual" not in tensors:  # the gradient of this sum is too large to compare
+            assert_close(gradients(lambda **t: sample.function(**t, dtype=dtype), tensors), wanted, **bounds)
+
+
+@DEVICES
+def test_sums_of_float64_are_exact_in_float64(device: str) -> None:
+    x = torch.linspace(-2, 2, 60).view(5, 12)
+    with tridal.use(device=device, fallback="torch"):
+        assert_close(logsumexp(x, 0, F64), x.double().logsumexp(0), rtol=1e-14, atol=0)
+        assert_close(mean_energy(x, 0, F64), x.double().square().sum(0).mean(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("higher_order", [False, True])
+def test_a_gradient_without_saved_tensors_is_not_rounded_to_the_dtype_of_the_input(
+    higher_order: bool, with_residual: bool
+) -> None:
+    x = torch.zeros(2, 64, dtype=F16, requires_grad=True)
+    dy = 1000 + torch.linspace(-0.1, 0.1, 64).expand(2, 64)  # all equal in float16
+    with tridal.use(device="interpreter", fallback="error"):
+        results = as_tuple(center(x, x.detach() if with_residual else None, dtype=F32))
+        grad = dy.clone().requires_grad_(higher_order)
+        (found,) = torch.autograd.grad(results[0], x, grad, create_graph=higher_order)
+    assert_close(found, (dy - dy.mean(-1, keepdim=True)).half())
+
+
+@DEVICES
+def test_a_gradient_has_the_precision_of_its_own_tensor(device: str) -> None:
+    sample = OPS["skip_norm"]
+    tensors = sample.leaves(4, 6, dtype=F32)
+    tensors["input"] = tensors["input"].detach().half().requires_grad_()
+    wanted = gradients(sample.expected, tensors)
+    with tridal.use(device=device, fallback="torch"):
+        found = gradients(sample.function, tensors)
+    assert_close(found["residual"], wanted["residual"])
+    assert [t.dtype for t in found.values()] == [t.dtype for t in tensors.values()]
+    assert all(t.dtype is F32 for t in as_tuple(sample.function(**tensors)))
