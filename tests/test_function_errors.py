@@ -76,6 +76,16 @@ def test_a_module_that_imports_a_missing_package_keeps_the_error(
         triton_functions(make_kernel(tmp_path, monkeypatch, "import no_package"))
 
 
+def test_a_module_that_ends_the_process_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = make_kernel(tmp_path, monkeypatch, "raise SystemExit(3)")
+    with pytest.raises(
+        PluginError, match=f"kernel '{kernel.name}': module: .*'{kernel.module}': it raised SystemExit: 3"
+    ):
+        triton_functions(kernel)
+
+
 def test_error_in_a_called_function_names_that_function_and_its_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from conformance_helpers import INTERPRETER, registered
 from tridal import testing
 from tridal.devices.types import KernelConfig, LaunchPlan
+from tridal.errors import PluginError
 from tridal.ops import Result
 from tridal.ops.planning import tensor_dtypes
 from tridal.runtime import compiler
@@ -171,3 +172,10 @@ def test_a_result_of_its_own_shape_has_the_dtype_of_the_tensor_that_is_made_for_
     whole = Result("counts", "whole", new=lambda named: named["input"].new_empty(3, dtype=torch.int16))
     signature = replace(ARGMAX, results=(whole,)).signature
     assert signature.dtypes(signature.named((torch.zeros(4, 6), -1, torch.float32))) == (torch.int16,)
+
+
+def test_a_constant_that_no_kernel_declares_is_an_error() -> None:
+    forward = replace(BY_SUM.forward, name="misspelt")
+    op = replace(BY_SUM, name="misspelt", kernels=(forward,), constants=lambda named: {"DIVDES": named["divides"]})
+    with pytest.raises(PluginError, match="op 'misspelt': constants: its kernel declares no 'DIVDES'"):
+        tridal.row_function(op)(torch.ones(2, 3), divides=True)

@@ -8,8 +8,9 @@ import re
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ARGUMENTS = frozenset({
     "input", "grad", "output", "dim", "dtype", "stream", "scale", "mask", "causal", "masked_rows", "zero_masked_rows",
+    "reduce", "output_mask",
 })  # fmt: skip
-"""Arguments of the functions of ops, and of the registered ops."""
+"""Arguments of the functions of ops and of their declarations, and of the registered ops."""
 
 
 def name_fault(name: str) -> str | None:

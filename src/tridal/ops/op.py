@@ -256,7 +256,7 @@ class Op:
         name = getattr(self, field)
         try:
             return resolve_name(name or "")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = describe_error(error)
             raise PluginError(f"op {self.name!r}: {field} {name!r} cannot be loaded: {reason}") from error
 

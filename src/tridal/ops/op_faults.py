@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from tridal.ops.arguments import DTYPE, Argument, Result
 from tridal.ops.names import name_fault, parameter_fault
 from tridal.ops.signature import Signature
+from tridal.runtime.kernel_names import names_fault
 from tridal.runtime.row_kernel import RowKernel
 
 
@@ -42,6 +44,10 @@ def faults(op: Any) -> Iterator[str]:
     names = [item.name for item in op.arguments]
     if len({*names}) < len(names):
         yield f"arguments: expected a name for each, found {', '.join(names)}"
+    yield from filter(None, map(names_fault, op.kernels))
+    names += [item.name for item in op.results]
+    if len({*names}) < len(names):
+        yield f"results: expected other names than those of arguments and other results, found {', '.join(names)}"
     yield from _result_faults(op)
     if op.gradient is not None:
         yield from _gradient_faults(op)
@@ -49,6 +55,30 @@ def faults(op: Any) -> Iterator[str]:
         yield from _kernels_faults(op)
     elif not callable(op.steps) or (op.gradient is None) != (op.gradient_steps is None):
         yield "steps: expected functions `steps` and, if the op has a `gradient`, `gradient_steps`"
+    yield from _function_faults(op)
+
+
+def _function_faults(op: Any) -> Iterator[str]:
+    """Yields which functions of the declaration cannot be called with what they get."""
+    maths = [("reference", op.reference, op.signature)]
+    if op.gradient is not None:
+        maths.append(("gradient", op.gradient, op.gradient_signature))
+        names = op.gradient_signature.names
+        if len({*names}) < len(names) or not all(map(str.isidentifier, names)):
+            yield f"gradient: expected other names for saved tensors and gradients of results, found {', '.join(names)}"
+    calls = [(name, function, [*s.function_tensors, "reduce"], s.function_numbers) for name, function, s in maths]
+    calls += [(name, getattr(op, name), ["call", "named"], []) for name in ("steps", "gradient_steps")]
+    calls += [("constants", op.constants, ["named"], []), ("unsupported", op.unsupported, ["named", "dtypes"], [])]
+    for name, function, given, numbers in calls:
+        try:
+            parameters = None if function is None else inspect.signature(function)
+            if parameters is not None:
+                also = {"output_mask"} & {*parameters.parameters}
+                parameters.bind(*given, **dict.fromkeys((*numbers, *also)))
+        except ValueError:  # a builtin function without a signature
+            continue
+        except TypeError as error:
+            yield f"{name}: it gets ({', '.join((*given, *(f'{number}=...' for number in numbers)))}), but {error}"
 
 
 def _kernels_faults(op: Any) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from tridal.ops.signature import Rows, Signature
 
 Tensor = torch.Tensor
 Results = tuple[Tensor | None, ...]
-_ROW_ARGUMENTS = {"dim", "dims", "dtype", "scale", "mask", "causal", "zero_masked_rows", "output_mask"}
 
 
 def modification_of(op: Op, named: dict[str, Any]) -> ScoreModification | None:
@@ -73,7 +72,7 @@ def raw_results(op: Op, *arguments: Any) -> tuple[Any, ...]:
 def raw_gradients(op: Op, *arguments: Any) -> tuple[Any, ...]:
     """Returns what the gradient computes, in the dtype of sums, for the arguments of the registered gradient."""
     signature = op.gradient_signature
-    return _call(op.gradient, signature, arguments, signature.named(arguments), None, _gradient_numbers(op))
+    return _call(op.gradient, signature, arguments, signature.named(arguments), None, op.gradient_takes_mask)
 
 
 def _compute_scores(
@@ -115,7 +114,7 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
         zeros = [main.new_zeros(shape, dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
         first = None if addend is None else addend.clone()
         return tuple(z if need else None for z, need in zip((first, *zeros[1:]), needed, strict=True))
-    found = _call(op.gradient, signature, arguments, named, reduce, _gradient_numbers(op))
+    found = _call(op.gradient, signature, arguments, named, reduce, op.gradient_takes_mask)
     results: list[Tensor | None] = []
     for result, tensor, dtype, need in zip(signature.results, found, dtypes, needed, strict=True):
         if not need or tensor is None:
@@ -133,28 +132,18 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
     return tuple(results)
 
 
-def _gradient_numbers(op: Op) -> set[str]:
-    return {"scale", "output_mask"} if op.gradient_takes_mask else {"scale"}
-
-
 def _call(
     function: Any, signature: Signature, arguments: tuple[Any, ...], named: dict[str, Any], reduce: RowReduce | None,
-    also: Set[str] = frozenset(),
+    takes_mask: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other.
-
-    `also` are names of `_ROW_ARGUMENTS` that the function gets.
-    """
+    """Calls a function of the declaration. The tensors have the dtype of sums, and can be broadcast to each other."""
     rows, main = signature.rows(arguments), arguments[signature.main]
     cast, wide = signature.cast(named), signature.sum_dtype(named)
     roles = dict(zip(signature.names, signature.roles(named), strict=True))
-    tensors = {name: (role, named[name]) for name, role in roles.items() if role not in (None, "mask")}
-    added = None if signature.kernel is None else signature.kernel.added
-    given = [_broadcast(t, role, rows, main, cast, wide) for name, (role, t) in tensors.items() if name != added]
+    given = [_broadcast(named[name], roles[name], rows, main, cast, wide) for name in signature.function_tensors]
     reduce = reduce or RowReduce(rows.flat(main), rows.first)
-    reduce.dtypes = {name: tensor.dtype for name, (_, tensor) in tensors.items() if tensor is not None}
-    left_out = _ROW_ARGUMENTS - also
-    numbers = {name: named[name] for name, role in roles.items() if role is None and name not in left_out}
+    reduce.dtypes = {name: value.dtype for name, value in named.items() if isinstance(value, Tensor)}
+    numbers = {name: named[name] for name in (*signature.function_numbers, *["output_mask"] * takes_mask)}
     found = function(*given, reduce, **numbers)
     return found if isinstance(found, tuple) else (found,)
 

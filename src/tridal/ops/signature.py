@@ -14,6 +14,8 @@ from tridal.ops.row_reduce import accumulator
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
+_ROW_ARGUMENTS = {"dim", "dims", "dtype", "scale", "causal", "zero_masked_rows", "output_mask"}
+"""Arguments that are not passed to an op in torch's ops. A gradient gets `scale`."""
 
 
 class Rows(NamedTuple):
@@ -87,6 +89,18 @@ class Signature:
     def numbers(self) -> tuple[int, ...]:
         """The positions of the arguments that are no tensors."""
         return tuple(index for index in range(len(self.arguments)) if index not in self.tensors)
+
+    @functools.cached_property
+    def function_tensors(self) -> tuple[str, ...]:
+        """The names of the tensors that the op in torch's ops gets. A tensor that is added to a result is none."""
+        added = None if self.kernel is None else self.kernel.added
+        return tuple(a.name for a in self.arguments if a.role not in (None, "mask") and a.name != added)
+
+    @functools.cached_property
+    def function_numbers(self) -> tuple[str, ...]:
+        """The names of the numbers that the op in torch's ops gets."""
+        given = [argument.name for argument in self.arguments if argument.role is None]
+        return tuple(name for name in given if name not in _ROW_ARGUMENTS or (name == "scale" and not self.casts))
 
     @functools.cached_property
     def optional(self) -> frozenset[str]:

@@ -136,17 +136,19 @@ def maths_of(kernel: RowKernel) -> ModuleType:
     """Returns the module of a kernel's Triton functions.
 
     Raises:
-        PluginError: there is no such module.
+        PluginError: there is no such module, or it ends the process.
     """
+    cause: BaseException
     try:
         return importlib.import_module(kernel.module)
     except ModuleNotFoundError as error:
         if not f"{kernel.module}.".startswith(f"{error.name}."):  # the module imports a package that is not installed
             raise
-        found = f"found {kernel.module!r}: there is no module {error.name!r}"
-        raise PluginError(
-            f"kernel {kernel.name!r}: module: expected the module of its Triton functions, {found}"
-        ) from error
+        cause, reason = error, f"there is no module {error.name!r}"
+    except SystemExit as error:
+        cause, reason = error, f"it raised SystemExit: {error}"
+    expected = f"expected the module of its Triton functions, found {kernel.module!r}"
+    raise PluginError(f"kernel {kernel.name!r}: module: {expected}: {reason}") from cause
 
 
 def _triton_function(kernel: RowKernel, function: OpFunction) -> Any:

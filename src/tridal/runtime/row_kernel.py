@@ -128,6 +128,11 @@ class RowKernel:
         return *writes, self.reads, added, self.row_reads, index, self.column_reads
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the tensors that the kernel reads, in order."""
+        return tuple(name for names in self.tensors[3:] for name in names)
+
+    @property
     def pointers(self) -> tuple[str, ...]:
         """The schedules' pointer argument for each tensor."""
         suffixes = ("result", "per_row", "sums", *["ptr"] * 5)

@@ -38,6 +38,7 @@ WITH_ENTROPY = RowKernel(
     ),
     row_value="log_sum", writes=(), row_writes=("log_prob", "entropy", "row_max", "log_sum"),
     parameters=("inverse_temperature",), padding=float("-inf"), neutral_padding=True, live_tiles=2,
+    constants=(("SOFTCAP", None), ("IGNORE_INDEX", None)),
 )  # fmt: skip
 FORWARD = replace(
     WITH_ENTROPY, name="log_probs", statistics=WITH_ENTROPY.statistics[:2],
@@ -183,7 +184,7 @@ LOG_PROBS = Op(
         Result("row_max", "row", returned=False),
         Result("log_sum", "row", returned=False),
     ),
-    kernels=tuple(kernel.bind(SOFTCAP=None, IGNORE_INDEX=None) for kernel in (FORWARD, BACKWARD, WITH_ENTROPY)),
+    kernels=(FORWARD, BACKWARD, WITH_ENTROPY),
     reference=reference,
     gradient=gradient,
     steps=_steps,

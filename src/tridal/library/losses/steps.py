@@ -25,58 +25,60 @@ _LSE = (
     Statistic("row_max", "max", term="logit"),
     Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
 )
+_CONSTANTS = (("SOFTCAP", None), ("IGNORE_INDEX", -100), ("CLASSES", 1))
 FORWARD = RowKernel(
     name="cross_entropy", module=MODULE, reads=("x",), row_index="index", column_reads=("weight",), statistics=_LSE,
     row_value="lse", writes=(), row_writes=("loss", "lse"), parameters=("label_smoothing", "z_loss"),
-    padding=float("-inf"), neutral_padding=True, live_tiles=1,
+    padding=float("-inf"), neutral_padding=True, live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
 BACKWARD = RowKernel(
     name="cross_entropy_backward", module=MODULE, reads=("x",), row_reads=("row_lse", "grad"), row_index="index",
     column_reads=("weight", "weight_sum"), statistics=(), row_value="target_gradient", writes=("gradient",),
-    parameters=("label_smoothing", "z_loss"), live_tiles=1,
+    parameters=("label_smoothing", "z_loss"), live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
 BACKWARD_WITH_LSE = RowKernel(
     name="cross_entropy_with_lse_backward", module=MODULE, reads=("x",), row_reads=("grad", "lse_grad"),
     row_index="index", column_reads=("weight", "weight_sum"), statistics=_LSE, row_value="target_gradient",
     writes=("gradient_of_statistics",), parameters=("label_smoothing", "z_loss"), padding=float("-inf"),
-    neutral_padding=True, live_tiles=2,
+    neutral_padding=True, live_tiles=2, constants=_CONSTANTS,
 )  # fmt: skip
 WITH_GRADIENT = RowKernel(
     name="cross_entropy_with_gradient", module=MODULE, reads=("x",), row_reads=("grad", "target_logit"),
     row_index="index", column_reads=("weight",), statistics=_LSE, row_value="target_gradient",
     writes=("gradient_of_statistics",), row_writes=("loss_of_logit",), parameters=("z_loss",), padding=float("-inf"),
-    neutral_padding=True, live_tiles=2, constants=(("label_smoothing", None), ("lse_grad", None), ("weight_sum", None)),
+    neutral_padding=True, live_tiles=2,
+    constants=(("label_smoothing", None), ("lse_grad", None), ("weight_sum", None), *_CONSTANTS),
 )  # fmt: skip
 """Losses and gradients in one kernel. The targets' logits are an input, because the gradient may overwrite them."""
 SMOOTH = RowKernel(
     name="cross_entropy_smooth", module=MODULE, reads=("x",), row_reads=("row_loss", "row_lse"), row_index="index",
     column_reads=("weight",), statistics=(Statistic("distances", "sum", term="distance"),), writes=(),
-    row_writes=("smooth_loss",), parameters=("label_smoothing",), live_tiles=1,
+    row_writes=("smooth_loss",), parameters=("label_smoothing",), live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
 LSE = RowKernel(
     name="cross_entropy_lse", module=MODULE, reads=("x",), statistics=_LSE, row_value="lse", writes=(),
-    row_writes=("lse",), padding=float("-inf"), neutral_padding=True, live_tiles=1,
+    row_writes=("lse",), padding=float("-inf"), neutral_padding=True, live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
 PROBABILITIES = RowKernel(
     name="cross_entropy_probabilities", module=MODULE, reads=("x", "target"), row_reads=("row_lse",),
     column_reads=("weight",), statistics=(Statistic("distances", "sum", term="target_distance"),), writes=(),
-    row_writes=("probability_loss",), parameters=("label_smoothing", "z_loss"), live_tiles=2,
+    row_writes=("probability_loss",), parameters=("label_smoothing", "z_loss"), live_tiles=2, constants=_CONSTANTS,
 )  # fmt: skip
 PROBABILITIES_BACKWARD = RowKernel(
     name="cross_entropy_probabilities_backward", module=MODULE, reads=("x", "target"),
     row_reads=("row_lse", "grad", "lse_grad"), column_reads=("weight",),
     statistics=(Statistic("total", "sum", term="mass"),), writes=("probability_gradient",),
-    parameters=("label_smoothing", "z_loss"),
+    parameters=("label_smoothing", "z_loss"), constants=_CONSTANTS,
 )  # fmt: skip
 REDUCE = RowKernel(
     name="cross_entropy_reduce", module="tridal.library.losses.kernels.reduction", reads=("x",),
     column_reads=("target", "weight"),
     statistics=(Statistic("loss_sum", "sum", term="x"), Statistic("weight_sum", "sum", term="row_weight")),
-    writes=(), row_writes=("weighted_mean", "weight_sum"), live_tiles=1,
+    writes=(), row_writes=("weighted_mean", "weight_sum"), live_tiles=1, constants=_CONSTANTS[1:2],
 )  # fmt: skip
 REDUCE_ALL = replace(
     REDUCE, name="cross_entropy_reduce_all", column_reads=(), statistics=REDUCE.statistics[:1],
-    row_writes=("loss_sum", "mean_of_losses"),
+    row_writes=("loss_sum", "mean_of_losses"), constants=(),
 )  # fmt: skip
 
 
@@ -114,11 +116,8 @@ def _kernel(
     return launch(call, kernel, inputs, ignore_index=ignore_index, softcap=softcap, dim=dim, **options)
 
 
-KERNELS = tuple(
-    kernel.bind(SOFTCAP=None, IGNORE_INDEX=-100, CLASSES=1)
-    for kernel in (
-        FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD,
-    )
+KERNELS = (
+    FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD,
 )  # fmt: skip
 
 

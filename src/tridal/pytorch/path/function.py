@@ -81,6 +81,12 @@ def row_function(op: Op) -> Callable[..., Any]:
         >>> twice(torch.tensor([1.0, 2.0]))  # no backend serves CPU tensors, so the reference computes it
         tensor([2., 4.])
     """
+    if isinstance(op, Op) and op.fault() is None and not op.signature.casts:
+        field = "argument dims" if op.dim is None else f"field dim={op.dim}"
+        raise PluginError(
+            f"op {op.name!r} has the {field}, so it has no function with the arguments dim and dtype: write its "
+            "function, and register it with tridal.pytorch.register"
+        )
     rules = register(op)
     if op.name in FUNCTIONS:
         return FUNCTIONS[op.name]
@@ -104,7 +110,7 @@ def row_function(op: Op) -> Callable[..., Any]:
         f"def {op.name}({', '.join(parameters)}):\n"
         f"    _results, _options = {count}, (dim, dtype, stream, {options})\n"
         f"    _pending = None if _compiling() else _prepared(_function, ({read}), _options, (), _results)\n"
-        f"    if _pending is not None and type(_pending) is not _PendingCall: return _pending\n"
+        f"    if _pending is not None and _pending.__class__ is not _PendingCall: return _pending\n"
         f"    return _apply(_rules, _function, ({names}), dim, dtype, stream, ({given}), (), _pending, _results)\n",
         scope,
     )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tridal.errors import PluginError
 from tridal.ops import row_maths
 from tridal.ops.arguments import Result
 from tridal.ops.op import NoKernel, Op
@@ -21,7 +22,8 @@ from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.prepared_kernels import described, prepare_kernel, variant
 from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
 from tridal.pytorch.path.run_source import Launch, Prepared
-from tridal.pytorch.path.steps import Steps, prepare_steps
+from tridal.pytorch.path.step_checks import NamedArguments, naming
+from tridal.pytorch.path.steps import Steps, fake_results, prepare_steps
 from tridal.pytorch.path.support import record_torch_call
 from tridal.runtime.row_kernel import RowKernel
 
@@ -39,9 +41,9 @@ def rules_of(op: Op, overwrites: Callable[[], bool] | None = None) -> Rules:
     return Rules(
         op=op,
         compute=_by_kernels(op, forward, by_torch),
-        fake=_checked(op, forward, functools.partial(_fake, forward)),
+        fake=_checked(op, forward, functools.partial(fake_results, forward)),
         backward=_by_kernels(op, backward, backward_by_torch, overwrites),
-        fake_backward=_checked(op, backward, functools.partial(_fake, backward)),
+        fake_backward=_checked(op, backward, functools.partial(fake_results, backward)),
         by_torch=by_torch,
         backward_by_torch=backward_by_torch,
         prepare=functools.partial(_prepare, op, forward) if prepared else None,
@@ -143,7 +145,7 @@ def prepare_call(
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
     check_arguments(op, signature, arguments)
-    named, rows, main = signature.named(arguments), signature.rows(arguments), arguments[signature.main]
+    named, rows, main = NamedArguments(signature, arguments), signature.rows(arguments), arguments[signature.main]
     count = len(signature.results) if results is None else results
     wanted = [index < count and not signature.is_absent(index, named) for index in range(len(signature.results))]
     steps = signature.steps
@@ -152,10 +154,16 @@ def prepare_call(
     if steps is not None:
         if op.prepares:
             return prepare_steps(op, signature, arguments, context, wanted, overwrites)
-        return Prepared(lambda *_: tuple(steps(Steps(op, context, wanted, overwrites), named)))
+
+        def run(*_: Any) -> Results:
+            with naming(op, "steps", (SystemExit,)):
+                return tuple(steps(Steps(op, context, wanted, overwrites), named))
+
+        return Prepared(run)
     if signature.arguments[0].optional and arguments[0] is None:
         raise NoKernel("only results after the first have a gradient")
-    reason = None if op.unsupported is None else op.unsupported(named, signature.dtypes(named))
+    with naming(op, "unsupported"):
+        reason = None if op.unsupported is None else op.unsupported(named, signature.dtypes(named))
     if reason is not None or signature.kernel is None:
         raise NoKernel(reason or "")
     if not any(wanted):
@@ -203,7 +211,12 @@ def choose_kernel(op: Op, signature: Signature, arguments: tuple[Any, ...], want
     absent = tuple(name for position, name in inputs if (position, name) not in present)
     constants: Mapping[str, Any] = {}
     if op.constants is not None and signature is op.signature:
-        constants = op.constants(signature.named(arguments))
+        with naming(op, "constants"):
+            constants = op.constants(NamedArguments(signature, arguments))
+        declared = [name for name, _ in op.forward.constants]
+        if unknown := [name for name in constants if name not in declared]:
+            known = ", ".join(declared) or "none"
+            raise PluginError(f"op {op.name!r}: constants: its kernel declares no {unknown[0]!r} (known: {known})")
     assert signature.kernel is not None
     kernel = variant(signature.kernel, absent, tuple(name for _, name in outputs), tuple(constants.items()))
     return ChosenKernel(kernel, tuple(p for p, _ in present), tuple(i for i, _ in outputs))
@@ -274,14 +287,3 @@ def _with_dims(signature: Signature, rows: Rows, launch: Launch, found: Prepared
         return tuple(t if t is None or role == "row" else t.view(views[role]) for t, role in viewed)
 
     return run_flat
-
-
-def _fake(signature: Signature, *arguments: Any) -> Results:
-    """Returns empty tensors with the shapes and dtypes of the results."""
-    named, main = signature.named(arguments), arguments[signature.main]
-    shapes = signature.rows(arguments).shapes(main.shape)
-    given = zip(signature.results, signature.result_roles(named), signature.dtypes(named), strict=True)
-    return tuple(
-        None if role is None else main.new_empty(shapes[role], dtype=dtype) if result.new is None else result.new(named)
-        for result, role, dtype in given
-    )

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from tridal.devices.types import MAX_RANGE_ROWS
+from tridal.errors import PluginError
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.prepared_kernels import prepare_kernel, variant
 from tridal.pytorch.path.run_source import Launch, Prepared
+from tridal.pytorch.path.step_checks import NamedArguments, check_launch, check_results, naming, without_values
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
@@ -72,12 +74,13 @@ class Steps:
 
         Raises:
             NoKernel: no kernel computes the tensors.
+            PluginError: the kernel has no such input, dim, output, parameter or constant.
             ShapeError: an input has another shape than its kind requires.
         """
-        *_, reads, added, row_reads, row_index, column_reads = kernel.tensors
-        names = (*reads, *added, *row_reads, *row_index, *column_reads)
+        out = (out,) if isinstance(out, Tensor) else tuple(out or ())
+        check_launch(self.op, kernel, inputs, dim, dtypes, writes, out, numbers)
         given = [tensor for tensor in inputs if tensor is not None]
-        absent = [name for name, tensor in zip(names, inputs, strict=True) if tensor is None]
+        absent = [name for name, tensor in zip(kernel.inputs, inputs, strict=True) if tensor is None]
         absent += [name for name in kernel.parameters if numbers[name] is None]
         constants = tuple((name, value) for name, value in numbers.items() if name not in kernel.parameters)
         outputs = tuple(writes) or (*kernel.writes, *kernel.row_writes, *kernel.column_writes)
@@ -90,7 +93,6 @@ class Steps:
                 *[launch.sum_dtype(given)] * len(kernel.row_writes),
             )
             launch = replace(launch, out_dtypes=default)
-        out = (out,) if isinstance(out, Tensor) else tuple(out or ())
         found = None if self.torch_computes else prepare_kernel(self._context, launch, given, out)
         if found is None:
             raise NoKernel("no kernel supports the dtypes or the strides")
@@ -145,7 +147,11 @@ class Recorder(Steps):
         """Returns the expression of a tensor of the call, or of a constant."""
         if value is None or id(value) in self._names:
             return self._names.get(id(value), "None")
-        assert not isinstance(value, Tensor), "a step used a tensor that no other step returned"
+        if isinstance(value, Tensor):
+            raise PluginError(
+                f"op {self.op.name!r}: a step uses a tensor of shape {tuple(value.shape)} that no step returned: "
+                "compute it with call.torch, or call.view for a view"
+            )
         name = f"c{len(self._scope)}"
         self._scope[name] = value
         return name
@@ -206,6 +212,17 @@ def _meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
+def fake_results(signature: Signature, *arguments: Any) -> tuple[Tensor | None, ...]:
+    """Returns empty tensors with the shapes and dtypes of the results."""
+    named, main = signature.named(arguments), arguments[signature.main]
+    shapes = signature.rows(arguments).shapes(main.shape)
+    given = zip(signature.results, signature.result_roles(named), signature.dtypes(named), strict=True)
+    return tuple(
+        None if role is None else main.new_empty(shapes[role], dtype=dtype) if result.new is None else result.new(named)
+        for result, role, dtype in given
+    )
+
+
 def prepare_steps(
     op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool],
     overwrites: bool,
@@ -214,7 +231,13 @@ def prepare_steps(
 
     Raises:
         NoKernel: no kernel computes them.
+        PluginError: the steps raise another exception, or return wrong results.
     """
     recorder = Recorder(signature, arguments, op, context, wanted, overwrites)
     assert signature.steps is not None
-    return recorder.prepared(signature.steps(recorder, signature.named(recorder.arguments)))
+    function = "steps" if signature is op.signature else "gradient_steps"
+    with naming(op, function), without_values():
+        results = signature.steps(recorder, NamedArguments(signature, recorder.arguments))
+    expected = fake_results(signature, *map(_meta, arguments))
+    check_results(op, signature, function, results, expected, may_alias=overwrites)
+    return recorder.prepared(results)

@@ -1,0 +1,101 @@
+"""Names in a declaration that functions, schedules or torch use for something else: each is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import tridal
+from tridal.errors import PluginError
+from tridal.ops import Op, RowKernel, Statistic, index_per_row, number, per_column, per_element
+
+pytest.importorskip("triton")
+from several_results import BY_SUM, MINUS_PICKED, WEIGH
+
+FORWARD = WEIGH.forward
+RESERVED = (
+    "count", "part_count", "column", "in_bounds", "picked", "part_scale", "AXIS", "EXP2_BIAS", "REFINE", "UNNORMALISED",
+    "GUARD", "ZERO_MASKED_ROWS",
+)  # fmt: skip
+
+
+def fault(kernel: RowKernel, op: Op = WEIGH) -> str:
+    """Returns the fault of an op with another kernel."""
+    return replace(op, kernels=(kernel, *op.kernels[1:])).fault() or ""
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_no_tensor_number_statistic_or_constant_has_the_name_of_a_parameter_of_all_functions(name: str) -> None:
+    refused = f"the functions of all kernels get {name!r}: choose another name"
+    statistic = Statistic(name, "sum", term="weighted")
+    for changes in (
+        {"reads": (name,)}, {"column_reads": (name,)}, {"statistics": (statistic, FORWARD.statistics[1])},
+        {"row_value": name}, {"constants": ((name, 1),)}, {"parameters": (name,)},
+    ):  # fmt: skip
+        assert refused in fault(replace(FORWARD, **changes)), changes
+    assert refused in fault(replace(WEIGH.backward, row_reads=(name,)), WEIGH)
+    assert refused in fault(replace(MINUS_PICKED.forward, row_index=name), MINUS_PICKED)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (replace(FORWARD, reads=("part_total",)), "the functions of all kernels get 'part_total'"),
+        (replace(FORWARD, reads=("picked_weight",)), "the functions of all kernels get 'picked_weight'"),
+        (replace(FORWARD, reads=("load",)), "schedules have another variable 'load_tile': rename 'load'"),
+        (replace(FORWARD, column_reads=("tile",)), "schedules have another variable 'tile_column': rename 'tile'"),
+        (replace(FORWARD, parameters=("part",)), "schedules have another variable 'part_number': rename 'part'"),
+        (replace(FORWARD, reads=("weighted_result",)), "another variable 'edge_weighted_result_at': rename"),
+        (replace(FORWARD, reads=("an x",)), "expected a name of Python's syntax, found 'an x'"),
+        (replace(FORWARD, reads=("lambda",)), "expected a name of Python's syntax, found 'lambda'"),
+    ],
+)
+def test_no_name_is_that_of_a_variable_of_schedules(kernel: RowKernel, message: str) -> None:
+    assert message in fault(kernel)
+
+
+@pytest.mark.parametrize("name", ["dim", "dtype", "stream", "output", "grad", "scale", "mask", "reduce", "output_mask"])
+def test_no_argument_has_the_name_of_another_one(name: str) -> None:
+    refused = f"parameters: {name!r} is the name of another argument, so choose another name"
+    for argument in (per_element(name), per_column(name), index_per_row(name), number(name, 1.0)):
+        assert replace(WEIGH, arguments=(WEIGH.arguments[0], argument)).fault() == refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"results": (replace(WEIGH.results[0], name="input"), *WEIGH.results[1:])}, "results: expected other names"),
+        ({"results": (WEIGH.results[0], replace(WEIGH.results[1], name="output"), WEIGH.results[2])}, "other names"),
+        ({"saves": (("dy", "input"), "weight")}, "gradient: expected other names for saved tensors and gradients"),
+        ({"saves": (("an x", "input"), "weight")}, "gradient: expected other names for saved tensors and gradients"),
+    ],
+)
+def test_results_gradients_and_saved_tensors_have_names_of_their_own(changes: dict[str, Any], message: str) -> None:
+    assert message in (replace(WEIGH, **changes).fault() or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": lambda x, reduce: x}, "reference: it gets (input, weight, reduce), but too many positional"),
+        ({"reference": lambda x, weight, reduce, eps: x}, "reference: it gets (input, weight, reduce), but missing"),
+        ({"gradient": lambda dy, x, reduce: x}, "gradient: it gets (dy, dtotal, input, weight, reduce), but too many"),
+        ({"constants": lambda *, named: {}}, "constants: it gets (named), but too many"),
+        ({"unsupported": lambda named: None}, "unsupported: it gets (named, dtypes), but too many"),
+    ],
+)
+def test_functions_take_what_they_get(changes: dict[str, Any], message: str) -> None:
+    assert (replace(WEIGH, **changes).fault() or "").startswith(message)
+    choice = replace(BY_SUM, reference=lambda x, reduce: x)
+    message = "reference: it gets (input, reduce, divides=...), but got an unexpected keyword argument 'divides'"
+    assert choice.fault() == message
+
+
+@pytest.mark.parametrize("changes", [{"dim": -1}, {"arguments": (*WEIGH.arguments, number("dims", type="int"))}])
+def test_row_function_refuses_an_op_without_the_arguments_dim_and_dtype(changes: dict[str, Any]) -> None:
+    found = "dim=-1" if "dim" in changes else "argument dims"
+    with pytest.raises(PluginError, match=re.escape(f"op 'weigh' has the field {found}".replace("field a", "a"))):
+        tridal.row_function(replace(WEIGH, **changes))
