@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def compute(
     if modification is not None:
         return (_compute_scores(op, arguments, named, modification, unmodified),)
     if reduce is None and op.torch_function is not None and not has_tangent(arguments[0]):
-        return (op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),)
+        return with_new_memory((op.torch_function(arguments[0], named["dim"], dtype=named["dtype"]),), arguments)
     found = _call(op.reference, op.signature, arguments, named, reduce)
     shapes, dtypes = op.signature.rows(arguments).shapes(arguments[0].shape), op.signature.dtypes(named)
     results: list[Tensor | None] = []  # torch.compile does not trace a call of `list[...]`
@@ -55,7 +55,7 @@ def compute(
         else:
             has_shape = role == "whole" or tensor.shape == shapes[role]  # then `reshape` would return a view
             results.append((tensor if has_shape else tensor.reshape(shapes[role])).to(dtype))
-    return tuple(results)
+    return with_new_memory(results, arguments)
 
 
 def reference_of(op: Op, x: Tensor, dim: int, values: tuple[float, ...]) -> Any:
@@ -129,7 +129,30 @@ def compute_gradient(op: Op, *arguments: Any, reduce: RowReduce | None = None) -
             terms = tensor.movedim(rows.first, -1)
             summed = terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms
             results.append(summed.reshape(rows.per_column(main.shape)))
-    return tuple(results)
+    return with_new_memory(results, arguments)
+
+
+def with_new_memory(results: Sequence[Tensor | None], arguments: tuple[Any, ...]) -> Results:
+    """Returns the results, of which those with the memory of an argument or of another result are copied."""
+    known = [argument for argument in arguments if isinstance(argument, Tensor)]
+    found: list[Tensor | None] = []
+    for result in results:
+        if result is None:
+            found.append(None)
+        else:
+            known.append(result.clone() if any(_may_share(result, tensor) for tensor in known) else result)
+            found.append(known[-1])
+    return tuple(found)
+
+
+def _may_share(result: Tensor, tensor: Tensor) -> bool:
+    """Returns whether two tensors have the same memory, or may have it if that is unknown."""
+    if torch.compiler.is_dynamo_compiling():
+        return result.dtype == tensor.dtype
+    try:
+        return result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # a tensor of a transform or a tracer has no storage
+        return True
 
 
 def _call(

@@ -199,11 +199,14 @@ def _by_torch_function(op: Op, input: Tensor, dim: Any, dtype: Any) -> Tensor:
     if RECORDERS:
         record_torch_call(op.name, dtype, input)
     try:
-        return op.torch_function(input, dim, dtype=dtype)
+        found = op.torch_function(input, dim, dtype=dtype)
     except (IndexError, RuntimeError, TypeError, ValueError):
         if not input.is_nested:
             check(input, dim, dtype, op.name)
         raise
+    if input.is_nested:
+        return found
+    return row_maths.with_new_memory((found,), (input,))[0]  # type: ignore[return-value]
 
 
 def _by_torch(rules: Rules, arguments: tuple[Any, ...], reason: str | None, results: int) -> Any:
