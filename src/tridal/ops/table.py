@@ -6,15 +6,17 @@ Entry points are loaded on first use, not on import.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import TypeVar
 
 from tridal.devices.config_override import ConfigOverride
-from tridal.devices.entry_points import BUNDLED, entry_points, load
+from tridal.devices.entry_points import BUNDLED, IN_CODE, describe_error, entry_points, load
 from tridal.devices.lock import LOCK
 from tridal.devices.settings import Settings
 from tridal.errors import PlanError, PluginError, SettingsError, nearest
@@ -28,6 +30,8 @@ _LIBRARY = "tridal.library"
 _T = TypeVar("_T")
 _log = logging.getLogger("tridal")
 _entries: tuple[RegisteredOp, ...] | None = None
+_declared: dict[str, Op] = {}
+"""The newest declaration of each op that code has registered, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def clear() -> None:
 
 def ops() -> dict[str, Op]:
     """Returns the ops that can be used, by name."""
-    return {entry.name: entry.op for entry in registered() if entry.op is not None}
+    return {entry.name: _newest(entry.op) for entry in registered() if entry.op is not None}
 
 
 def first() -> Op:
@@ -76,8 +80,13 @@ def kernels() -> dict[str, RowKernel]:
 
 
 def op_named(name: str, known: Mapping[str, Op] | None = None) -> Op:
-    """Returns the op with this name, of all ops or of `known`. Raises PlanError if it is unknown or cannot be used."""
-    return _find(name, ops() if known is None else known)
+    """Returns the op with this name, of all ops or of `known`. Raises PlanError if it is unknown or cannot be used.
+
+    An op that code has registered, and that no distribution has, is found by its name, or by "module:object".
+    """
+    if ":" in name:
+        return _in_module(name)
+    return _find(name, ops() if known is None else known, _declared)
 
 
 def selected(names: Sequence[str] | None) -> list[Op]:
@@ -94,7 +103,7 @@ def kernel_named(name: str) -> RowKernel:
     known = kernels()
     if name in ops() and name not in known:
         raise PlanError(f"op {name!r} has no kernel of its own; known kernels are {', '.join(known)}")
-    return _find(name, known)
+    return _find(name, known, {kernel.name: kernel for op in _declared.values() for kernel in op.kernels})
 
 
 def kernel_configs(settings: Settings) -> tuple[ConfigOverride, ...]:
@@ -107,9 +116,10 @@ def kernel_configs(settings: Settings) -> tuple[ConfigOverride, ...]:
     return settings.kernel_configs or ()
 
 
-def _find(name: str, known: Mapping[str, _T]) -> _T:
-    if name in known:
-        return known[name]
+def _find(name: str, known: Mapping[str, _T], declared: Mapping[str, _T]) -> _T:
+    for found in (known, declared):
+        if name in found:
+            return found[name]
     broken = next((entry for entry in registered() if entry.name == name and entry.fault is not None), None)
     if broken is not None:
         raise PlanError(f"op {name!r} of {broken.origin} cannot be used: {broken.fault}")
@@ -119,14 +129,58 @@ def _find(name: str, known: Mapping[str, _T]) -> _T:
 def check(op: Op) -> None:
     """Checks an op object. Loads no entry points, because an op's module may call this function.
 
+    A module may declare an op again.
+
     Raises:
-        PluginError: its declaration has a fault, or another op has its name.
+        PluginError: its declaration has a fault, or an op of another module has its name.
     """
     bundled = getattr(sys.modules.get(_LIBRARY), "OPS", ())  # none while the library itself is imported
-    others = {entry.name: entry for entry in _entries or map(_bundled, bundled) if entry.op not in (None, op)}
+    declared = [RegisteredOp(name, f"{IN_CODE} by {_module_of(other)}", other) for name, other in _declared.items()]
+    entries = (*declared, *(_entries or map(_bundled, bundled)))  # an entry of a distribution has the better origin
+    others = {entry.name: entry for entry in entries if entry.op is not None and not _is_again(op, entry.op)}
     fault = _fault(op, op.name, others)
     if fault is not None:
         raise PluginError(f"op {op.name!r} cannot be used: {fault}")
+
+
+def add(op: Op) -> None:
+    """Adds an op that code has registered. It replaces an earlier declaration of the same module."""
+    _declared[op.name] = op
+
+
+def _newest(op: Op) -> Op:
+    declared = _declared.get(op.name, op)
+    return declared if _is_again(declared, op) else op
+
+
+def _is_again(op: Op, known: Op) -> bool:
+    """Returns whether an op is a known one, or another declaration of it."""
+    return op is known or (op.name == known.name and _module_of(op) == _module_of(known) and not _is_bundled(known))
+
+
+def _is_bundled(op: Op) -> bool:
+    return _module_of(op).startswith(f"{_LIBRARY}.")
+
+
+def _module_of(op: Op) -> str:
+    """Returns the name of the module that declares an op: that of its reference."""
+    function = op.reference
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or op.forward.module
+
+
+def _in_module(name: str) -> Op:
+    try:
+        op = resolve_name(name)
+        if not isinstance(op, Op):
+            raise PluginError(f"expected a tridal.ops.Op, found {type(op).__name__}")
+        check(op)
+    except (Exception, SystemExit) as error:
+        reason = str(error) if isinstance(error, PluginError) else describe_error(error)
+        raise PlanError(f"op {name!r} cannot be used: {reason}") from error
+    add(op)
+    return op
 
 
 def _discover() -> tuple[RegisteredOp, ...]:

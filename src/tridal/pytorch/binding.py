@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,7 @@ from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.kernel_files import write_source
 from tridal.runtime.op_functions import triton_functions
-from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.row_layout import FEW_ROWS, GROUPS, StrideGroups, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
@@ -102,7 +101,7 @@ def bind_kernel(
     return prepared._replace(launch=guarded)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def computes_elements_alone(kernel: RowKernel) -> bool:
     """Returns whether each element of the outputs depends on the same element of the inputs and on nothing else.
 

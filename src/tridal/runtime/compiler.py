@@ -6,7 +6,6 @@ Triton itself is imported on first use.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import sys
 import textwrap
@@ -21,18 +20,18 @@ from tridal.runtime.breakpoints import find_breakpoint
 from tridal.runtime.function_errors import called_functions, describe
 from tridal.runtime.instance import Instance
 from tridal.runtime.interpreter_mode import can_load_interpreted, interpret_flag, interpreted, interpreted_library
-from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.specialization import Specialization
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def resources(backend: Backend, specialization: Specialization, target: Target) -> Resources:
     """Compiles a specialization and returns the resources of its kernel."""
     compiled = compile_kernel(specialization, target)
     return backend.resources(compiled.asm, compiled.metadata.shared)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def compile_kernel(specialization: Specialization, target: Target) -> Any:
     """Returns Triton's CompiledKernel for a target (backend, architecture, warp size). No device is needed.
 
@@ -150,7 +149,7 @@ def _options(specialization: Specialization) -> dict[str, Any]:
     return options
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def _entry(
     kernel: RowKernel, name: str, arguments: frozenset[str], constants: tuple[tuple[str, Any], ...], interpret: bool
 ) -> Any:

@@ -28,6 +28,7 @@ from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
+from tridal.runtime.row_kernel import cached_by_functions
 from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
 from tridal.runtime.target_check import check_target
@@ -193,7 +194,7 @@ def _active_driver(triton: ModuleType, device: str, target: Target) -> Any:
     return driver
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def _load(specialization: Specialization, target: Target, index: int) -> Any:
     """Compiles a kernel and loads it on the current device, which has this index. Results are cached per device."""
     loaded = copy.copy(compiler.compile_kernel(specialization, target))

@@ -30,7 +30,6 @@ term and for an output with a number per element, one of `reads`; for an output 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import math
@@ -42,7 +41,7 @@ from tridal.errors import PluginError
 from tridal.runtime.element_packs import element_packs
 from tridal.runtime.function_errors import describe_unhashable
 from tridal.runtime.packs import Packs
-from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 
 _EDGE = {"column": "edge_column", "in_bounds": "edge_in_bounds", "AXIS": "0"}
 """The variables of a schedule for the heads and tails of rows, for what a function declares."""
@@ -191,7 +190,7 @@ def _literal(value: Any) -> str:
     return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def packs_of(kernel: RowKernel) -> Packs:
     """Returns the packs with which the source of a schedule is expanded for a kernel.
 
@@ -240,7 +239,7 @@ def packs_of(kernel: RowKernel) -> Packs:
     return {f"each_{name}": tuple(items) for name, items in packs.items()}
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def constants_of(kernel: RowKernel) -> dict[str, Any]:
     """Returns the constants of a schedule that follow from a kernel.
 

@@ -6,7 +6,6 @@ shapes, and an error of the compiler for others. The tiles of a trial have other
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from typing import Any
 
@@ -16,7 +15,7 @@ from tridal.errors import PluginError
 from tridal.runtime import compiler
 from tridal.runtime.function_errors import error_chain
 from tridal.runtime.interpreter_mode import interpreting
-from tridal.runtime.row_kernel import RowKernel
+from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.specialization import Specialization
 
 ROWS, COLS = 4, 8
@@ -29,7 +28,7 @@ _STATISTICS = ("term", "rebase")
 _BROADCAST = ("writes", "row_value", "row_writes")
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_functions
 def check_functions(kernel: RowKernel, target: Target | None, interpret: bool) -> None:
     """Checks the functions of a third party's kernel once: in Triton's interpreter, or in the compiler's first stage.
 

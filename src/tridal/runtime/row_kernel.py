@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 Reduction: TypeAlias = Literal["max", "sum", "accurate_sum"]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_LIVE_TILES = 16
+_caches: list[Any] = []
+
+
+def cached_by_functions(function: _Function) -> _Function:
+    """Caches what follows from the Triton functions of a kernel, until `forget_functions`."""
+    _caches.append(functools.lru_cache(maxsize=1024)(function))
+    return _caches[-1]  # type: ignore[no-any-return]
+
+
+def forget_functions() -> None:
+    """Clears what follows from the Triton functions of kernels, because a module has other functions."""
+    for cache in _caches:
+        cache.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +32,8 @@ class Statistic:
 
     Attributes:
         name: functions that run after the statistic get it by this name.
-        reduce: "max", "sum", or "accurate_sum", a sum that rounds less often.
+        reduce: "max", "sum", or "accurate_sum", a sum that rounds less often. "max" may ignore NaN, as `tl.max` does,
+            so another number has to be NaN for a row with NaN, for example a sum.
         term: name of the Triton function that computes the term, or of the tensor of `reads` that is the term.
         rebase: name of a Triton function. A later statistic needs it if its term uses the first statistic or `count`.
             The function gets the later statistic of a part of a row, and returns what it would be if its terms had used

@@ -32,7 +32,7 @@ from tridal.pytorch.path.nodes import (
     output_mask,
     records_gradient,
 )
-from tridal.pytorch.path.rules import OpRun, Results, Rules, overload
+from tridal.pytorch.path.rules import OpRun, Results, Rules, check_newest, overload
 from tridal.pytorch.path.run_source import Prepared
 from tridal.pytorch.torch import private
 
@@ -115,6 +115,7 @@ def call(rules: Rules, arguments: tuple[Any, ...], pending: PendingCall | None =
     A `PendingCall` is prepared. The op's tensors are those of the pending call, some of them cast to another dtype.
     """
     op = rules.op
+    check_newest(op)
     if _compiling():
         return as_tuple(overload(op.name)(*arguments))
     tensors = [tensor for tensor in op.signature.tensors_of(arguments) if tensor is not None]

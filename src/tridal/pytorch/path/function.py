@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from tridal.devices import registry
 from tridal.errors import PluginError
 from tridal.ops import row_maths, table
 from tridal.ops.argument_checks import check_choice, check_number, wrong
@@ -29,11 +30,12 @@ from tridal.pytorch.path.checks import check, check_arguments
 from tridal.pytorch.path.nodes import is_plain
 from tridal.pytorch.path.registered import define
 from tridal.pytorch.path.row_calls import rules_of
-from tridal.pytorch.path.rules import DEFINED, Rules, overload
+from tridal.pytorch.path.rules import DEFINED, Rules, check_newest, overload
 from tridal.pytorch.path.streams import compiled_stream, on_stream
 from tridal.pytorch.path.support import backend_computes, record_torch_call, torch_computes
 from tridal.pytorch.torch.distributed import is_distributed
 from tridal.pytorch.torch.private import skip_frames
+from tridal.runtime.row_kernel import forget_functions
 
 Tensor = torch.Tensor
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -44,24 +46,27 @@ _compiling = torch.compiler.is_dynamo_compiling
 def register(op: Op, function: Callable[..., Any] | None = None) -> Rules:
     """Registers an op and its gradient in `torch.ops.tridal`, and its public function. Returns the rules of the op.
 
-    An op that is already registered keeps its rules.
+    An op that is already registered keeps its rules. A module may declare an op again, for example in a notebook: then
+    the newest declaration counts, and calls of the former function raise an error.
 
     Raises:
         TypeError: it is no `Op`.
-        PluginError: the op is invalid (see `tridal.ops.table.check`), or another op has its name.
+        PluginError: the op is invalid (see `tridal.ops.table.check`), or an op of another module has its name.
     """
     if not isinstance(op, Op):
         raise TypeError(wrong("row_function", "op", "be a tridal.ops.Op", repr(op)))
-    known = DEFINED.get(op.name)
+    rules = DEFINED.get(op.name)
+    if rules is None or rules.op is not op:
+        table.check(op)
+        again, rules = rules is not None, rules_of(op)
+        define(rules)
+        table.add(op)
+        if again:
+            FUNCTIONS.pop(op.name, None)
+            forget_functions()
+            registry.invalidate()
     if function is not None:
         FUNCTIONS[op.name] = function
-    if known is not None and known.op is op:
-        return known
-    table.check(op)
-    if known is not None:
-        raise PluginError(f"op {op.name!r} cannot be used: another op with that name is registered")
-    rules = rules_of(op)
-    define(rules)
     return rules
 
 
@@ -151,6 +156,7 @@ def apply(
     `modification` is (mask, scale, causal, zero_masked_rows), or empty if nothing modifies the scores. The first
     `results` results are returned.
     """
+    check_newest(rules.op)
     if _compiling():
         return _compiled(rules, tensors, dim, dtype, stream, numbers, modification, results)
     op, input = rules.op, tensors[0]

@@ -14,7 +14,7 @@ import torch
 
 from tridal.devices.settings import Settings, current, restored
 from tridal.ops.op import Op
-from tridal.pytorch.path.rules import Results, Rules, overload
+from tridal.pytorch.path.rules import Results, Rules, check_newest, overload
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
@@ -119,6 +119,7 @@ def gradients(
     The backward runs under the settings of the forward: by kernels, by differentiable torch ops, or as registered op.
     """
     name, arguments = f"{rules.op.name}_backward", gradient_arguments(rules.op, tensors, numbers, mask)
+    check_newest(rules.op)
     if _compiling():  # compiled autograd traces the backward
         return as_tuple(overload(name)(*arguments))
     with restored(settings):

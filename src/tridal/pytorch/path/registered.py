@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,36 +17,36 @@ from tridal.ops.row_reduce import has_tangent
 from tridal.ops.signature import Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.path.nodes import OpNode, as_tuple, has_gradient, is_plain, records_gradient
-from tridal.pytorch.path.rules import DEFINED, OpRun, Results, Rules, overload
+from tridal.pytorch.path.rules import DEFINED, OVERLOADS, Results, Rules, overload
 from tridal.pytorch.path.vmap import vmap_rule
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 LIBRARY: Any = torch.library.Library("tridal", "DEF")  # type: ignore[no-untyped-call]
-ON_DEFINE: list[Callable[[Rules], None]] = []
-"""Functions that `define` calls with the rules of each new op."""
+REGISTERED: list[Registered] = []
+"""The registered ops, and those of gradients."""
+ON_REGISTER: list[Callable[[Registered], None]] = []
+"""Functions that get each new item of `REGISTERED`."""
 
 
 def define(rules: Rules) -> None:
-    """Registers an op, and its gradient if it has one.
+    """Registers an op, and its gradient if it has one. An op that is declared again replaces its former declaration.
 
     Raises:
-        PluginError: another op has its name.
+        PluginError: another op of torch has its name.
     """
     op = rules.op
     signatures = (op.signature, op.gradient_signature) if op.gradient is not None else (op.signature,)
     for declaration in (op, *signatures):
         _compute_properties(declaration)
     for signature in signatures:
-        if hasattr(torch.ops.tridal, signature.name):  # an op, an alias, or an attribute that torch adds
+        known = any((registered.op, registered.name) == (op.name, signature.name) for registered in REGISTERED)
+        if not known and hasattr(torch.ops.tridal, signature.name):  # an op, an alias, or an attribute that torch adds
             raise PluginError(f"op {op.name!r} cannot be used: torch.ops.tridal.{signature.name} already exists")
-    _register(op.signature, rules.compute, rules.fake, rules.by_torch, rules)
-    if op.gradient is not None:
-        _register(op.gradient_signature, rules.backward, rules.fake_backward, rules.backward_by_torch, None)
+    for signature in signatures:
+        _define(Registered(op.name, signature.name, signature.schema))
     DEFINED[op.name] = rules
-    for function in ON_DEFINE:
-        function(rules)
 
 
 def _compute_properties(declaration: Any) -> None:
@@ -56,9 +56,50 @@ def _compute_properties(declaration: Any) -> None:
             getattr(declaration, name)
 
 
-def _register(signature: Signature, compute: OpRun, fake: OpRun, by_torch: OpRun, rules: Rules | None) -> None:
-    """Registers one op. Without `rules`, autograd differentiates `by_torch`."""
-    name = signature.name
+class Registered(NamedTuple):
+    """An op in `torch.ops.tridal` with one schema. It computes the newest declaration of its op."""
+
+    op: str
+    """The name of the op, also for its gradient."""
+    name: str
+    schema: str
+
+    def newest(self) -> tuple[Rules, Signature]:
+        """Returns the rules of the newest declaration, and the signature in it.
+
+        Raises:
+            PluginError: it has another schema.
+        """
+        rules = DEFINED[self.op]
+        signature = rules.op.signature if self.name == self.op else rules.op.gradient_signature
+        if signature.schema != self.schema or (self.name != self.op and rules.op.gradient is None):
+            raise PluginError(f"op {self.op!r} was declared again with other arguments: trace its calls again")
+        return rules, signature
+
+    @property
+    def qualified(self) -> str:
+        """The name with the overload, for torch.library."""
+        earlier = [registered.schema for registered in REGISTERED if registered.name == self.name]
+        number = [*earlier, self.schema].index(self.schema)
+        return f"{self.name}.v{number}" if number else self.name
+
+
+def _define(registered: Registered) -> None:
+    """Registers an op of torch with a schema, unless it is known, and makes it the one that calls use."""
+    qualified = registered.qualified
+    if registered not in REGISTERED:
+        _register(registered, qualified)
+        REGISTERED.append(registered)
+        for function in ON_REGISTER:
+            function(registered)
+    OVERLOADS.pop(registered.name, None)
+    if qualified != registered.name:
+        OVERLOADS[registered.name] = qualified.partition(".")[2]
+
+
+def _register(registered: Registered, qualified: str) -> None:
+    """Registers one op. Autograd differentiates the function of a gradient in torch's ops."""
+    name, is_gradient = registered.name, registered.name != registered.op
 
     def filled(results: Results, arguments: tuple[Any, ...]) -> Any:
         """Returns the results of the registered op, which has an empty tensor for each absent one."""
@@ -68,40 +109,51 @@ def _register(signature: Signature, compute: OpRun, fake: OpRun, by_torch: OpRun
 
     @private.skip_frames
     def kernel(*arguments: Any) -> Any:
+        rules, signature = registered.newest()
         arguments = signature.complete(arguments)
-        return filled(compute(*arguments), arguments)
+        return filled((rules.backward if is_gradient else rules.compute)(*arguments), arguments)
 
     def fake_kernel(*arguments: Any) -> Any:
+        rules, signature = registered.newest()
         arguments = signature.complete(arguments)
-        return filled(fake(*arguments), arguments)
+        return filled((rules.fake_backward if is_gradient else rules.fake)(*arguments), arguments)
+
+    def by_torch(*arguments: Any) -> Any:
+        rules, _ = registered.newest()
+        return filled((rules.backward_by_torch if is_gradient else rules.by_torch)(*arguments), arguments)
 
     @private.skip_frames
     def autograd(*arguments: Any) -> Any:
+        rules, signature = registered.newest()
         arguments = signature.complete(arguments)
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        differentiated = records_gradient(*tensors) and (rules is None or rules.op.differentiable_results > 0)
+        differentiated = records_gradient(*tensors) and (is_gradient or rules.op.differentiable_results > 0)
         if not differentiated and not private.needs_dispatcher() and all(map(is_plain, tensors)):
             return kernel(*arguments)
-        covered = rules is None or has_gradient(rules.op, arguments)
-        by_node = rules is not None and covered and private.HAS_NODES
+        covered = is_gradient or has_gradient(rules.op, arguments)
+        by_node = not is_gradient and covered and private.HAS_NODES
         by_kernel = private.HAS_NODES and (not differentiated or (by_node and not private.transforms_active()))
         if not by_kernel or is_dual(*tensors):
             if RECORDERS:
                 derivatives = "higher-order, forward-mode and transformed derivatives use torch's ops"
                 record_torch(name, tensors[0], derivatives if covered else "one of the gradients has no kernel")
-            return filled(by_torch(*arguments), arguments)
+            return by_torch(*arguments)
         if differentiated:
             results = private.apply_node(OpNode, rules, overload(name), *arguments)
             return results[0] if len(results) == 1 else results
         with private.below_autograd():
             return overload(name)(*arguments)
 
-    LIBRARY.define(f"{name}{signature.schema}", tags=TAGS)
-    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-    LIBRARY.impl(name, autograd, "Autograd")
-    torch.library.register_fake(f"tridal::{name}", fake_kernel, lib=LIBRARY)
-    vmap = vmap_rule(signature, overload(name), fake, lambda *given: as_tuple(filled(by_torch(*given), given)))
-    torch.library.register_vmap(f"tridal::{name}", vmap, lib=LIBRARY)
+    def vmap(*given: Any) -> tuple[Any, Any]:
+        rules, signature = registered.newest()
+        fake = rules.fake_backward if is_gradient else rules.fake
+        return vmap_rule(signature, overload(name), fake, lambda *sample: as_tuple(by_torch(*sample)))(*given)
+
+    LIBRARY.define(f"{qualified}{registered.schema}", tags=TAGS)
+    LIBRARY.impl(qualified, kernel, "CompositeExplicitAutograd")
+    LIBRARY.impl(qualified, autograd, "Autograd")
+    torch.library.register_fake(f"tridal::{qualified}", fake_kernel, lib=LIBRARY)
+    torch.library.register_vmap(f"tridal::{qualified}", vmap, lib=LIBRARY)
 
 
 def is_dual(*tensors: Tensor) -> bool:
@@ -112,6 +164,6 @@ def is_dual(*tensors: Tensor) -> bool:
     return (private.forward_ad_level() >= 0 or private.transforms_active()) and has_tangent(*tensors, level=0)
 
 
-def on_dispatch(op: str, kind: type, rule: Callable[..., Any]) -> None:
+def on_dispatch(registered: Registered, kind: type, rule: Callable[..., Any]) -> None:
     """Registers rule(kind, op, types, args, kwargs) for the tensor subclass `kind`, which has `__torch_dispatch__`."""
-    torch.library.register_torch_dispatch(f"tridal::{op}", kind, rule, lib=LIBRARY)
+    torch.library.register_torch_dispatch(f"tridal::{registered.qualified}", kind, rule, lib=LIBRARY)

@@ -8,13 +8,16 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tridal.errors import PluginError
 from tridal.ops.op import Op
 from tridal.pytorch.path.run_source import Prepared
 
 Results: TypeAlias = tuple[torch.Tensor | None, ...]
 OpRun: TypeAlias = Callable[..., Results]
 DEFINED: dict[str, Rules] = {}
-"""The registered ops by name."""
+"""The registered ops by name, in their newest declaration."""
+OVERLOADS: dict[str, str] = {}
+"""The overloads of registered ops that are not the default one. Each schema of an op that is declared again has one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,4 +46,11 @@ class Rules:
 
 def overload(name: str) -> Any:
     """Returns the registered op with this name, as an `OpOverload`."""
-    return getattr(torch.ops.tridal, name).default
+    return getattr(getattr(torch.ops.tridal, name), OVERLOADS.get(name, "default"))
+
+
+def check_newest(op: Op) -> None:
+    """Raises PluginError if an op has been declared again."""
+    newest = DEFINED.get(op.name)
+    if newest is not None and newest.op is not op:
+        raise PluginError(f"op {op.name!r} was declared again: use the function of its newest declaration")

@@ -20,14 +20,13 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from tridal.errors import DTypeError
 from tridal.ops import row_maths
 from tridal.ops.argument_checks import wrong
-from tridal.ops.op import Op
 from tridal.ops.row_maths import modification_of
 from tridal.ops.row_reduce import RowReduce
-from tridal.ops.signature import Rows, Signature
+from tridal.ops.signature import Rows
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.path.checks import check_arguments
-from tridal.pytorch.path.registered import ON_DEFINE, on_dispatch
-from tridal.pytorch.path.rules import DEFINED, Results, Rules, overload
+from tridal.pytorch.path.registered import ON_REGISTER, REGISTERED, Registered, on_dispatch
+from tridal.pytorch.path.rules import Results, overload
 from tridal.pytorch.torch.private import mesh_all_reduce
 from tridal.runtime.row_layout import contiguous_strides
 
@@ -70,13 +69,9 @@ class ShardedReduce(RowReduce):
         return shard.view(-1, *[1] * (x.dim() - 1 - self.dim % x.dim()))
 
 
-def _register(rules: Rules) -> None:
-    """Registers the DTensor rules of an op and of its gradient."""
-    op = rules.op
-    on_dispatch(op.name, DTensor, _rule(op, op.signature, row_maths.compute))
-    if op.gradient is not None:
-        rule = _rule(op, op.gradient_signature, row_maths.compute_gradient)
-        on_dispatch(f"{op.name}_backward", DTensor, rule)
+def _register(registered: Registered) -> None:
+    """Registers the DTensor rule of a registered op."""
+    on_dispatch(registered, DTensor, _rule(registered))
 
 
 class _Placements(NamedTuple):
@@ -115,11 +110,15 @@ class _Placements(NamedTuple):
 _WHOLE: Placement = Replicate()
 
 
-def _rule(op: Op, signature: Signature, maths: Callable[..., Results]) -> Any:
+def _rule(registered: Registered) -> Any:
     """Returns the rule of a registered op."""
+    maths: Callable[..., Results] = row_maths.compute
+    if registered.name != registered.op:
+        maths = row_maths.compute_gradient
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        args = signature.complete(args)
+        rules, signature = registered.newest()
+        op, args = rules.op, signature.complete(args)
         check_arguments(op, signature, args)
         named, main, rows = signature.named(args), args[signature.main], signature.rows(args)
         if signature is op.signature and modification_of(op, named) is not None:
@@ -184,6 +183,6 @@ def from_shards(
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
 
 
-ON_DEFINE.append(_register)
-for _rules in DEFINED.values():
-    _register(_rules)
+ON_REGISTER.append(_register)
+for _registered in REGISTERED:
+    _register(_registered)

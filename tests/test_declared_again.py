@@ -1,0 +1,183 @@
+"""An op that is declared again, as in a notebook: the newest declaration counts everywhere. Its name finds it."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from conformance_helpers import INTERPRETER
+from tridal import testing
+from tridal.errors import PlanError, PluginError
+from tridal.ops import table
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(INTERPRETER.unavailable() is not None, reason="needs the interpreter")
+
+_numbers = itertools.count()
+MODULE = """
+import triton
+
+import tridal
+from tridal import ops
+
+
+@triton.jit
+def times(x):
+    return x * {factor}
+
+
+@triton.jit
+def gradient(dy):
+    return dy * {factor}
+
+
+def kernel(name, **fields):
+    return ops.RowKernel(name, __name__, statistics=(), **fields)
+
+
+try:
+    KERNELS  # a cell of a notebook that is not run again
+except NameError:
+    KERNELS = (
+        kernel("{name}", reads=("x",), writes=("times",)),
+        kernel("{name}_backward", reads=("dy",), writes=("gradient",)),
+    )
+
+OP = ops.Op(
+    "{name}", (ops.per_element("input"), {arguments}), KERNELS, lambda x, reduce, **_: x * {factor},
+    gradient=lambda dy, reduce, **_: dy * {factor}, saves=(), constants=lambda named: {{}},
+)
+function = tridal.row_function(OP)
+"""
+X = torch.arange(6.0).view(2, 3)
+Declare = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def name() -> str:
+    return f"declared_again_{next(_numbers)}"
+
+
+@pytest.fixture
+def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Declare]:
+    """Returns declare(factor, arguments), which runs a module again with another text."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def run(factor: float, arguments: str = "", module: str = f"module_of_{name}") -> ModuleType:
+        (tmp_path / f"{module}.py").write_text(MODULE.format(name=name, factor=factor, arguments=arguments))
+        importlib.invalidate_caches()
+        return importlib.reload(sys.modules[module]) if module in sys.modules else importlib.import_module(module)
+
+    with tridal.use(device="interpreter", fallback="error"):
+        yield run
+
+
+def gradient_of(function: Any) -> torch.Tensor:
+    x = X.clone().requires_grad_()
+    return torch.autograd.grad(function(x).sum(), x)[0]
+
+
+WAYS: dict[str, Callable[[Any, str], Any]] = {
+    "called": lambda function, name: function(X),
+    "a prepared call": lambda function, name: (function(X), function(X))[1],
+    "registered": lambda function, name: getattr(torch.ops.tridal, name)(X, -1, X.dtype),
+    "compiled": lambda function, name: torch.compile(function, fullgraph=True, backend="aot_eager")(X),
+    "batched": lambda function, name: torch.func.vmap(function)(X),
+    "linearised": lambda function, name: torch.func.jvp(function, (X,), (X,))[1],
+    "backward": lambda function, name: gradient_of(function) * X,
+    "without kernels": lambda function, name: tridal.use(device="auto", fallback="torch")(function)(X),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_newest_declaration_computes_every_call(declare: Declare, name: str, way: str) -> None:
+    for factor in (2.0, 3.0, 2.0):
+        function = declare(factor).function
+        for _ in range(2):
+            assert_close(WAYS[way](function, name), factor * X)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "registered"])
+def test_other_arguments(declare: Declare, name: str, way: str) -> None:
+    for factor, arguments in ((2.0, ""), (3.0, 'ops.number("unused", True)'), (4.0, "")):
+        assert_close(WAYS[way](declare(factor, arguments).function, name), factor * X)
+
+
+def test_the_function_of_a_former_declaration_is_an_error(declare: Declare, name: str) -> None:
+    former = declare(2.0).function
+    compiled = torch.compile(former, backend="aot_eager")
+    assert_close((former(X), compiled(X)), (2 * X, 2 * X))
+    result = former(x := X.clone().requires_grad_())
+    assert_close(declare(3.0).function(X), 3 * X)
+    for function in (former, compiled, torch.func.vmap(former)):
+        with pytest.raises(Exception, match=f"op '{name}' was declared again: use the function of its newest"):
+            function(X)
+    with pytest.raises(PluginError, match="was declared again"):
+        torch.autograd.grad(result.sum(), x, create_graph=True)
+
+
+def test_a_graph_of_a_former_declaration_with_other_arguments_is_an_error(declare: Declare, name: str) -> None:
+    function = declare(2.0).function
+    graph = torch.export.export(_Module(function), (X,)).module()
+    declare(3.0)
+    assert_close(graph(X), 3 * X)
+    declare(4.0, 'ops.number("unused", True)')
+    with pytest.raises(PluginError, match=f"op '{name}' was declared again with other arguments"):
+        graph(X)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def test_another_module_cannot_declare_an_op_with_the_name(declare: Declare, name: str) -> None:
+    declare(2.0)
+    message = (
+        f"op '{name}' cannot be used: its name is taken: registered in code by module_of_{name} has an op '{name}'"
+    )
+    with pytest.raises(PluginError, match=message):
+        declare(3.0, module=f"other_module_of_{name}")
+    assert_close(sys.modules[f"module_of_{name}"].function(X), 2 * X)
+
+
+def test_the_suite_checks_an_op_that_code_has_registered(declare: Declare, name: str) -> None:
+    declare(2.0)
+    for factor in (2.0, 3.0):
+        op = declare(factor).OP
+        assert table.op_named(name) is table.op_named(f"module_of_{name}:OP") is op
+        assert table.kernel_named(f"{name}_backward") is op.backward
+        assert name not in table.ops()
+        assert all(result.passed for result in testing.check_declarations([name]))
+        cases = [case for case in testing.cases(INTERPRETER, [name]) if case.plan == "planned"]
+        results = [testing.run_case(case, INTERPRETER) for case in cases[::40]]
+        assert len(results) > 4
+        assert [f"{result.name}: {result.message}" for result in results if not result.passed] == []
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ("no_module_anywhere:OP", "ModuleNotFoundError: No module named 'no_module_anywhere'"),
+        ("math:pi", "expected a tridal.ops.Op, found float"),
+        ("math:nothing", "AttributeError"),
+    ],
+)
+def test_a_module_without_the_op_is_an_error(found: str, reason: str) -> None:
+    with pytest.raises(PlanError, match=f"op '{found}' cannot be used: {reason}"):
+        table.op_named(found)
