@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
 import shlex
@@ -16,6 +17,7 @@ import typer
 
 import tridal
 from processes import python
+from tridal import ops, testing
 from tridal.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -180,9 +182,19 @@ def test_add_an_op_shows_the_tested_package() -> None:
     shown = list(code_blocks(ADD_AN_OP, "python", "toml"))
     for file in ("tridal_l2norm/kernels.py", "tridal_l2norm/__init__.py", "pyproject.toml", "test_l2_norm.py"):
         assert (ROW_OP_PACKAGE / file).read_text() in shown, f"the page does not contain {file} verbatim"
-    for file in map("".join, product(("skip_norm", "logsumexp", "mean_energy"), ("_kernels.py", ".py"))):
+    for file in map("".join, product(("skip_norm", "logsumexp", "mean_energy", "target_gap"), ("_kernels.py", ".py"))):
         source = (TENSOR_OP_PACKAGE / "tridal_skipnorm" / file).read_text()
         assert source in shown, f"the page does not contain {file} verbatim"
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [ops.Op, ops.RowKernel, ops.Statistic, ops.Argument, ops.Result, testing.OpCases],
+    ids=lambda c: c.__name__,
+)
+def test_help_explains_each_field_of_a_declaration(declared: Any) -> None:
+    explained = re.findall(r"^ +(\w+): \S", str(declared.__doc__), re.MULTILINE)
+    assert explained == [field.name for field in dataclasses.fields(declared)]
 
 
 def test_add_an_op_runs_its_python_block_of_calls() -> None:

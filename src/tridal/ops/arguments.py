@@ -24,23 +24,27 @@ _TYPES: Mapping[type, str] = {bool: "bool", int: "int", float: "float", str: "st
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of a registered op."""
+    """An argument of a registered op. `per_element`, `number` and others make one.
+
+    Attributes:
+        name: the name, which is that of the function's argument and, for a number, of the kernels' parameter.
+        type: the type in torch's schema, without "?".
+        role: what a tensor holds, see `Role`, or a function of the arguments by name; None for other types.
+        optional: whether the argument may be None.
+        differentiable: whether the op's gradient kernel computes a gradient of the tensor.
+        default: the value of a number that is not given. None means that it has to be given.
+        neutral: the value of a number without which a kernel is compiled, because it changes nothing.
+        range: the smallest and the largest value that tests draw for a number, or all values of a string.
+    """
 
     name: str
     type: str = "Tensor"
-    """The type in torch's schema, without "?"."""
     role: RoleOf | None = None
-    """What a tensor holds; None for other types."""
     optional: bool = False
-    """Whether the argument may be None."""
     differentiable: bool = False
-    """Whether the op's gradient kernel computes a gradient of the tensor."""
     default: Any = None
-    """The value of a number that is not given. None means that it has to be given."""
     neutral: float | None = None
-    """The value of a number without which a kernel is compiled, because it changes nothing."""
     range: tuple[Any, ...] | None = None
-    """The smallest and the largest value that tests draw for a number, or all values of a string."""
 
     @property
     def schema(self) -> str:
@@ -51,22 +55,28 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A result of a registered op."""
+    """A result of a registered op.
+
+    Attributes:
+        name: the name, by which the op's `saves` can name it.
+        role: what it holds, see `Role`, or a function of the arguments by name.
+        dtype: the dtype, or dtype(arguments by name). By default, numbers per element have the argument `dtype`, or
+            else the promoted dtype of the inputs with a number per element, and all others have the dtype of sums.
+        needs: the argument without which there is no such result, or needs(arguments by name), which tells if there is
+            one.
+        new: new(arguments by name) returns an empty tensor like the result. It gives the shape of a result with the
+            role "whole", and the strides of a result that is not contiguous.
+        gradient: the name of its gradient among the arguments of the op's gradient; None if it has none.
+        returned: whether the op's function returns it. The others come last.
+    """
 
     name: str
     role: RoleOf
     dtype: torch.dtype | Callable[[Named], torch.dtype] | None = None
-    """The dtype, or dtype(arguments by name). By default, numbers per element have the argument `dtype`, or else the
-    promoted dtype of the inputs with a number per element, and all others have the dtype of sums."""
     needs: str | Callable[[Named], bool] | None = None
-    """The argument without which there is no such result, or needs(arguments by name), which tells if there is one."""
     new: Callable[[Named], torch.Tensor] | None = None
-    """new(arguments by name) returns an empty tensor like the result. It gives the shape of a result with the role
-    "whole", and the strides of a result that is not contiguous."""
     gradient: str | None = None
-    """The name of its gradient among the arguments of the op's gradient; None if it has none."""
     returned: bool = True
-    """Whether the op's function returns it. The others come last."""
 
 
 def per_element(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:
@@ -118,7 +128,10 @@ def _index_or_element(name: str, named: Named) -> Role:
 
 
 def whole(name: str, *, optional: bool = False, differentiable: bool = False) -> Argument:
-    """Returns an argument for a tensor of another shape, which the op's steps check.
+    """Returns an argument for a tensor of another shape and dtype, which the op's steps check.
+
+    The reference gets it as it is. It is not cast to `dtype`, ranks of a DTensor have all of it, and vmap computes each
+    sample.
 
     Example:
         >>> tridal.ops.whole("linear_weight", differentiable=True).role

@@ -29,7 +29,10 @@ class RowReduce:
         self.rows = math.prod(x.shape[:dim]) * math.prod(x.shape[dim:][1:])
 
     def __call__(self, x: torch.Tensor, how: Literal["max", "sum"]) -> torch.Tensor:
-        """Returns the maximum or the sum of each row. The dim is kept with size 1."""
+        """Returns the maximum or the sum of each row. The dim is kept with size 1.
+
+        Both are NaN if an element is NaN. The "max" of a kernel may ignore NaN.
+        """
         if how == "sum" or self.count == 0:  # amax rejects empty rows; their sum is never used
             return x.sum(self.dim, keepdim=True)
         return x.amax(self.dim, keepdim=True)
@@ -51,8 +54,9 @@ class RowReduce:
     def rounded(self, x: torch.Tensor, dtype: torch.dtype, result: str | None = None) -> torch.Tensor:
         """Returns x rounded to a dtype, in x's own dtype. `result` is the name of the op's result with these numbers.
 
-        References round with it what kernels store or cast in between. The conformance suite computes everything after
-        it from the numbers that the kernel has stored.
+        A reference rounds with it what a kernel stores or casts before it goes on, so that both compute the same. With
+        `result`, the conformance suite replaces the numbers by those that the kernel has stored, and computes what
+        follows from them.
         """
         return x.to(dtype).to(x.dtype)
 

@@ -98,19 +98,22 @@ TUTORIAL_SHAPE = (1823, 781)
 
 @dataclass(frozen=True)
 class OpCases:
-    """What the cases of an op need that does not follow from the roles of its tensors. `Op.cases` names it."""
+    """What the cases of an op need that does not follow from the roles of its tensors. `Op.cases` names it.
+
+    Attributes:
+        tensors: tensors(case) returns tensors by name that differ from those that follow from the roles, also if they
+            are absent in the case: on the CPU, with numbers in float64, or indices.
+        is_defined: is_defined(case) tells whether the op is defined for a case of the suite.
+        options: arguments of the function that the registered op does not have.
+        constants: the tensors whose gradient is not compared, because no kernel computes it.
+        formulas: operations of torch in the op's maths, by name, in smaller operations whose results kernels round.
+    """
 
     tensors: Callable[[Case], Mapping[str, torch.Tensor]] = lambda case: {}
-    """tensors(case) returns tensors by name that differ from those that follow from the roles, also if they are absent
-    in the case: on the CPU, with numbers in float64, or indices."""
     is_defined: Callable[[Case], bool] = lambda case: True
-    """Whether the op is defined for a case of the suite."""
     options: tuple[Argument, ...] = ()
-    """Arguments of the function that the registered op does not have."""
     constants: tuple[str, ...] = ()
-    """The tensors whose gradient is not compared, because no kernel computes it."""
     formulas: Formulas = field(default_factory=dict)
-    """Operations of torch in the op's maths, by name, in smaller operations whose results kernels round."""
 
 
 def op_cases(op: Op) -> OpCases:
