@@ -13,12 +13,12 @@ from typer.core import TyperGroup
 
 from tridal import __version__
 from tridal.cli import bench, broken, check, config, doctor, plan
-from tridal.cli.op_option import CommandWithOps, HelpWithoutType
+from tridal.cli.op_option import CommandWithOps
 from tridal.cli.output import file_errors, print_error
 from tridal.errors import TridalError
 
 
-class _Group(HelpWithoutType, TyperGroup):
+class _Group(TyperGroup):
     """Prints expected errors as one sentence on stderr, and exits with 1."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,10 +46,12 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (doctor.doctor, plan.plan, check.check, bench.bench, config.config):
-    app.command(cls=CommandWithOps)(_command)
+    # click cuts the text that it takes from a docstring, but not a given one.
+    app.command(cls=CommandWithOps, short_help=(_command.__doc__ or "").partition("\n")[0])(_command)
 
 
 def _print_version(requested: bool) -> None:
@@ -62,9 +64,7 @@ def _print_version(requested: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """A device abstraction layer for Triton kernels.

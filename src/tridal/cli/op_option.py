@@ -43,29 +43,17 @@ def _values(placeholder: str) -> Iterable[str]:
     return found() if callable(found) else found  # type: ignore[no-any-return]
 
 
-class HelpWithoutType:
-    """A base of commands. The option `--help` takes no value, so the help text shows no type for it."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Returns the option `--help`."""
-        option = copy.copy(super().get_help_option(ctx))  # type: ignore[misc]
-        if option is not None:
-            option.metavar = ""
-        return option
-
-
-class CommandWithOps(HelpWithoutType, TyperCommand):
+class CommandWithOps(TyperCommand):
     """A command whose help text lists values. Other calls do not look them up, because that imports torch."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help text. Replaces the placeholders by values, and shows no type for flags."""
+        """Writes the help text. Replaces the placeholders by values."""
         command = copy.copy(self)
         command.params = [copy.copy(parameter) for parameter in self.params]
         for option in command.params:
             if isinstance(option, TyperOption):
                 for placeholder in filter((option.help or "").__contains__, (DEVICES, DTYPES, *_WITH_TORCH)):
                     option.help = (option.help or "").replace(placeholder, ", ".join(_values(placeholder)))
-                option.metavar = "" if option.is_flag else option.metavar
         super(CommandWithOps, command).format_help(ctx, formatter)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
@@ -25,12 +26,26 @@ _T = TypeVar("_T")
 SECONDS_PER_LINE = 10.0
 """Time between two lines of progress, if stderr is no terminal."""
 _BROKEN_PIPE = 141  # exit code of a process that SIGPIPE ends
-_UNLIMITED = 1 << 16  # characters per line if the output goes to a file or a pipe, which nothing wraps
+_FILE_WIDTH = 120  # width of tables in a file or a pipe
+_MIN_WIDTH = 40
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
 
 class Console(RichConsole):
-    """A console that raises BrokenPipeError if the reader of a pipe has ended. Rich would exit without a message."""
+    """A console that pads no lines in a file or a pipe, and raises BrokenPipeError if the reader of a pipe has ended.
+
+    Rich pads the lines of tables with spaces, and would exit without a message.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints objects as rich does."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
+        self.file.flush()
 
     def on_broken_pipe(self) -> NoReturn:
         """Raises the error that is being handled."""
@@ -49,14 +64,16 @@ def file_errors() -> Iterator[None]:
 
     If the reader of a pipe has ended, as `head` does, prints nothing.
     """
+    stdout = sys.stdout  # click replaces it by one that ignores a broken pipe
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            if stdout is not None:
+                stdout.flush()
     except OSError as error:
-        _discard_output()
+        if stdout is not None:
+            _discard_output(stdout)
         if isinstance(error, BrokenPipeError):
             raise SystemExit(_BROKEN_PIPE) from None
         what = "the output cannot be written" if error.filename is None else error.filename
@@ -64,13 +81,13 @@ def file_errors() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def _discard_output() -> None:
+def _discard_output(stdout: TextIO) -> None:
     """Redirects stdout to the null device if it cannot be written, because Python flushes it again when it ends."""
     try:
-        sys.stdout.flush()
+        stdout.flush()
     except OSError:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, stdout.fileno())
         os.close(null)
 
 
@@ -90,8 +107,8 @@ def _replace_non_finite(data: Any) -> Any:
 def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout or stderr, without automatic highlighting."""
     result = Console(stderr=stderr, quiet=quiet, highlight=False)
-    if not result.is_terminal and "COLUMNS" not in os.environ:
-        result.width = _UNLIMITED
+    if not result.is_terminal or result.width < _MIN_WIDTH:  # rich takes COLUMNS=0 as it is
+        result.width = max(_MIN_WIDTH, shutil.get_terminal_size((_FILE_WIDTH, 0)).columns)
     return result
 
 
