@@ -204,6 +204,11 @@ def test_documentation_has_every_setting_and_variable():
         assert f"| `{variable}` |" in text
 
 
+def use_settings():
+    registry.check_backends(settings.current())
+    registry.resolve_chosen(settings.current())
+
+
 @pytest.mark.parametrize(
     ("text", "variables"),
     [
@@ -212,6 +217,8 @@ def test_documentation_has_every_setting_and_variable():
         ("device: cpu\nfallback: tourch\n", {}),
         ("device: cpu\n\nfallback: x: y\n", {}),
         ("kernel_configs: [{kernel: softmax, dtype: float32, cols: 8, config: {schedule: whole_row, warps: 2}}]\n", {}),
+        ("", {"TRIDAL_CONFIG": "/no/tridal.yaml"}),
+        ("", {"TRIDAL_INTERPRETER_NUM_PROGRAMS": "010"}),
         ("", {"TRIDAL_DEVCE": "cpu"}),
         ("", {"TRIDAL_KERNELIZE": "7"}),
         ("", {"TRIDAL_PLUGINS": "cud"}),
@@ -229,7 +236,7 @@ def test_documentation_shows_the_messages(home, monkeypatch, text, variables):
         monkeypatch.setenv(name, value)
     settings._base = None
     with pytest.raises(TridalError) as raised:
-        registry.resolve_chosen(settings.current())
+        use_settings()
     text = (CONFIGS.parent / "docs/configuration.md").read_text()
     assert f" {raised.value} " in " ".join(text.split()), "the page wraps its lines"
 

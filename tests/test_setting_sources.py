@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -223,6 +224,33 @@ def test_flag_reads_variables_that_are_not_settings(monkeypatch: pytest.MonkeyPa
         settings.flag("TRIDAL_LOG_CALLS")
 
 
+@pytest.mark.parametrize("name", ["TRIDAL_device", "TRIDAL_Fake_Size", "TRIDAL_config", "TRIDAL_log_calls"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_variable_in_lower_case_is_an_error_that_suggests_the_right_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, beside: bool
+) -> None:
+    monkeypatch.setenv(name, "1")
+    if beside and "config" not in name:
+        monkeypatch.setenv(name.upper(), "cpu" if "device" in name else "1")
+    near = "" if "Fake" in name else f"; did you mean '{name.upper()}'?"
+    with pytest.raises(SettingsError, match=rf"environment {name}: no such setting{re.escape(near)}"):
+        settings.reload()
+
+
+@pytest.mark.parametrize("number", ["010", "1_000", "0x10", "1:30"])
+def test_number_that_is_not_decimal_is_an_error_in_every_source(
+    no_settings: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    registry.register(FAKE)
+    Path("tridal.yaml").write_text(f"backends: {{fake: {{size: {number}}}}}")
+    monkeypatch.setenv("TRIDAL_FAKE_SIZE", number)
+    for source in ("environment TRIDAL_FAKE_SIZE", "tridal.yaml:1"):
+        with pytest.raises(SettingsError) as raised:
+            registry.options(FAKE, settings.reload())
+        assert str(raised.value) == f"{source}: backends.fake.size: expected a number above 0, found {number!r}"
+        monkeypatch.delenv("TRIDAL_FAKE_SIZE", raising=False)
+
+
 # -- all mistakes of a file
 
 
@@ -238,7 +266,7 @@ def test_check_file_yields_every_mistake_and_every_correct_setting(no_settings: 
         "10: backends.interpreter.num_programs: the key is on line 9 already; remove one",
         "1: no setting is called 'devcie'; did you mean 'device'?",
         "2: fallback: expected 'torch' or 'error', found 'never'",
-        "4: not a valid value: ",
+        "4: batch_invariant: expected true or false, found '2020-99-99'",
         "5: fallback: the key is on line 2 already; remove one",
         "7: backends.npu: expected a mapping, found 3",
     ]

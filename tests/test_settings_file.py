@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from tridal.devices import settings, settings_file
+from tridal.errors import SettingsError
 
 
 @pytest.fixture
@@ -98,3 +100,35 @@ def test_removed_working_folder_is_no_error(project: Path, tmp_path: Path, monke
     gone.rmdir()
     assert settings.reload().device == "auto"
     monkeypatch.chdir(tmp_path)  # so that the fixture can restore the working folder
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device"])
+def test_error_for_a_file_that_cannot_be_read_names_the_variable(
+    project: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = {"folder": project, "device": Path("/dev/zero")}.get(kind, project / "chosen.yaml")
+    if kind == "fifo":
+        os.mkfifo(path)
+    monkeypatch.setenv("TRIDAL_CONFIG", str(path))
+    with pytest.raises(SettingsError, match=rf"environment TRIDAL_CONFIG: {path}: cannot be read: "):
+        settings.reload()
+
+
+def test_ignored_files_that_cannot_be_read_are_no_error(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(project / "pyproject.toml")
+    (project / "tridal.yaml").symlink_to("tridal.yaml")
+    user = project / "user" / "tridal"
+    user.mkdir(parents=True)
+    (user / "config.yaml").write_text("device: cpu\n")
+    Path("tridal.yaml").write_text("device: cpu\n")
+    assert settings.reload().device == "cpu"
+    assert [path for path, _ in settings_file.ignored()] == [project / "tridal.yaml", user / "config.yaml"]
+    user.chmod(0)
+    owner = os.geteuid()
+    if owner == 0:  # root can read every folder
+        os.seteuid(65534)
+    try:
+        settings.reload()
+    finally:
+        os.seteuid(owner)
+        user.chmod(0o700)

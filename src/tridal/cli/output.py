@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 from rich.box import SIMPLE_HEAD
 from rich.console import Console as RichConsole
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -27,6 +28,7 @@ SECONDS_PER_LINE = 10.0
 """Time between two lines of progress, if stderr is no terminal."""
 _BROKEN_PIPE = 141  # exit code of a process that SIGPIPE ends
 _FILE_WIDTH = 120  # width of tables in a file or a pipe
+_UNLIMITED = 1 << 16
 _MIN_WIDTH = 40
 PASS, FAIL = "[green]ok[/]", "[bold red]FAILED[/]"
 
@@ -37,13 +39,20 @@ class Console(RichConsole):
     Rich pads the lines of tables with spaces, and would exit without a message.
     """
 
+    breaks_words = True
+    """Whether a table that does not fit in the width breaks words. If not, its lines are as long as needed."""
+
     def print(self, *objects: Any, **options: Any) -> None:
         """Prints objects as rich does."""
         if self.is_terminal:
             super().print(*objects, **options)
             return
+        width, unlimited = self.width, self.options.update(width=_UNLIMITED)
+        least = (Measurement.get(self, unlimited, each).minimum for each in objects if isinstance(each, Table))
         with self.capture() as captured:
+            self.width = width if self.breaks_words or max(least, default=0) <= width else _UNLIMITED
             super().print(*objects, **options)
+            self.width = width
         self.file.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
         self.file.flush()
 
@@ -108,7 +117,8 @@ def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout or stderr, without automatic highlighting."""
     result = Console(stderr=stderr, quiet=quiet, highlight=False)
     if not result.is_terminal or result.width < _MIN_WIDTH:  # rich takes COLUMNS=0 as it is
-        result.width = max(_MIN_WIDTH, shutil.get_terminal_size((_FILE_WIDTH, 0)).columns)
+        columns = shutil.get_terminal_size((0, 0)).columns
+        result.width, result.breaks_words = max(_MIN_WIDTH, columns or _FILE_WIDTH), bool(columns)
     return result
 
 

@@ -143,9 +143,12 @@ def triton_layer() -> Layer:
     return {("device",): (INTERPRETER, ENVIRONMENT + TRITON_INTERPRET)} if chosen else {}
 
 
-def file_layer(path: Path, mistakes: list[SettingsError] | None = None) -> Layer:
-    """Returns the settings in a file. Raises SettingsError, or appends mistakes in values to `mistakes`."""
-    return _layer(yaml_file.entries(path, _is_section), mistakes)
+def file_layer(path: Path, mistakes: list[SettingsError] | None = None, named_by: str = "") -> Layer:
+    """Returns the settings in a file. Raises SettingsError, or appends mistakes in values to `mistakes`.
+
+    The error for a file that cannot be read starts with `named_by`.
+    """
+    return _layer(yaml_file.entries(path, _is_section, named_by), mistakes)
 
 
 def environment_layer() -> Layer:
@@ -167,7 +170,7 @@ def _environment() -> Iterator[Entry]:
         key, source = name.removeprefix(PREFIX).lower(), ENVIRONMENT + name
         backend, _, option = key.partition("_")
         keys = (key,) if key in FIELDS else ("backends", backend, option)
-        if not all(keys):
+        if not all(keys) or name != name.upper():  # names that differ in case only could contradict each other
             known = ", ".join([*VARIABLES, *map(variable, FIELDS), f"{PREFIX}<BACKEND>_<OPTION>"])
             raise SettingsError(f"{source}: no such setting{nearest_variable(source)} (known: {known})")
         yield keys, source, yaml_file.parse_text(text, scalar=True)

@@ -116,7 +116,7 @@ def reload() -> Settings:
         _base = None
         _overlays.clear()
         path = config_file()
-        in_file = {} if path is None else file_layer(path)
+        in_file = {} if path is None else file_layer(path, named_by=settings_file.named_by())
         _base = _of_layer(_DEFAULTS | triton_layer() | in_file | environment_layer())
         settings_file.warn_of_ignored()
         return _base

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tridal.devices.yaml_file import read_bytes
+
 NAME = "tridal.yaml"
 VARIABLE = "TRIDAL_CONFIG"
 _SIMILAR_NAMES = ("tridal.yml", ".tridal.yaml", ".tridal.yml")
@@ -38,14 +40,19 @@ def config_file() -> Path | None:
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
+def named_by() -> str:
+    """Returns "environment TRIDAL_CONFIG: " if that names the settings file, else ""."""
+    return f"environment {VARIABLE}: " if os.environ.get(VARIABLE) else ""
+
+
 def ignored() -> Iterator[tuple[Path, str]]:
     """Yields the files that a user can mistake for the settings file in force, and why tridal does not read them."""
     used, user = config_file(), _user_folder()
     for folder in (*_project_folders(), user):
-        if used is not None and os.path.lexists(folder / NAME) and (folder / NAME).resolve() != used.resolve():
+        if used is not None and os.path.lexists(folder / NAME) and not _same(folder / NAME, used):
             yield folder / NAME, f"{used} takes its place, because only one settings file is read"
         for path in (folder / name for name in (*_SIMILAR_NAMES, *_USER_NAMES * (folder == user))):
-            if path.is_file() and (used is None or path.resolve() != used.resolve()):
+            if os.path.isfile(path) and (used is None or not _same(path, used)):
                 yield path, f"only a file with the name {NAME} is read; rename it"
         if _has_toml_table(folder / _TOML):
             yield folder / _TOML, f"[tool.tridal] is not read; move the settings to {NAME} in the same folder"
@@ -72,12 +79,16 @@ def _project_folders() -> tuple[Path, ...]:
         return (Path(),)
 
 
+def _same(first: Path, second: Path) -> bool:
+    return os.path.realpath(first) == os.path.realpath(second)
+
+
 def _user_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"), "tridal")
 
 
 def _has_toml_table(path: Path) -> bool:
     try:
-        return _TOML_TABLE.search(path.read_bytes()) is not None
+        return _TOML_TABLE.search(read_bytes(path)) is not None
     except OSError:
         return False
