@@ -239,6 +239,31 @@ def test_exception_of_a_plugin_and_its_slow_import_are_reported(
     assert "slow: import 2.5 s" in run("doctor").output
 
 
+BROKEN_METADATA = {
+    "line": ("Name: line", "[tridal.backends]\nno equals sign", "a line of entry_points.txt is 'no equals sign', exp"),
+    "bytes": ("Name: bytes", b"[tridal.ops]\nx=y:\xff", "UnicodeDecodeError: 'utf-8' codec"),
+    "name": ("Version: 1.0", "[tridal.ops]\nx=y:z", "ValueError: the file METADATA is missing or has no name"),
+    "text": (b"Name: \xff", "[tridal.ops]\nx=y:z", "UnicodeDecodeError: 'utf-8' codec"),
+}
+
+
+def test_plugins_with_broken_metadata_are_problems_and_those_of_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, (metadata, points, _) in {**BROKEN_METADATA, "other": ("", "[console_scripts]\nx", "")}.items():
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "RECORD").write_text(f"{name}.py,,\n")
+        for file, content in (("METADATA", metadata), ("entry_points.txt", points)):
+            (info / file).write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+    problems = [problem for problem in report()["problems"] if str(tmp_path) in problem]
+    assert len(problems) == len(BROKEN_METADATA)
+    for name, (*_, reason) in BROKEN_METADATA.items():
+        start = f"the plugins in {tmp_path}/{name}-1.0.dist-info cannot be found: {reason}"
+        assert any(problem.startswith(start) for problem in problems), problems
+
+
 def test_time_of_a_slow_member_is_shown(
     monkeypatch: pytest.MonkeyPatch, register: Callable[[registry.Registered], None]
 ) -> None:

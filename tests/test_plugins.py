@@ -112,6 +112,13 @@ def test_distribution_with_unreadable_metadata_is_ignored_and_logged(install_plu
     assert caplog.text.count("the entry points of a distribution cannot be read: ") == 2
 
 
+@pytest.mark.parametrize("value", ["", "::", "a b:c"])
+def test_entry_point_that_names_no_object_is_a_fault(install_plugin, value):
+    install_plugin("wrong", {"wrong": value})
+    (entry,) = (entry for entry in registry.registered() if entry.name == "wrong")
+    assert entry.fault == f"its entry point is {value!r}, expected 'module:object'"
+
+
 # -- names that are already in use
 
 

@@ -16,7 +16,7 @@ from tridal.cli.config import effective, settings_table
 from tridal.cli.output import FAIL, PASS, console, count, escape, grid, print_json, size, table
 from tridal.devices import registry, setting_layers, settings, settings_file
 from tridal.devices.architectures import find_architectures
-from tridal.devices.entry_points import describe_error
+from tridal.devices.entry_points import describe_error, unreadable
 from tridal.devices.types import ITEMSIZE
 from tridal.errors import SettingsError, TridalError
 
@@ -49,7 +49,7 @@ def examine() -> dict[str, Any]:
             "Uninstall all of them, then install the one for your device"
         )
     effective_settings = _settings(problems)
-    problems += find_architectures()[1]
+    problems += [*unreadable(), *find_architectures()[1]]
     chosen_device = _chosen_device()  # before the backends, so that the times of all their members are known
     devices = [device for entry in registry.registered() for device in _devices(entry, problems)]
     versions = {
@@ -78,8 +78,11 @@ def examine() -> dict[str, Any]:
 
 def _distributions(package: str) -> dict[str, str]:
     """Returns the versions of the installed distributions that contain a package, by name."""
-    names = metadata.packages_distributions().get(package, [])
-    return {name: metadata.version(name) for name in sorted(set(names))}
+    try:
+        names = {*metadata.packages_distributions().get(package, ())} - {None}
+    except Exception:  # the metadata of any distribution cannot be read
+        names = {package} if _version(package) else set()
+    return {name: metadata.version(name) for name in sorted(names)}
 
 
 def _version(distribution: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from itertools import chain
 from typing import Any
@@ -38,18 +38,43 @@ def entry_points(group: str) -> list[tuple[str, metadata.EntryPoint]]:
             points = distribution.entry_points.select(group=group)
             if not points:
                 continue
-            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-            origin = f"{name} {distribution.version}"
+            name, version = _name_and_version(distribution)
         except Exception as error:
             _log.debug("the entry points of a distribution cannot be read: %s", describe_error(error))
             continue
         # Python imports a distribution from the first path entry that has it.
-        found.setdefault(name, [(origin, point) for point in points])
+        found.setdefault(name, [(f"{name} {version}", point) for point in points])
     return sorted(chain.from_iterable(found.values()), key=lambda item: order(item[1].name, item[0]))
 
 
+def unreadable() -> Iterator[str]:
+    """Yields a line for each distribution that may have backends or ops, but whose metadata cannot be read."""
+    for distribution in metadata.distributions():
+        text = f"[{BUNDLED}."
+        try:
+            text = distribution.read_text("entry_points.txt") or ""
+            if any(point.group.startswith(f"{BUNDLED}.") for point in distribution.entry_points):
+                _name_and_version(distribution)
+        except Exception as error:
+            lines = (line.strip() for line in text.splitlines())
+            wrong = next((line for line in lines if line and line[0] not in "[#;" and "=" not in line), None)
+            expected = f"a line of entry_points.txt is {wrong!r}, expected 'name = module:object'"
+            if f"[{BUNDLED}." in text:
+                folder = getattr(distribution, "_path", "an unknown folder")
+                yield f"the plugins in {folder} cannot be found: {expected if wrong else describe_error(error)}"
+
+
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    name = distribution.metadata["Name"]
+    if name is None:
+        raise ValueError("the file METADATA is missing or has no name")
+    return re.sub(r"[-_.]+", "-", name).lower(), distribution.version
+
+
 def load(point: metadata.EntryPoint, find_fault: Callable[[Any, str], str | None]) -> tuple[Any, str | None]:
-    """Returns (object, None), or (None, fault) if loading raises or `find_fault(object, name)` finds a fault."""
+    """Returns (object, None), or (None, fault) if it cannot be loaded or `find_fault(object, name)` finds one."""
+    if not point.pattern.match(point.value):
+        return None, f"its entry point is {point.value!r}, expected 'module:object'"
     try:
         found = point.load()
         fault = find_fault(found, point.name)
