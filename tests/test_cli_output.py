@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TextIO
 import pytest
 from rich.console import Console
 
-from cli_helpers import run
+from cli_helpers import COMMAND, run
 from processes import python
 from tridal.cli import app, output
 from tridal.devices import settings
@@ -141,3 +142,46 @@ def test_long_values_of_a_grid_are_continued_in_the_next_line() -> None:
     assert (text.count("x"), text.count("y")) == (50, 40)
     assert "value" in text
     assert "" not in map(str.strip, text.splitlines()), "there are no empty lines between rows"
+
+
+NOISY = """
+import ctypes, os, subprocess, sys
+import tridal_interpreter
+
+def make_noise(where):
+    print(f"{where}: print")
+    sys.__stdout__.write(f"{where}: stream\\n")
+    os.write(1, f"{where}: descriptor\\n".encode())
+    ctypes.CDLL(None).puts(f"{where}: C library".encode())
+    subprocess.run(["echo", f"{where}: child"])
+
+class Noisy(type(tridal_interpreter.backend)):
+    name = "noisy"
+
+    def unavailable(self):
+        make_noise("member")
+
+make_noise("import")
+backend = Noisy()
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("doctor", "--json"), ("config", "--json"), ("plan", "4", "8", "--json"), ("plan", "4", "8", "--source")],
+    ids=" ".join,
+)
+def test_stdout_has_nothing_that_a_plugin_prints(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    info = tmp_path / "noisy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tridal.backends]\nnoisy = noisy:backend\n")
+    done = python(*COMMAND, *arguments, path=[tmp_path], TRIDAL_DEVICE="noisy")
+    if "--json" in arguments:
+        json.loads(done.stdout)
+    else:
+        compile(done.stdout, "kernel", "exec")
+    ways = {"print", "stream", "descriptor", "C library", "child"}
+    places = ("import",) if "config" in arguments else ("import", "member")
+    assert {*done.stderr.splitlines()} == {f"{place}: {way}" for place in places for way in ways}

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from tridal.cli.output import console, escape, print_json, table
+from tridal.cli.stdout import stdout
 from tridal.devices import registry, settings, settings_file
 from tridal.devices.setting_layers import DEFAULT, FIELDS
 from tridal.devices.settings import Settings
@@ -71,7 +72,7 @@ def _check_file(file: Path, as_json: bool) -> None:
         raise typer.Exit(bool(errors))
     if errors:
         raise errors[0] if len(errors) == 1 else SettingsError("\n".join(messages))
-    print(f"{file}: ok", *(f"note: {note}" for note in notes), sep="\n")
+    print(f"{file}: ok", *(f"note: {note}" for note in notes), sep="\n", file=stdout())
 
 
 def effective(chosen: Settings) -> dict[str, dict[str, Any]]:

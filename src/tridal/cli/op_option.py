@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from tridal.cli import broken
+from tridal.cli.stdout import reserved
 from tridal.devices import registry, settings
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import DTYPE_ALIASES, ITEMSIZE
@@ -44,7 +45,15 @@ def _values(placeholder: str) -> Iterable[str]:
 
 
 class CommandWithOps(TyperCommand):
-    """A command whose help text lists values. Other calls do not look them up, because that imports torch."""
+    """A command whose help text lists values. Other calls do not look them up, because that imports torch.
+
+    Only the command itself writes to stdout.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        with reserved():
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help text. Replaces the placeholders by values."""

@@ -19,6 +19,8 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tridal.cli.stdout import stdout
+
 __all__ = [
     "FAIL", "PASS", "console", "count", "escape", "grid", "print_json", "size", "table", "track",
 ]  # fmt: skip
@@ -73,16 +75,16 @@ def file_errors() -> Iterator[None]:
 
     If the reader of a pipe has ended, as `head` does, prints nothing.
     """
-    stdout = sys.stdout  # click replaces it by one that ignores a broken pipe
+    before = sys.stdout  # click replaces it by one that ignores a broken pipe
     try:
         try:
             yield
         finally:
-            if stdout is not None:
-                stdout.flush()
+            if before is not None:
+                before.flush()
     except OSError as error:
-        if stdout is not None:
-            _discard_output(stdout)
+        if before is not None:
+            _discard_output(before)
         if isinstance(error, BrokenPipeError):
             raise SystemExit(_BROKEN_PIPE) from None
         what = "the output cannot be written" if error.filename is None else error.filename
@@ -90,19 +92,19 @@ def file_errors() -> Iterator[None]:
         raise SystemExit(1) from None
 
 
-def _discard_output(stdout: TextIO) -> None:
+def _discard_output(stream: TextIO) -> None:
     """Redirects stdout to the null device if it cannot be written, because Python flushes it again when it ends."""
     try:
-        stdout.flush()
+        stream.flush()
     except OSError:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stdout.fileno())
+        os.dup2(null, stream.fileno())
         os.close(null)
 
 
 def print_json(data: Any) -> None:
     """Prints one JSON document to stdout. NaN and infinity become null, because JSON does not have them."""
-    print(json.dumps(_replace_non_finite(data), indent=2, default=str))
+    print(json.dumps(_replace_non_finite(data), indent=2, default=str), file=stdout())
 
 
 def _replace_non_finite(data: Any) -> Any:
@@ -115,7 +117,7 @@ def _replace_non_finite(data: Any) -> Any:
 
 def console(stderr: bool = False, quiet: bool = False) -> Console:
     """Returns a console for stdout or stderr, without automatic highlighting."""
-    result = Console(stderr=stderr, quiet=quiet, highlight=False)
+    result = Console(file=sys.stderr if stderr else stdout(), quiet=quiet, highlight=False)
     if not result.is_terminal or result.width < _MIN_WIDTH:  # rich takes COLUMNS=0 as it is
         columns = shutil.get_terminal_size((0, 0)).columns
         result.width, result.breaks_words = max(_MIN_WIDTH, columns or _FILE_WIDTH), bool(columns)

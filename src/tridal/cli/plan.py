@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS, wrong_usage
 from tridal.cli.output import console, count, escape, grid, print_json, size
+from tridal.cli.stdout import stdout
 from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, LaunchPlan
 from tridal.errors import PlanError
 
@@ -66,7 +67,7 @@ def plan(
             raise PlanError("give --source or --json, not both")
     planned = planning.planned(rows, cols, dtype=dtype, op=op, dim=dim, device=device, arch=arch)
     if source:
-        typer.echo(planned[2].source, nl=False)
+        typer.echo(planned[2].source, file=stdout(), nl=False)
         return
     if as_json:
         question = {"rows": rows, "cols": cols, "dtype": dtype, "op": op, "dim": dim, "arch": arch}
