@@ -6,8 +6,16 @@ import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING
 
-from tridal import errors, registry, settings, types
-from tridal.devices.settings import use
+from tridal import interrupts as _interrupts
+
+_argv = _sys.argv or [""]
+_program = _sys.orig_argv[-len(_argv)] if _argv[0] == "-m" else _argv[0]  # with -m, this is the module's name
+_program = _os.path.basename(_program).removeprefix("-m")
+if _program in ("tridal", "tridal.run"):  # their main functions call `raise_at_interrupt`
+    _interrupts.exit_at_interrupt()
+
+from tridal import errors, registry, settings, types  # noqa: E402
+from tridal.devices.settings import use  # noqa: E402
 
 _torch_error: Exception | None = None
 try:
@@ -32,9 +40,7 @@ else:
     from tridal.pytorch.torch.override import override_torch, start_from_environment
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.
-    _argv = _sys.argv or [""]
-    _program = _sys.orig_argv[-len(_argv)] if _argv[0] == "-m" else _argv[0]  # with -m, this is the module's name
-    if _os.path.basename(_program) != "tridal" and "tridal.run" not in _sys.orig_argv:
+    if _program != "tridal" and "tridal.run" not in _sys.orig_argv:
         start_from_environment()
         call_records.start_from_environment()
 

@@ -18,6 +18,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn, TypeAlias
 
 import tridal
+from tridal import interrupts
 from tridal.errors import TridalError
 from tridal.models import environment
 
@@ -59,6 +60,7 @@ def main() -> None:
     _override()
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__dict__.update(attributes, __builtins__=builtins)
+    interrupts.raise_at_interrupt()
     exec(code, module.__dict__)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tridal import __version__
+from tridal import __version__, interrupts
 from tridal.cli import bench, broken, check, config, doctor, plan
 from tridal.cli.op_option import CommandWithOps
 from tridal.cli.output import file_errors, print_error
@@ -31,6 +31,8 @@ class _Group(TyperGroup):
         try:
             with file_errors():
                 return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(interrupts.EXIT_CODE) from error
         except TridalError as error:
             print_error(error.for_commands())
             raise typer.Exit(1) from error
@@ -75,4 +77,5 @@ def _root(
 
 def main() -> None:
     """Runs the command `tridal`."""
+    interrupts.raise_at_interrupt()
     app()

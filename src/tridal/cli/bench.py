@@ -17,12 +17,12 @@ from tridal.cli.bench_options import BenchOptions
 from tridal.cli.op_option import choose_device, wrong_usage
 from tridal.cli.output import console, count, escape, print_json, table, track
 from tridal.devices import settings
+from tridal.interrupts import EXIT_CODE
 
 if TYPE_CHECKING:
     from tridal.benchmarks.results import Row
 
 _MAX_LINES = 16  # maximum number of lines of a table in the terminal
-_INTERRUPTED = 130  # exit code of a process that SIGINT ends
 
 
 def bench(**values: Any) -> None:
@@ -63,7 +63,7 @@ def bench(**values: Any) -> None:
         _measure(tasks, document, folder)
         _report(document, folder, options.as_json)
     if document["interrupted"]:
-        raise Exit(_INTERRUPTED)
+        raise Exit(EXIT_CODE)
 
 
 # Typer reads the command's options from this signature: one for each field of BenchOptions.
