@@ -47,6 +47,18 @@ def test_plan_for_an_absent_architecture_equals_tridal_plan(arch: str) -> None:
     assert report["plan"]["reason"]
 
 
+@pytest.mark.parametrize("arch", planning.example_architectures())
+@pytest.mark.parametrize(
+    ("rows", "cols", "op"), [(2**31, 1024, "softmax"), (2**23, 2**20, "swiglu"), (2**61 - 1, 1, "softmax")]
+)
+def test_matrix_with_more_tiles_than_a_launch_has_programs_gets_a_plan(
+    arch: str, rows: int, cols: int, op: str
+) -> None:
+    found = plan_json(str(rows), str(cols), "--op", op, "--arch", arch)["plan"]
+    assert 1 <= found["programs"] < 2**31
+    assert found["config"]["persistent"]
+
+
 @pytest.mark.parametrize("arch", COMPILED)
 def test_plan_has_the_resources_of_the_compiled_kernel(arch: str) -> None:
     resources = plan_json("512", "781", "--arch", arch)["plan"]["resources"]
@@ -112,6 +124,8 @@ def test_help_lists_the_ops_and_gradients_of_the_table() -> None:
         (["5", "5", "--arch", "ARCH", "--device", "cpu"], "not both"),
         (["many", "5"], "'many' is not an integer"),
         (["5", "many"], "valid integer"),
+        ([f"{2**31}", f"{2**30}"], f"has {2**63} bytes, but a tensor has at most 2**63 - 1"),
+        (["3", f"{2**64}"], "but a tensor has at most 2**63 - 1"),
         (["4096x128256"], "tridal plan 4096 128256"),
         (["4096x128256", "5"], "tridal plan 4096 128256"),
         (["5", "5", "--arch", COMPILED[0][:-1]], "did you mean"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import KernelConfig
+from tridal.devices.types import MAX_PROGRAMS, KernelConfig
 from tridal.errors import PlanError
 from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_cuda import tuning
@@ -91,7 +91,9 @@ class GpuProblem(DeviceProblem):
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
         peel = self.peel and (config.schedule != "column_loop" or self.statistics_only)
-        persistent = config.persistent or bool(self.column_writes)  # otherwise each tile would store its sums
+        too_many = self.tiles_of(config) * config.programs_per_row > MAX_PROGRAMS
+        # Programs that sum over rows loop over tiles, because each tile would store its sums otherwise.
+        persistent = config.persistent or bool(self.column_writes) or too_many
         config = replace(config, peel=peel, persistent=persistent, exp2_bias=self.exp2_bias(tuning.EXP2_BIAS))
         resources = self.probe(config)
         programs, formula = occupancy(config, resources, self.device)

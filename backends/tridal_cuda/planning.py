@@ -69,7 +69,11 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
         programs = groups * per_row
         return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
     if not problem.statistics and per_row > 1:
-        return tiles * per_row, f"{per_row} programs compute each row and do not wait for each other"
+        apart = f"{per_row} programs compute each row and do not wait for each other"
+        if config.persistent:
+            groups = max(1, groups)
+            return groups * per_row, f"{apart}, and loop over the rows, because a launch has too few programs for all"
+        return tiles * per_row, apart
     if config.schedule == "cooperative":
         programs = groups * per_row
         return programs, f"{per_row} programs compute each row and all are resident at once, so {programs} are launched"

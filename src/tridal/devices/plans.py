@@ -9,7 +9,7 @@ from tridal.devices.kernel_config import KernelConfig, Schedule
 from tridal.devices.problem import Problem
 
 MAX_PROGRAMS = (1 << 31) - 1
-"""Triton numbers programs with 32 bits."""
+"""The limit of the programs of a launch: Triton numbers them with 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A tensor gives a `Problem`. A backend's `DeviceProperties` and its `plan` give a
 
 from tridal.devices.backend import KERNEL_CONFIG, PROTOCOLS, Backend, BackendBase, Option, Probe
 from tridal.devices.kernel_config import FEATURES, SCHEDULES, KernelConfig, Schedule
-from tridal.devices.plans import LaunchPlan, Resources
+from tridal.devices.plans import MAX_PROGRAMS, LaunchPlan, Resources
 from tridal.devices.problem import (
     ALIGNMENT,
     DTYPE_ALIASES,
@@ -22,8 +22,8 @@ from tridal.devices.row_range import RowCount, with_row_range
 from tridal.devices.target import Target
 
 __all__ = [
-    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_RANGE_ROWS", "MAX_TILE", "PROTOCOLS",
-    "SCHEDULES", "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout", "Option",
-    "Probe", "Problem", "Resources", "RowCount", "Schedule", "Target", "find_architecture", "next_power_of_2",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_PROGRAMS", "MAX_RANGE_ROWS", "MAX_TILE",
+    "PROTOCOLS", "SCHEDULES", "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout",
+    "Option", "Probe", "Problem", "Resources", "RowCount", "Schedule", "Target", "find_architecture", "next_power_of_2",
     "with_row_range",
 ]  # fmt: skip

@@ -28,6 +28,8 @@ from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 
+_MAX_BYTES = (1 << 63) - 1
+
 _log = logging.getLogger("tridal")
 
 
@@ -191,6 +193,8 @@ def matrix_call(
     name = DTYPE_ALIASES.get(name, name)
     if name not in ITEMSIZE:
         raise DTypeError(f"unknown dtype {name!r}{nearest(name, ITEMSIZE)}; kernels compute {', '.join(ITEMSIZE)}")
+    if (size := rows * cols * ITEMSIZE[name]) > _MAX_BYTES:
+        raise PlanError(f"a matrix of {rows} x {cols} {name} has {size} bytes, but a tensor has at most 2**63 - 1")
     layout = row_layout((rows, cols), (cols, 1), dim % 2)
     assert layout is not None
     parameters = tuple(1.0 if p != "scale" else None for p in kernel.parameters)
