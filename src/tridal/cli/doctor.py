@@ -178,6 +178,8 @@ def _plan_store() -> dict[str, Any]:
 
         folder, files = plan_store.contents()
         return report | {"folder": str(folder), "files": files}
+    except TridalError as error:
+        return report | {"problem": str(error)}
     except Exception as error:
         return report | {"problem": describe_error(error)}
 

@@ -22,6 +22,7 @@ from tridal.runtime.instance import Instance
 from tridal.runtime.interpreter_mode import can_load_interpreted, interpret_flag, interpreted, interpreted_library
 from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.specialization import Specialization
+from tridal.runtime.triton_cache import with_cache
 
 
 @cached_by_functions
@@ -38,7 +39,8 @@ def compile_kernel(specialization: Specialization, target: Target) -> Any:
     Raises:
         PluginError: Triton was imported with TRITON_INTERPRET=1, Triton cannot compile a function of the op, or a
             kernel has a breakpoint.
-        PlanError: the kernel is cooperative, but this Triton does not launch all programs at the same time.
+        PlanError: the kernel is cooperative, but this Triton does not launch all programs at the same time. Or the
+            kernel cannot be written, see `with_cache`.
     """
     with LOCK:
         triton = import_triton()
@@ -55,7 +57,8 @@ def compile_kernel(specialization: Specialization, target: Target) -> Any:
             )
         with naming_functions(specialization, "Triton cannot compile"):
             source = _ast_source(specialization, triton)
-            compiled = triton.compile(source, target=GPUTarget(*target), options=_options(specialization))
+            arguments = {"target": GPUTarget(*target), "options": _options(specialization)}
+            compiled = with_cache(lambda: triton.compile(source, **arguments))
         # Triton ignores unknown options. Without this one, two kernels could wait for each other forever.
         if specialization.cooperative and not getattr(compiled.metadata, "launch_cooperative_grid", False):
             raise PlanError(

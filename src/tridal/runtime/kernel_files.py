@@ -18,7 +18,7 @@ def write_source(folder: str, specialization: Specialization, arch: str) -> Path
     Raises:
         OSError: the folder cannot be made, or the file cannot be written.
     """
-    text, path = source(specialization), Path(folder).expanduser()
+    text, path = source(specialization), Path(os.path.expanduser(folder))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     file = path / f"{re.sub(r'[^a-zA-Z0-9_]+', '_', f'{specialization.kernel.name}-{arch}')}-{digest}.py"
     if not file.exists():

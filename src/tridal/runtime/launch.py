@@ -32,6 +32,7 @@ from tridal.runtime.row_kernel import cached_by_functions
 from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
 from tridal.runtime.target_check import check_target
+from tridal.runtime.triton_cache import with_cache
 
 
 class PreparedLaunch(NamedTuple):
@@ -66,7 +67,7 @@ def prepare(
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
     numbers = RowNumbers(call, launch_plan)
     try:
-        bound = bind(call, launch_plan, device, numbers)
+        bound = with_cache(lambda: bind(call, launch_plan, device, numbers))  # Triton compiles its launchers, too
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
     ranges = numbers.row_range, numbers.column_range

@@ -24,7 +24,7 @@ from typing import Any
 from tridal.devices.entry_points import IN_CODE, is_bundled
 from tridal.devices.lock import LOCK
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Resources
-from tridal.runtime import compiler
+from tridal.runtime import compiler, triton_cache
 from tridal.runtime.op_functions import fingerprint
 from tridal.runtime.specialization import KernelCall
 
@@ -41,8 +41,12 @@ _log = logging.getLogger("tridal")
 
 
 def contents() -> tuple[Path, int]:
-    """Returns the folder of the store, which is created if it does not exist, and the number of files with plans."""
-    folder = Path(_files().cache_dir)
+    """Returns the folder of the store, which is created if it does not exist, and the number of files with plans.
+
+    Raises PlanError if the folder cannot be written.
+    """
+    folder = Path(triton_cache.folder(), FOLDER)
+    triton_cache.check(folder)
     return folder, sum(1 for _ in folder.glob("*.json"))
 
 
