@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tridal.devices import settings
 from tridal.errors import DeviceUnavailableError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+DEMO = ("tridal check *", "python examples/compare_a_model.py")
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
 
 
@@ -33,6 +35,28 @@ def test_training_lowers_the_loss(
     losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", output)]
     assert "tridal.linear_cross_entropy for the loss in training" in " ".join(output.split())
     assert losses[-1] < losses[0] - 0.05, output
+
+
+def test_comparison_of_a_model_gives_the_same_losses(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, EXAMPLES / "compare_a_model.py", "--steps", "2")
+    output = capsys.readouterr().out
+    losses = [[float(number) for number in line.split()[2:]] for line in output.splitlines() if line[:5] == "step "]
+    assert len(losses) == 2
+    assert losses[0][0] != losses[1][0]
+    assert all(abs(plain - computed) < (1e-4 if device.type == "cpu" else 0.05) for plain, computed in losses)
+    assert "7 modules replaced, 0 left" in output or "25 modules replaced, 0 left" in output
+
+
+def test_demo_says_first_what_it_does() -> None:
+    lines = subprocess.run(
+        ["make", "-n", "demo"], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    at = [next(i for i, line in enumerate(lines) if part in line) for part in ("takes minutes", "has-interpreter")]
+    at += [next(i for i, line in enumerate(lines) if re.fullmatch(f".*/{run}", line)) for run in DEMO]
+    assert at == sorted(at)
+    assert at[0] == 0
 
 
 def test_sampling_is_computed_by_the_backend(
