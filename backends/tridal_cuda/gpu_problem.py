@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import MAX_PROGRAMS, KernelConfig
+from tridal.devices.types import MAX_PROGRAMS, MAX_RANGE_ROWS, KernelConfig
 from tridal.errors import PlanError
 from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_cuda import tuning
@@ -91,15 +91,19 @@ class GpuProblem(DeviceProblem):
             PlanError: a multiprocessor cannot hold one program, and the configuration is not a software pipeline.
         """
         peel = self.peel and (config.schedule != "column_loop" or self.statistics_only)
-        too_many = self.tiles_of(config) * config.programs_per_row > MAX_PROGRAMS
-        # Programs that sum over rows loop over tiles, because each tile would store its sums otherwise.
-        persistent = config.persistent or bool(self.column_writes) or too_many
+        # Programs that sum over rows loop over tiles. Otherwise, each tile would store its sums.
+        persistent = config.persistent or bool(self.column_writes) or self._has_too_many_programs(config)
         config = replace(config, peel=peel, persistent=persistent, exp2_bias=self.exp2_bias(tuning.EXP2_BIAS))
         resources = self.probe(config)
         programs, formula = occupancy(config, resources, self.device)
         if programs == 0 and config.num_stages == 1:
             raise PlanError(f"{config} does not fit on {self.device.name}: {formula}")
         return Fit(self, config, resources, programs, formula)
+
+    def _has_too_many_programs(self, config: KernelConfig) -> bool:
+        """Whether a launch cannot have a program for each tile. Makes no comparison that would narrow `row_range`."""
+        many = self.rows > MAX_RANGE_ROWS or config.schedule == "cooperative"
+        return many and self.tiles_of(config) * config.programs_per_row > MAX_PROGRAMS
 
     def halve_elements_per_thread(self, config: KernelConfig) -> KernelConfig | None:
         """Returns `config` with twice the warps if a thread can then still have `MAX_REGISTERS`, else with half a tile.

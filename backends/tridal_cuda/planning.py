@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from tridal.devices.types import (
+    MAX_PROGRAMS,
     DeviceProperties,
     KernelConfig,
     LaunchPlan,
@@ -70,7 +71,7 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
         return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
     if not problem.statistics and per_row > 1:
         apart = f"{per_row} programs compute each row and do not wait for each other"
-        if config.persistent:
+        if tiles * per_row > MAX_PROGRAMS:
             groups = max(1, groups)
             return groups * per_row, f"{apart}, and loop over the rows, because a launch has too few programs for all"
         return tiles * per_row, apart
