@@ -68,6 +68,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "Bert": _bert,
     "T5": _t5,
     "Cohere": _causal_lm("Cohere", num_key_value_heads=2),
+    "Granite": _causal_lm("Granite", num_key_value_heads=2),
     "Mixtral": _causal_lm("Mixtral", num_key_value_heads=2, num_local_experts=2, output_router_logits=True),
 }
 

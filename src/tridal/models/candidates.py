@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
 from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary
-from tridal.models.losses import CausalLM, CausalLMForm, Head
+from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
 from tridal.models.replacements import Function, Layer, Replacement, origin
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
@@ -112,20 +113,25 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
     if not _calls_loss_function(model):
         reason = "loss: it computes its loss in its own forward, not with transformers' loss_function"
         return [(model, Decision(reason=reason))]
-    different = _why_not(model) or loss_comparison.difference(model.loss_function)
+    loss, by = LossFunction.of(model.loss_function), "tridal.cross_entropy for the loss"
+    different = _why_not(model) or loss_comparison.difference(loss)
     if different is not None:
         return [(model, Decision(reason=f"loss: {different}"))]
-    plain = (model, Decision(CausalLM, CausalLMForm(), "tridal.cross_entropy for the loss", COMPILED))
     if not fused:
-        return [plain]
+        return [(model, Decision(CausalLM, CausalLMForm(loss), by, COMPILED))]
     changed = None if head is None else _why_not(head)
     found = loss_comparison.find_fused(model, head) if changed is None else f"the output layer: {changed}"
     if isinstance(found, str):
-        return [(model, Decision(CausalLM, CausalLMForm(), plain[1].by, f"the loss is not fused: {found}"))]
-    name, form = found
-    by = "tridal.linear_cross_entropy for the loss in training" + (f", softcap={form.softcap}" if form.softcap else "")
+        return [(model, Decision(CausalLM, CausalLMForm(loss), by, f"the loss is not fused: {found}"))]
+    name, softcap = found
+    by = "tridal.linear_cross_entropy for the loss in training" + (f", softcap={softcap}" if softcap else "")
     assert head is not None
-    return [(model, Decision(CausalLM, CausalLMForm(name), by)), (head, Decision(Head, form, "the fused loss"))]
+    compiled = "__class__" not in _code(model).co_freevars  # it does not call super()
+    form = CausalLMForm(loss, name, compiled)
+    return [
+        (model, Decision(CausalLM, form, by, None if compiled else COMPILED)),
+        (head, Decision(Head, True, "the fused loss")),
+    ]
 
 
 def _may_be_norm(module: torch.nn.Module) -> bool:
@@ -161,7 +167,13 @@ def _has_causal_loss(model: Any) -> bool:
 
 
 def _calls_loss_function(model: Any) -> bool:
-    return "loss_function" in inspect.unwrap(type(model).forward).__code__.co_names
+    return "loss_function" in _code(model).co_names
+
+
+def _code(model: Any) -> types.CodeType:
+    """Returns the code of a model's forward without decorators."""
+    code: types.CodeType = inspect.unwrap(type(model).forward).__code__
+    return code
 
 
 def _why_not(module: torch.nn.Module) -> str | None:

@@ -17,9 +17,8 @@ from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference, find, in_both_modes
 from tridal.models.reads import NOTHING, Reads, Recorder
-from tridal.models.replacements import torch_computes
+from tridal.models.replacements import hooks_of, torch_computes
 from tridal.ops import row_maths
-from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 _SIZE, _ROWS = 32, 64
@@ -83,13 +82,7 @@ class GluForm:
 
 def _is_called(activation: Any) -> bool:
     """Returns whether a call of an activation is a call of its class's forward: no hook reads or changes the result."""
-    hooks = activation._forward_hooks or activation._forward_pre_hooks
-    hooks = hooks or activation._backward_hooks or activation._backward_pre_hooks
-    return (
-        not hooks
-        and not private.has_global_hooks()
-        and getattr(activation.forward, "__func__", None) is type(activation).forward
-    )
+    return not hooks_of(activation) and getattr(activation.forward, "__func__", None) is type(activation).forward
 
 
 def may_be_glu(module: torch.nn.Module) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tridal.models.losses import CausalLM, CausalLMForm, Head, HeadForm, causal_lm_loss
+from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
+from tridal.models.losses import causal_lm_loss
 from tridal.models.norm_comparison import plain_mode
 from tridal.models.replacements import FORM, replaced_class
 
@@ -19,8 +19,9 @@ HIDDEN = 8
 
 
 @functools.cache
-def difference(theirs: Callable[..., Tensor]) -> str | None:
+def difference(loss: LossFunction) -> str | None:
     """Returns how a loss function differs from tridal's, or None if it computes the same."""
+    theirs = loss.function
     generator = torch.Generator("cpu").manual_seed(0)
     logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
@@ -33,16 +34,16 @@ def difference(theirs: Callable[..., Tensor]) -> str | None:
             results = []
             for function in (theirs, functools.partial(causal_lm_loss, theirs)):
                 x = logits.to(dtype, copy=True).requires_grad_()
-                loss = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
-                results.append((loss, *torch.autograd.grad(loss, x)))
+                value = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
+                results.append((value, *torch.autograd.grad(value, x)))
             reason = _differs(results[0], results[1], 1e-5 if dtype is torch.float32 else 2e-2)
             if reason is not None:
                 return reason
     return None
 
 
-def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm] | str:
-    """Returns the name of the head and how its loss is computed, or why the loss of a model cannot be fused.
+def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, float | None] | str:
+    """Returns the name of the head and the softcap of its logits, or why the loss of a model cannot be fused.
 
     A copy of the model computes a loss of random numbers with and without tridal. Its head has a small input, and its
     other modules return the random input of the head. This shows whether the model changes the logits.
@@ -52,18 +53,17 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, HeadForm]
         return "it has no output layer, or it is skipped"
     if not isinstance(head, torch.nn.Linear) or type(head).forward is not torch.nn.Linear.forward:
         return f"{name}, a {type(head).__qualname__}, does not have the forward of torch.nn.Linear"
-    cap = getattr(model.config, "final_logit_softcapping", None)
     with torch.random.fork_rng([]), plain_mode("cpu"), torch.device("cpu"):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed accelerators too
         hidden, small = torch.randn(1, 5, HIDDEN), torch.nn.Linear(HIDDEN, head.out_features, head.bias is not None)
         torch.nn.init.normal_(small.weight)
         try:
-            expected = _loss(model, name, hidden, small, False, HeadForm(None))
-            reason: str | None = None
-            for form in [HeadForm(cap), HeadForm(None)] if cap else [HeadForm(None)]:
-                reason = _differs(expected, _loss(model, name, hidden, small, True, form), 1e-3)
-                if reason is None:
-                    return name, form
+            expected, _ = _results(model, name, hidden, small, False)
+            computed, softcaps = _results(model, name, hidden, small, True)
+            reason = _differs(expected, computed, 1e-3)
+            if reason is None and softcaps:
+                return name, softcaps[0]
+            reason = reason or "it reads or changes the logits"
         except Exception as error:  # the model's own code may raise any exception without its other modules
             reason = f"{type(error).__name__}: {error}".split("\n")[0]
     return f"the model does not compute its loss from {name} alone: {reason}"
@@ -97,25 +97,38 @@ class _Constant(torch.nn.Module):
         return self.output
 
 
-def _loss(model: Any, name: str, hidden: Tensor, head: Any, fused: bool, form: HeadForm) -> tuple[Tensor, ...]:
-    """Returns the loss of a copy of the model, and its gradients of the input of the head and of the head's weight."""
+class _Recorder(Head):
+    """A head that records the softcaps of fused losses."""
+
+    softcaps: list[float | None]
+
+    def forward(self: Any, input: Tensor, request: Any = None) -> Tensor:
+        if request is not None:
+            self.softcaps.append(request.softcap)
+        return super().forward(input, request)
+
+
+def _results(
+    model: Any, name: str, hidden: Tensor, head: Any, fused: bool
+) -> tuple[tuple[Tensor, ...], list[float | None]]:
+    """Returns the loss of a copy of the model, its gradients of hidden and weight, and the softcaps of fused losses."""
     hidden = hidden.detach().requires_grad_()
     base: Any = type(model)
     kind = replaced_class(CausalLM, base) if fused else base
     copy = object.__new__(kind)
     copy.__dict__.update(model.__dict__)
     copy._modules = {child: _Constant(hidden) for child, module in model._modules.items() if module is not None}
-    small = copy._modules[name] = torch.nn.Linear(HIDDEN, head.out_features, device="meta")
-    small.weight, small.bias, copy.training = head.weight, head.bias, True
+    small: Any = torch.nn.Linear(HIDDEN, head.out_features, device="meta")
+    small.weight, small.bias, copy.training, small.softcaps = head.weight, head.bias, True, []
+    copy._modules[name] = small
     if fused:
-        copy.__dict__[FORM] = CausalLMForm(name)
-        small.__class__ = replaced_class(Head, torch.nn.Linear)
-        small.__dict__[FORM] = form
+        copy.__dict__[FORM] = CausalLMForm(LossFunction.of(model.loss_function), name)
+        small.__class__ = replaced_class(_Recorder, torch.nn.Linear)
     labels = torch.tensor([[1, 2, -100, 0, 3]])
     takes = inspect.signature(base.forward).parameters
     options = {"output_router_logits": False} if "output_router_logits" in takes else {}  # routers are not compared
     loss = kind.forward(copy, input_ids=labels.clamp(min=0), labels=labels, **options).loss
-    return (loss, *torch.autograd.grad(loss, (hidden, head.weight)))
+    return (loss, *torch.autograd.grad(loss, (hidden, head.weight))), small.softcaps
 
 
 def _differs(expected: tuple[Tensor, ...], got: tuple[Tensor, ...], tolerance: float) -> str | None:

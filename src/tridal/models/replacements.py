@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from tridal.pytorch.device_context import device_context, is_served, log
+from tridal.pytorch.torch import private
 
 FORM = "_tridal_form"
 """The attribute of a replaced module that holds what it computes. Without it, the module computes as its class."""
@@ -132,6 +133,14 @@ def restore(module: torch.nn.Module) -> None:
 def is_replaced(module: torch.nn.Module) -> bool:
     """Returns whether tridal computes a module, as far as it can."""
     return isinstance(module, Replacement) and FORM in module.__dict__
+
+
+def hooks_of(module: Any) -> list[Any]:
+    """Returns the hooks that run in a call of a module, also those of all modules."""
+    own = (
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    )  # fmt: skip
+    return [hook for hooks in (*own, *private.GLOBAL_HOOKS) for hook in hooks.values()]
 
 
 class Layer(Replacement):

@@ -51,9 +51,6 @@ tracing_state: Callable[[], Any] = _item("torch._C._get_tracing_state", _always(
 is_batched_gradient: Callable[[Any], bool] = _item("torch._C._functorch.is_legacy_batchedtensor", _always(True))
 """Returns whether a gradient is batched by the legacy vmap of `torch.autograd.grad(is_grads_batched=True)`."""
 
-has_global_hooks: Callable[[], Any] = _item("torch.nn.modules.module._has_any_global_hook", _always(True))
-"""Returns a true value if hooks for all modules are registered."""
-
 keeps_graph: Callable[[], bool] = _item("torch._C._autograd._get_current_graph_task_keep_graph", _always(True))
 """Returns whether the backward that runs keeps the graph, so that it may run again (`retain_graph=True`)."""
 
@@ -77,6 +74,15 @@ def needs_dispatcher() -> bool:
     """Returns whether a transform, a mode or a tracer is active. These need the op in PyTorch's dispatcher."""
     return transforms_active() or dispatch_modes() != 0 or forward_ad_level() >= 0 or tracing_state() is not None
 
+
+_UNKNOWN_HOOK = {0: None}
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    _item("torch.nn.modules.module._global_forward_hooks", _UNKNOWN_HOOK),
+    _item("torch.nn.modules.module._global_forward_pre_hooks", _UNKNOWN_HOOK),
+    _item("torch.nn.modules.module._global_backward_hooks", _UNKNOWN_HOOK),
+    _item("torch.nn.modules.module._global_backward_pre_hooks", _UNKNOWN_HOOK),
+)
+"""The hooks of all modules. The fallback is one hook that may do anything."""
 
 _has_kernel = _item("torch._C._dispatch_has_kernel_for_dispatch_key")
 _dispatch_key = _item("torch._C._dispatch_key_for_device")

@@ -1,0 +1,285 @@
+"""Models with `fused_loss=True` in threads, with hooks, and after the program has changed something."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as torch_module
+
+import tridal
+from model_helpers import assert_same_step, batch, build, step, transformers
+from torch_versions import compiles_transformers
+
+loss_utils: Any = importlib.import_module("transformers.loss.loss_utils")
+LLAMA = transformers.LlamaForCausalLM
+OURS = LLAMA.forward, torch.nn.Linear.forward, loss_utils.fixed_cross_entropy
+
+
+def seven(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.tensor(7.0)
+
+
+def own_forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+    outputs = OURS[0](model, *args, **kwargs)
+    return type(outputs)(loss=2 * outputs.loss, logits=outputs.logits)
+
+
+def forward_without_the_head(model: Any, input_ids: Any, labels: Any, **_: Any) -> Any:
+    logits = model.model(input_ids).last_hidden_state @ model.lm_head.weight.T
+    return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+
+def double(function: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: 2 * function(*args, **kwargs)
+
+
+@contextmanager
+def other_item(mapping: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    before = mapping[name]
+    mapping[name] = value
+    try:
+        yield
+    finally:
+        mapping[name] = before
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
+    "LOSS_MAPPING": lambda patch, _: patch.setitem(loss_utils.LOSS_MAPPING, "ForCausalLM", seven),
+    "loss_type": lambda patch, model: patch.setattr(model, "loss_type", "ForMaskedLM"),
+    "loss_function": lambda patch, model: setattr(model, "loss_function", seven),
+    "fixed_cross_entropy": lambda patch, _: patch.setattr(loss_utils, "fixed_cross_entropy", double(OURS[2])),
+    "the forward of the class": lambda patch, _: patch.setattr(LLAMA, "forward", own_forward),
+    "the forward of the model": lambda patch, model: setattr(model, "forward", MethodType(own_forward, model)),
+    "the forward of Linear": lambda patch, _: patch.setattr(torch.nn.Linear, "forward", double(OURS[1])),
+    "the forward of the head": lambda patch, model: setattr(model.lm_head, "forward", double(model.lm_head.forward)),
+    "a forward without the head": lambda patch, model: setattr(
+        model, "forward", MethodType(forward_without_the_head, model)
+    ),
+}
+
+
+def losses_of(model: Any, monkeypatch: pytest.MonkeyPatch, change: Any, call: Any = None) -> list[float]:
+    """Returns the loss before and after a change. The gradients of the model exist before it."""
+    tokens, call = batch(model.device), model if call is None else call
+    before = float(call(**tokens)["loss"].detach())
+    with monkeypatch.context() as patch:
+        change(patch, model)
+        return [before, float(call(**tokens)["loss"].detach())]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_after_kernelize_are_used(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Any, fused: bool
+) -> None:
+    expected = losses_of(build("Llama").to(device), monkeypatch, change)
+    model = build("Llama").to(device)
+    tridal.kernelize(model, fused_loss=fused)
+    caplog.clear()
+    assert losses_of(model, monkeypatch, change) == pytest.approx(expected, rel=1e-5)
+    assert abs(expected[0] - expected[1]) > 1e-3
+    messages = [record.getMessage() for record in caplog.records if record.name == "tridal"]
+    assert len(messages) == fused
+    assert all(message.startswith("the loss of LlamaForCausalLM is not fused: ") for message in messages)
+
+
+@compiles_transformers
+@pytest.mark.parametrize("change", ["loss_function", "fixed_cross_entropy", "the forward of the class"])
+def test_changes_after_compilation_are_used(device: torch.device, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    expected = losses_of(build("Llama").to(device), monkeypatch, CHANGES[change])
+    model = build("Llama").to(device)
+    tridal.kernelize(model, fused_loss=True)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert losses_of(model, monkeypatch, CHANGES[change], compiled) == pytest.approx(expected, rel=1e-5)
+
+
+@compiles_transformers
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_softcap_of_a_model_may_change(device: torch.device, compiled: bool) -> None:
+    """A negative softcap is not fused: the model computes it from logits."""
+    plain, model = build("Gemma2").to(device), build("Gemma2").to(device)
+    tridal.kernelize(model, fused_loss=True)
+    torch.compiler.reset()
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    for softcap in (30.0, 2.0, None, -2.0):
+        model.config.final_logit_softcapping = plain.config.final_logit_softcapping = softcap
+        found = step(model, call)
+        assert_same_step(found, step(plain))
+        assert (found[0].logits is None) is (softcap != -2.0)
+
+
+@pytest.mark.parametrize(("name", "setting"), [("Cohere", "logit_scale"), ("Granite", "logits_scaling")])
+def test_scale_of_logits_may_change(device: torch.device, name: str, setting: str) -> None:
+    plain, model = (build(name, **{setting: 1.0}).to(device) for _ in range(2))
+    tridal.kernelize(model, fused_loss=True)
+    for scale in (1.0, 0.7):
+        for changed in (plain, model):
+            setattr(changed.config if name == "Granite" else changed, setting, scale)
+        found = step(model)
+        assert_same_step(found, step(plain))
+        assert (found[0].logits is None) is (scale == 1)
+
+
+class OwnForCausalLM(LLAMA):  # type: ignore[misc]
+    """A model that changes its logits later."""
+
+    def change(self, logits: Any) -> Any:
+        return logits
+
+    def forward(self, input_ids: Any, labels: Any = None, **kwargs: Any) -> Any:
+        logits = self.change(self.lm_head(self.model(input_ids, **kwargs).last_hidden_state))
+        loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return transformers.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def in_place(logits: Any) -> Any:
+    logits[..., 3] = -7.0
+    logits += 1
+    return logits * torch.ones_like(logits)
+
+
+def softcapped_and_raw(logits: Any) -> Any:
+    softcapped = torch.tanh(logits / 0.5) * 0.5
+    logits[...] = 0.0
+    return softcapped + logits
+
+
+USES: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "nothing": (lambda x: x, True),
+    "softcap": (lambda x: 0.5 * torch.tanh(x.float() / 0.5).contiguous(), True),
+    "shape": (lambda x: x if x.shape == (2, 9, 97) and x.device.type != "meta" else 0 * x, True),
+    "two softcaps": (lambda x: (x / 0.5).tanh() * 0.7, False),
+    "scale": (lambda x: x * 3, False),
+    "quotient": (lambda x: x / 3, False),
+    "tensor": (lambda x: x / torch.tensor(0.1, device=x.device), False),
+    "negative": (lambda x: -(1 - x), False),
+    "in place": (in_place, False),
+    "softcap, then in place": (softcapped_and_raw, False),
+    "index": (lambda x: torch.cat((x[:, :3], x[:, 3:] * 2), 1), False),
+    "function": (lambda x: torch.where(x > 0, x, 0.1 * x), False),
+    "list": (lambda x: torch.stack([2 * row for row in x]), False),
+    "method": (lambda x: x.masked_fill(x.abs() < 0.1, 0.5), False),
+}
+
+
+@compiles_transformers
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("use", USES)
+def test_a_forward_that_uses_its_logits_later_gets_them(device: torch.device, use: str, compiled: bool) -> None:
+    plain, model = (OwnForCausalLM(build("Llama").config).to(device).train() for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    tridal.kernelize(model, fused_loss=True)
+    plain.change, fused = USES[use]
+    model.change = plain.change
+    torch.compiler.reset()
+    found = step(model, torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)
+    assert_same_step(found, step(plain))
+    assert (found[0].logits is None) is fused
+
+
+def test_threads_compute_the_losses_of_their_own_labels(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    tridal.kernelize(model, fused_loss=True)
+    tokens = batch(device)["input_ids"]
+    labels = [tokens.roll(i, 1) for i in range(4)]
+    expected = [float(model(input_ids=tokens, labels=these).loss.detach()) for these in labels]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda these: float(model(input_ids=tokens, labels=these).loss.detach()), labels * 3))
+    assert found == pytest.approx(expected * 3, rel=1e-5)
+    assert len({round(loss, 3) for loss in expected}) == 4
+
+
+def replica_of(model: Any) -> Any:
+    """Returns what DataParallel makes of a model for each device: its tensors are no parameters."""
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        replica._modules = {name: replicas[child] for name, child in module._modules.items()}
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            replica.__dict__[name] = None if tensor is None else tensor * 1
+    return replicas[model]
+
+
+def test_replicas_of_a_model_compute_and_log_the_same(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    model = build("Llama").to(device)
+    expected = step(model)
+    tridal.kernelize(model, fused_loss=True)
+    caplog.clear()
+    for _ in range(2):
+        replica = replica_of(model)
+        assert_same_step(step(model, replica), expected)
+        torch.testing.assert_close(replica(batch(device)["input_ids"]).logits, expected[0].logits)
+    assert len([record for record in caplog.records if record.name == "tridal"]) == 1
+
+
+@compiles_transformers
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_hook_that_calls_the_head_gets_logits(device: torch.device, compiled: bool) -> None:
+    model, seen = build("Llama").to(device), []
+    expected = step(model)
+    tridal.kernelize(model, fused_loss=True)
+    model.model.norm.register_forward_hook(lambda *given: seen.append(model.lm_head(given[-1])))
+    torch.compiler.reset()
+    found = step(model, torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)
+    assert found[0].logits is None
+    assert_same_step(found, expected)
+    torch.testing.assert_close(seen[0], expected[0].logits)
+
+
+@pytest.mark.parametrize("register", [
+    "forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook",
+])  # fmt: skip
+@pytest.mark.parametrize("everywhere", [False, True], ids=["head", "all modules"])
+@pytest.mark.filterwarnings("ignore:.*backward hook")
+def test_hooks_of_the_head_and_of_all_modules_run(device: torch.device, register: str, everywhere: bool) -> None:
+    """A fused MLP does not call its activation, so it is not fused either."""
+    model, runs = build("Llama").to(device), []
+
+    def step_with_hook() -> Any:
+        runs.clear()
+        owner = torch_module if everywhere else model.lm_head
+        name = f"register_module_{register}" if everywhere else f"register_{register}"
+        hook = getattr(owner, name)(lambda module, *_: runs.append(type(module).__name__))
+        try:
+            return step(model)
+        finally:
+            hook.remove()
+
+    expected, calls = step_with_hook(), sorted(runs)
+    assert len(calls) == 1 or "SiLUActivation" in calls
+    tridal.kernelize(model, fused_loss=True)
+    assert_same_step(step_with_hook(), expected)
+    assert sorted(runs) == calls
+    assert step(model)[0].logits is None
+
+
+def test_loss_of_float64_logits_is_float32(device: torch.device) -> None:
+    model = build("Llama").to(device).double()
+    expected = model(**batch(device)).loss
+    tridal.kernelize(model, fused_loss=True)
+    torch.testing.assert_close(model(**batch(device)).loss, expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_training_step_without_labels_is_logged(
+    device: torch.device, caplog: pytest.LogCaptureFixture, tmp_path: Any, smoothing: float
+) -> None:
+    pytest.importorskip("accelerate")
+    model = build("Llama").to(device)
+    tridal.kernelize(model, fused_loss=True)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), label_smoothing_factor=smoothing, report_to="none", use_cpu=device.type == "cpu", max_steps=2
+    )
+    rows = [dict(zip(("input_ids", "labels"), pair, strict=True)) for pair in zip(*batch(device).values(), strict=True)]
+    caplog.clear()
+    transformers.Trainer(model, arguments, train_dataset=rows).train()
+    messages = [record.getMessage() for record in caplog.records if record.name == "tridal"]
+    assert len(messages) == bool(smoothing)
+    assert all("called in training without the keyword argument `labels`" in message for message in messages)
