@@ -173,7 +173,6 @@ RIGHT = "expected rows for which programs are right:"
          {"problem": Problem(cols=1 << 20, inner=1 << 20, layout="inner")}, "2 x rows x programs_per_row = 33554432, "),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, reads=("float64",))}, "schedule = 'cooperative', expected anot"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, writes=("float64",))}, "schedule = 'cooperative', expected ano"),
-        (COOPERATIVE, {}, {"interpreted": True}, "schedule = 'cooperative', expected another one: the interpreter run"),
         (COOPERATIVE, {"cols": 1 << 14, "programs_per_row": 131_073}, {"problem": replace(PROBLEM, cols=(1 << 31) + 1)},
          "programs_per_row = 131073, expected fewer, because they number the columns and mailboxes of a row with 32 b"),
         (OVERLAPPED, {"rows": 2}, {}, NO_OVERLAP),

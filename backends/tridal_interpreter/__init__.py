@@ -46,9 +46,9 @@ class Interpreter(BackendBase):
     }
     install = "pip install 'tridal[interpreter]'"
     devices: Mapping[str, DeviceProperties] = {
-        # There are no limits, because programs run one at a time.
+        # Memory does not limit programs, because they run one after another. So none can wait for another one.
         "interpreter": DeviceProperties(
-            f"Triton interpreter on {platform.machine()}", "interpreter", 1, core_name="process"
+            f"Triton interpreter on {platform.machine()}", "interpreter", 1, max_programs=1, core_name="process"
         )
     }
 

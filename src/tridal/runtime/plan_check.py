@@ -111,8 +111,6 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
                 schedule,
                 "another one: programs exchange float32 statistics, and a dtype is float64",
             )
-        if backend.interpreted and config.programs_per_row > 1:
-            yield "schedule", schedule, "another one: the interpreter runs programs one after another"
         if config.rows > 1 and (config.peel or not config.persistent):
             why = "with peel" if config.peel else "if programs are not persistent"
             yield "rows", config.rows, f"1, because cooperative programs exchange one row at a time {why}"

@@ -1,0 +1,75 @@
+"""Programs that compute rows together give the results of torch, whatever their order: the exchange and its numbers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import tridal
+from checked_memory import checked_memory
+from cooperative_interpreter import cooperative
+from op_samples import EACH_OP, Sample, as_tuple, gradients
+from tridal.devices.types import KernelConfig
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+CONFIGS = {
+    "one row": KernelConfig("cooperative", 1, 16),
+    "many programs": KernelConfig("cooperative", 1, 4),
+    "rows of a tile": KernelConfig("cooperative", 2, 16),
+    "one tile for each group": KernelConfig("cooperative", 1, 16, persistent=False),
+    "reload": KernelConfig("cooperative", 1, 16, reload=True),
+    "peel": KernelConfig("cooperative", 1, 16, peel=True),
+    "peel and one tile": KernelConfig("cooperative", 1, 16, peel=True, persistent=False),
+}
+EACH_CONFIG = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@EACH_OP
+@EACH_CONFIG
+def test_results_and_gradients_are_those_of_torch(sample: Sample, config: KernelConfig) -> None:
+    tensors = sample.leaves(5, 41, dtype=torch.float32)
+    exact = {
+        n: (t.double() if t.is_floating_point() else t).detach().requires_grad_(t.requires_grad)
+        for n, t in tensors.items()
+    }
+    expected = [*as_tuple(sample.expected(**exact)), *gradients(sample.expected, exact).values()]
+    with cooperative(config), checked_memory():
+        found = [*as_tuple(sample.function(**tensors)), *gradients(sample.function, tensors).values()]
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@EACH_CONFIG
+@pytest.mark.parametrize("seed", range(2))
+def test_parts_of_infinities_and_nans_do_not_reach_other_rows(config: KernelConfig, seed: int) -> None:
+    x = torch.randn(8, 41)
+    x[0, :16] = x[1, 16:] = x[2, 32:] = x[3] = -torch.inf
+    x[4, 20] = x[5, 40] = torch.nan
+    expected = torch.softmax(x.double(), -1)
+    with cooperative(config, seed=seed), tridal.record_calls() as records:
+        y = tridal.softmax(x)
+    assert {record.schedule for record in records} == {"cooperative"}
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@EACH_CONFIG
+def test_nans_whose_bits_are_all_ones_are_published(config: KernelConfig) -> None:
+    """Two of them would be the word that says "not published", for which programs wait."""
+    x = torch.randn(4, 41)
+    x[1] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    with cooperative(config):
+        y = tridal.layer_norm(x, (41,))
+    torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (41,)), equal_nan=True)
+
+
+@EACH_CONFIG
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (7, 1), (7, 3)])
+def test_groups_of_programs_compute_each_row_once_in_any_order(config: KernelConfig, rows: int, groups: int) -> None:
+    for offset, seed in itertools.product((0, 1), range(2)):
+        x = torch.randn(rows * 41 + offset)[offset:].view(rows, 41)
+        with cooperative(config, groups, seed):
+            y = tridal.softmax(x)
+        torch.testing.assert_close(y, torch.softmax(x, -1))
