@@ -21,7 +21,8 @@ PLAIN = TRAITS["plain"]
 
 @pytest.fixture(autouse=True, scope="module")
 def interpreted() -> Iterator[None]:
-    pytest.importorskip("triton")
+    if reason := tridal.registry.get("interpreter").unavailable():
+        pytest.skip(reason)
     with tridal.use(device="interpreter"), checked_memory():
         yield
 

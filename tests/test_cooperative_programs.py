@@ -13,7 +13,6 @@ from cooperative_interpreter import cooperative
 from op_samples import EACH_OP, Sample, as_tuple, gradients
 from tridal.devices.types import KernelConfig
 
-pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
 CONFIGS = {
     "one row": KernelConfig("cooperative", 1, 16),
@@ -25,6 +24,12 @@ CONFIGS = {
     "peel and one tile": KernelConfig("cooperative", 1, 16, peel=True, persistent=False),
 }
 EACH_CONFIG = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreted() -> None:
+    if reason := tridal.registry.get("interpreter").unavailable():
+        pytest.skip(reason)
 
 
 @EACH_OP
