@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import sys
 import types
@@ -16,7 +17,6 @@ from torch.testing import assert_close
 import tridal
 from model_helpers import MODELS, ops_of
 from test_rotary import of_transformers as rotary
-from tridal.models.rotary import RotaryForm, _with_ours
 
 Tensor = torch.Tensor
 OURS = "tridal.rotary_embedding, casting='transformers'"
@@ -47,6 +47,39 @@ def rotary_of_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotary(x, x, cos, sin)[0]
 
 
+def rotary_with_positions(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> tuple[Tensor, ...]:
+    assert position_ids is None
+    return rotary(q, k, cos, sin, unsqueeze_dim)
+
+
+def renamed(forward: Any) -> Any:
+    """A decorator that gives an argument another name, such as that of transformers for arguments of older versions."""
+
+    @functools.wraps(forward)
+    def renaming(*args: Any, **kwargs: Any) -> Any:
+        if "rotations" in kwargs:
+            kwargs["angles"] = kwargs.pop("rotations")
+        return forward(*args, **kwargs)
+
+    return renaming
+
+
+class Decorated:
+    """A decorator that keeps the function in an attribute."""
+
+    def __init__(self, forward: Any) -> None:
+        functools.update_wrapper(self, forward)
+        self.forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __get__(self, module: Any, kind: Any = None) -> Any:
+        return self if module is None else types.MethodType(self, module)
+
+
 def scale(x: Tensor) -> Tensor:
     return x
 
@@ -58,12 +91,12 @@ class Attention(torch.nn.Module):
         super().__init__()
         self.project = torch.nn.Linear(8, 24)
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], unsqueeze_dim: int = 1) -> Tensor:
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], unsqueeze_dim: int = 1, *, half: bool = True) -> Tensor:
         q, k, v = self.project(x).view(*x.shape[:-1], 3, 2, 4).unbind(2)
         if unsqueeze_dim == 1:
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         q, k = rotary_of_module(q, k, *angles, unsqueeze_dim=unsqueeze_dim)  # type: ignore[name-defined]  # noqa: F821
-        return scale(q + k) + v
+        return scale(q + k) + v / (1 + half)
 
 
 @pytest.fixture
@@ -72,11 +105,12 @@ def attention() -> Iterator[Any]:
     name = "module_of_attention"
     module = sys.modules[name] = types.ModuleType(name)
 
-    def make(function: Any) -> Any:
+    def make(function: Any, decorate: Any = lambda forward: forward) -> Any:
         module.__dict__.update(rotary_of_module=function, scale=scale, __builtins__=__builtins__)
         own = Attention.forward
         forward = types.FunctionType(own.__code__, module.__dict__, "forward", own.__defaults__)
-        kind = type("Attention", (Attention,), {"forward": forward, "__module__": name})
+        forward.__kwdefaults__ = own.__kwdefaults__
+        kind = type("Attention", (Attention,), {"forward": decorate(forward), "__module__": name})
         module.__dict__["Attention"] = kind
         torch.manual_seed(0)
         return kind()
@@ -91,7 +125,9 @@ def inputs(device: torch.device, width: int = 4) -> tuple[Tensor, tuple[Tensor, 
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize(("function", "by"), [(rotary, OURS), (rotary_once, "tridal.rotary_embedding")])
+@pytest.mark.parametrize(
+    ("function", "by"), [(rotary, OURS), (rotary_once, "tridal.rotary_embedding"), (rotary_with_positions, OURS)]
+)
 def test_replaced_attention_computes_the_same(
     device: torch.device, attention: Any, function: Any, by: str, heads: int
 ) -> None:
@@ -114,11 +150,18 @@ def test_replaced_attention_computes_the_same(
     ("function", "reason"),
     [
         (rotary_interleaved, "its rotary embedding differs from tridal.rotary_embedding by "),
-        (rotary_without_key_gradient, "its rotary embedding raised RuntimeError in the comparison: "),
-        (rotary_of_one, "its rotary embedding raised TypeError in the comparison: rotary_of_one() takes 3 "),
+        (
+            rotary_without_key_gradient,
+            "this form of rotary embedding is not supported: the comparison raised RuntimeError: ",
+        ),
+        (
+            rotary_of_one,
+            "is not supported: rotary_of_module takes (x, cos, sin), and not (query, key, cos, sin, unsqueeze_dim)",
+        ),
         (
             rotary_to_query,
-            "it returned torch.bfloat16 of shape [2, 3, 8, 64] for torch.bfloat16 of shape [2, 3, 8, 64]",
+            "for a query of torch.bfloat16 with cos and sin of torch.float32, it returns torch.bfloat16 of shape "
+            "[2, 3, 8, 64], and tridal.rotary_embedding torch.float32 of shape [2, 3, 8, 64]",
         ),
     ],
 )
@@ -181,8 +224,63 @@ def test_attention_of_cohere_is_left_with_the_difference() -> None:
     assert str(entries["CohereAttention"].reason).startswith("its rotary embedding differs from tridal.")
 
 
-def test_a_forward_that_another_package_has_replaced_is_called_as_it_is() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return x
+@pytest.mark.parametrize("decorate", [renamed, lambda forward: renamed(renamed(forward))], ids=["one", "two"])
+def test_decorators_of_the_forward_are_kept(device: torch.device, attention: Any, decorate: Any) -> None:
+    model = attention(rotary, decorate).to(device)
+    x, angles = inputs(device)
+    expected = model(x, rotations=angles)
+    report = tridal.kernelize(model)
+    assert [entry.replaced_by for entry in report.entries] == [OURS]
+    for half in (True, False):
+        assert ops_of(lambda half=half: model(x, rotations=angles, half=half)) == {"rotary_embedding"}
+    assert_close(model(x, rotations=angles), expected)
+    report.restore()
+    assert ops_of(lambda: model(x, rotations=angles)) == set()
 
-    assert _with_ours(forward, RotaryForm("apply_rotary_pos_emb", "")) is forward
+
+def test_decorator_that_hides_the_function_is_a_reason(attention: Any) -> None:
+    (entry,) = tridal.kernelize(attention(rotary, Decorated)).entries
+    assert entry.replaced_by is None
+    assert entry.reason == (
+        "a decorator of its forward keeps the code that calls rotary_of_module in another place than its closure"
+    )
+
+
+def test_method_is_left_with_the_reason() -> None:
+    class Rotating(torch.nn.Module):
+        def _apply_rotary_embedding(self, x: Tensor, angles: Tensor) -> Tensor:
+            return x * angles.cos()
+
+        def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+            return self._apply_rotary_embedding(x, angles)
+
+    class Angles(torch.nn.Module):
+        """Is no candidate, because it only calls a module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotary_emb = torch.nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rotary_emb(x)
+
+    (entry,) = tridal.kernelize(torch.nn.Sequential(Rotating(), Angles())).entries
+    assert (entry.name, entry.replaced_by) == ("0", None)
+    reason = "_apply_rotary_embedding is a method, and not a function of its Python module"
+    assert entry.reason == f"this form of rotary embedding is not supported: {reason}"
+
+
+@pytest.mark.parametrize(("function", "of_loaded"), [(rotary, {"rotary_embedding"}), (rotary_interleaved, set())])
+def test_forward_that_another_package_replaces_later_computes(
+    device: torch.device, attention: Any, function: Any, of_loaded: set[str]
+) -> None:
+    model, own = attention(rotary).to(device), Attention.forward
+    kind, others = type(model), {"scale": scale, "rotary_of_module": function}
+    x, angles = inputs(device)
+    tridal.kernelize(model)
+    saved = pickle.dumps(model)
+    kind.forward = types.FunctionType(own.__code__, others, "forward", own.__defaults__)
+    kind.forward.__kwdefaults__ = own.__kwdefaults__
+    expected = kind.forward(model, x, angles)
+    for changed, ops in ((model, set()), (pickle.loads(saved), of_loaded)):
+        assert ops_of(lambda changed=changed: assert_close(changed(x, angles), expected)) == ops

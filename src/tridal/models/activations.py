@@ -12,9 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tridal.models.comparison import TOLERANCE as TOLERANCE
-from tridal.models.comparison import difference as difference
-from tridal.models.comparison import find, in_both_modes
+from tridal.models.comparison import TOLERANCE, difference, find, in_both_modes
 from tridal.models.reads import NOTHING, Reads, Recorder
 from tridal.models.replacements import torch_computes
 
@@ -59,7 +57,7 @@ def find_form(module: torch.nn.Module) -> ActivationForm | str | None:
     """
     if module._modules or module._parameters:
         return None
-    found = find(_compare, module, _CPU)
+    found = find("activation", _compare, module, _CPU)
     return None if isinstance(found, ActivationForm) and found.function is None else found
 
 

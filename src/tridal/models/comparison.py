@@ -14,6 +14,7 @@ import torch
 from tridal.models.isolation import plain_mode
 from tridal.models.reads import OF_MODULES, Different, Reads, Recorder, fixed
 from tridal.models.replacements import base_of, origin
+from tridal.models.report import unsupported
 
 Tensor = torch.Tensor
 Form = TypeVar("Form")
@@ -26,10 +27,10 @@ TOLERANCE = 1e-6
 _results: dict[Any, tuple[Reads | str, Any]] = {}
 
 
-def find(
-    compare: Callable[[Recorder, Any, torch.device], Form | str], module: torch.nn.Module, device: torch.device
-) -> Form | str:
+def find(kind: str, compare: Callable[..., Form | str], module: torch.nn.Module, device: torch.device) -> Form | str:
     """Returns the form that `compare` finds with what the module reads, or why the module cannot be replaced.
+
+    `kind` names the form in the reason.
 
     Results are remembered for modules with the same classes, methods, attributes and shapes.
     """
@@ -38,19 +39,20 @@ def find(
     reads, result = _results.get(key, ("", None))
     if key not in _results or (isinstance(reads, Reads) and reads.changed(module)):
         with plain_mode(device):
-            reads, result = _results[key] = _compare(compare, module, device)
+            reads, result = _results[key] = _compare(kind, compare, module, device)
     return result if isinstance(result, str) else replace(result, reads=result.reads.of(module))
 
 
-def _compare(compare: Callable[..., Any], module: torch.nn.Module, device: torch.device) -> tuple[Reads | str, Any]:
+def _compare(
+    kind: str, compare: Callable[..., Any], module: torch.nn.Module, device: torch.device
+) -> tuple[Reads | str, Any]:
     recorder, raised = Recorder(), False
     try:
         result = compare(recorder, module, device)
     except Different as reason:
         result = str(reason)
     except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
-        result = f"its forward raised {type(error).__name__} in the comparison: {error}".split("\n")[0]
-        raised = True
+        result, raised = unsupported(kind, error), True
     reads = recorder.reads()
     if isinstance(reads, str):
         return reads, result if isinstance(result, str) and not raised else reads

@@ -123,7 +123,7 @@ def _roles(module: torch.nn.Module) -> Iterator[tuple[str, str | None, str]]:
 
 def find_form(module: torch.nn.Module) -> GluForm | str:
     """Returns the gated MLP that a module computes, or why it is none. The module is not called."""
-    return find(_compare, module, _CPU)
+    return find("gated MLP", _compare, module, _CPU)
 
 
 def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> GluForm | str:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
+from tridal.models.isolation import plain_mode
 from tridal.models.losses import causal_lm_loss
-from tridal.models.norm_comparison import plain_mode
 from tridal.models.replacements import FORM, replaced_class
 
 Tensor = torch.Tensor

@@ -18,10 +18,7 @@ from typing import Any
 import torch
 
 from tridal.models import comparison
-from tridal.models.comparison import FLIPS as FLIPS
-from tridal.models.comparison import NARROW as NARROW
-from tridal.models.comparison import in_both_modes
-from tridal.models.isolation import plain_mode as plain_mode
+from tridal.models.comparison import FLIPS, NARROW, in_both_modes
 from tridal.models.norm_forms import Key, NormForm
 from tridal.models.reads import Different, Recorder
 
@@ -43,7 +40,7 @@ def find_form(module: torch.nn.Module) -> NormForm | str:
     It is compared on the device of its parameters.
     """
     reason = _why_not(module)
-    return comparison.find(_compare, module, device_of(module)) if reason is None else reason
+    return comparison.find("norm", _compare, module, device_of(module)) if reason is None else reason
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, Tensor]:

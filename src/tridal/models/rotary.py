@@ -1,15 +1,17 @@
 """Replaces the rotary embedding of an attention module by `tridal.rotary_embedding`, if it is the same.
 
 An attention class of transformers calls a function of its Python module. A replaced attention runs the code of its
-class, in which the name of this function stands for tridal's. The function is compared. The attention is not called.
+class, in which the name of this function stands for tridal's, inside the same decorators. The function is compared. The
+attention is not called.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +19,20 @@ import torch
 
 from tridal.library.rotary.functions import factors_of, halves_of, rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
-from tridal.models.activations import TOLERANCE, difference
-from tridal.models.norm_comparison import FLIPS, NARROW, plain_mode
-from tridal.models.replacements import Replacement, torch_computes
+from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference
+from tridal.models.isolation import isolated, plain_mode
+from tridal.models.replacements import Replacement, is_patched, torch_computes
+from tridal.models.report import unsupported
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
 Rotate = Callable[..., Any]
 """A function of query, key, cos, sin and optionally the dim of the heads, `unsqueeze_dim`."""
-NAME = re.compile("rotary", re.IGNORECASE)
+NAME = re.compile("rotary|(^|_)m?rope(_|$)", re.IGNORECASE)
 """A name of a function that may be a rotary embedding. The comparison decides whether it is one."""
+METHOD = re.compile("^_*apply_", re.IGNORECASE)
+"""A method with such a `NAME` rotates, and does not compute angles."""
+_KIND = "rotary embedding"
 _CASTINGS = ("transformers", "")
 _SIZES = (2, 3, 8, 64)
 """The sizes of a query in the comparison: batch, heads, length and dim. A key has one head."""
@@ -50,18 +56,34 @@ class Attention(Replacement):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the outputs of the class's forward. A compiler gets the function of the class, which it fuses."""
         forward: Any = super().forward  # type: ignore[misc]
-        if self._tridal_form is None or torch.compiler.is_dynamo_compiling():
+        plain = self._tridal_form is None or not isinstance(forward, types.MethodType)
+        if plain or torch.compiler.is_dynamo_compiling() or is_patched(self):
             return forward(*args, **kwargs)
         return _with_ours(forward.__func__, self._tridal_form)(self, *args, **kwargs)
 
 
 def function_name(module: torch.nn.Module) -> str | None:
-    """Returns the name of the function for a rotary embedding that a module's forward calls, or None."""
-    forward = None if isinstance(module, (Replacement, torch.jit.ScriptModule)) else type(module).forward
+    """Returns the name of the function or method for a rotary embedding that a module's forward calls, or None."""
+    kind: Any = type(module)
+    forward = None if isinstance(module, (Replacement, torch.jit.ScriptModule)) else inspect.unwrap(kind.forward)
     if not isinstance(forward, types.FunctionType):
         return None
-    names = (name for name in forward.__code__.co_names if NAME.search(name))
-    return next((name for name in names if callable(forward.__globals__.get(name))), None)
+    names = [name for name in _names_in(forward.__code__) if NAME.search(name)]
+    functions = [name for name in names if _is_function(forward.__globals__.get(name))]
+    methods = (name for name in names if METHOD.search(name) and callable(getattr(kind, name, None)))
+    return next(iter((*functions, *methods)), None)
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yields the global names and attributes that a code uses, also in functions inside."""
+    yield from code.co_names
+    for inside in code.co_consts:
+        if isinstance(inside, types.CodeType):
+            yield from _names_in(inside)
 
 
 def find_form(module: torch.nn.Module) -> RotaryForm | str:
@@ -69,15 +91,25 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
     forward: Any = type(module).forward
     name = function_name(module)
     assert name is not None
-    found = _compare(forward.__globals__[name], name)
-    if isinstance(found, RotaryForm):
-        _with_ours(forward, found)  # remembers the function that was compared
+    function = inspect.unwrap(forward).__globals__.get(name)
+    if not _is_function(function):
+        return f"this form of {_KIND} is not supported: {name} is a method, and not a function of its Python module"
+    found = _compare(function, name)
+    # The function that was compared is remembered here.
+    if isinstance(found, RotaryForm) and _with_ours(forward, found) is forward:
+        return f"a decorator of its forward keeps the code that calls {name} in another place than its closure"
     return found
 
 
 @functools.cache
 def _compare(function: Rotate, name: str) -> RotaryForm | str:
     """Returns the form of a function with this name, or how the function differs."""
+    try:
+        parameters = inspect.signature(function)
+        parameters.bind(*"qkcs", unsqueeze_dim=1)
+    except TypeError:
+        takes = f"{name} takes ({', '.join(parameters.parameters)})"
+        return f"this form of {_KIND} is not supported: {takes}, and not (query, key, cos, sin, unsqueeze_dim)"
     try:
         with plain_mode("cpu"):
             exact = [_results(function, dims, torch.float64, torch.float64, "") for dims in (1, 2)]
@@ -92,7 +124,7 @@ def _compare(function: Rotate, name: str) -> RotaryForm | str:
                 if all(float((got != wanted).double().mean()) <= FLIPS for got, wanted in pairs):
                     return RotaryForm(name, casting)
     except Exception as error:  # the function may raise any exception for arguments that it does not expect
-        return f"its rotary embedding raised {type(error).__name__} in the comparison: {error}".split("\n")[0]
+        return unsupported(_KIND, error)
     return "its rotary embedding differs from tridal.rotary_embedding in 16-bit dtypes: the order of rounding differs"
 
 
@@ -118,21 +150,52 @@ def _results(
         assert ours is not None
         ours = ours.flatten(-2)
         if y.shape != ours.shape or y.dtype is not ours.dtype:
-            given_dtypes = f"for {dtype} of shape {list(x.shape)} with cos and sin of {other}"
-            raise TypeError(f"it returned {y.dtype} of shape {list(y.shape)} {given_dtypes}")
+            given_dtypes = f"for a query of {dtype} with cos and sin of {other}"
+            computed = f"{y.dtype} of shape {list(y.shape)}, and tridal.rotary_embedding"
+            raise TypeError(f"{given_dtypes}, it returns {computed} {ours.dtype} of shape {list(ours.shape)}")
         pairs.append((y, ours))
     gradients = [torch.autograd.grad([y.square().sum() for y in both], given) for both in zip(*pairs, strict=True)]
     return [(got.detach(), wanted.detach()) for got, wanted in (*pairs, *zip(*gradients, strict=True))]
 
 
 @functools.cache
-def _with_ours(forward: types.FunctionType, form: RotaryForm) -> Any:
-    """Returns a function with the code of `forward`, in which the form's name stands for tridal's function."""
-    if form.name not in forward.__code__.co_names:
-        return forward  # another package has replaced the class's forward
-    names = _Names(forward.__globals__, form.name, functools.partial(_rotate, forward.__globals__[form.name], form))
-    made = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
-    return functools.update_wrapper(made, forward)
+def _with_ours(forward: Any, form: RotaryForm) -> Any:
+    """Returns `forward` with the same decorators and code, in which the form's name stands for tridal's function.
+
+    Returns `forward` itself if the class of a loaded module has another function or another decorator.
+    """
+    inner: Any = inspect.unwrap(forward)
+    function = inner.__globals__.get(form.name)
+    if form.name not in _names_in(inner.__code__) or not _is_function(function):
+        return forward
+    if isolated(_compare, function, form.name) != form:
+        return forward
+    names = _Names(inner.__globals__, form.name, _rotate(function, form))
+    return _decorated(forward, inner, _copy(inner, names, inner.__closure__)) or forward
+
+
+def _copy(function: types.FunctionType, names: dict[str, Any], closure: Any) -> Any:
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(copy, function)
+
+
+def _decorated(function: Any, inner: Any, made: Any) -> Any:
+    """Returns `function` with `made` instead of the function `inner` inside its decorators, or None.
+
+    Decorators keep the function that they call in their closure, and `functools.wraps` makes it their `__wrapped__`.
+    """
+    if function is inner:
+        return made
+    wrapped = function.__wrapped__
+    new = _decorated(wrapped, inner, made)
+    cells = function.__closure__ or () if isinstance(function, types.FunctionType) else ()
+    if new is None or all(cell.cell_contents is not wrapped for cell in cells):
+        return None
+    closure = tuple(types.CellType(new) if cell.cell_contents is wrapped else cell for cell in cells)
+    copy = _copy(function, function.__globals__, closure)
+    copy.__wrapped__ = new
+    return copy
 
 
 class _Names(dict[str, Any]):
@@ -147,12 +210,19 @@ class _Names(dict[str, Any]):
         return self._value if name == self._replaced and found is self._original else found
 
 
-def _rotate(
-    function: Rotate, form: RotaryForm, query: Any, key: Any, cos: Any, sin: Any, unsqueeze_dim: Any = 1, **options: Any
-) -> Any:
-    """Returns query and key with rotary embedding. The class's function computes what tridal does not."""
-    plain = not options and unsqueeze_dim in (1, 2) and all(isinstance(x, Tensor) for x in (query, key, cos, sin))
-    if plain and query.dim() == 4 and cos.shape[-1:] == query.shape[-1:] and not torch_computes(query.device):
-        casting: Any = form.casting or None
-        return rotary_embedding(query, key, cos, sin, unsqueeze_dim=unsqueeze_dim, casting=casting)
-    return function(query, key, cos, sin, unsqueeze_dim, **options)
+def _rotate(function: Rotate, form: RotaryForm) -> Rotate:
+    """Returns tridal's rotary embedding with the parameters of a class's function, which computes the other calls."""
+    names = [*inspect.signature(function).parameters]
+    casting: Any = form.casting or None
+
+    def rotate(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        query, key, cos, sin = tensors = [given.pop(name, None) for name in names[:4]]
+        dim = given.pop("unsqueeze_dim", 1)
+        plain = dim in (1, 2) if isinstance(dim, int) else False
+        plain = plain and all(isinstance(x, Tensor) for x in tensors) and all(x is None for x in given.values())
+        if plain and query.dim() == 4 and cos.shape[-1:] == query.shape[-1:] and not torch_computes(query.device):
+            return rotary_embedding(query, key, cos, sin, unsqueeze_dim=dim, casting=casting)
+        return function(*args, **kwargs)
+
+    return rotate
