@@ -70,6 +70,33 @@ class WrongGradient(Gated):
         return self.w2(self.act(self.w1(x)) * self.w3(x.detach()))
 
 
+class Functional(Gated):
+    """Calls a function as its activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Dropped(Gated):
+    """Drops elements of the product, such as T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.dropout(self.act(self.w1(x)) * self.w3(x)))
+
+
+class DroppedAfter(Dropped):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.w2(self.act(self.w1(x)) * self.w3(x)))
+
+
 class TwoLayers(torch.nn.Module):
     """An MLP without a gate."""
 
@@ -87,6 +114,7 @@ class TwoLayers(torch.nn.Module):
         (Gated, "tridal.swiglu, casting='transformers'"), (Wide, "tridal.swiglu"),
         (lambda: Gated(torch.nn.GELU("tanh")), "tridal.geglu, approximate='tanh', casting='transformers'"),
         (Halves, "tridal.geglu, approximate='none', casting='transformers'"),
+        (Functional, "tridal.swiglu, casting='transformers'"),
     ],
 )  # fmt: skip
 def test_replaced_mlps_compute_the_same(device: torch.device, make: Callable[[], Any], replaced_by: str) -> None:
@@ -113,6 +141,7 @@ def test_replaced_mlps_compute_the_same(device: torch.device, make: Callable[[],
         (Scaled, "it differs from the nearest product, tridal.swiglu, by"),
         (WrongGradient, "it differs from the nearest product, tridal.swiglu, by"),
         (Exchanged, "it differs from the nearest product, tridal."),
+        (DroppedAfter, "it differs from the nearest product, tridal."),
     ],
 )
 def test_other_mlps_are_left_with_the_difference(make: Callable[[], Any], reason: str) -> None:
@@ -136,8 +165,65 @@ def test_mlp_without_a_gate_is_no_candidate() -> None:
     assert tridal.kernelize(TwoLayers()).entries == ()
 
 
-def test_mlp_whose_activation_has_parameters_is_no_candidate() -> None:
-    assert tridal.kernelize(Gated(torch.nn.PReLU())).entries == ()
+def test_mlp_with_more_than_the_parts_of_a_gated_mlp_is_left_with_the_reason() -> None:
+    class Normed(Gated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(8)
+
+    class Shifted(Gated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = torch.nn.Parameter(torch.ones(8))
+
+    class Indexed(Gated):
+        def forward(self, x: Tensor, layer: int = 0) -> Tensor:
+            return super().forward(x)
+
+    class NoDownGatedMLP(Gated):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.w2
+
+    modules = Gated(torch.nn.PReLU()), Normed(), Shifted(), Indexed(), NoDownGatedMLP()
+    parts = "beside its layers, and a gated MLP has one activation without parameters"
+    entries = tridal.kernelize(torch.nn.Sequential(*modules)).entries
+    assert {entry.name: entry.reason for entry in entries if "." not in entry.name} == {
+        "0": f"it has the modules act {parts}",
+        "1": f"it has the modules act, norm {parts}",
+        "2": "it has tensors of its own (shift), and a gated MLP has only those of its layers",
+        "3": "its forward takes (x, layer), and a gated MLP takes one tensor",
+        "4": "it has no linear layers with the sizes of gate, up and down",
+    }
+
+
+def test_dropout_of_the_product_is_called_as_before(device: torch.device) -> None:
+    model, x = Dropped().to(device), torch.randn(4, 8, device=device)
+
+    def call() -> Tensor:
+        torch.manual_seed(0)
+        return model(x)
+
+    expected = [call(), model.eval()(x)]
+    model.train()
+    assert tridal.kernelize(model).entries[0].replaced_by == "tridal.swiglu, casting='transformers'"
+    assert ops_of(call) == {"swiglu"}
+    assert_close([call(), model.eval()(x)], expected)
+
+
+def test_class_computes_if_the_last_layer_has_another_dtype(device: torch.device) -> None:
+    """Such as that of T5, which transformers keeps in float32."""
+
+    class Casting(Gated):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.w2((self.act(self.w1(x)) * self.w3(x)).to(self.w2.weight.dtype))
+
+    model, x = Casting().to(device, torch.bfloat16), torch.randn(4, 8, device=device, dtype=torch.bfloat16)
+    tridal.kernelize(model)
+    assert ops_of(lambda: model(x)) == {"swiglu"}
+    model.w2.float()
+    assert ops_of(lambda: model(x)) == set()
+    assert model(x).dtype is torch.float32
 
 
 def test_another_forward_of_the_activation_computes(device: torch.device) -> None:

@@ -148,10 +148,14 @@ def test_error_in_a_fused_forward_leaves_no_request(device: torch.device) -> Non
     torch.testing.assert_close(model.eval()(**batch(device)).logits, expected)
 
 
-def test_model_with_its_own_loss_is_reported(device: torch.device) -> None:
-    (entry,) = tridal.kernelize(build("T5").to(device)).unchanged
-    assert entry.name == ""
-    assert entry.reason == "loss: it computes its loss in its own forward, not with transformers' loss_function"
+def test_model_with_another_loss_is_reported(device: torch.device) -> None:
+    model = build("Llama").to(device)
+    model.loss_function = lambda logits, labels, **_: logits.sum()
+    own = "loss: it computes its loss in its own forward, not with transformers' loss_function"
+    other = "loss: its loss_function is <lambda>, and tridal computes ForCausalLMLoss"
+    for other_model, reason in ((build("T5"), own), (build("Bert"), own), (model, other)):
+        reasons = {entry.name: entry.reason for entry in tridal.kernelize(other_model.to(device)).unchanged}
+        assert reasons[""] == reason
 
 
 def test_loss_that_differs_is_reported(device: torch.device) -> None:

@@ -161,7 +161,9 @@ def test_adapters_of_peft_are_trained(device: torch.device, first: str) -> None:
 
     def adapted(model: Any) -> Any:
         torch.manual_seed(0)
-        config = peft.LoraConfig(r=2, target_modules=["q_proj", "lm_head"], init_lora_weights=False)
+        config = peft.LoraConfig(
+            r=2, target_modules=["q_proj", "gate_proj", "down_proj", "lm_head"], init_lora_weights=False
+        )
         return peft.get_peft_model(model, config)
 
     expected = step(adapted(build("Llama").to(device)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import tridal
 from tridal.models.norm_comparison import describe, find_form
 from tridal.models.norm_forms import NormForm, _parameter
 
@@ -147,3 +148,20 @@ def test_a_parameter_that_became_an_attribute_is_used() -> None:
     module.weight = torch.full((16,), 3.0)
     assert _parameter(module, "weight") is module.weight
     assert _parameter(module, None) is None
+
+
+def test_norm_that_calls_modules_is_left_with_the_reason() -> None:
+    class ConditionedLayerNorm(torch.nn.LayerNorm):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.scale = torch.nn.Linear(8, 8)
+
+    class PreLayerNormBlock(torch.nn.Sequential):
+        """Is no norm."""
+
+    entries = tridal.kernelize(
+        torch.nn.Sequential(ConditionedLayerNorm(), PreLayerNormBlock(torch.nn.Identity()))
+    ).entries
+    assert [(entry.name, entry.reason) for entry in entries] == [
+        ("0", "it calls the modules scale, and a norm calls none")
+    ]

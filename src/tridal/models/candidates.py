@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +13,15 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, glu, loss_comparison, norm_comparison, rotary
+from tridal.models import activations, glu, glu_parts, loss_comparison, norm_comparison, rotary
 from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
+from tridal.models.forward_names import forward_names, own_forward
 from tridal.models.replacements import Function, Layer, Replacement, origin
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
 """A name of a class that may be a norm. The comparison decides whether it is one."""
+EXPERTS = re.compile("expert", re.IGNORECASE)
+"""A name of a class for experts of a mixture."""
 FUNCTIONS = {torch.nn.Softmax: nn.Softmax, torch.nn.LogSoftmax: nn.LogSoftmax}
 _FORWARD = "torch.nn.modules.activation.forward"
 """The `origin` of their forwards in torch."""
@@ -29,8 +31,6 @@ OURS = (
 )  # fmt: skip
 LOSS = "ForCausalLMLoss"
 """The name of transformers' function for the loss of causal language models."""
-LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration")
-"""transformers' names of the models that have this loss."""
 COMPILED = "compiled functions leave it to the compiler"
 """The reason where a compiler fuses a module's operations with others, which is faster. See docs/models.md."""
 
@@ -55,8 +55,8 @@ def class_name(module: torch.nn.Module) -> str:
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
     return (
-        _may_be_norm(module) or _may_be_function(module) or _has_causal_loss(module) or _may_be_glu(module)
-        or rotary.function_name(module) is not None
+        _may_be_norm(module) or _may_be_function(module) or _has_loss(module) or _may_be_glu(module)
+        or _may_be_experts(module) or rotary.function_name(module) is not None
         or (_may_be_activation(module) and activations.find_form(module) is not None)
     )  # fmt: skip
 
@@ -69,6 +69,8 @@ def decide(module: torch.nn.Module) -> Decision | None:
         return _decide_form(module, Layer, glu.find_form)
     if rotary.function_name(module) is not None:
         return _decide_form(module, rotary.Attention, rotary.find_form)
+    if _may_be_experts(module):
+        return Decision(reason=_why_not(module) or "tridal has no op for the layers of several experts")
     if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
@@ -108,11 +110,13 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
 
     `head` is the linear layer that computes the logits, or None if it must not be replaced.
     """
-    if not _has_causal_loss(model):
+    if not _has_loss(model):
         return []
     if not _calls_loss_function(model):
         reason = "loss: it computes its loss in its own forward, not with transformers' loss_function"
         return [(model, Decision(reason=reason))]
+    if (name := getattr(model.loss_function, "__name__", "a function without a name")) != LOSS:
+        return [(model, Decision(reason=f"loss: its loss_function is {name}, and tridal computes {LOSS}"))]
     loss, by = LossFunction.of(model.loss_function), "tridal.cross_entropy for the loss"
     different = _why_not(model) or loss_comparison.difference(loss)
     if different is not None:
@@ -126,7 +130,7 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
     name, softcap = found
     by = "tridal.linear_cross_entropy for the loss in training" + (f", softcap={softcap}" if softcap else "")
     assert head is not None
-    compiled = "__class__" not in _code(model).co_freevars  # it does not call super()
+    compiled = "__class__" not in own_forward(model).__code__.co_freevars  # it does not call super()
     form = CausalLMForm(loss, name, compiled)
     return [
         (model, Decision(CausalLM, form, by, None if compiled else COMPILED)),
@@ -135,13 +139,22 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
 
 
 def _may_be_norm(module: torch.nn.Module) -> bool:
-    if module._modules or isinstance(module, Replacement):
+    if isinstance(module, Replacement):
         return False
-    return isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)) or bool(NORM.search(class_name(module)))
+    if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
+        return True
+    name = class_name(module)
+    return bool(NORM.search(name)) and (not module._modules or name.lower().endswith("norm"))
+
+
+def _may_be_experts(module: torch.nn.Module) -> bool:
+    """Returns whether a module has the weights of several experts of a mixture: tensors with a dim for the expert."""
+    own = (parameter for parameter in module._parameters.values() if parameter is not None)
+    return bool(EXPERTS.search(class_name(module))) and any(parameter.dim() > 1 for parameter in own)
 
 
 def _may_be_glu(module: torch.nn.Module) -> bool:
-    return not isinstance(module, Replacement) and glu.may_be_glu(module)
+    return not isinstance(module, Replacement) and glu_parts.may_be_glu(module)
 
 
 def _may_be_activation(module: torch.nn.Module) -> bool:
@@ -157,23 +170,15 @@ def _may_be_function(module: torch.nn.Module) -> bool:
     return isinstance(module, tuple(FUNCTIONS))
 
 
-def _has_causal_loss(model: Any) -> bool:
-    """Returns whether a module is a model of transformers with the loss of causal language models."""
+def _has_loss(model: Any) -> bool:
+    """Returns whether a module is a model of transformers that computes a loss."""
     if not isinstance(getattr(type(model), "loss_function", None), property):
         return False
-    if _calls_loss_function(model):
-        return getattr(model.loss_function, "__name__", "") == LOSS
-    return getattr(model, "loss_type", None) in LOSS_TYPES
+    return _calls_loss_function(model) or "labels" in inspect.signature(type(model).forward).parameters
 
 
 def _calls_loss_function(model: Any) -> bool:
-    return "loss_function" in _code(model).co_names
-
-
-def _code(model: Any) -> types.CodeType:
-    """Returns the code of a model's forward without decorators."""
-    code: types.CodeType = inspect.unwrap(type(model).forward).__code__
-    return code
+    return "loss_function" in forward_names(model)
 
 
 def _why_not(module: torch.nn.Module) -> str | None:

@@ -34,8 +34,8 @@ def find(kind: str, compare: Callable[..., Form | str], module: torch.nn.Module,
 
     Results are remembered for modules with the same classes, methods, attributes and shapes.
     """
-    children = (child for child in module._modules.values() if child is not None)
-    key = compare, device.type, tuple(map(_signature, (module, *children)))
+    children = tuple((name, _signature(child)) for name, child in module._modules.items() if child is not None)
+    key = compare, device.type, _signature(module), children
     reads, result = _results.get(key, ("", None))
     if key not in _results or (isinstance(reads, Reads) and reads.changed(module)):
         with plain_mode(device):

@@ -1,13 +1,13 @@
 """Replaces the product of a gated MLP, activation(gate) * up, by `tridal.swiglu` or `tridal.geglu`, if it is the same.
 
-A copy of the module with small random weights is compared. Its last layer is the identity, so it returns the product.
+A copy of the module with small random weights is compared. Its last layer is a permutation, so it returns the product.
+Its dropout is replaced by fixed factors, and is called as before in the module.
 """
 
 from __future__ import annotations
 
-import inspect
-import itertools
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference, find, in_both_modes
+from tridal.models.glu_parts import Parts, Roles, find_parts, roles_of
 from tridal.models.reads import NOTHING, Reads, Recorder
 from tridal.models.replacements import hooks_of, torch_computes
 from tridal.ops import row_maths
@@ -24,10 +25,8 @@ Tensor = torch.Tensor
 _SIZE, _ROWS = 32, 64
 _CASTINGS = ("transformers", "")
 _CPU = torch.device("cpu")
-_DROPOUT = (
-    torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout,
-    torch.nn.FeatureAlphaDropout,
-)  # fmt: skip
+Call = Callable[[Any, dict[str, Any], Tensor], Tensor]
+"""Returns the output of a copy of a module, given its layers by name and an input."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,9 @@ class GluForm:
     up: str | None
     """None if the layer `gate` computes both halves of one tensor."""
     down: str
-    activation: str
+    activation: str | None
+    """None if the forward calls a function."""
+    dropout: str | None
     casting: str = ""
     reads: Reads = NOTHING
 
@@ -50,21 +51,28 @@ class GluForm:
         Modules inside are called as before, except the activation. A compiler fuses the operations of the module's
         class as well, so compiled functions get them.
         """
-        if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or torch_computes(x.device):
-            return None
         modules = module._modules
-        activation = modules.get(self.activation)
-        if activation is None or not _is_called(activation) or not self.reads.hold(module):
-            return None
-        product = self.product(modules[self.gate](x), None if self.up is None else modules[self.up](x))
+        if not self.computes(module, x) or _weight_dtype(modules[self.gate]) is not _weight_dtype(modules[self.down]):
+            return None  # the class may cast the product to the dtype of the last layer, as T5 does
+        product = self.product(module, modules[self.gate](x), None if self.up is None else modules[self.up](x))
         return modules[self.down](product)  # type: ignore[no-any-return]
 
-    def product(self, gate: Tensor, up: Tensor | None) -> Tensor:
-        """Returns activation(gate) * up."""
+    def computes(self, module: Any, x: Any) -> bool:
+        """Returns whether tridal computes the product of a module for an input."""
+        if torch.compiler.is_dynamo_compiling() or not isinstance(x, Tensor) or torch_computes(x.device):
+            return False
+        activation = module._modules.get(self.activation)
+        called = self.activation is None if activation is None else _is_called(activation)
+        return called and self.reads.hold(module)
+
+    def product(self, module: Any, gate: Tensor, up: Tensor | None) -> Tensor:
+        """Returns activation(gate) * up, after the dropout of the module."""
         casting: Any = self.casting or None
         if self.approximate is None:
-            return swiglu(gate, up, casting=casting)
-        return geglu(gate, up, approximate=self.approximate, casting=casting)  # type: ignore[arg-type]
+            product = swiglu(gate, up, casting=casting)
+        else:
+            product = geglu(gate, up, approximate=self.approximate, casting=casting)  # type: ignore[arg-type]
+        return product if self.dropout is None else module._modules[self.dropout](product)
 
     def reference(self, gate: Tensor, up: Tensor | None) -> Tensor:
         """Returns the same, computed by the op's reference in torch's ops."""
@@ -85,68 +93,49 @@ def _is_called(activation: Any) -> bool:
     return not hooks_of(activation) and getattr(activation.forward, "__func__", None) is type(activation).forward
 
 
-def may_be_glu(module: torch.nn.Module) -> bool:
-    """Returns whether a module has the parts of a gated MLP, and takes one tensor. The comparison decides what it is.
-
-    Its parts are one activation, and linear layers: those of gate and up with the same sizes, or one for both.
-    """
-    if isinstance(module, torch.jit.ScriptModule) or module._parameters or not _activations(module):
-        return False
-    if len(_linears(module)) + 1 != len(module._modules) or not any(_roles(module)):
-        return False
-    parameters = [*inspect.signature(type(module).forward).parameters.values()][1:]
-    return [p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == [inspect.Parameter.empty]
+def _weight_dtype(layer: Any) -> torch.dtype | None:
+    return getattr(getattr(layer, "weight", None), "dtype", None)
 
 
-def _linears(module: torch.nn.Module) -> dict[str, torch.nn.Linear]:
-    return {name: child for name, child in module._modules.items() if isinstance(child, torch.nn.Linear)}
+class _Marked(torch.nn.Module):
+    """Stands for a dropout in the comparison: doubles every other column, which is exact in all dtypes."""
 
-
-def _activations(module: torch.nn.Module) -> list[str]:
-    """Returns the name of the only module inside that has no parameters and is no linear layer."""
-    others = {name: child for name, child in module._modules.items() if not isinstance(child, torch.nn.Linear)}
-    leaf = all(c is not None and not (c._modules or c._parameters or c._buffers) for c in others.values())
-    dropout = any(isinstance(child, _DROPOUT) for child in others.values())
-    return [*others] if len(others) == 1 and leaf and not dropout else []
-
-
-def _roles(module: torch.nn.Module) -> Iterator[tuple[str, str | None, str]]:
-    """Yields the names of the layers that may be gate, up and down; up is None if one layer computes both halves."""
-    linears = _linears(module)
-    for names in itertools.permutations(linears) if len(linears) in (2, 3) else ():
-        first, down = linears[names[0]], linears[names[-1]]
-        if len(names) == 2 and first.out_features == 2 * down.in_features:
-            yield names[0], None, names[1]
-        if len(names) == 3 and first.weight.shape == linears[names[1]].weight.shape == down.weight.shape[::-1]:
-            yield names
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + torch.arange(x.shape[-1], device=x.device) % 2).to(x.dtype)
 
 
 def find_form(module: torch.nn.Module) -> GluForm | str:
     """Returns the gated MLP that a module computes, or why it is none. The module is not called."""
-    return find("gated MLP", _compare, module, _CPU)
+    parts = find_parts(module)
+    return parts if isinstance(parts, str) else find("gated MLP", _compare, module, _CPU)
 
 
 def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> GluForm | str:
-    (activation,) = _activations(module)
-    forms = [
-        GluForm(approximate, *names, activation)
-        for names, approximate in itertools.product(_roles(module), (None, "none", "tanh"))
-    ]
-    results = {form: _results(recorder, module, form, torch.float64) for form in forms}
+    parts: Any = find_parts(module)
+    return compare(recorder, module, parts, roles_of(module), lambda copy, layers, x: copy(x))
+
+
+def compare(
+    recorder: Recorder, module: torch.nn.Module, parts: Parts, roles: Iterable[Roles], call: Call
+) -> GluForm | str:
+    """Returns the gated MLP that calls of copies of a module compute, with layers in one of several roles."""
+    forms = [GluForm(approximate, *names, *parts) for names in roles for approximate in (None, "none", "tanh")]
+    results_of = functools.partial(_results, recorder, module, call)
+    results = {form: results_of(form, torch.float64) for form in forms}
     errors = {form: max(map(difference, *pair)) for form, pair in results.items()}
     form = min(errors, key=lambda form: errors[form])
     if not errors[form] <= TOLERANCE:
         return f"it differs from the nearest product, {form}, by {errors[form]:.1e}"
     for casting in _CASTINGS:
         rounded = replace(form, casting=casting)
-        pairs = (_results(recorder, module, rounded, dtype) for dtype in NARROW)
+        pairs = (results_of(rounded, dtype) for dtype in NARROW)
         if all(_flips(got[0], wanted[0]) <= FLIPS for got, wanted in pairs):
             return rounded
     return f"it differs from {form} in 16-bit dtypes: the order of rounding differs"
 
 
 def _results(
-    recorder: Recorder, module: torch.nn.Module, form: GluForm, dtype: torch.dtype
+    recorder: Recorder, module: torch.nn.Module, call: Call, form: GluForm, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the product and its gradients, computed by the op's reference and by a copy of the module."""
     generator = torch.Generator("cpu").manual_seed(0)
@@ -154,25 +143,30 @@ def _results(
     def linear(name: str, outputs: int) -> torch.nn.Linear:
         made = torch.nn.Linear(_SIZE, outputs, bias=False, device="meta")  # draws no numbers of the program's generator
         random = torch.randn(outputs, _SIZE, generator=generator, device="cpu") / _SIZE**0.5
-        made.weight = torch.nn.Parameter((torch.eye(_SIZE, device="cpu") if name == form.down else random).to(dtype))
+        swapped = torch.eye(_SIZE, device="cpu").roll(1, 0)  # is exact, and shows what is done after the last layer
+        made.weight = torch.nn.Parameter((swapped if name == form.down else random).to(dtype))
         return made
 
-    sizes = {name: _SIZE * (1 + (name == form.gate and form.up is None)) for name in _linears(module)}
-    layers = {name: linear(name, size) for name, size in sizes.items()}
-    original: Any = module._modules[form.activation]
-    inside = recorder.copy(original, form.activation)
-    copy = recorder.copy(module, _modules={**module._modules, **layers, form.activation: inside})
+    names = (name for name in (form.gate, form.up, form.down) if name is not None)
+    layers = {name: linear(name, _SIZE * (1 + (name == form.gate and form.up is None))) for name in names}
+    inside: dict[str, Any] = {}
+    if form.activation is not None:
+        inside[form.activation] = recorder.copy(module._modules[form.activation], form.activation)  # type: ignore[arg-type]
+    if form.dropout is not None:
+        inside[form.dropout] = _Marked()
+    copy = recorder.copy(module, _modules={**module._modules, **layers, **inside})
     x = torch.randn(_ROWS, _SIZE, generator=generator, device="cpu")
     x = (x * torch.logspace(-1, 1, _ROWS, device="cpu")[:, None]).to(dtype).requires_grad_()
     weights = [layer.weight for name, layer in layers.items() if name != form.down]
     computed = form.reference(layers[form.gate](x), None if form.up is None else layers[form.up](x))
+    computed = layers[form.down](computed if form.dropout is None else _Marked()(computed))
 
     def with_gradients(y: Tensor) -> list[Tensor]:
         if y.shape != computed.shape or y.dtype is not computed.dtype:
             raise TypeError(f"it returned {y.dtype} of shape {list(y.shape)}")
         return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *weights))]
 
-    expected: Any = in_both_modes(recorder, lambda: with_gradients(copy(x)))
+    expected: Any = in_both_modes(recorder, lambda: with_gradients(call(copy, layers, x)))
     return with_gradients(computed), expected
 
 

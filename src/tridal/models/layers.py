@@ -83,8 +83,7 @@ def _find_activation(module: Any) -> Any:
 
 
 def _find_glu(module: Any) -> Any:
-    found = glu.find_form(module) if glu.may_be_glu(module) else "it has no linear layers and activation of a gated MLP"
-    return _form_or_report(module, found)
+    return _form_or_report(module, glu.find_form(module))
 
 
 def _form_or_report(module: Any, found: Any) -> Any:

@@ -56,6 +56,8 @@ def device_of(module: torch.nn.Module) -> torch.device:
 
 def _why_not(module: torch.nn.Module) -> str | None:
     """Returns why a module cannot be compared, or None."""
+    if module._modules:
+        return f"it calls the modules {', '.join(module._modules)}, and a norm calls none"
     found = parameters_of(module)
     if any(tensor.dtype not in itertools.chain(*DTYPES) for tensor in found.values()):
         kinds = ", ".join(sorted({f"{type(tensor).__name__} of {tensor.dtype}" for tensor in found.values()}))

@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from tridal.library.rotary.functions import factors_of, halves_of, rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference
+from tridal.models.forward_names import forward_names, names_in, own_forward
 from tridal.models.isolation import isolated, plain_mode
 from tridal.models.replacements import Replacement, is_patched, torch_computes
 from tridal.models.report import unsupported
@@ -64,26 +65,17 @@ class Attention(Replacement):
 
 def function_name(module: torch.nn.Module) -> str | None:
     """Returns the name of the function or method for a rotary embedding that a module's forward calls, or None."""
-    kind: Any = type(module)
-    forward = None if isinstance(module, (Replacement, torch.jit.ScriptModule)) else inspect.unwrap(kind.forward)
-    if not isinstance(forward, types.FunctionType):
+    forward = None if isinstance(module, (Replacement, torch.jit.ScriptModule)) else own_forward(module)
+    if forward is None:
         return None
-    names = [name for name in _names_in(forward.__code__) if NAME.search(name)]
+    names = [name for name in forward_names(module) if NAME.search(name)]
     functions = [name for name in names if _is_function(forward.__globals__.get(name))]
-    methods = (name for name in names if METHOD.search(name) and callable(getattr(kind, name, None)))
+    methods = (name for name in names if METHOD.search(name) and callable(getattr(type(module), name, None)))
     return next(iter((*functions, *methods)), None)
 
 
 def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yields the global names and attributes that a code uses, also in functions inside."""
-    yield from code.co_names
-    for inside in code.co_consts:
-        if isinstance(inside, types.CodeType):
-            yield from _names_in(inside)
 
 
 def find_form(module: torch.nn.Module) -> RotaryForm | str:
@@ -166,7 +158,7 @@ def _with_ours(forward: Any, form: RotaryForm) -> Any:
     """
     inner: Any = inspect.unwrap(forward)
     function = inner.__globals__.get(form.name)
-    if form.name not in _names_in(inner.__code__) or not _is_function(function):
+    if form.name not in names_in(inner.__code__) or not _is_function(function):
         return forward
     if isolated(_compare, function, form.name) != form:
         return forward
