@@ -13,15 +13,13 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, glu, glu_parts, loss_comparison, norm_comparison, rotary
+from tridal.models import activations, experts, glu, glu_parts, loss_comparison, norm_comparison, rotary
 from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
 from tridal.models.forward_names import forward_names, own_forward
 from tridal.models.replacements import Function, Layer, Replacement, origin
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
 """A name of a class that may be a norm. The comparison decides whether it is one."""
-EXPERTS = re.compile("expert", re.IGNORECASE)
-"""A name of a class for experts of a mixture."""
 FUNCTIONS = {torch.nn.Softmax: nn.Softmax, torch.nn.LogSoftmax: nn.LogSoftmax}
 _FORWARD = "torch.nn.modules.activation.forward"
 """The `origin` of their forwards in torch."""
@@ -54,23 +52,27 @@ def class_name(module: torch.nn.Module) -> str:
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
+    if isinstance(module, Replacement):
+        return _has_loss(module)
     return (
-        _may_be_norm(module) or _may_be_function(module) or _has_loss(module) or _may_be_glu(module)
-        or _may_be_experts(module) or rotary.function_name(module) is not None
+        _has_loss(module) or _may_be_norm(module) or _may_be_function(module) or glu_parts.may_be_glu(module)
+        or experts.may_be_experts(module) or rotary.function_name(module) is not None
         or (_may_be_activation(module) and activations.find_form(module) is not None)
     )  # fmt: skip
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
+    if isinstance(module, Replacement):
+        return None
     if _may_be_activation(module):
         return _decide_form(module, Layer, activations.find_form)
-    if _may_be_glu(module):
+    if glu_parts.may_be_glu(module):
         return _decide_form(module, Layer, glu.find_form)
     if rotary.function_name(module) is not None:
         return _decide_form(module, rotary.Attention, rotary.find_form)
-    if _may_be_experts(module):
-        return Decision(reason=_why_not(module) or "tridal has no op for the layers of several experts")
+    if experts.may_be_experts(module):
+        return _decide_form(module, experts.Experts, experts.find_form)
     if not _may_be_norm(module) and not _may_be_function(module):
         return None
     reason = _why_not(module)
@@ -139,27 +141,15 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
 
 
 def _may_be_norm(module: torch.nn.Module) -> bool:
-    if isinstance(module, Replacement):
-        return False
     if isinstance(module, (torch.nn.LayerNorm, torch.nn.RMSNorm)):
         return True
     name = class_name(module)
     return bool(NORM.search(name)) and (not module._modules or name.lower().endswith("norm"))
 
 
-def _may_be_experts(module: torch.nn.Module) -> bool:
-    """Returns whether a module has the weights of several experts of a mixture: tensors with a dim for the expert."""
-    own = (parameter for parameter in module._parameters.values() if parameter is not None)
-    return bool(EXPERTS.search(class_name(module))) and any(parameter.dim() > 1 for parameter in own)
-
-
-def _may_be_glu(module: torch.nn.Module) -> bool:
-    return not isinstance(module, Replacement) and glu_parts.may_be_glu(module)
-
-
 def _may_be_activation(module: torch.nn.Module) -> bool:
     """Returns whether a module may be an activation. Those of torch already call one function of torch."""
-    if isinstance(module, (Replacement, torch.jit.ScriptModule)) or type(module).__module__.startswith("torch."):
+    if isinstance(module, torch.jit.ScriptModule) or type(module).__module__.startswith("torch."):
         return False
     return bool(activations.NAME.search(class_name(module)))
 

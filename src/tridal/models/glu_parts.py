@@ -20,8 +20,6 @@ DROPOUT = (
     torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout,
     torch.nn.FeatureAlphaDropout, torch.nn.Identity,
 )  # fmt: skip
-
-
 Roles = tuple[str, str | None, str]
 """The names of the layers gate, up and down. up is None if one layer computes both halves."""
 
@@ -79,18 +77,23 @@ def _others(module: torch.nn.Module) -> tuple[list[str], list[str], list[str]]:
     return names
 
 
+def parts_of(module: torch.nn.Module) -> Parts | str:
+    """Returns the modules inside that are no layers, or why they are not those of a gated MLP."""
+    activations, dropouts, others = _others(module)
+    if others or len(activations) > 1 or len(dropouts) > 1:
+        inside = ", ".join(name for name in module._modules if name in (*others, *activations, *dropouts))
+        return f"it has the modules {inside} beside its layers, and a gated MLP has one activation without parameters"
+    return Parts(next(iter(activations), None), next(iter(dropouts), None))
+
+
 def find_parts(module: torch.nn.Module) -> Parts | str:
     """Returns the parts of a module that `may_be_glu`, or why it is no gated MLP that tridal computes."""
-    activations, dropouts, others = _others(module)
     if module._parameters or module._buffers:
         own = ", ".join((*module._parameters, *module._buffers))
         return f"it has tensors of its own ({own}), and a gated MLP has only those of its layers"
     if not any(roles_of(module)):
         return "it has no linear layers with the sizes of gate, up and down"
-    if others or len(activations) > 1 or len(dropouts) > 1:
-        inside = ", ".join(name for name in module._modules if name in (*others, *activations, *dropouts))
-        return f"it has the modules {inside} beside its layers, and a gated MLP has one activation without parameters"
     taken = [*inspect.signature(type(module).forward).parameters.values()][1:]
     if [p.default for p in taken if p.kind is p.POSITIONAL_OR_KEYWORD] != [inspect.Parameter.empty]:
         return f"its forward takes ({', '.join(p.name for p in taken)}), and a gated MLP takes one tensor"
-    return Parts(next(iter(activations), None), next(iter(dropouts), None))
+    return parts_of(module)

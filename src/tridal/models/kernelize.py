@@ -23,7 +23,8 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
     """Makes tridal compute operations of a model, whose modules stay the same objects.
 
     These are replaced: RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, activation and product
-    of gated MLPs, the rotary embedding of attention modules, and the loss of causal language models of transformers.
+    of gated MLPs and experts, the rotary embedding of attention modules, and the loss of causal language models of
+    transformers. The report names all modules of these kinds, those that are left unchanged with the reason.
     An activation that takes several operations is replaced by torch's function. A class is replaced only if tridal
     computes the same, including the order of rounding: both are compared with random tensors. Parameters, hooks, state
     dicts, copies and pickles are as before. On devices that no backend serves, and for dtypes for which the class

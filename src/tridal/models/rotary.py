@@ -65,7 +65,7 @@ class Attention(Replacement):
 
 def function_name(module: torch.nn.Module) -> str | None:
     """Returns the name of the function or method for a rotary embedding that a module's forward calls, or None."""
-    forward = None if isinstance(module, (Replacement, torch.jit.ScriptModule)) else own_forward(module)
+    forward = None if isinstance(module, torch.jit.ScriptModule) else own_forward(module)
     if forward is None:
         return None
     names = [name for name in forward_names(module) if NAME.search(name)]
