@@ -54,6 +54,11 @@ def rotary_with_positions(
     return rotary(q, k, cos, sin, unsqueeze_dim)
 
 
+def wrapped(*args: Any, **kwargs: Any) -> Any:
+    """Has no names of parameters, such as a function that the package `kernels` wraps."""
+    return rotary(*args, **kwargs)
+
+
 def renamed(forward: Any) -> Any:
     """A decorator that gives an argument another name, such as that of transformers for arguments of older versions."""
 
@@ -126,7 +131,8 @@ def inputs(device: torch.device, width: int = 4) -> tuple[Tensor, tuple[Tensor, 
 
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize(
-    ("function", "by"), [(rotary, OURS), (rotary_once, "tridal.rotary_embedding"), (rotary_with_positions, OURS)]
+    ("function", "by"),
+    [(rotary, OURS), (rotary_once, "tridal.rotary_embedding"), (rotary_with_positions, OURS), (wrapped, OURS)],
 )
 def test_replaced_attention_computes_the_same(
     device: torch.device, attention: Any, function: Any, by: str, heads: int

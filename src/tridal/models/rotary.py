@@ -204,14 +204,16 @@ class _Names(dict[str, Any]):
 
 def _rotate(function: Rotate, form: RotaryForm) -> Rotate:
     """Returns tridal's rotary embedding with the parameters of a class's function, which computes the other calls."""
-    names = [*inspect.signature(function).parameters]
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = named if len(named) >= 4 else ["q", "k", "cos", "sin"]  # `kernels` wraps functions, whose names are unknown
     casting: Any = form.casting or None
 
     def rotate(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         query, key, cos, sin = tensors = [given.pop(name, None) for name in names[:4]]
         dim = given.pop("unsqueeze_dim", 1)
-        plain = dim in (1, 2) if isinstance(dim, int) else False
+        plain = isinstance(dim, int) and dim in (1, 2) and len(args) <= len(names)
         plain = plain and all(isinstance(x, Tensor) for x in tensors) and all(x is None for x in given.values())
         if plain and query.dim() == 4 and cos.shape[-1:] == query.shape[-1:] and not torch_computes(query.device):
             return rotary_embedding(query, key, cos, sin, unsqueeze_dim=dim, casting=casting)
