@@ -215,6 +215,8 @@ def add_op(monkeypatch: pytest.MonkeyPatch) -> Callable[[Op], None]:
     """Returns a function that adds an op to the table of ops."""
 
     def add(op: Op) -> None:
+        declared = {name: other for name, other in table._declared.items() if name != op.name}
+        monkeypatch.setattr(table, "_declared", declared)  # it would take the place of the entry
         monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp(op.name, "a test", op)))
 
     return add

@@ -92,7 +92,7 @@ def every_placement_equals_torch(mesh: DeviceMesh) -> None:
 @check
 def sharded_rows_exchange_statistics_only(mesh: DeviceMesh) -> None:
     numbers = {
-        "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 2),
+        "softmax": (2, 1), "log_softmax": (2, 1), "rms_norm": (1, 1), "layer_norm": (2, 2), "skip_norm": (1, 1),
         "logsumexp": (2, 2), "l2_norm": (1, 2),
     }  # fmt: skip
     for name, sample in SAMPLES.items():

@@ -38,7 +38,8 @@ def test_the_declaration_of_the_error_declares_the_op(positional: bool) -> None:
     )
     op = eval(text, {**vars(ops), **FIELDS})
     assert op.fault() is None
-    assert (op.arguments, op.kernels, op.saves) == (UNIT_NORM.arguments, UNIT_NORM.kernels, UNIT_NORM.saves)
+    assert [argument.schema for argument in op.arguments] == [argument.schema for argument in UNIT_NORM.arguments]
+    assert (op.kernels, op.saves) == (UNIT_NORM.kernels, UNIT_NORM.saves)
     assert op.autocast
 
 

@@ -84,27 +84,27 @@ class UnitNorm(torch.autograd.Function):
     """L2 normalisation in float32 or float64, rounded once. It may have a fault."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, fault: str) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, dim: int, fault: str, eps: float) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.arguments = dim, fault
+        ctx.arguments = dim, fault, eps
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = UNIT_NORM.reference(wide, FaultyReduce(dim, x.shape[dim] if x.dim() else 1, fault), 1e-6)
+        y = UNIT_NORM.reference(wide, FaultyReduce(dim, x.shape[dim] if x.dim() else 1, fault), eps)
         return (y * 0 if fault == "zeros" else y).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (x,), (dim, fault) = ctx.saved_tensors, ctx.arguments
+        (x,), (dim, fault, eps) = ctx.saved_tensors, ctx.arguments
         wide = torch.promote_types(x.dtype, torch.float32)
         reduce = FaultyReduce(dim, x.shape[dim] if x.dim() else 1, fault)
-        dx = UNIT_NORM.gradient(dy.to(wide), x.to(wide), reduce, 1e-6)
-        return (dx * 0 if fault == "zeros" else dx).to(x.dtype), None, None
+        dx = UNIT_NORM.gradient(dy.to(wide), x.to(wide), reduce, eps)
+        return (dx * 0 if fault == "zeros" else dx).to(x.dtype), None, None, None
 
 
 def unit_norm(fault: str = "") -> Function:
     """Returns L2 normalisation with a fault, or without one."""
 
-    def function(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return UnitNorm.apply(x.to(dtype or x.dtype), dim, fault)
+    def function(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None, eps: float = 1e-6) -> torch.Tensor:
+        return UnitNorm.apply(x.to(dtype or x.dtype), dim, fault, eps)
 
     return function
 

@@ -11,7 +11,7 @@ import pytest
 import tridal
 from tridal.errors import PlanError
 from tridal.ops import planning
-from tridal.runtime.compiler import compile_kernel
+from tridal.runtime.compiler import compile_kernel, resources
 from tridal.runtime.triton_cache import with_cache
 
 COMPILED = next(arch for arch, (backend, _) in planning.example_architectures().items() if not backend.interpreted)
@@ -31,6 +31,7 @@ def test_plan_is_made_without_a_cache_and_a_warning_names_the_variable(
     unusable: str, caplog: pytest.LogCaptureFixture, dtype: str
 ) -> None:
     compile_kernel.cache_clear()
+    resources.cache_clear()
     assert tridal.plan(7, 871, dtype=dtype, arch=COMPILED).programs >= 1
     (message,) = caplog.messages
     assert message.startswith(f"Triton's cache folder {unusable!r} cannot be written (Not a directory): the kernels ")

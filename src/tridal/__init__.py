@@ -60,7 +60,7 @@ else:
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if _torch_error is not None:
+        if _torch_error is not None and name not in ("models", "ops", "run", "testing"):
             message = f"tridal.{name} needs torch, and importing that fails; see `tridal doctor`"
             raise ImportError(message) from _torch_error
         import importlib

@@ -38,6 +38,15 @@ def interpreted(backend: Backend, arch: str | None = None) -> Backend:
 
     Raises:
         UnknownDeviceError: the backend has no such architecture.
+
+    Example:
+        >>> backend = tridal.testing.interpreted(tridal.registry.get("cuda"), "h100")
+        >>> tridal.registry.register(backend)
+        >>> with tridal.use(device=backend.name):
+        ...     tridal.softmax(torch.zeros(2, 4))
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500],
+                [0.2500, 0.2500, 0.2500, 0.2500]])
+        >>> tridal.registry.unregister(backend.name)
     """
     known = backend.architectures()
     name = next(iter(known), None) if arch is None else find_architecture(arch, known)

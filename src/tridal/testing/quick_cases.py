@@ -22,6 +22,12 @@ def quick_cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Cas
     """Returns small cases that hold every pair of an op's direction or a plan override and another trait.
 
     They are a sixth of the cases of all ops, which `tridal.testing.cases` returns for the same arguments.
+
+    Example:
+        >>> backend = tridal.registry.available("interpreter")
+        >>> quick, all_cases = tridal.testing.quick_cases(backend, ["softmax"]), tridal.testing.cases(backend, ["softmax"])
+        >>> 0 < len(quick) < len(all_cases) / 4
+        True
     """
     candidates = sorted(cases(backend, ops), key=_size)
     return tuple(
