@@ -114,7 +114,7 @@ class Recorder:
         plan, (asm, shared_memory) = self.plans[binary], self.compiled[binary]
         c = plan.config
         numbers = [c.rows, c.cols, c.num_warps, c.num_stages, c.programs_per_row, c.max_registers, c.peel, c.exp2_bias]
-        numbers += [c.persistent, c.reload, c.overlap, c.lanes, programs, plan.occupancy, shared_memory]
+        numbers += [c.persistent, c.reload, c.lanes, programs, plan.occupancy, shared_memory]
         return Kernel([c.schedule, *numbers], asm)
 
 

@@ -42,12 +42,12 @@ from tridal.testing.plan_overrides import PLAN_OVERRIDES
 COMMAND = "python tests/golden_records.py"
 _FULL = ("softmax", "softmax_backward", "layer_norm_backward", "cross_entropy")
 """Kernels of one tensor, of two, with sums of columns, and with an index per row. They have all overrides of plans."""
-_FEW = ("planned", "column_loop", "cooperative+reload+overlap")
+_FEW = ("planned", "column_loop", "cooperative+reload")
 _MASKED = ScaleMask(0.5, True, True, "uint8", 32, 2, (0, 781 * 32, 781, 1), row_distance=781)
 _BIASED = -5.5e-08
 """An error of exp2, for which kernels have further steps."""
 _WIDE = KernelConfig("cooperative", 1, 2048, 8, programs_per_row=128, exp2_bias=_BIASED)
-"""So many programs of a row exchange numbers in blocks, and sum up so many columns in two steps."""
+"""So many programs of a row read their numbers in several steps."""
 _BACKENDS = "tridal_accelerator", "tridal_cuda", "tridal_interpreter", "tridal_npu", "tridal_rocm"
 _NOT_IMPORTED = "tridal.__main__", "tridal.kernels", "tridal.runtime.target_program", "tridal.models.repository"
 """Programs, and schedules, whose names exist in a specialised kernel only."""
@@ -154,7 +154,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
     for name, persistent in product(_FULL, (False, True)):
         call = golden_plans.Question("", name, "float32", (8, 262_144)).call
         config = replace(_WIDE, persistent=persistent)
-        yield f"{name} of blocks of programs, {persistent=}", plain(compiler.source(call.specialize(config)))
+        yield f"{name} of many programs, {persistent=}", plain(compiler.source(call.specialize(config)))
     for name in _FULL:
         call = golden_plans.Question("", name, "float32", (64, 1024)).call
         same = batch_invariance.InvariantCall(**{entry.name: getattr(call, entry.name) for entry in fields(call)})

@@ -64,7 +64,7 @@ def compiler(problem: Problem) -> Probe:
 
 def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> None:
     """Asserts that tiles cover the rows, that programs compute all tiles and fit, and that the reason says why."""
-    config, tiles, used = plan.config, problem.tiles_of(plan.config), plan.resources
+    config, tiles, used = plan.config, problem.tiles(plan.config.rows), plan.resources
     for size in (config.rows, config.cols, config.num_warps):
         assert size & (size - 1) == 0 < size
     assert config.num_warps * (device.warp_size or 0) <= 1024

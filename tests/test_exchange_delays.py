@@ -43,12 +43,8 @@ CASES = {
     "dynamic": (kernel_call((50, 9 * 1024), kernel=LOG_SOFTMAX.forward), config(9), 63),
     "dynamic_with_head_and_tail": (kernel_call((50, 9 * 1024 + 3)), config(10, peel=True), 70),
     "static": (kernel_call((50, 9 * 1024), dtypes="float16"), config(9, num_stages=3), 63),
-    "blocks_of_programs": (kernel_call((10, 97 * 1024 - 1)), config(97), 97),
-    "static_blocks_of_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
-    "overlapped": (kernel_call((50, 9 * 1024 + 3)), config(10, reload=True, overlap=True), 70),
-    "overlapped_blocks_of_programs": (
-        kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, reload=True, overlap=True), 194,
-    ),
+    "many_programs": (kernel_call((10, 97 * 1024 - 1)), config(97), 97),
+    "static_many_programs": (kernel_call((10, 97 * 1024), dtypes="bfloat16"), config(97, num_stages=2), 97),
     "several_rows": (kernel_call((9, 2500, 64), 1), config(20, rows=32, cols=128), 100),
     "few_rows": (BACKWARD, config(5, rows=4, cols=512), 60),
     "more_groups_than_tiles": (kernel_call((3, 9 * 1024)), config(9), 45),
@@ -71,7 +67,7 @@ def test_delayed_source_differs_by_delays_only(module: str) -> None:
     assert len(set(map(str.strip, delays))) == len(delays) == len(steps) > 0
 
 
-@pytest.mark.parametrize("case", ["one_shot", "dynamic", "blocks_of_programs", "overlapped", "several_rows"])
+@pytest.mark.parametrize("case", ["one_shot", "dynamic", "many_programs", "several_rows"])
 def test_delayed_kernels_compile(tmp_path: Path, case: str) -> None:
     call, configuration, _ = CASES[case]
     steps = ("ld.volatile.global", "atom.global", "bar.sync", "st.global.b64")

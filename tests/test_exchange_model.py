@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from exchange_model import source
 from exchange_model.explore import explore, run
 from exchange_model.faults import FAULTS, SeededFault
 from exchange_model.launches import LONG, MANY, SHORT, Launch
 from exchange_model.source import Edit
 from processes import python
-from tridal.devices.types import KernelConfig
-from tridal.runtime import specialization
 
 SEEDS = 3
 
@@ -80,17 +77,8 @@ def test_loop_that_uses_values_of_the_last_iteration_is_refused() -> None:
     with pytest.raises(AssertionError, match="reads word of the last one"):
         explore(
             Launch(2, 1, persistent=False),
-            (Edit("exchange", "word, done = _poll(mailbox, valid)", "done, word = word, done"),),
+            (Edit("exchange", "word, done = _poll(slots + index, valid)", "done, word = word, done"),),
         )
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_workspace_has_the_slots_that_the_runtime_counts(persistent: bool) -> None:
-    for programs_per_row in (2, 64, 65, 97):
-        config = KernelConfig("cooperative", 1, 64, programs_per_row=programs_per_row, persistent=persistent)
-        slots, length = source.workspace(config, 5, 3 * programs_per_row, specialization.BLOCK)
-        assert slots == specialization.slots_per_tile(config)
-        assert length == 5 * slots + (2 + 3 * 3) * persistent
 
 
 def test_command_lists_launches_and_faults_without_torch_or_triton() -> None:

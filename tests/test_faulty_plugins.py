@@ -48,7 +48,7 @@ MEMBERS = {
     "Toy.schedules = set()": "schedules: expected at least one of whole_row",
     "Toy.schedules = {'whole_row', 'peel'}": "schedules: 'peel' is a feature: list it in `features`",
     "Toy.features = {'relod'}":
-        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, overlap, lanes, scale_mask)",
+        "features: unknown 'relod'; did you mean 'reload'? (known: peel, reload, lanes, scale_mask)",
     "Toy.interpreted = 'no'": "interpreted: expected a bool, found 'no'",
     "Toy.device_type = None": "device_type: expected a str, found nothing",
     "Toy.options = {'rows': 4}": "options: rows: expected an Option, found 4",

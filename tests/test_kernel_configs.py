@@ -220,7 +220,7 @@ def test_unknown_kernel_names_the_setting_in_plans_calls_and_the_check_of_a_file
     ("config", "question", "message"),
     [
         ({**ROWS, "cols": 512}, {}, "config: cols = 512, expected at least 1000, because a tile holds whole rows"),
-        ({**ROWS, "overlap": True}, {}, "config: overlap = True, expected False, because the backend's `features`"),
+        ({**ROWS, "reload": True}, {"arch": "ascend910b"}, "config: reload = True, expected False, because the"),
         ({**ROWS, "lanes": 2}, {}, 'config: lanes = 2, expected 1, because only "column_loop" splits a row into lanes'),
         ({**ROWS, "peel": True}, {"arch": "h100", "cols": 1008}, "config: peel = True, but backend 'cuda' (tridal"),
         ({**ROWS, "rows": 64, "num_warps": 1}, {"arch": "ascend910b"}, "backend 'npu' (tridal"),

@@ -191,8 +191,8 @@ def test_a_schedule_that_no_plan_uses_and_that_cannot_be_forced_is_reported() ->
     def never_whole_rows(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
         return replace(plan, config=replace(plan.config, schedule="column_loop"))
 
-    backend: Any = Wrapped(never_whole_rows, schedules=frozenset({"column_loop"}), features=frozenset({"overlap"}))
-    assert search_plans(backend, ["softmax"]).not_reached == ("overlap",)
+    backend: Any = Wrapped(never_whole_rows, schedules=frozenset({"column_loop"}), features=frozenset({"reload"}))
+    assert search_plans(backend, ["softmax"]).not_reached == ("reload",)
 
 
 def test_a_feature_that_no_selected_op_can_use_is_reached_by_another_op() -> None:

@@ -22,7 +22,6 @@ NUMBERS = replace(PROBLEM, writes=(), row_writes=("float32",))
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
-OVERLAPPED = replace(COOPERATIVE, config=replace(COOPERATIVE.config, reload=True, overlap=True))
 RANGED = replace(WHOLE_ROW, row_range=(80, 100_000))
 SMALL = replace(
     WHOLE_ROW, config=replace(WHOLE_ROW.config, persistent=False), programs=456, row_range=(1, 4000), tiles_per_group=1
@@ -68,7 +67,6 @@ def problem_of(plan: LaunchPlan, **context: Any) -> str:
         (WHOLE_ROW, {}),
         (COLUMN_LOOP, {}),
         (COOPERATIVE, {}),
-        (OVERLAPPED, {}),
         (RANGED, {}),
         (SMALL, {}),
         (replace(SMALL, tiles_per_group=None, row_range=(1, 2**28)), {}),
@@ -88,7 +86,7 @@ WRONG: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "an integer from 1 to 32": (("num_stages",), (0, 33, "2", True)),
     "a positive integer": (("programs_per_row",), (0, 1.0, None)),
     "a positive integer or None": (("max_registers", "occupancy"), (0, 31.5, True)),
-    "True or False": (("peel", "reload", "overlap", "persistent"), (1, None, "yes")),
+    "True or False": (("peel", "reload", "persistent"), (1, None, "yes")),
     "a float from -1e-05 to 1e-05 or None": (("exp2_bias",), (float("nan"), float("inf"), 0.5, 0)),
     "an integer from 1 to 2147483647": (("programs",), (0, 2.0, 1 << 31)),
     "Resources or None": (("resources",), ((1, 2, 3),)),
@@ -112,10 +110,6 @@ def test_field_of_a_wrong_type_or_range_is_named(field: str, value: Any, allowed
 
 
 RESIDENT = "which are resident at the same time on 10 cores"
-NO_OVERLAP = (
-    "overlap = True, expected False, because only programs that exchange the statistics of one row overlap rows"
-)
-NEEDS = "overlap = True, expected False, because it needs `reload` and `persistent`, without `peel` and a pipeline"
 ONE_ROW = "rows = 2, expected 1, because cooperative programs exchange one row at a time"
 PEELS = "peel = True, expected False, because 'column_loop' peels rows only for statistics of elements without a mask"
 LANES = 'expected 1, because only "column_loop" splits a row into lanes'
@@ -132,12 +126,13 @@ RIGHT = "expected rows for which programs are right:"
         (WHOLE_ROW, {"rows": 2048}, {}, "rows x cols = 2097152, expected at most 1048576, Triton's limit of a tensor"),
         (WHOLE_ROW, {"programs_per_row": 2}, {}, "programs_per_row = 2, expected 1, because the schedule is 'whole_r"),
         (WHOLE_ROW, {"persistent": False}, {}, "programs = 20, expected 456, because they are not persistent and the"),
-        (WHOLE_ROW, {"reload": True, "overlap": True}, {}, NO_OVERLAP),
         (WHOLE_ROW, {"exp2_bias": 0.0}, {"problem": replace(PROBLEM, reads=("float64",))}, "exp2_bias = 0.0, expected"),
         (WHOLE_ROW, {"exp2_bias": 0.0}, {"problem": replace(PROBLEM, writes=("float64",))}, "exp2_bias = 0.0, expect"),
         (WHOLE_ROW, {"peel": True}, {"problem": INNER}, 'peel = True, expected False, because only the layout "row" h'),
         (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, layout="strided")}, 'peel = True, expected False, be'),
         (WHOLE_ROW, {"peel": True}, {"problem": Problem(cols=1028, inner=8)}, "cols = 1024, expected at least 1028"),
+        (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, column_writes=("float32",))},
+         "peel = True, expected False, because peeled rows begin at different columns, and the op sums over rows"),
         (WHOLE_ROW, {"lanes": 2}, {}, f"lanes = 2, {LANES}"),
         *((WHOLE_ROW, {"programs": 1, "column_range": wrong}, {"problem": replace(PROBLEM, inner=1)}, expected)
           for wrong, expected in (
@@ -170,20 +165,15 @@ RIGHT = "expected rows for which programs are right:"
         (COOPERATIVE, {"rows": 2, "peel": True}, {}, f"{ONE_ROW} with peel"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, inner=2)}, "programs = 40, expected at most 8: 4 for each of 2"),
         (COOPERATIVE, {"rows": 4096, "programs_per_row": 4096, "programs": 4096},
-         {"problem": Problem(cols=1 << 20, inner=1 << 20, layout="inner")}, "2 x rows x programs_per_row = 33554432, "),
+         {"problem": Problem(cols=1 << 20, inner=1 << 20, layout="inner")}, "rows x programs_per_row = 16777216, ex"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, reads=("float64",))}, "schedule = 'cooperative', expected anot"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, writes=("float64",))}, "schedule = 'cooperative', expected ano"),
         (COOPERATIVE, {"cols": 1 << 14, "programs_per_row": 131_073}, {"problem": replace(PROBLEM, cols=(1 << 31) + 1)},
-         "programs_per_row = 131073, expected fewer, because they number the columns and mailboxes of a row with 32 b"),
-        (OVERLAPPED, {"rows": 2}, {}, NO_OVERLAP),
-        (OVERLAPPED, {"cols": 1024, "programs_per_row": 1}, {}, NO_OVERLAP),
-        *((OVERLAPPED, fields, {}, NEEDS) for fields in (
-            {"reload": False}, {"persistent": False}, {"peel": True}, {"num_stages": 2})),
+         "programs_per_row = 131073, expected fewer, because they number the columns of a row with 32 bits"),
         # schedules and features that the backend does not declare
         (COOPERATIVE, {}, {"declared": ALL - {"cooperative"}}, "schedule = 'cooperative', expected one of the backend"),
-        *((OVERLAPPED if name == "overlap" else WHOLE_ROW, {name: True}, {"declared": ALL - {name}},
-           f"{name} = True, expected False, because the backend's `features` lack")
-          for name in ("peel", "reload", "overlap")),
+        *((WHOLE_ROW, {name: True}, {"declared": ALL - {name}},
+           f"{name} = True, expected False, because the backend's `features` lack") for name in ("peel", "reload")),
         (COLUMN_LOOP, {"lanes": 2}, {"declared": ALL - {"lanes"}}, "lanes = 2, expected 1, because the backend's `fea"),
         # ranges of rows
         (WHOLE_ROW, {"tiles_per_group": 1}, {}, "tiles_per_group = 1, expected None, because there is no `row_range`"),

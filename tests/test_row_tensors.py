@@ -110,7 +110,6 @@ def test_written_tensors_agree_with_float64(
 
 @pytest.mark.parametrize("name", ["LAYER_NORM", "RMS_NORM"])
 def test_a_mask_is_added_to_the_row_that_has_it(backend: Backend, device: torch.device, name: str) -> None:
-    """Also if the rows of a program are interleaved, because it keeps numbers per column."""
     kernel, shape = getattr(row_tensors, name), (12, 781)
     tensors, mask = make(kernel, shape, 1, 0, device), torch.randn(shape, device=device)
     wanted = expected(kernel, {**tensors, "x": tensors["x"] + mask}, 1)
@@ -199,9 +198,8 @@ def test_kernels_that_write_numbers_compile_with_lanes(name: str, peel: bool, la
     [
         KernelConfig("cooperative", 1, 256, programs_per_row=4),
         KernelConfig("cooperative", 1, 256, programs_per_row=4, persistent=False),
-        KernelConfig("cooperative", 1, 256, programs_per_row=4, reload=True, overlap=True),
     ],
-    ids=["persistent", "one tile", "overlap"],
+    ids=["persistent", "one tile"],
 )
 def test_a_picked_element_is_loaded_before_a_program_publishes(config: KernelConfig) -> None:
     """Another program may then write it in place. What a program publishes depends on the loaded element."""

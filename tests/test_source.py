@@ -44,7 +44,7 @@ COOPERATIVE = [
     ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, peel=True)),
     ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, persistent=False)),
     ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 2, 64, 1, programs_per_row=4, exp2_bias=0.0)),
-    ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, reload=True, overlap=True)),
+    ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, reload=True)),
 ]
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -58,8 +58,6 @@ def cases(plans: int) -> list[tuple[str, Specialization]]:
     shapes, found = [*ONE_TILE, *COOPERATIVE], []
     for number, (kernel, declared) in enumerate(table.kernels().items()):
         for question, config in (shapes[(plans * number + i) % len(shapes)] for i in range(plans)):
-            if config.overlap and not declared.statistics:  # there is no exchange to overlap
-                config = replace(config, overlap=False)
             if config.programs_per_row > 1 and len(declared.statistics) > 2:  # programs exchange at most two
                 question, config = ONE_TILE[0]
             found.append((f"{kernel} {question} {config}", call_of(kernel, number, question).specialize(config)))
@@ -170,7 +168,7 @@ def test_printed_kernels_run_alone_in_the_interpreter(tmp_path: Path) -> None:
         question, config = ONE_TILE[number % len(ONE_TILE)]
         call = call_of(kernel, number, {**question, "rows": 8}, "float32")
         s, arguments = call.specialize(config), arguments_of(call, config)
-        programs = RowNumbers(call, LaunchPlan(config, call.problem.tiles_of(config), "")).programs(call.problem.rows)
+        programs = RowNumbers(call, LaunchPlan(config, call.problem.tiles(config.rows), "")).programs(call.problem.rows)
         (tmp_path / f"kernel_{number}.py").write_text(compiler.source(s))
         copies = {
             name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +26,7 @@ from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime.plan_check import check_plan
 from tridal.runtime.row_layout import RowLayout, row_layout
-from tridal.runtime.specialization import BLOCK, KernelCall
+from tridal.runtime.specialization import KernelCall
 
 
 def constants(call: KernelCall, config: KernelConfig = WHOLE_ROW) -> dict[str, Any]:
@@ -109,15 +106,13 @@ def test_numbers_that_kernels_compute_fit_in_their_types(data: st.DataObject) ->
     rows = next_power_of_2(inner, max(1, draw(st.sampled_from([1, 16, 1 << 20])) // tile_cols))
     per_row = -(-cols // tile_cols) if schedule == "cooperative" else 1
     config = KernelConfig(schedule, rows, tile_cols, 4, draw(st.integers(1, 2)), per_row, persistent=persistent)
-    if per_row > 1 and rows == 1 and persistent and draw(st.booleans()):
-        config = replace(config, overlap=True, reload=True, num_stages=1)
     kernel = draw(st.sampled_from([SOFTMAX.forward, SWIGLU.forward]))
     call = KernelCall(
         kernel, RowLayout(outer, inner, cols, ((1, 1, 1), (1, 1, 1))), ("float32",) * len(kernel.pointers)
     )
-    tiles = call.problem.tiles_of(config)
+    tiles = call.problem.tiles(rows)
     groups = data.draw(st.sampled_from([1, 2, tiles, 1 + tiles // 2])) if config.persistent else tiles
-    backend = FakeBackend("mine", schedules=frozenset(SCHEDULES), features=frozenset({"overlap", "reload"}))
+    backend = FakeBackend("mine", schedules=frozenset(SCHEDULES), features=frozenset({"reload"}))
     device = DeviceProperties("device", "dev1", cores=1, max_programs=1 << 31)
     plan = LaunchPlan(config, groups * per_row, "", occupancy=1 << 31)
     try:
@@ -127,14 +122,14 @@ def test_numbers_that_kernels_compute_fit_in_their_types(data: st.DataObject) ->
     found = call.specialize(config)
     exchanges, types, static = found.cooperative, dict(found.types), dict(found.constants).get("INT64_TILES")
     numbers = {
-        "rank": [per_row * tile_cols - 1, per_row**2 - 1 if exchanges and not config.persistent else 0],
+        "rank": [per_row * tile_cols - 1],
         "cols": [-(-cols // tile_cols) * tile_cols + tile_cols - 1, cols + 2 * ALIGNMENT],  # the latter of a tail
         "outer": [outer],
         "inner": [inner + rows - 1, tiles],  # `tl.cdiv`
     }
     if config.persistent:
-        numbers["inner"] += [tiles - 1 + groups * (2 if config.overlap else 1)]  # the end of the loop
-    if exchanges and config.persistent and not config.overlap and config.num_stages == 1 and not static:
+        numbers["inner"] += [tiles - 1 + groups]  # the end of the loop
+    if exchanges and config.persistent and config.num_stages == 1 and not static:
         iterations = -(-tiles // groups) * 5 // 4 + 1  # `tile_counter.iterations`
         assert max((iterations - 1) * 4, groups + groups * (iterations - 1)) < 2**31
     for name, values in numbers.items():
@@ -172,29 +167,13 @@ def test_a_second_tensor_with_the_strides_of_the_first_has_its_own_misalignment(
     assert "up_ptr" not in call.specialize(peel).divisible or up % 16 == 0
 
 
-def test_kernel_and_runtime_use_the_same_block_size_for_words() -> None:
-    spec = find_spec("tridal.kernels.exchange")  # does not import it, because it needs Triton
-    assert spec is not None
-    assert spec.origin is not None
-    (block,) = re.findall(r"^BLOCK = (\d+)", Path(spec.origin).read_text(), re.MULTILINE)
-    assert int(block) == BLOCK
-
-
 def test_workspace_slots_cover_each_part_of_a_row_and_the_tile_counter() -> None:
     config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=5)
     call = kernel_call((64, 5000))
     assert call.specialize(config).cooperative
     assert call.workspace_slots(LaunchPlan(config, programs=35, reason="")) == 64 * 5 + 2 + 3 * 7
+    one_shot = LaunchPlan(replace(config, persistent=False), programs=320, reason="")
+    assert call.workspace_slots(one_shot) == 64 * 5 + 2 + 3 * 64
     tall = LaunchPlan(replace(config, rows=16), programs=10, reason="")
     assert kernel_call((3, 5000, 40), 1).workspace_slots(tall) == 9 * 5 * 16 + 2 + 3 * 2
     assert call.workspace_slots(LaunchPlan(WHOLE_ROW, programs=64, reason="")) == 0
-
-
-def test_workspace_has_one_more_word_per_block_of_very_many_programs() -> None:
-    config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=65)
-    assert kernel_call((64, 5000)).workspace_slots(LaunchPlan(config, 130, "")) == 64 * (65 + 3) + 2 + 3 * 2
-
-
-def test_workspace_has_a_mailbox_per_program_if_programs_are_not_persistent() -> None:
-    config = KernelConfig("cooperative", rows=1, cols=1024, programs_per_row=5, persistent=False)
-    assert kernel_call((64, 5000)).workspace_slots(LaunchPlan(config, 64 * 5, "")) == 64 * 5 * 5

@@ -33,15 +33,10 @@ class DeviceProblem(Problem):
     probe: Probe
 
     @property
-    def peels_sums(self) -> bool:
-        """Whether rows can be peeled if the kernel sums over rows."""
-        return False
-
-    @property
     def peel(self) -> bool:
-        """Whether rows are peeled: they are if they are unaligned and have enough vectors."""
+        """Whether rows are peeled: they are if they are unaligned and have enough vectors, unless rows are summed."""
         wide = self.cols >= MIN_PEELED_VECTORS * self.vector
-        return self.layout == "row" and not self.aligned and wide and (not self.column_writes or self.peels_sums)
+        return self.layout == "row" and not self.aligned and wide and not self.column_writes
 
     @property
     def tile_cols(self) -> int:

@@ -1,7 +1,7 @@
 """Configures kernels that read numbers per column on a GPU, for example the weight of a norm.
 
 These numbers cost as much as the elements where rows are wide, and where rows are unaligned: then they are not aligned
-with the elements. A program that loops over tiles with the same columns loads them once.
+with the elements. A program that loops over aligned tiles loads them once.
 """
 
 from __future__ import annotations
@@ -30,16 +30,12 @@ def fit_column_reads(problem: GpuProblem) -> Fit | None:
 
 
 def _unaligned(problem: GpuProblem) -> KernelConfig | None:
-    """Returns the configuration for peeled rows of one tile. All rows of a program that loops have equal heads."""
+    """Returns the configuration for peeled rows of one tile; None for narrow rows, of which a tile has several."""
     cols = problem.tile_cols
-    if problem.outer > 1 or cols > tuning.WIDE_ROW_COLS:
+    if not tuning.NARROW_TILE_ELEMENTS * (2 if problem.few_slots else 1) <= cols <= tuning.WIDE_ROW_COLS:
         return None
-    min_cols = tuning.NARROW_TILE_ELEMENTS * (2 if problem.few_slots else 1)
-    if cols >= min_cols and (_loads_little(problem) or problem.itemsize > 2):
-        reload, warps = problem.few_slots and problem.has_large_l1, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
-        return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)
-    warps = warps_for(cols, tuning.MANY_ELEMENTS_PER_THREAD)
-    return KernelConfig("whole_row", 1, cols, warps, tuning.COLUMN_READS_STAGES)
+    reload, warps = problem.few_slots and problem.has_large_l1, warps_for(cols, tuning.FEW_ELEMENTS_PER_THREAD)
+    return KernelConfig("whole_row", 1, cols, warps, persistent=False, reload=reload)
 
 
 def _aligned(problem: GpuProblem) -> KernelConfig | None:

@@ -38,11 +38,6 @@ class GpuProblem(DeviceProblem):
         return self.rows * self.cols * self.itemsize
 
     @property
-    def peels_sums(self) -> bool:
-        """Whether rows can be peeled if the kernel sums over rows: whole rows of one block, which have equal heads."""
-        return self.outer == 1 and self.cols <= tuning.SUMS_WHOLE_ROW_COLS
-
-    @property
     def half_of_registers(self) -> int:
         """Half of the 32-bit registers of a multiprocessor."""
         return (self.device.registers or 65_536) // 2

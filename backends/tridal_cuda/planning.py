@@ -53,20 +53,17 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
         if not fitted.runs:
             raise PlanError(f"not all programs of a row are resident: {device.cores} SMs x {fitted.formula}")
     programs, explanation = _count_programs(fitted)
-    return fitted.launch_plan(programs, gpu_problem.tiles_of(fitted.config), explanation)
+    return fitted.launch_plan(programs, gpu_problem.tiles(fitted.config.rows), explanation)
 
 
 def _count_programs(fitted: Fit) -> tuple[int, str]:
     """Returns the number of programs to launch, and the explanation for the plan's `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
-    tiles = problem.tiles_of(config)
+    tiles = problem.tiles(config.rows)
     groups = min(tiles, fitted.resident // per_row)
     if problem.column_writes:
         enough, most = cdiv(problem.device.cores, per_row), tiles // tuning.SUMS_MIN_TILES
         groups = min(groups, enough) if most <= enough else min(most, fitted.resident // per_row)
-    if problem.equal_heads(config):
-        groups = max(1, groups // problem.vector) * problem.vector
-    if problem.column_writes:
         programs = groups * per_row
         return programs, f"{programs} programs loop over the tiles, and {groups} of them sum each column"
     if not problem.statistics and per_row > 1:

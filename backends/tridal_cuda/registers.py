@@ -68,7 +68,6 @@ def _terms_of_reload(problem: GpuProblem, config: KernelConfig) -> list[tuple[fl
         (problem.statistics > 1, 6.07, 0.01),
         (inner, 6.11, -1.50),
         (config.peel, -3.28, -3.42),
-        (config.overlap, 4.90, 8.51),
         (elements * problem.bytes_read / 4, 1.33, 1.79),
         (elements * inner, 0.21, 0.40),
         (elements * config.peel, 0.06, 0.04),

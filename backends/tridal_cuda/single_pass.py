@@ -45,7 +45,7 @@ def _fit_elements(problem: GpuProblem) -> Fit | None:
     """
     cols = min(problem.tile_cols, tuning.SINGLE_PASS_ELEMENTS)
     blocks, rows = cdiv(problem.cols, cols), next_power_of_2(problem.inner, tuning.SINGLE_PASS_ELEMENTS // cols)
-    if blocks > MAX_TILE // 2 or (problem.peel and rows > 1):
+    if blocks > MAX_TILE or (problem.peel and rows > 1):
         return None
     warps = warps_for(rows * cols, tuning.SINGLE_PASS_ELEMENTS_PER_THREAD)
     schedule: Schedule = "cooperative" if blocks > 1 else "whole_row"

@@ -30,9 +30,7 @@ FEW_SLOTS_BANDWIDTH = 30 * 10**9  # bytes per second and multiprocessor: an H100
 # Sums over rows, as in the gradient of a weight
 SUMS_WHOLE_ROW_COLS = 8192  # a wider row has several programs, each with the sums of its own columns
 SUMS_MIN_BLOCK_COLS, SUMS_MAX_BLOCK_COLS = 1024, 2048  # of one of these programs, with a pipeline
-SUMS_OVERLAP_COLS = 49_152  # 16-bit rows of so many columns overlap instead of a pipeline, with two sums per column
-SUMS_MAX_OVERLAP_COLS = 4096  # of a block with `overlap`, at most
-SUMS_OVERLAP_BYTES_IN_FLIGHT = 48 * _KIB  # with `overlap`, if a register limit makes room; measured on an H100
+SUMS_WIDE_COLS = 65_536  # wider rows have blocks of SUMS_MAX_BLOCK_COLS
 SUMS_TILE_ELEMENTS, SUMS_ROWS, SUMS_NARROW_ROWS = 2048, 4, 32  # at most, of several narrow rows
 SUMS_NARROW_COLS = 256  # rows of at most so many columns have fewer stages, and in 16-bit dtypes fewer threads
 SUMS_ELEMENTS_PER_THREAD = 16  # of a tile; the sums and the numbers per column need registers too
@@ -71,7 +69,6 @@ MIN_RELOAD_INNER_COLS = 64  # shorter inner-dim rows need few registers even wit
 MAX_LIMITS_TRIED = 3  # register limits to try with `reload`
 
 # Schedule "cooperative"
-MAX_OVERLAP_PROGRAMS = 64  # per row with `overlap`: more programs would exchange statistics in two steps
 COOPERATIVE_BYTES_IN_FLIGHT = 160 * _KIB  # more than BYTES_IN_FLIGHT, because programs also wait for each other
 MAX_SPILL_COOPERATIVE = 32  # one more resident program is not worth more spills than this
 ROW_PROGRAMS_PER_CORE = 8  # limit on the programs of one row, per multiprocessor of the GPU
@@ -86,5 +83,5 @@ MAX_EXCHANGED_VALUES = 2048  # 64-bit values that programs exchange for one tile
 # "One-shot": schedule "cooperative" for few rows, where each program computes only one block
 ONE_SHOT_BLOCK_COLS = (61_440, 2048), (196_608, 4096), (1 << 20, 8192)
 """Pairs (row, block): a row of up to `row` columns has blocks of `block` columns. A row has at most 128 blocks, because
-each program sends a value to every other program."""
+each program reads the values of all of them."""
 ONE_SHOT_RELOAD_REGISTERS = 128  # enough for the kernel; the limit makes the compiler load earlier

@@ -77,7 +77,7 @@ def _plan(problem: Problem, most_programs: int, config: KernelConfig | None = No
         cols = next_power_of_2(problem.cols, _MAX_TILE_ELEMENTS)
         rows = next_power_of_2(problem.inner, _MAX_TILE_ELEMENTS // cols)
         config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
-    tiles = problem.tiles_of(config)
+    tiles = problem.tiles(config.rows)
     programs = min(tiles, most_programs) if config.persistent else tiles
     reason = (
         f"the interpreter's time depends on the number of operations: tiles of {config.rows} x {config.cols}, "

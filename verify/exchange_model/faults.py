@@ -23,9 +23,6 @@ _ONE_SHOT = Launch(2, 1, persistent=False, warps=(2, 1))
 _STATIC = Launch(2, 2, dynamic=False, warps=(2, 1))
 _DYNAMIC = Launch(2, 3, warps=(1,))
 _TWO_GROUPS = Launch(2, 3, groups=2, warps=(1,), ordered=True)
-_OVERLAPPED = Launch(2, 4, overlap=True, warps=(1,))
-_CLEAR_OVERLAPPED = "tile - 2 * groups, rank"
-_BLOCKS = Launch(3, 2, block=2, blocks=True, warps=(1,), ordered=True)
 
 _LOAD = "word = tl.load(slots, mask=valid, other=1, volatile=True)"
 _LOAD_HALVES = """halves = tl.cast(slots, tl.pointer_type(tl.int32))
@@ -36,34 +33,21 @@ _PUBLISH = 'tl.atomic_xchg(slots + rank, _pack(first, second), sem="relaxed")'
 _PUBLISH_HALVES = """halves = tl.cast(slots + rank, tl.pointer_type(tl.int32))
         tl.store(halves, tl.cast(_pack(first, second), tl.int32))
         tl.store(halves + 1, tl.cast(_pack(first, second) >> 32, tl.int32))"""
-_BARRIER, _NO_BARRIER = "    tl.debug_barrier()\n    {}", "    {}"
-_MAILBOX, _COUNTER = "tl.store(mailbox,", "counter, slots = _counter("
+_NO_LAST_BARRIER = (Edit("tile_counter", "    tl.debug_barrier()\n", ""),)
 _CLEAR = "last if DYNAMIC else tile - groups, rank"
-_CLEAR_BLOCK = "\n            tl.store("
+_FIRST_RELEASES = (Edit("tile_counter", "== PROGRAMS_PER_ROW - 1", "== 0"),)
 _CLAIM, _READ = "+ iteration % 2, claimed", "+ iteration % 2, volatile"
 _PACK = """return ~(
         (tl.cast(bits, tl.int64) << 32) | (tl.cast(tl.cast(second, tl.int32, bitcast=True), tl.int64) & 0xFFFFFFFF)
     )"""
 
-
-def _without_barrier(module: str, following: str) -> tuple[Edit, ...]:
-    return (Edit(module, _BARRIER.format(following), _NO_BARRIER.format(following)),)
-
-
 FAULTS = (
     SeededFault("early clear", _STATIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
     SeededFault("early clear by groups that claim", _DYNAMIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
-    SeededFault(
-        "missing barrier before a mailbox is cleared", _ONE_SHOT, _without_barrier("exchange", _MAILBOX), "deadlock",
-    ),
-    SeededFault("missing barrier at the end", _STATIC, _without_barrier("tile_counter", _COUNTER), "deadlock"),
+    SeededFault("missing barrier at the end", _STATIC, _NO_LAST_BARRIER, "deadlock"),
+    SeededFault("missing barrier at the end, one-shot", _ONE_SHOT, _NO_LAST_BARRIER, "deadlock"),
     SeededFault(
         "missing barrier between small tiles", Launch(2, 2, tile_in_one_warp=True),
-        (Edit("exchange", "if ROWS * COLS <= WARP:", "if False:"),), "deadlock",
-    ),
-    SeededFault(
-        "missing barrier between small tiles with overlap",
-        Launch(2, 3, overlap=True, tile_in_one_warp=True),
         (Edit("exchange", "if ROWS * COLS <= WARP:", "if False:"),), "deadlock",
     ),
     SeededFault(
@@ -92,9 +76,11 @@ FAULTS = (
         "tile counter not cleared", _DYNAMIC,
         (Edit("tile_counter", "tl.store(counter + tl.arange(0, 2), tl.zeros([2], tl.int64))", "pass"),), "not zero",
     ),
+    SeededFault("group released by its first program", _STATIC, _FIRST_RELEASES, "deadlock"),
+    SeededFault("group released by its first program, one-shot", _ONE_SHOT, _FIRST_RELEASES, "deadlock"),
     SeededFault(
-        "group released by its first program", _STATIC,
-        (Edit("tile_counter", "== PROGRAMS_PER_ROW - 1", "== 0"),), "deadlock",
+        "group not released, one-shot", _ONE_SHOT,
+        (Edit("whole_row", "if EXCHANGE:\n        last", "if False:\n        last"),), "not zero",
     ),
     SeededFault(
         "counter cleared by the first group", _TWO_GROUPS,
@@ -111,22 +97,6 @@ FAULTS = (
     SeededFault(
         "one published slot suffices", _STATIC,
         (Edit("exchange", "tl.min(tl.ravel(", "tl.max(tl.ravel("),), "stale or torn word",
-    ),
-    SeededFault(
-        "early clear with overlap", _OVERLAPPED,
-        (Edit("overlapped", _CLEAR_OVERLAPPED, "tile - groups, rank"),), "deadlock",
-    ),
-    SeededFault(
-        "clear of the wrong tile with overlap", _OVERLAPPED,
-        (Edit("overlapped", _CLEAR_OVERLAPPED, "tile - 3 * groups, rank"),), "not zero",
-    ),
-    SeededFault(
-        "last tile but one not cleared", _OVERLAPPED,
-        (Edit("overlapped", "workspace, last, last - groups", "workspace, last, None"),), "not zero",
-    ),
-    SeededFault(
-        "word of a block not cleared", _BLOCKS,
-        (Edit("exchange", f"if BLOCKS_OF_PROGRAMS:{_CLEAR_BLOCK}", f"if False:{_CLEAR_BLOCK}"),), "not zero",
     ),
 )  # fmt: skip
 """All faults. Each is found by exploring its launch."""

@@ -14,7 +14,7 @@ from exchange_model import source
 
 @dataclass(frozen=True)
 class Launch:
-    """A cooperative launch of the kernel `whole_row` or `overlapped`. Each program computes one column of each row."""
+    """A cooperative launch of the kernel `whole_row`. Each program computes one column of each row."""
 
     programs_per_row: int
     tiles: int
@@ -24,8 +24,6 @@ class Launch:
     persistent: bool = True
     dynamic: bool = True
     """Whether groups claim tiles. If not, tiles are assigned in advance, as in a pipelined loop."""
-    overlap: bool = False
-    """Whether programs load their next tile before they wait for the statistics of one. Tiles are then not claimed."""
     warps: tuple[int, ...] = (2,)
     """Warps of each program. The last number is that of all further programs."""
     layout: str = "replicated"
@@ -34,8 +32,6 @@ class Launch:
     """Whether a tile is so small that each warp holds all of it. Its reduction is then no meeting of the warps."""
     block: int = 32
     """Number of slots that a program reads at once."""
-    blocks: bool = False
-    """Whether blocks of programs combine their words first, for fewer programs than in a plan."""
     delayed: bool = False
     """Whether writes are delayed, see `machine`."""
     ordered: bool = False
@@ -54,28 +50,21 @@ class Launch:
 
     def __str__(self) -> str:
         """Describes the launch."""
-        persistent = "overlapped" if self.overlap else "dynamic" if self.dynamic else "static"
-        schedule = persistent if self.persistent else "one-shot"
+        schedule = "one-shot" if not self.persistent else "dynamic" if self.dynamic else "static"
         parts = [f"{schedule}, {self.tiles} tiles of {self.rows} rows"]
         parts += [
             f"{self.programs} programs, {self.programs_per_row} a row",
             f"warps {'+'.join(map(str, self.warps))} {self.layout}",
         ]
         parts += ["tile in one warp"] * self.tile_in_one_warp
-        parts += ["blocks of programs"] if self.blocks or self.programs_per_row > 2 * self.block else []
+        parts += [f"{self.block} slots at once"] * (self.block < self.programs_per_row)
         parts += ["delayed writes"] * self.delayed + ["elements in order"] * self.ordered
         return ", ".join(parts + [f"{self.resident} programs resident"] * (self.resident > 0))
 
     def workspace(self) -> tuple[int, int]:
         """Returns the number of slots of a tile and of the workspace."""
-        config = SimpleNamespace(
-            programs_per_row=self.programs_per_row, rows=self.rows, persistent=self.persistent, peel=False
-        )
-        slots, length = source.workspace(config, self.tiles, self.programs, self.block)
-        if self.blocks:
-            more = -(-self.programs_per_row // self.block)
-            slots, length = slots + more, length + more * self.tiles
-        return slots, length
+        config = SimpleNamespace(programs_per_row=self.programs_per_row, rows=self.rows)
+        return self.programs_per_row * self.rows, source.workspace_slots(config, self.tiles, self.programs)
 
     def input(self) -> Any:
         """Returns the input [tile, row of the tile, rank]. One part of a row is zero, as are its statistics."""
@@ -119,8 +108,8 @@ class Launch:
             "PICKS_COLUMN",
             "MASKS_TERMS",
         )
-        absent += ("INT64_OFFSETS", "PEEL", "SAME_MISALIGNMENT", "INTERLEAVED", "RELOAD", "CAUSAL", "ZERO_MASKED_ROWS")
-        return dict.fromkeys(absent, False) | dict.fromkeys(("long_blocks", "scale", "score_mask", "EXP2_BIAS")) | {
+        absent += ("INT64_OFFSETS", "PEEL", "SAME_MISALIGNMENT", "RELOAD", "CAUSAL", "ZERO_MASKED_ROWS")
+        return dict.fromkeys(absent, False) | dict.fromkeys(("scale", "score_mask", "EXP2_BIAS")) | {
             "FIRST": "sum", "SECOND": "sum", "HAS_RESULTS": True, "PADDING": 0.0, "NEUTRAL_PADDING": True,
             "ACC_DTYPE": np.float32, "AXIS": 1 if rows == 1 else 0, "ROWS": rows, "COLS": 1, "VECTOR": 1,
             "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots,
@@ -134,6 +123,8 @@ SHORT = (
     Launch(2, 1, persistent=False, layout="distributed", delayed=True),
     Launch(2, 1, persistent=False, warps=(3, 1), layout="mixed"),
     Launch(3, 1, persistent=False, warps=(1,), ordered=True),
+    Launch(3, 1, persistent=False, warps=(1,), block=2),
+    Launch(2, 2, persistent=False, warps=(1,), ordered=True),
     Launch(2, 2, dynamic=False),
     Launch(2, 2, dynamic=False, warps=(2, 1), delayed=True),
     Launch(2, 3, groups=2, dynamic=False, warps=(1,), ordered=True),
@@ -147,14 +138,7 @@ SHORT = (
     Launch(2, 3, dynamic=False, warps=(2, 1), tile_in_one_warp=True),
     Launch(2, 2, rows=2, warps=(1,)),
     Launch(2, 2, rows=2, layout="distributed"),
-    Launch(3, 2, block=2, blocks=True, warps=(1,)),
-    Launch(2, 1, overlap=True),
-    Launch(2, 2, overlap=True, warps=(2, 1), delayed=True, ordered=True),
-    Launch(2, 4, overlap=True, warps=(1,)),
-    Launch(2, 3, overlap=True, warps=(2, 1), tile_in_one_warp=True),
-    Launch(2, 3, groups=2, overlap=True, warps=(1,), ordered=True),
-    Launch(2, 1, groups=2, overlap=True, warps=(1,)),
-    Launch(3, 2, overlap=True, block=2, blocks=True, warps=(1,), ordered=True),
+    Launch(3, 2, block=2, warps=(1,)),
 )
 """Launches that are explored completely, each in a second or two."""
 
@@ -170,11 +154,6 @@ LONG = (
     Launch(2, 2, rows=2, warps=(2, 1)),
     Launch(2, 3, groups=2, warps=(1,)),
     Launch(2, 4, groups=2, warps=(1,), ordered=True),
-    Launch(3, 1, block=2, blocks=True, warps=(1,), delayed=True),
-    Launch(3, 1, block=2, blocks=True, warps=(2, 1)),
-    Launch(2, 4, overlap=True, warps=(2, 1)),
-    Launch(2, 3, overlap=True, warps=(1,), delayed=True),
-    Launch(2, 5, groups=2, overlap=True, warps=(1,), ordered=True),
 )
 """Launches that are explored completely, each in up to a minute."""
 
@@ -187,7 +166,5 @@ MANY = (
     Launch(16, 20, groups=5, dynamic=False, layout="distributed"),
     Launch(9, 30, groups=4, tile_in_one_warp=True, delayed=True),
     Launch(70, 5, groups=2),
-    Launch(16, 20, groups=5, overlap=True, delayed=True),
-    Launch(70, 5, groups=2, overlap=True),
 )
 """Launches that run in random orders."""

@@ -17,10 +17,7 @@ from typing import Any
 
 from exchange_model.language import Language
 
-MODULES = (
-    *("reductions", "tiles", "scale_mask", "column_sums"),
-    *("exchange", "tile_counter", "whole_row", "overlapped"),
-)
+MODULES = ("reductions", "tiles", "scale_mask", "column_sums", "exchange", "tile_counter", "whole_row")
 """The modules of the kernel, each after those that it imports."""
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier", "max", "min", "sum"}
 """Functions of `triton.language` that are generators in the model."""
@@ -129,7 +126,7 @@ PACKS = _Packs(
 def _code(module: str, edits: tuple[Edit, ...], parameters: frozenset[str]) -> CodeType:
     """Returns the code of a module of kernels as generators. `parameters` are those of the kernel."""
     text, file = _read(f"kernels.{module}", edits)
-    expanded = _expand()(text, PACKS, module if module in ("whole_row", "overlapped") else "", parameters)
+    expanded = _expand()(text, PACKS, module if module == "whole_row" else "", parameters)
     return compile(ast.fix_missing_locations(_Generators().visit(ast.parse(expanded))), str(file), "exec")
 
 
@@ -143,44 +140,41 @@ def _expand() -> Callable[..., str]:
 
 
 def kernel(
-    name: str,
     language: Callable[[bool], Language],
     edits: tuple[Edit, ...],
     block: int,
     constants: dict[str, Any],
     parameters: frozenset[str],
 ) -> Any:
-    """Returns the generator function `name` for one warp: "whole_row" or "overlapped".
+    """Returns the generator function `whole_row` for one warp.
 
     `language(spread)` makes the functions of `triton.language` for the reductions of tiles and for everything else.
     `block` is the number of slots that a program reads at once. `constants` are those of the kernel.
     """
     names: dict[str, Any] = dict(constants)
     for module in MODULES:
-        if module in ("whole_row", "overlapped") and module != name:
-            continue
         names = {**names, "tl": language(module == "reductions")}
         exec(_code(module, edits, parameters), names)
         if module == "exchange":
             assert "BLOCK" in names
             names["BLOCK"] = block
-    return names[name]
+    return names["whole_row"]
 
 
-def workspace(config: Any, tiles: int, programs: int, block: int) -> tuple[int, int]:
-    """Returns the number of slots of a tile and of the workspace, as `tridal.runtime.specialization` counts them."""
+def workspace_slots(config: Any, tiles: int, programs: int) -> int:
+    """Returns the number of slots of the workspace, as `tridal.runtime.specialization` counts them."""
     text, file = _read("runtime.specialization")
-    wanted = {"exchanges", "slots_per_tile", "workspace_slots"}
+    wanted = {"exchanges", "workspace_slots"}
     nodes = ast.walk(ast.parse(text))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in wanted]
     for function in functions:
         function.returns = None
         for argument in function.args.args:
             argument.annotation = None
-    names: dict[str, Any] = {"BLOCK": block}
+    names: dict[str, Any] = {}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    problem = SimpleNamespace(tiles_of=lambda config, rows: tiles)
+    problem = SimpleNamespace(tiles=lambda of_tile, rows: tiles)
     kernel = SimpleNamespace(statistics=("first", "second"))
     call = SimpleNamespace(problem=problem, kernel=kernel)
     plan = SimpleNamespace(config=config, programs=programs)
-    return names["slots_per_tile"](config), names["workspace_slots"](call, plan)
+    return names["workspace_slots"](call, plan)  # type: ignore[no-any-return]

@@ -107,8 +107,7 @@ def start(
         "second_ptr": Pointer("second"),
         "workspace": Pointer(Workspace()),
     }
-    schedule, parameters = "overlapped" if launch.overlap else "whole_row", frozenset(arguments)
-    function = kernel(schedule, language, edits, launch.block, launch.constants(slots), parameters)
+    function = kernel(language, edits, launch.block, launch.constants(slots), frozenset(arguments))
 
     def begin() -> Steps:
         return function(**arguments)  # type: ignore[no-any-return]

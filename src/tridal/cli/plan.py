@@ -93,7 +93,6 @@ def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: Laun
     parts += [f"{config.programs_per_row} programs per row"] * (config.programs_per_row > 1)
     parts += ["peels unaligned heads and tails"] * config.peel
     parts += ["reloads the row in each pass"] * config.reload
-    parts += ["loads the next row before it waits for this one"] * config.overlap
     parts += [f"statistics in {config.lanes} lanes"] * (config.lanes > 1)
     parts += ["corrects the mean error of exp2"] * bool(config.exp2_bias)
     facts = [

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 Schedule: TypeAlias = Literal["whole_row", "cooperative", "column_loop"]
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-FEATURES = ("peel", "reload", "overlap", "lanes", "scale_mask")
+FEATURES = ("peel", "reload", "lanes", "scale_mask")
 """Optional features of a backend; `Backend.features` describes them."""
 
 
@@ -43,9 +43,6 @@ class KernelConfig:
     """Whether a program loops over tiles. If not, it computes one tile, or its part of one, with fewer registers."""
     reload: bool = False
     """Whether each pass loads its elements again, from the core's cache, instead of keeping them in registers."""
-    overlap: bool = False
-    """For "cooperative" with `reload`: whether programs load their next row before they wait for the statistics of a
-    row. The elements of two rows have to fit in the core's cache."""
     lanes: int = 1
     """For "column_loop": number of parts of a row with their own statistics, a power of two. They are combined after
     the loop. With as many lanes as threads, threads exchange nothing in the loop."""

@@ -43,8 +43,8 @@ class LaunchPlan:
     the problem. Only problems with `outer == 1` and another layout than "inner" have a range."""
     tiles_per_group: int | None = None
     """How `programs` follows from the rows in `row_range`: there is a group of `programs_per_row` programs for so many
-    tiles. With equal heads, the groups are rounded down to a multiple of `Problem.vector`. None means that `programs`
-    is the same for all these rows, or that there is a group for each tile if not persistent."""
+    tiles. None means that `programs` is the same for all these rows, or that there is a group for each tile if not
+    persistent."""
     column_range: tuple[int, int] | None = None
     """For a problem of one row: the first and the last number of columns with the same divisibility by 16 for which the
     backend gives this plan. None means only the columns of the problem."""
@@ -56,10 +56,7 @@ class LaunchPlan:
         config, tiles_per_group = self.config, self.tiles_per_group or (None if self.config.persistent else 1)
         if tiles_per_group is None:
             return self.programs
-        groups = problem.tiles_of(config, rows) // tiles_per_group
-        if problem.equal_heads(config):
-            groups = max(1, groups // problem.vector) * problem.vector
-        return groups * config.programs_per_row
+        return problem.tiles(config.rows, rows) // tiles_per_group * config.programs_per_row
 
     @property
     def schedule(self) -> Schedule:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from tridal.devices.kernel_config import KernelConfig
 from tridal.devices.target import Target, hashable
 from tridal.errors import PlanError
 
@@ -163,19 +162,6 @@ class Problem:
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
         return self.outer * -(-(self.inner if inner is None else inner) // rows)
-
-    def tiles_of(self, config: KernelConfig, inner: int | None = None) -> int:
-        """Number of tiles of a configuration. With equal heads, every `vector`-th row belongs to the same block."""
-        blocks = self.vector if self.equal_heads(config) else 1
-        return self.tiles(blocks * config.rows, inner) * blocks
-
-    def equal_heads(self, config: KernelConfig) -> bool:
-        """Whether all peeled rows of a program have equal heads, because it keeps numbers per column between tiles.
-
-        The number of programs is then a multiple of `vector` for each program of a row.
-        """
-        loads_once = config.schedule == "whole_row" and config.persistent and not config.reload and self.outer == 1
-        return config.peel and bool(self.column_writes or (self.column_reads and loads_once))
 
     @property
     def statistics_only(self) -> bool:

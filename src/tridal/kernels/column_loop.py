@@ -38,9 +38,9 @@ def column_loop(
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's functions for every element."""
     for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
-        each_row = load_rows(each_row_ptr, tile, inner, None, row_outer, row_inner)
+        each_row = load_rows(each_row_ptr, tile, inner, row_outer, row_inner)
         index, picked, picked_column = load_index(
-            each_indexed, tile, inner, cols, None, row_outer, row_inner, in_outer, in_inner, in_col
+            each_indexed, tile, inner, cols, row_outer, row_inner, in_outer, in_inner, in_col
         )  # fmt: skip
         each_first = tl.full([STATISTICS], -INF if FIRST == "max" else 0.0, ACC_DTYPE)
         each_later = tl.full([STATISTICS], -INF if each_later_reduce == "max" else 0.0, ACC_DTYPE)
@@ -50,7 +50,7 @@ def column_loop(
                 has_edge = tl.arange(0, STATISTICS) < ROWS  # the first lane
                 # A variable keeps its type in a loop, and the loop below assigns to `_` and `count`.
                 block, row, _column, _in_bounds, edge_column, edge_in_bounds = tile_bounds(
-                    tile, 0, inner, cols, None, misalignment, in_outer, in_inner, VECTOR
+                    tile, 0, inner, cols, misalignment, in_outer, in_inner, VECTOR
                 )  # fmt: skip
                 each_edge_at = edge_pointers(each_element_ptr, block, row, edge_column, each_strides)
                 each_edge = tl.load(each_edge_at, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
@@ -68,7 +68,7 @@ def column_loop(
                     count = tl.maximum(counted, 1.0)
             for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):
                 block, row, column, in_bounds, _, _ = tile_bounds(
-                    tile, column_block, inner, cols, None, misalignment, in_outer, in_inner, COLS
+                    tile, column_block, inner, cols, misalignment, in_outer, in_inner, COLS
                 )  # fmt: skip
                 each_at = tile_pointers(each_element_ptr, block, row, column, each_strides, AXIS, COLS, each_aligned)
                 each_element = tl.load(each_at, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
@@ -103,10 +103,10 @@ def column_loop(
         part_scale = 1.0
         each_part_first = first
         value = each_value
-        store_rows(each_row_result, each_row_formula, tile, 0, inner, None, row_outer, row_inner)
+        store_rows(each_row_result, each_row_formula, tile, 0, inner, row_outer, row_inner)
         for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=NUM_STAGES):
             block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, None, misalignment, in_outer, in_inner, COLS
+                tile, column_block, inner, cols, misalignment, in_outer, in_inner, COLS
             )  # fmt: skip
             each_at = tile_pointers(each_element_ptr, block, row, column, each_strides, AXIS, COLS, False)
             each_element = tl.load(each_at, mask=in_bounds, other=PADDING).to(ACC_DTYPE)

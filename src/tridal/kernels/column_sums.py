@@ -7,11 +7,9 @@ the rows of partial sums. The order of the additions is fixed, so the result is 
 import triton
 import triton.language as tl
 
-from tridal.kernels.tiles import head_length
-
 
 @triton.jit
-def zero_sums(AXIS: tl.constexpr, COLS: tl.constexpr):
+def zero_sums():
     """Returns the sums of a tile before the first row."""
     if AXIS == 1:
         return tl.zeros([ROWS, COLS], ACC_DTYPE)
@@ -22,26 +20,17 @@ def zero_sums(AXIS: tl.constexpr, COLS: tl.constexpr):
 @triton.jit
 def add_terms(sums, term, in_bounds):
     """Adds the terms of a tile. Columns out of bounds are never stored, so only rows out of bounds need a mask."""
-    if NEUTRAL_PADDING or not (ROWS > 1 or PEEL):
+    if NEUTRAL_PADDING or ROWS == 1:
         return sums + term
     else:
         return sums + tl.where(in_bounds, term, 0.0)
 
 
 @triton.jit
-def store_sums(pointer, sums, edge_sums, part, rank, cols, misalignment, outer_stride):
-    """Stores row `part` of the partial sums. Rank 0 stores the columns of the heads and tails as well."""
-    row = pointer + tl.cast(part, tl.int64) * cols
-    head, end = 0, cols
-    if PEEL:
-        head = head_length(misalignment + tl.cast(part % VECTOR, tl.int64) * outer_stride, cols)
-        end = head + (cols - head) // VECTOR * VECTOR
-        edge = tl.arange(0, 2 * VECTOR)
-        edge_column = tl.where(edge < VECTOR, edge, end + edge - VECTOR)
-        edge_in_bounds = (edge_column < tl.where(edge < VECTOR, head, cols)) & (rank == 0)
-        tl.store(row + edge_column, tl.sum(edge_sums, 1), mask=edge_in_bounds)
-    column = head + rank * COLS + tl.arange(0, COLS)
-    tl.store(row + column, tl.sum(sums, 1 - AXIS), mask=column < end)
+def store_sums(pointer, sums, part, rank, cols):
+    """Stores the columns of program `rank` in row `part` of the partial sums."""
+    column = rank * COLS + tl.arange(0, COLS)
+    tl.store(pointer + tl.cast(part, tl.int64) * cols + column, tl.sum(sums, 1 - AXIS), mask=column < cols)
 
 
 @triton.jit

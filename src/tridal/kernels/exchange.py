@@ -14,7 +14,6 @@ from tridal.kernels.tiles import head_length
 INF = float("inf")
 BLOCK = 32  # number of slots that a program reads at once
 WARP = 64  # threads of a warp, at most
-BLOCKS_OF_PROGRAMS = SLOTS > PROGRAMS_PER_ROW * ROWS  # they combine the slots of their programs first
 REBASE_BIAS = EXP2_BIAS
 
 
@@ -80,36 +79,6 @@ def _combine(word, valid, counts, count, *each_parameter):
 
 
 @triton.jit
-def _gather(slots, first_part, num_slots, body, cols, BLOCKS: tl.constexpr, COLS: tl.constexpr, *each_parameter):
-    """Waits until `num_slots` slots of a row are published, in BLOCKS blocks of slots, and combines their statistics.
-
-    Slot i holds the statistics of part `first_part` + i, which has COLS columns.
-    """
-    index = tl.arange(0, BLOCK)
-    first, second, count, done = 0.0, 0.0, 0.0, 0
-    while done == 0:
-        word, done = _poll(slots + index, index < num_slots)
-        counts = part_count(first_part + index, body, cols, COLS) if COUNTS else 0.0
-        if COUNTS:
-            count = tl.sum(tl.where(index < num_slots, counts, 0.0), 0)
-        first, second, _ = _combine(word, index < num_slots, counts, count, *each_parameter)
-        for block in tl.static_range(1, BLOCKS):
-            start = block * BLOCK
-            word, more_done = _poll(slots + start + index, start + index < num_slots)
-            counts = part_count(first_part + start + index, body, cols, COLS) if COUNTS else 0.0
-            more = tl.sum(tl.where(start + index < num_slots, counts, 0.0), 0) if COUNTS else 0.0
-            more_first, more_second, _ = _combine(word, start + index < num_slots, counts, more, *each_parameter)
-            both = merge(first, more_first, FIRST)
-            second = _rebase(second, first, both, count, count + more, *each_parameter)
-            more_second = _rebase(more_second, more_first, both, more, count + more, *each_parameter)
-            if SECOND is not None:
-                second = merge(second, more_second, SECOND)
-            first, count = both, count + more
-            done = tl.minimum(done, more_done)
-    return first, second
-
-
-@triton.jit
 def _meet():
     """A barrier before a program publishes: no thread may still read the slots of an earlier tile.
 
@@ -132,7 +101,7 @@ def after_picked(first, picked, cols):
 
 @triton.jit
 def publish(workspace, tile, rank, first, second):
-    """Publishes the statistics of this part of a tile, for persistent programs."""
+    """Publishes the statistics of this part of a tile."""
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     _meet()
     if ROWS == 1:
@@ -143,29 +112,30 @@ def publish(workspace, tile, rank, first, second):
 
 
 @triton.jit(noinline=True)
-def _collect_row(slots, rank, body, cols, *each_parameter):
-    """Waits for all parts of a row. It is not inlined, because Triton does not pipeline a loop that contains a wait.
-
-    With BLOCKS_OF_PROGRAMS, the first program of each block of programs combines the slots of its block. Every program
-    then reads one slot per block.
-    """
-    if BLOCKS_OF_PROGRAMS:
-        if rank % BLOCK == 0:
-            block_first, block_second = _gather(
-                slots + rank, rank, PROGRAMS_PER_ROW - rank, body, cols, 1, COLS, *each_parameter
-            )
-            block_word = _pack(block_first, block_second)
-            tl.atomic_xchg(slots + PROGRAMS_PER_ROW + rank // BLOCK, block_word, sem="relaxed")
-        BLOCKS: tl.constexpr = SLOTS - PROGRAMS_PER_ROW
-        row_first, row_second = _gather(
-            slots + PROGRAMS_PER_ROW, 0, BLOCKS, body, cols, (BLOCKS + BLOCK - 1) // BLOCK, COLS * BLOCK,
-            *each_parameter,
-        )  # fmt: skip
-    else:
-        row_first, row_second = _gather(
-            slots, 0, PROGRAMS_PER_ROW, body, cols, (PROGRAMS_PER_ROW + BLOCK - 1) // BLOCK, COLS, *each_parameter
-        )
-    return row_first, row_second
+def _collect_row(slots, body, cols, *each_parameter):
+    """`collect` for one row. It is not inlined, because Triton does not pipeline a loop that contains a wait."""
+    index = tl.arange(0, BLOCK)
+    first, second, count, done = 0.0, 0.0, 0.0, 0
+    while done == 0:
+        valid = index < PROGRAMS_PER_ROW
+        word, done = _poll(slots + index, valid)
+        counts = part_count(index, body, cols, COLS) if COUNTS else 0.0
+        count = tl.sum(tl.where(valid, counts, 0.0), 0) if COUNTS else 0.0
+        first, second, _ = _combine(word, valid, counts, count, *each_parameter)
+        for start in tl.static_range(BLOCK, PROGRAMS_PER_ROW, BLOCK):
+            valid = start + index < PROGRAMS_PER_ROW
+            word, more_done = _poll(slots + start + index, valid)
+            counts = part_count(start + index, body, cols, COLS) if COUNTS else 0.0
+            more = tl.sum(tl.where(valid, counts, 0.0), 0) if COUNTS else 0.0
+            more_first, more_second, _ = _combine(word, valid, counts, more, *each_parameter)
+            both = merge(first, more_first, FIRST)
+            second = _rebase(second, first, both, count, count + more, *each_parameter)
+            more_second = _rebase(more_second, more_first, both, more, count + more, *each_parameter)
+            if SECOND is not None:
+                second = merge(second, more_second, SECOND)
+            first, count = both, count + more
+            done = tl.minimum(done, more_done)
+    return first, second
 
 
 @triton.jit
@@ -195,59 +165,23 @@ def collect(workspace, tile, rank, first, body, cols, *each_parameter):
     """
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     if ROWS == 1:
-        row_first, row_second = _collect_row(slots, rank, body, cols, *each_parameter)
-        return _with_scale(first, row_first, row_second, rank, body, cols, *each_parameter)
+        row_first, row_second = _collect_row(slots, body, cols, *each_parameter)
+        row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
+        part_size = part_count(rank, body, cols, COLS) if COUNTS else 0.0
+        scale = tl.full([1], 1.0, tl.float32)
+        scale = _rebase(scale, first, row_first, part_size, tl.cast(cols, tl.float32), *each_parameter)
+        return row_first, row_second, scale
     else:
         return _collect_rows(slots, rank, body, cols, *each_parameter)
-
-
-@triton.jit
-def _with_scale(part_first, row_first, row_second, rank, body, cols, *each_parameter):
-    """Returns the statistics of one row as tensors, and the factor of this part's terms."""
-    row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
-    part_size = part_count(rank, body, cols, COLS) if COUNTS else 0.0
-    scale = tl.full([1], 1.0, tl.float32)
-    return (
-        row_first,
-        row_second,
-        _rebase(scale, part_first, row_first, part_size, tl.cast(cols, tl.float32), *each_parameter),
-    )
-
-
-@triton.jit
-def exchange_once(workspace, tile, rank, first, second, body, cols, *each_parameter):
-    """`publish` and `collect` for one row, if each program computes one tile only.
-
-    Each program has a mailbox with a slot for each sender. It clears its mailbox when all its threads have read it.
-    This avoids a completion counter in memory.
-    """
-    slots = workspace + tl.cast(tile, tl.int64) * SLOTS
-    other = tl.arange(0, SPLIT_POW2)
-    mailboxes, mailbox = slots + other * PROGRAMS_PER_ROW + rank, slots + rank * PROGRAMS_PER_ROW + other
-    valid = other < PROGRAMS_PER_ROW
-    own = _pack(tl.max(first, 0), tl.max(second, 0))
-    tl.atomic_xchg(mailboxes, tl.full([SPLIT_POW2], own, tl.int64), mask=valid, sem="relaxed")
-    word = tl.zeros([SPLIT_POW2], tl.int64)
-    done = 0
-    while done == 0:
-        word, done = _poll(mailbox, valid)
-    tl.debug_barrier()
-    tl.store(mailbox, tl.zeros([SPLIT_POW2], tl.int64), mask=valid)
-    counts = part_count(other, body, cols, COLS) if COUNTS else 0.0
-    word = tl.where(done == 0, 0, word)
-    row_first, row_second, _ = _combine(word, valid, counts, tl.cast(cols, tl.float32), *each_parameter)
-    return _with_scale(first, row_first, row_second, rank, body, cols, *each_parameter)
 
 
 @triton.jit
 def clear_slots(workspace, tile, rank):
     """Clears the slots that a program published for `tile`. Does nothing if `tile` is negative.
 
-    All programs of the row must have read them. A program reads them before it publishes the group's next tile, or with
-    `overlap` the next but one. So call this after the exchange of that tile.
+    All programs of the row must have read them. A program reads them before it publishes the group's next tile. So call
+    this after the exchange of that tile.
     """
     if tile >= 0:
         slots = workspace + tl.cast(tile, tl.int64) * SLOTS
         tl.store(slots + rank * ROWS + tl.arange(0, ROWS), tl.zeros([ROWS], tl.int64))
-        if BLOCKS_OF_PROGRAMS:
-            tl.store(slots + PROGRAMS_PER_ROW + rank // BLOCK, tl.cast(0, tl.int64), mask=rank % BLOCK == 0)

@@ -23,10 +23,7 @@ def scale_mask(
     if scale is not None:
         x = tl.where(in_bounds, x * scale, -INF)
     if CAUSAL or score_mask is not None:
-        if INTERLEAVED:
-            number = (tl.cast(row, tl.int32) + row_index(AXIS, False)) * VECTOR + tl.cast(block, tl.int32)
-        else:
-            number = tl.cast(block * inner + row, tl.int32) + row_index(AXIS, False)
+        number = tl.cast(block * inner + row, tl.int32) + row_index(AXIS, False)
         query = number % queries
         along = index_along(COLS, AXIS, INT64_OFFSETS)
     if score_mask is not None:

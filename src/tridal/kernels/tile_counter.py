@@ -66,23 +66,18 @@ def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile):
 
 
 @triton.jit
-def release_group(workspace, tile, previous, tiles, group, groups):
+def release_group(workspace, tile, tiles, group, groups):
     """The last program of a group clears the slots of its last tile; the last program of all clears the counter.
 
-    If `previous` is not None, it is another tile of the group, whose slots are not yet cleared. A negative number is no
-    tile. Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
+    Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
     """
     tl.debug_barrier()
     counter, slots = _counter(workspace, tiles), _group_slots(workspace, tiles, group)
     if tl.atomic_add(slots + 2, 1, sem="relaxed") == PROGRAMS_PER_ROW - 1:
-        index = tl.arange(0, 2 * SPLIT_POW2 * ROWS)
+        index = tl.arange(0, SPLIT_POW2 * ROWS)
         last = workspace + tl.cast(tile, tl.int64) * SLOTS + index
         computed = group < tiles  # if there are more groups than tiles, some groups have no last tile
-        tl.store(last, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=(index < SLOTS) & computed)
-        if previous is not None:
-            slots_left = workspace + tl.cast(tl.maximum(previous, 0), tl.int64) * SLOTS + index
-            has_slots = (index < SLOTS) & (computed & (previous >= 0))
-            tl.store(slots_left, tl.zeros([2 * SPLIT_POW2 * ROWS], tl.int64), mask=has_slots)
+        tl.store(last, tl.zeros([SPLIT_POW2 * ROWS], tl.int64), mask=(index < SLOTS) & computed)
         slot = tl.arange(0, 4)
         tl.store(slots + slot, tl.zeros([4], tl.int64), mask=slot < 3)
         if tl.atomic_add(counter + 1, 1, sem="relaxed") == groups - 1:

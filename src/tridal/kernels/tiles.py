@@ -33,17 +33,10 @@ def head_length(start, cols):
 
 
 @triton.jit
-def tile_position(tile, inner, long_blocks):
-    """Returns the block of a tile, its first row in the block, and the number of rows of the block.
-
-    If there are `long_blocks`, blocks are interleaved: row i of the tensor is row i // VECTOR of block i % VECTOR.
-    """
-    if long_blocks is None:
-        tiles = tl.cdiv(inner, ROWS)
-        return tl.cast(tile // tiles, tl.int64), tl.cast(tile % tiles, tl.int64) * ROWS, inner
-    else:
-        block, row = tl.cast(tile % VECTOR, tl.int64), tl.cast(tile // VECTOR, tl.int64) * ROWS
-        return block, row, tl.where(block < long_blocks, inner, inner - 1)
+def tile_position(tile, inner):
+    """Returns the block of a tile, and its first row in the block."""
+    tiles = tl.cdiv(inner, ROWS)
+    return tl.cast(tile // tiles, tl.int64), tl.cast(tile % tiles, tl.int64) * ROWS
 
 
 @triton.jit
@@ -53,39 +46,31 @@ def rows_left(inner, row):
 
 
 @triton.jit
-def tile_bounds(
-    tile, rank, inner, cols, long_blocks, misalignment, outer_stride, inner_stride, COLS: tl.constexpr
-):  # fmt: skip
+def tile_bounds(tile, rank, inner, cols, misalignment, outer_stride, inner_stride, COLS: tl.constexpr):
     """Returns the position and the bounds of the part of a tile that program `rank` of a row computes.
 
     Returns block, first row, first column, bounds; columns and bounds of the head and tail. With PEEL, the first column
     differs between rows, and rank 0 computes the head and tail of all rows as a tile [2 * VECTOR, ROWS]. MASKS_TERMS
     says whether the bounds also mask terms. They are then compared in 32 bits: some devices compare no 64-bit tiles.
     """
-    block, row, inner = tile_position(tile, inner, long_blocks)
+    block, row = tile_position(tile, inner)
     column = rank * COLS
     if PEEL:
         start = misalignment + block * outer_stride + row * inner_stride
-        if long_blocks is None:
-            head = head_length(start + row_index(AXIS, INT64_OFFSETS) * inner_stride, cols)
-            body = (cols - head) // VECTOR * VECTOR - column
-        else:
-            head = head_length(start, cols)  # all rows of a block have the same head
-            body = tl.where(row < inner, (cols - head) // VECTOR * VECTOR - column, 0)
+        head = head_length(start + row_index(AXIS, INT64_OFFSETS) * inner_stride, cols)
+        body = (cols - head) // VECTOR * VECTOR - column
         if ROWS == 1:
             in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < tl.multiple_of(body, VECTOR)
         else:
             body = tl.where(row_index(AXIS, INT64_OFFSETS) < inner - row, body, 0)
             in_bounds = index_along(COLS, AXIS, INT64_OFFSETS) < tl.multiple_of(body, [VECTOR, VECTOR])
         edge = index_along(2 * VECTOR, 0, False)
-        head_end = head
-        if long_blocks is None:
-            head_end = head_length(start + row_index(0, INT64_OFFSETS) * inner_stride, cols)
+        head_end = head_length(start + row_index(0, INT64_OFFSETS) * inner_stride, cols)
         tail = head_end + (cols - head_end) // VECTOR * VECTOR + edge - VECTOR
         edge_column = tl.where(edge < VECTOR, edge, tail)
         # The cast makes a number a tensor: Triton 3.3's interpreter cannot combine a tensor with a Python bool.
         edge_in_bounds = (edge_column < tl.where(edge < VECTOR, head_end, cols)) & (tl.cast(rank, tl.int32) == 0)
-        if ROWS > 1 or long_blocks is not None:
+        if ROWS > 1:
             edge_in_bounds = edge_in_bounds & (row_index(0, INT64_OFFSETS) < inner - row)
         return block, row, head + column, in_bounds, edge_column, edge_in_bounds
     else:
@@ -175,30 +160,30 @@ def load_columns(pointer, column, cols, AXIS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner):
+def row_pointers(pointer, tile, inner, row_outer, row_inner):
     """Returns pointers into a tensor with a number per row, for the rows of a tile, and whether they are in bounds."""
-    block, first, inner = tile_position(tile, inner, long_blocks)
+    block, first = tile_position(tile, inner)
     row = tl.arange(0, ROWS)
     return pointer + block * row_outer + first * row_inner + row * row_inner, row < rows_left(inner, first)
 
 
 @triton.jit
-def load_rows(pointer, tile, inner, long_blocks, row_outer, row_inner):
+def load_rows(pointer, tile, inner, row_outer, row_inner):
     """Loads a number for each row of a tile."""
-    pointers, in_bounds = row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner)
+    pointers, in_bounds = row_pointers(pointer, tile, inner, row_outer, row_inner)
     return tl.load(pointers, mask=in_bounds, other=0).to(ACC_DTYPE)
 
 
 @triton.jit
-def store_rows(pointer, number, tile, rank, inner, long_blocks, row_outer, row_inner):
+def store_rows(pointer, number, tile, rank, inner, row_outer, row_inner):
     """Stores a number for each row of a tile. Rank 0 of the programs of a row stores it."""
-    pointers, in_bounds = row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner)
+    pointers, in_bounds = row_pointers(pointer, tile, inner, row_outer, row_inner)
     tl.store(pointers, number.to(pointer.dtype.element_ty), mask=in_bounds & (rank == 0))
 
 
 @triton.jit
 def load_index(
-    pointer, element_ptr, column_ptr, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col
+    pointer, element_ptr, column_ptr, tile, inner, cols, row_outer, row_inner, in_outer, in_inner, in_col
 ):  # fmt: skip
     """Loads a column index for each row of a tile, and the numbers of `element_ptr` and `column_ptr` in that column.
 
@@ -206,7 +191,7 @@ def load_index(
     zero, if the index is not one of a column. The index is returned in 32 bits, and is then the lowest number if it
     needs more: some devices compare no int64.
     """
-    pointers, in_bounds = row_pointers(pointer, tile, inner, long_blocks, row_outer, row_inner)
+    pointers, in_bounds = row_pointers(pointer, tile, inner, row_outer, row_inner)
     wide = tl.load(pointers, mask=in_bounds, other=0)
     index = tl.cast(wide, tl.int32)
     index = tl.where(tl.cast(wide >> 32, tl.int32) == (index >> 31), index, -2147483648)
@@ -215,7 +200,7 @@ def load_index(
     picked = 0.0
     if PICKS:
         stride = tl.cast(in_inner, tl.int64) if INT64_OFFSETS else in_inner
-        start, _ = row_pointers(element_ptr, tile, inner, long_blocks, in_outer, stride)
+        start, _ = row_pointers(element_ptr, tile, inner, in_outer, stride)
         element = tl.load(start + column * in_col, mask=in_bounds & valid, other=0).to(ACC_DTYPE)
         picked = tl.where(valid, element, float("nan"))
     picked_column = 0.0

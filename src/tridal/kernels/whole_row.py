@@ -32,7 +32,6 @@ from tridal.kernels.exchange import (
     body_length,
     clear_slots,
     collect,
-    exchange_once,
     part_count,
     publish,
 )
@@ -65,13 +64,12 @@ LAST_PASS = 0 if FIRST is None else STATISTICS_PASS + 1
 # Numbers per column need as many registers as a row of elements, unless outputs are computed in chunks of a row.
 CHUNKABLE = RELOAD and ROWS == 1 and AXIS == 1 and not HAS_SUMS and COLS >= 4
 CHUNKS = 4 if CHUNKABLE and LAST_PASS > 0 and HAS_COLUMNS and HAS_RESULTS else 1
-SAME_COLUMNS = PERSISTENT and (not PEEL or (INTERLEAVED and not DYNAMIC))
-LOAD_ONCE = SAME_COLUMNS and not RELOAD and HAS_COLUMNS
+LOAD_ONCE = PERSISTENT and not PEEL and not RELOAD and HAS_COLUMNS
 
 
 @triton.jit
 def whole_row(
-    each_pointer, score_mask, workspace, outer, inner, cols, long_blocks, each_group_stride, row_outer, row_inner,
+    each_pointer, score_mask, workspace, outer, inner, cols, each_group_stride, row_outer, row_inner,
     misalignment, each_parameter, scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
 ):  # fmt: skip
     """Computes the statistics of each row, then calls the op's functions for every element."""
@@ -79,19 +77,14 @@ def whole_row(
     rank, group, groups, begin, end, step = iterations(tiles, DYNAMIC)
     claimed, last = group, -1
     if LOAD_ONCE:  # all tiles of a program have the same columns
-        _, _, column, _, edge_column, _ = tile_bounds(
-            group, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, COLS
-        )  # fmt: skip
+        _, _, column, _, _, _ = tile_bounds(group, rank, inner, cols, misalignment, in_outer, in_inner, COLS)
         each_column = load_columns(each_column_ptr, column, cols, AXIS, COLS)
-        if PEEL:
-            each_edge_column = load_columns(each_column_ptr, edge_column, cols, 0, 1)
-    each_sums = zero_sums(AXIS, COLS)
-    each_edge_sums = zero_sums(0, 2 * VECTOR)
+    each_sums = zero_sums()
     for iteration in tl.range(begin, end, step, num_stages=NUM_STAGES):
         tile = claimed if DYNAMIC else iteration
         if not DYNAMIC or tile < tiles:
             block, row, column, in_bounds, edge_column, edge_in_bounds = tile_bounds(
-                tile, rank, inner, cols, long_blocks, misalignment, in_outer, in_inner, COLS
+                tile, rank, inner, cols, misalignment, in_outer, in_inner, COLS
             )  # fmt: skip
             body, count = cols, tl.cast(cols, ACC_DTYPE)
             if COUNTS and EXCHANGE:
@@ -99,10 +92,10 @@ def whole_row(
                 count = part_count(rank, body, cols, COLS)
                 if PEEL and not MASKS_TERMS:
                     count = tl.maximum(count, 1.0)  # a part may have no elements
-            each_row = load_rows(each_row_ptr, tile, inner, long_blocks, row_outer, row_inner)
+            each_row = load_rows(each_row_ptr, tile, inner, row_outer, row_inner)
             picked = 0.0
             index, picked, picked_column = load_index(
-                each_indexed, tile, inner, cols, long_blocks, row_outer, row_inner, in_outer, in_inner, in_col
+                each_indexed, tile, inner, cols, row_outer, row_inner, in_outer, in_inner, in_col
             )  # fmt: skip
             for PASS in tl.static_range(0, LAST_PASS + 1):
                 if not LOAD_ONCE and not (CHUNKS > 1 and PASS == LAST_PASS):
@@ -148,22 +141,15 @@ def whole_row(
                         published = first
                         if PICKS and HAS_RESULTS:
                             published = after_picked(first, picked, cols)
-                        if PERSISTENT:
-                            publish(workspace, tile, rank, published, second)
-                            if DYNAMIC:  # here, because the programs wait for each other anyway
-                                claim(workspace, tiles, group, rank, iteration, end)
-                            first, second, part_scale = collect(
-                                workspace, tile, rank, first, body, cols, *each_parameter
-                            )  # fmt: skip
-                        else:
-                            first, second, part_scale = exchange_once(
-                                workspace, tile, rank, published, second, body, cols, *each_parameter
-                            )  # fmt: skip
+                        publish(workspace, tile, rank, published, second)
+                        if DYNAMIC:  # here, because the programs wait for each other anyway
+                            claim(workspace, tiles, group, rank, iteration, end)
+                        first, second, part_scale = collect(workspace, tile, rank, first, body, cols, *each_parameter)
                     if DYNAMIC:
                         next_claim = read_claim(workspace, tiles, group, iteration)
                     count = tl.cast(cols, ACC_DTYPE)
                     value = each_value
-                    store_rows(each_row_result, each_row_formula, tile, rank, inner, long_blocks, row_outer, row_inner)
+                    store_rows(each_row_result, each_row_formula, tile, rank, inner, row_outer, row_inner)
                     each_result_at = anti_hoist_pointers(
                         each_result, tile, block, row, column, each_result_strides, AXIS, COLS, SAME_MISALIGNMENT, 0
                     )  # fmt: skip
@@ -171,7 +157,7 @@ def whole_row(
                     for CHUNK in tl.static_range(0, CHUNKS):
                         if CHUNKS > 1:
                             _, _, column, in_bounds, _, _ = tile_bounds(
-                                tile, rank * CHUNKS + CHUNK, inner, cols, long_blocks, misalignment, in_outer, in_inner,
+                                tile, rank * CHUNKS + CHUNK, inner, cols, misalignment, in_outer, in_inner,
                                 COLS // CHUNKS,
                             )  # fmt: skip
                             each_at = tile_pointers(
@@ -199,14 +185,12 @@ def whole_row(
                             each_addend_strides, edge_in_bounds, 0, 1, False, False,
                         )  # fmt: skip
                     each_sums = add_terms(each_sums, each_sum_term, in_bounds)
-                    if PEEL:
-                        each_edge_sums = add_terms(each_edge_sums, each_edge_sum_term, edge_in_bounds)
             if EXCHANGE and PERSISTENT:
                 clear_slots(workspace, last if DYNAMIC else tile - groups, rank)
             if DYNAMIC:
                 last = tile
                 claimed = await_claim(next_claim, workspace, tiles, group, groups, iteration, end, tile)
-    if EXCHANGE and PERSISTENT:
+    if EXCHANGE:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
-        release_group(workspace, last, None, tiles, group, groups)
-    store_sums(each_sums_result, each_sums, each_edge_sums, group, rank, cols, misalignment, in_outer)
+        release_group(workspace, last, tiles, group, groups)
+    store_sums(each_sums_result, each_sums, group, rank, cols)

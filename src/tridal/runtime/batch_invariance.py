@@ -52,7 +52,7 @@ class Invariant:
 @with_row_range
 def _plan_for_rows(problem: Problem, planned: LaunchPlan) -> LaunchPlan:
     """Returns a plan for `_ROWS` rows with a number of programs that fits the rows of the problem."""
-    one_tile_each = problem.tiles_of(planned.config) * planned.config.programs_per_row
+    one_tile_each = problem.tiles(planned.config.rows) * planned.config.programs_per_row
     programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
     rows = problem.rows
     reason = f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); programs for {rows} rows: {programs}"

@@ -234,7 +234,6 @@ def packs_of(kernel: RowKernel) -> Packs:
         packs[f"{name}_name"] = [repr(function.name) for function in called]
         packs[f"edge_{name}"] = [_call(kernel, function, edge=True) for function in called]
     packs["sums"] = [f"sums_of_{name}" for name in kernel.column_writes]
-    packs["edge_sums"] = [f"edge_sums_of_{name}" for name in kernel.column_writes]
     packs["pointer"] = [*kernel.pointers]
     return {f"each_{name}": tuple(items) for name, items in packs.items()}
 

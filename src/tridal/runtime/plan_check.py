@@ -79,16 +79,11 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
     schedule, declared = config.schedule, f"one of the backend's `schedules`: {', '.join(sorted(backend.schedules))}"
     if schedule not in backend.schedules:
         yield "schedule", schedule, declared
-    for feature in ("peel", "reload", "overlap"):
+    for feature in ("peel", "reload"):
         if getattr(config, feature) and feature not in backend.features:
             yield feature, True, f"False, because the backend's `features` lack {feature!r}"
     if config.reload and schedule == "column_loop":
         yield "reload", True, f"False, because {schedule!r} does not support it"
-    one_row = config.schedule == "cooperative" and config.rows == 1 and problem.layout != "inner"
-    if config.overlap and not (one_row and config.programs_per_row > 1 and problem.statistics):
-        yield "overlap", True, "False, because only programs that exchange the statistics of one row overlap rows"
-    if config.overlap and (config.peel or not (config.reload and config.persistent and config.num_stages == 1)):
-        yield "overlap", True, "False, because it needs `reload` and `persistent`, without `peel` and a pipeline"
     if config.lanes > 1 and "lanes" not in backend.features:
         yield "lanes", config.lanes, "1, because the backend's `features` lack 'lanes'"
     if config.lanes > 1 and (schedule != "column_loop" or config.rows > 1 or problem.layout == "inner"):
@@ -99,8 +94,8 @@ def _unsupported(backend: Backend, problem: Problem, config: KernelConfig) -> _F
         yield "peel", True, f"False, because {schedule!r} peels rows only for statistics of elements without a mask"
     if config.peel and problem.layout != "row":
         yield "peel", True, f'False, because only the layout "row" has aligned vectors, not {problem.layout!r}'
-    if config.peel and problem.column_writes and problem.outer > 1:
-        yield "peel", True, "False, because sums over peeled rows need one block of rows"
+    if config.peel and problem.column_writes:
+        yield "peel", True, "False, because peeled rows begin at different columns, and the op sums over rows"
     if schedule == "cooperative" and problem.statistics:
         if problem.statistics > 2:
             found = f"the op has {problem.statistics}"
@@ -135,24 +130,21 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
     if per_row > math.ceil(problem.cols / config.cols):
         most = math.ceil(problem.cols / config.cols)
         yield "programs_per_row", per_row, f"at most {most}, so that each program has columns to compute"
-    mailboxes = per_row if problem.statistics and not config.persistent else 1
-    if per_row * max(config.cols, mailboxes) > 2**31:
-        yield "programs_per_row", per_row, "fewer, because they number the columns and mailboxes of a row with 32 bits"
-    exchanged = 2 * config.rows * (1 << (per_row - 1).bit_length()) if per_row > 1 else 0
+    if per_row * config.cols > 2**31:
+        yield "programs_per_row", per_row, "fewer, because they number the columns of a row with 32 bits"
+    exchanged = config.rows * (1 << (per_row - 1).bit_length()) if per_row > 1 else 0
     if max(tile, exchanged) > MAX_TILE:
-        what = "rows x cols" if tile > MAX_TILE else "2 x rows x programs_per_row"
+        what = "rows x cols" if tile > MAX_TILE else "rows x programs_per_row"
         yield what, max(tile, exchanged), f"at most {MAX_TILE}, Triton's limit of a tensor in a kernel"
 
 
 def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Faults:
     """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
-    per_row, tiles = config.programs_per_row, problem.tiles_of(config)
+    per_row, tiles = config.programs_per_row, problem.tiles(config.rows)
     if not 1 <= programs <= MAX_PROGRAMS:
         yield "programs", programs, f"an integer from 1 to {MAX_PROGRAMS}"
     if programs % per_row:
         yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
-    if problem.equal_heads(config) and programs % (problem.vector * per_row):
-        yield "programs", programs, f"a multiple of {problem.vector * per_row}, so that each has rows with equal heads"
     if not config.persistent and programs != tiles * per_row:
         yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
     if programs > (most := max(tiles * per_row, _MAX_IDLE)):

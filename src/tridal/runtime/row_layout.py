@@ -41,17 +41,6 @@ class RowLayout:
     """If so, for each group: what is added to the offset of a block for each multiple. Tensors with a number per row do
     not have such strides."""
 
-    def interleaved(self, blocks: int) -> RowLayout:
-        """Returns the layout of one block of rows as `blocks` blocks: row i is row i // blocks of block i % blocks.
-
-        If `blocks` is the number of elements of a vector, all rows of a block have the same misalignment. The first
-        blocks may have one row more than the others; `inner` is the larger number.
-        """
-        assert self.outer == 1
-        groups = tuple((s[1], s[1] * blocks, s[2]) for s in self.groups)
-        row = self.row_strides[1]
-        return RowLayout(blocks, -(-self.inner // blocks), self.cols, groups, (row, row * blocks))
-
     def merged(self, rows: int) -> RowLayout:
         """Returns the layout with `rows` neighbouring rows as one row, or this layout if they are not neighbours.
 

@@ -24,7 +24,7 @@ class RowNumbers:
     """
 
     def __init__(self, call: KernelCall, plan: LaunchPlan) -> None:
-        problem, layout = call.problem, call.launched_layout(plan.config)
+        problem = call.problem
         self.row_range = first, last = call.row_range(plan)
         """The first and the last number of rows."""
         self.varies = first < last
@@ -43,15 +43,10 @@ class RowNumbers:
         def groups(rows: int) -> int:
             return self.programs(rows) // plan.config.programs_per_row
 
-        def inner(rows: int) -> int:
-            return -(-rows // layout.outer)
-
         self.programs: Count = _remember(programs)
         self.groups: Count = groups
         self.workspace_slots: Count = _remember(workspace_slots)
         if self.column_range is not None:
             self.scalars["cols"] = int
         if self.varies:
-            self.scalars["inner"] = int if layout.outer == 1 else inner  # `int` is the fastest identity
-            if layout is not call.layout:
-                self.scalars["long_blocks"] = lambda rows: rows - (inner(rows) - 1) * layout.outer
+            self.scalars["inner"] = int  # the fastest identity

@@ -22,8 +22,6 @@ _LAUNCH_OPTIONS = ("SCHEDULE", "NUM_WARPS", "MAX_REGISTERS")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
 ADDRESS_BITS = 63
 """Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
-BLOCK = 32
-"""Number of slots that a program reads at once, see `tridal.kernels.exchange`."""
 
 NO_SCALE_MASK = ScaleMask()
 
@@ -40,7 +38,7 @@ class Specialization:
 
     kernel: RowKernel
     entry: str
-    """The Triton function that is compiled: "whole_row", "overlapped" or "column_loop"."""
+    """The Triton function that is compiled: "whole_row" or "column_loop"."""
     types: tuple[tuple[str, str], ...]
     """Triton's type of each run-time argument."""
     constants: tuple[tuple[str, Any], ...]
@@ -135,11 +133,6 @@ class KernelCall:
         same = all(self.with_cols(end).specialize(plan.config) == specialization for end in ends)
         return ends if same and ends[0] < ends[1] else None
 
-    def launched_layout(self, config: KernelConfig) -> RowLayout:
-        """Returns the layout that the kernel gets: interleaved blocks if each program has rows with equal heads."""
-        interleaved = self.problem.equal_heads(config)
-        return self.layout.interleaved(self.problem.vector) if interleaved else self.layout
-
     @property
     def _has_row_tensors(self) -> bool:
         kernel = self.kernel
@@ -158,15 +151,13 @@ class KernelCall:
 
     def scalars(self, config: KernelConfig) -> dict[str, Any]:
         """Returns the scalar arguments of the kernel by name. None is an argument that the kernel does not have."""
-        layout, p = self.launched_layout(config), self.problem
+        layout = self.layout
         row_strides = layout.row_strides if self._has_row_tensors else (0, 0)
         numbers = (layout.outer, layout.inner, layout.cols, *row_strides, *itertools.chain(*layout.groups))
         values: dict[str, Any] = dict.fromkeys((*_SIZES, *STRIDES, *JUMPS))
         values |= zip(_SIZES + _ROW_STRIDES + STRIDES, numbers, strict=False)
         values |= {"minor_blocks": layout.minor_blocks, **dict(zip(JUMPS, layout.jumps, strict=False))}
         values["misalignment"] = self._misalignments()[0] if config.peel else 0
-        interleaved = layout is not self.layout
-        values["long_blocks"] = p.rows - (layout.inner - 1) * layout.outer if interleaved else None
         values |= dict.fromkeys(self._parameters) | dict(zip(self._parameters, self.parameters, strict=False))
         return values | self.scale_mask.numbers
 
@@ -190,18 +181,16 @@ class KernelCall:
         accumulator = "fp64" if p.accumulator == 8 else "fp32"
         constants |= {
             "ACC_DTYPE": accumulator,
-            "INT64_OFFSETS": max(self.launched_layout(config).max_offset(config.rows, config.cols), mask_extent)
-            >= 2**31,
+            "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.cols), mask_extent) >= 2**31,
             "INT64_TILES": p.rows > MAX_RANGE_ROWS,
             "AXIS": 0 if p.layout == "inner" else 1,
             "VECTOR": p.vector,
             "SAME_MISALIGNMENT": config.peel and self._same_misalignment(),
-            "INTERLEAVED": p.equal_heads(config),
             "CAUSAL": s.causal,
             "ZERO_MASKED_ROWS": s.zero_masked_rows,
             "MASK_BYTES": self._mask_bytes(config),
             "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
-            "SLOTS": slots_per_tile(config),
+            "SLOTS": config.programs_per_row * config.rows,
         }
         constants |= dict.fromkeys(_UNIT_STRIDES[p.layout], 1)
         constants |= {name: None for name, value in scalars.items() if value is None}
@@ -219,7 +208,7 @@ class KernelCall:
             constants["row_inner"] = 1
         constants |= {n: v for n, v in s.numbers.items() if n != "scale" and v in (0, 1)}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "minor_blocks", "misalignment", "long_blocks", *_ROW_STRIDES}
+        unspecialised = {"outer", "minor_blocks", "misalignment", *_ROW_STRIDES}
         unspecialised |= {*self._parameters, *s.numbers, *({"inner"} if p.layout != "inner" else ())}
         divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
@@ -232,7 +221,7 @@ class KernelCall:
         types |= {n: accumulator if n in floats else "i64" if n in wide else "i32" for n in run_time}
         return Specialization(
             kernel=self.kernel,
-            entry=_entry(config),
+            entry="column_loop" if config.schedule == "column_loop" else "whole_row",
             types=tuple(types.items()),
             constants=tuple(constants.items()),
             divisible=tuple(divisible),
@@ -265,30 +254,10 @@ class KernelCall:
         if not exchanges(config, self.kernel):
             return 0
         programs = plan.programs if rows is None else plan.programs_for(self.problem, rows)
-        counter = 2 + 3 * (programs // config.programs_per_row) if config.persistent else 0
-        tiles = self.problem.tiles_of(config, rows)
-        return tiles * slots_per_tile(config) + counter
-
-
-def _entry(config: KernelConfig) -> str:
-    """Returns the name of the Triton function of a configuration."""
-    if config.schedule == "column_loop":
-        return "column_loop"
-    return "overlapped" if config.overlap else "whole_row"
+        tiles, groups = self.problem.tiles(config.rows, rows), programs // config.programs_per_row
+        return tiles * config.rows * config.programs_per_row + 2 + 3 * groups
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:
     """Returns whether programs exchange statistics, so that all of them have to be resident at the same time."""
     return config.programs_per_row > 1 and bool(kernel.statistics)
-
-
-def slots_per_tile(config: KernelConfig) -> int:
-    """Returns the number of 64-bit slots in the workspace for one tile.
-
-    A persistent program has a slot for each row. If more than 2 * `BLOCK` programs compute one row, each block of
-    `BLOCK` programs has one more. A program that is not persistent has a mailbox: a slot for each program of the row.
-    """
-    if not config.persistent:
-        return config.programs_per_row**2
-    blocks = -(-config.programs_per_row // BLOCK) if config.programs_per_row > 2 * BLOCK else 0
-    return config.programs_per_row * config.rows + (blocks if config.rows == 1 else 0)

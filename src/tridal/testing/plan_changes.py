@@ -208,7 +208,6 @@ class _Planner:
         features = {
             "peel": config.peel,
             "reload": config.reload,
-            "overlap": config.overlap,
             "lanes": config.lanes > 1,
             "scale_mask": call.problem.scale_mask,
         }

@@ -18,14 +18,8 @@ _RESIDENT = 256  # number of small programs that run concurrently on every devic
 
 def _configured(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
     """Returns the plan with these config fields. The kernel is persistent and has no register limit by default."""
-    defaults = {"persistent": True, "max_registers": None, "lanes": 1, "overlap": False}
+    defaults = {"persistent": True, "max_registers": None, "lanes": 1}
     return replace(plan, config=replace(plan.config, **{**defaults, **fields}))
-
-
-def _with_groups(plan: LaunchPlan, problem: Problem, groups: int) -> LaunchPlan:
-    """Returns the plan with this number of groups; rows with equal heads need a multiple of `Problem.vector`."""
-    multiple = problem.vector if problem.equal_heads(plan.config) else 1
-    return replace(plan, programs=-(-groups // multiple) * multiple * plan.config.programs_per_row)
 
 
 def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -34,12 +28,11 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
         return plan
     several_tiles = max(2, 1 << (problem.inner // 4).bit_length())  # more tiles would take longer and test nothing new
     rows = min(plan.config.rows, several_tiles)
-    configured = _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
-    return _with_groups(configured, problem, plan.programs)
+    return _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
 
 
 def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    if problem.layout != "row" or (problem.column_writes and problem.outer > 1):
+    if problem.layout != "row" or problem.column_writes:
         return plan
     return _whole_row(plan, problem, peel=True)
 
@@ -71,22 +64,14 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
     sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
     plan = _configured(plan, schedule="cooperative", **sizes, **flags)
-    return _with_groups(plan, problem, min(2, problem.tiles(rows)))
-
-
-def _overlap(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
-    """Returns a cooperative plan whose programs load their next row before they wait for the statistics of a row."""
-    overlapped = _cooperative(_configured(plan, rows=1, num_stages=1, peel=False), problem, reload=True, overlap=True)
-    config = overlapped.config
-    exchanges = config.schedule == "cooperative" and config.programs_per_row > 1 and problem.statistics
-    return overlapped if exchanges and problem.layout != "inner" else plan
+    return replace(plan, programs=min(2, problem.tiles(rows)) * plan.config.programs_per_row)
 
 
 def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
     rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
-    programs = problem.tiles_of(one_shot.config) * programs_per_row
+    programs = problem.tiles(rows) * programs_per_row
     possible = rows == 1 and programs_per_row > 1 and programs <= _RESIDENT
     return replace(one_shot, programs=programs) if possible else plan
 
@@ -101,9 +86,8 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "column_loop+lanes": _lanes,
     "whole_row+reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
-    "cooperative+reload+overlap": _overlap,
     "cooperative+one_shot": _one_shot,
-    "single": lambda plan, problem: _with_groups(_configured(plan), problem, 1),
+    "single": lambda plan, problem: replace(_configured(plan), programs=plan.config.programs_per_row),
 }
 """The overrides by name. "planned" is the backend's plan, and "single" launches one program for all tiles."""
 
