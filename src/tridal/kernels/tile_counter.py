@@ -66,8 +66,8 @@ def await_claim(claimed, workspace, tiles, group, groups, iteration, end, tile):
 
 
 @triton.jit
-def release_group(workspace, tile, tiles, group, groups):
-    """The last program of a group clears the slots of its last tile; the last program of all clears the counter.
+def release_group(workspace, tile, tiles, group, groups, DYNAMIC: tl.constexpr):
+    """The last program of a group clears the slots of its last tile. With DYNAMIC, the last of all clears the counter.
 
     Relaxed atomics suffice, because all threads of a program have read their slots before the barrier.
     """
@@ -80,5 +80,5 @@ def release_group(workspace, tile, tiles, group, groups):
         tl.store(last, tl.zeros([SPLIT_POW2 * ROWS], tl.int64), mask=(index < SLOTS) & computed)
         slot = tl.arange(0, 4)
         tl.store(slots + slot, tl.zeros([4], tl.int64), mask=slot < 3)
-        if tl.atomic_add(counter + 1, 1, sem="relaxed") == groups - 1:
+        if DYNAMIC and tl.atomic_add(counter + 1, 1, sem="relaxed") == groups - 1:
             tl.store(counter + tl.arange(0, 2), tl.zeros([2], tl.int64))

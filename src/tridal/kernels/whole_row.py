@@ -192,5 +192,5 @@ def whole_row(
                 claimed = await_claim(next_claim, workspace, tiles, group, groups, iteration, end, tile)
     if EXCHANGE:
         last = last if DYNAMIC else end - 1 - (end - 1 - begin) % step
-        release_group(workspace, last, tiles, group, groups)
+        release_group(workspace, last, tiles, group, groups, DYNAMIC)
     store_sums(each_sums_result, each_sums, group, rank, cols)
