@@ -238,7 +238,7 @@ WRONG_KERNELS = tuple(replace(kernel, name=kernel.name.replace("l2", "wrong")) f
         ({"gradient": lambda dy, x, reduce, eps: dy}, "its declaration is wrong", "differs from autograd's gradient"),
         ({"cases": "test_cli_check:WRONG"}, "its declaration is wrong", "'str' object has no attribute 'tensors'"),
         ({"cases": "test_cli_check:CASES"}, "raised KeyError: 'reduction' (in raises, ", ""),
-        ({"steps": raises, "gradient_steps": raises}, "raised PluginError: op 'wrong_norm': steps raised KeyError: 'reduction'", ""),
+        ({"steps": raises, "gradient_steps": raises}, "raised PluginError: op 'wrong_norm': steps raised KeyError", ""),
     ],
     ids=["reference", "gradient", "cases", "is_defined", "steps"],
 )

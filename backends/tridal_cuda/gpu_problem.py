@@ -98,7 +98,7 @@ class GpuProblem(DeviceProblem):
     def _has_too_many_programs(self, config: KernelConfig) -> bool:
         """Whether a launch cannot have a program for each tile. Makes no comparison that would narrow `row_range`."""
         many = self.rows > MAX_RANGE_ROWS or config.schedule == "cooperative"
-        return many and self.tiles_of(config) * config.programs_per_row > MAX_PROGRAMS
+        return many and self.tiles(config.rows) * config.programs_per_row > MAX_PROGRAMS
 
     def halve_elements_per_thread(self, config: KernelConfig) -> KernelConfig | None:
         """Returns `config` with twice the warps if a thread can then still have `MAX_REGISTERS`, else with half a tile.

@@ -64,7 +64,7 @@ class _Interpreted:
     def __init__(self, backend: Backend, device: DeviceProperties) -> None:
         self.name = f"{backend.name}interpreted"
         self.schedules = backend.schedules - {"cooperative"}
-        self.features = backend.features - {"overlap"}
+        self.features = backend.features
         self._backend, self._device = backend, device
 
     def __getattr__(self, member: str) -> Any:
