@@ -95,7 +95,6 @@ def step_table(device: torch.device, rows: int, classes: int, hidden: int) -> No
             x, weight, target, accum_dtype=torch.bfloat16, chunk_size=4096
         ),
         "tridal.cross_entropy": lambda: tridal.cross_entropy(x @ weight.t(), target),
-        "the same, inplace_backward": lambda: tridal.cross_entropy(x @ weight.t(), target, inplace_backward=True),
         "torch": lambda: functional.cross_entropy(x @ weight.t(), target),
     }
     steps["tridal.linear_cross_entropy, a loss per row"] = lambda: tridal.linear_cross_entropy(

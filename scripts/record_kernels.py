@@ -152,18 +152,6 @@ class Driver:
         return 0
 
 
-class _Computed(torch.autograd.Function):
-    """Makes a tensor that is no leaf, because `inplace_backward` takes no leaf."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, text: str) -> torch.Tensor:
-        return _tensor(text)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError
-
-
 def _tensor(text: str) -> torch.Tensor:
     """Returns a tensor. Its memory is not initialised, except that indices are zero."""
     match = _TENSOR.fullmatch(text)
@@ -184,7 +172,7 @@ def _argument(value: Any, recorded: bool) -> Any:
     if not isinstance(value, str):
         return value
     if _TENSOR.fullmatch(value):
-        return _Computed.apply(torch.empty((), requires_grad=True), value) if recorded else _tensor(value)
+        return _tensor(value).requires_grad_(recorded)
     return getattr(torch, value) if isinstance(getattr(torch, value, None), torch.dtype) else value
 
 

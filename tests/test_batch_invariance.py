@@ -100,11 +100,11 @@ FUSED: dict[str, Any] = {
     "rms_norm": lambda x, r, w, t: tridal.rms_norm(x, x.shape[-1:], w, residual=r)[0].sum(-1),
     "layer_norm": lambda x, r, w, t: tridal.layer_norm(x, x.shape[-1:], w, w, residual=r)[0].sum(-1),
     "cross_entropy": lambda x, r, w, t: tridal.cross_entropy(x, t, w, reduction="none", label_smoothing=0.1),
-    "cross_entropy in place": lambda x, r, w, t: torch.add(
-        *tridal.cross_entropy(x * 1, t, w, reduction="none", inplace_backward=True, return_lse=True)
+    "cross_entropy and lse": lambda x, r, w, t: torch.add(
+        *tridal.cross_entropy(x * 1, t, w, reduction="none", return_lse=True)
     ),
-    "cross_entropy in place of a slice": lambda x, r, w, t: torch.add(
-        *tridal.cross_entropy(_misaligned(x * 1), t, w, reduction="none", inplace_backward=True, return_lse=True)
+    "cross_entropy and lse of a slice": lambda x, r, w, t: torch.add(
+        *tridal.cross_entropy(_misaligned(x * 1), t, w, reduction="none", return_lse=True)
     ),
     "softmax of its input": lambda x, r, w, t: tridal.softmax(x, dtype=torch.float32).mul(r).sum(-1),
 }

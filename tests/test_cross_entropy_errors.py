@@ -183,3 +183,11 @@ def test_the_registered_op_checks_its_arguments() -> None:
     given = (x, torch.zeros(3, dtype=torch.long), None, torch.zeros(3), None)
     with pytest.raises(ShapeError, match=r"grad must have the shape \(\), got \(3,\): one number"):
         torch.ops.tridal.cross_entropy_backward(torch.ones(3), None, *given, *numbers[:-1], [True, False])
+
+
+@pytest.mark.parametrize("function", [lambda **o: tridal.cross_entropy(X, TARGET, **o), tridal.nn.CrossEntropyLoss])
+def test_an_error_for_an_unknown_argument_says_what_to_use(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"'inplace_backward'; it was removed: use tridal\.linear"):
+        function(inplace_backward=True)
+    with pytest.raises(TypeError, match="'lable_smoothing'; did you mean 'label_smoothing'"):
+        function(lable_smoothing=0.1)

@@ -39,11 +39,6 @@ def _cross_entropy(library: Any, x: torch.Tensor, target: torch.Tensor, weight: 
     return _with_gradients((loss,), (x,))
 
 
-def _in_place(library: Any, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> Any:
-    logits, options = x * 1, {"inplace_backward": True} if library is tridal else {}
-    return _with_gradients((library.cross_entropy(logits, target, weight, reduction="sum", **options),), (x,))
-
-
 def _linear(library: Any, x: torch.Tensor, matrix: torch.Tensor, target: torch.Tensor) -> Any:
     if library is tridal:
         loss = tridal.linear_cross_entropy(x, matrix, target, chunk_size=50)
@@ -74,7 +69,6 @@ STEPS: dict[str, tuple[Step, Callable[..., list[torch.Tensor]]]] = {
     "rms_norm": (_norm("rms_norm"), _norm_tensors(1)),
     "layer_norm": (_norm("layer_norm"), _norm_tensors(2)),
     "cross_entropy": (_cross_entropy, _logits),
-    "cross_entropy, in place": (_in_place, _logits),
     "linear_cross_entropy": (_linear, _hidden),
 }
 SHAPES = [(64, 1000), (600, 781), (40, 70_001)]

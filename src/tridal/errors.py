@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
     "DTypeError", "DeviceUnavailableError", "DimensionError", "LayoutError", "NoBackendError", "PlanError",
@@ -12,12 +13,18 @@ __all__ = [
 ]  # fmt: skip
 __dir__ = __all__.copy
 
+REMOVED: Mapping[str, str] = {"inplace_backward": "use tridal.linear_cross_entropy, which needs less memory"}
+"""For the name of each argument or setting that was removed: what to use instead."""
+
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Returns a suggestion for an error message ("; did you mean 'cuda'?"), or "" if no known word is similar.
 
-    Ignores case. Suggests up to three of the known words. `cutoff` is their minimum similarity, from 0 to 1.
+    Ignores case. Suggests up to three of the known words. `cutoff` is their minimum similarity, from 0 to 1. For the
+    name of an argument or a setting that was removed, says what to use instead.
     """
+    if word in REMOVED:
+        return f"; it was removed: {REMOVED[word]}"
     spelling = {name.lower(): name for name in sorted(known)}
     near = difflib.get_close_matches(word.lower(), spelling, n=3, cutoff=cutoff)
     return did_you_mean([spelling[name] for name in near])
@@ -26,6 +33,13 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def did_you_mean(names: Sequence[str]) -> str:
     """Returns a suggestion for an error message, or "" if there are no names."""
     return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def unexpected(function: Callable[..., object], arguments: Iterable[str]) -> TypeError:
+    """Returns the error for keyword arguments that a function does not have."""
+    name = next(iter(arguments))
+    suggestion = nearest(name, inspect.signature(function).parameters)
+    return TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}{suggestion}")
 
 
 class TridalError(Exception):

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tridal.errors import ShapeError
+from tridal.errors import ShapeError, unexpected
 from tridal.library.losses.checks import check_numbers, check_target, check_weight
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
-from tridal.library.losses.inplace import check_inplace
 from tridal.library.losses.maths import REDUCTIONS, classes_dim
 from tridal.ops import check_bool, check_floating, wrong
 from tridal.pytorch import (
@@ -24,8 +23,6 @@ from tridal.pytorch import (
     is_distributed,
     records_gradient,
     register,
-    rules_of,
-    transforms_active,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +40,6 @@ class _Options(TypedDict, total=False):
     label_smoothing: float
     z_loss: float
     softcap: float | None
-    inplace_backward: bool
     stream: Any
 
 
@@ -73,8 +69,8 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
     return_lse: bool = False,
-    inplace_backward: bool = False,
     stream: Any = None,
+    **removed: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The cross-entropy of logits and targets, as torch.nn.functional.cross_entropy defines it.
 
@@ -91,9 +87,6 @@ def cross_entropy(
             probabilities.
         softcap: the logits are replaced by softcap * tanh(input / softcap).
         return_lse: also returns the log-sum-exp of each row. It is differentiable.
-        inplace_backward: the backward writes the gradient into the memory of the input, which must be contiguous and no
-            leaf. After the backward, the input holds its own gradient. Autograd raises an error if another operation
-            needs the logits that it has saved. Compiled functions, transforms and second derivatives do not write.
         stream: see `tridal.softmax`. The backward uses it, too.
 
     Returns:
@@ -113,12 +106,14 @@ def cross_entropy(
         >>> lse
         tensor([2.2395, 1.5514])
     """
+    if removed:
+        raise unexpected(cross_entropy, removed)
     options: dict[str, Any] = {
         "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss,
-        "softcap": softcap, "return_lse": return_lse, "inplace_backward": inplace_backward,
+        "softcap": softcap, "return_lse": return_lse,
     }  # fmt: skip
     pending = None
-    if not _compiling() and inplace_backward is False:
+    if not _compiling():
         tensors = (input, target, weight)
         pending = call_prepared(cross_entropy, tensors, (*options.values(), stream), (), 1 + (return_lse is True))
         if pending is not None and type(pending) is not PendingCall:
@@ -131,8 +126,7 @@ def cross_entropy(
         call_again = functools.partial(cross_entropy, input, target, weight, **options)
         return call_on_stream(CROSS_ENTROPY.name, stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
     name = CROSS_ENTROPY.name
-    for option, value in (("return_lse", return_lse), ("inplace_backward", inplace_backward)):
-        check_bool(name, option, value)
+    check_bool(name, "return_lse", return_lse)
     check_numbers(name, reduction, ignore_index, label_smoothing, z_loss, softcap)
     check_tensors(CROSS_ENTROPY.signature, input=input, target=target, weight=weight)
     check_floating(name, "input", input)
@@ -146,8 +140,6 @@ def cross_entropy(
     cap = None if softcap is None else float(softcap)
     dtype = result_dtype(input.dtype, target, weight, autocast)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
-    if inplace_backward and not _compiling() and not transforms_active():
-        check_inplace(name, input)
     loss: Tensor | None
     lse: Tensor | None
     if is_distributed(input, target, weight) and not records_gradient(weight):
@@ -155,8 +147,7 @@ def cross_entropy(
 
         loss, lse = reduced(input, target, weight, number, *numbers)
     else:
-        rules = INPLACE if inplace_backward and records_gradient(input) else RULES
-        results = call(rules, (input, target, weight, number, *numbers), pending)
+        results = call(RULES, (input, target, weight, number, *numbers), pending)
         loss, lse = results[0], results[1] if return_lse else None
     assert loss is not None
     if not return_lse:
@@ -176,4 +167,3 @@ def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, auto
 
 
 RULES = register(CROSS_ENTROPY, cross_entropy)
-INPLACE = rules_of(CROSS_ENTROPY, overwrites=lambda: True)

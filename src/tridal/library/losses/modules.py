@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tridal.errors import unexpected
 from tridal.library.losses.checks import check_label_smoothing
 from tridal.library.losses.functions import cross_entropy
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
@@ -36,10 +37,12 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         *,
         z_loss: float = 0.0,
         softcap: float | None = None,
-        inplace_backward: bool = False,
+        **removed: Any,
     ) -> None:
+        if removed:
+            raise unexpected(CrossEntropyLoss, removed)
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-        self.z_loss, self.softcap, self.inplace_backward = z_loss, softcap, inplace_backward
+        self.z_loss, self.softcap = z_loss, softcap
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of logits (C,), (N, C) or (N, C, d1, ...). TorchScript uses torch's function."""
@@ -54,13 +57,11 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             return cross_entropy(
                 input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction,
                 label_smoothing=self.label_smoothing, z_loss=self.z_loss, softcap=self.softcap,
-                inplace_backward=self.inplace_backward,
             )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Returns the arguments that differ from their defaults."""
         given = {"z_loss": (self.z_loss, 0.0), "softcap": (self.softcap, None)}
-        given["inplace_backward"] = (self.inplace_backward, False)
         return ", ".join(f"{name}={value}" for name, (value, default) in given.items() if value != default)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tridal.library.losses.layout import Layout
 from tridal.library.losses.maths import MEAN, NONE, check_range, classes_dim, reduce_rows, row_gradient
-from tridal.ops import Named, NoKernel, RowKernel, Statistic, accumulator, compute_gradient
+from tridal.ops import Named, NoKernel, RowKernel, Statistic, accumulator
 from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
@@ -178,7 +178,7 @@ def logits_gradient(
     call: Steps, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor, row_grad: Tensor,
     lse_grad: Tensor | None, numbers: Numbers, overwrites: bool,
 ) -> Tensor:  # fmt: skip
-    """Returns the gradient of the logits. It may overwrite them, without a new version.
+    """Returns the gradient of the logits. It may overwrite them.
 
     `row_grad` is the gradient of each row's loss. It has any shape.
 
@@ -186,7 +186,7 @@ def logits_gradient(
         NoKernel: no kernel computes the tensors.
     """
     layout = Layout(call, input)
-    x = layout.of(call.view(Tensor.detach, input) if overwrites else input)
+    x = layout.of(input)
     if target.is_floating_point():
         kernel, inputs = PROBABILITIES_BACKWARD, [x, layout.of(target), lse, row_grad, lse_grad, weight]
     else:
@@ -255,25 +255,13 @@ def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
 
 
 def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
-    """Returns the gradient of the logits. It is written into them if it may overwrite them."""
+    """Returns the gradient of the logits."""
     grad, lse_grad, input, target, weight, lse, denominator, reduction, *numbers, _ = named.values()
-    try:
-        if not call.wanted[0] or call.wanted[1]:
-            raise NoKernel("the gradient of target probabilities has no kernel")
-        rows = call.torch(_row_grad, grad, lse, denominator, reduction)
-        given = (input, target, weight, lse, rows, lse_grad, tuple(numbers))
-        found, target_gradient = logits_gradient(call, *given, call.overwrites), None
-    except NoKernel:
-        if not call.overwrites:
-            raise
-        found, target_gradient = call.torch(functools.partial(compute_gradient, call.op), *named.values())
-        if found is not None:
-            logits = call.view(Tensor.detach, input)
-            call.run(Tensor.copy_, logits, found)
-            found = logits
-    if call.overwrites:
-        call.run(torch.autograd.graph.increment_version, input)
-    return found, target_gradient
+    if not call.wanted[0] or call.wanted[1]:
+        raise NoKernel("the gradient of target probabilities has no kernel")
+    rows = call.torch(_row_grad, grad, lse, denominator, reduction)
+    given = (input, target, weight, lse, rows, lse_grad, tuple(numbers))
+    return logits_gradient(call, *given, overwrites=False), None
 
 
 def _row_grad(grad: Tensor | None, lse: Tensor, denominator: Tensor | None, reduction: int) -> Tensor:

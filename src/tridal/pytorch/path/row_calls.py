@@ -31,13 +31,15 @@ Tensor = torch.Tensor
 
 
 def rules_of(op: Op, overwrites: Callable[[], bool] | None = None) -> Rules:
-    """Returns the rules of an op. `overwrites` tells whether a backward may write into the memory of saved tensors."""
+    """Returns the rules of an op.
+
+    `overwrites` tells whether a backward that is not prepared may write into the memory of saved tensors.
+    """
     forward, backward = op.signature, op.gradient_signature
     # Kernels compute modified scores. So a gradient of the mask is one of torch's ops, and that of the scores a kernel.
     unmodified = overload_of(op) if op.scale_mask else None
     by_torch = _checked(op, forward, functools.partial(row_maths.compute, op, unmodified=unmodified))
     backward_by_torch = _checked(op, backward, functools.partial(row_maths.compute_gradient, op))
-    prepared = op.prepares and overwrites is None
     return Rules(
         op=op,
         compute=_by_kernels(op, forward, by_torch),
@@ -46,8 +48,8 @@ def rules_of(op: Op, overwrites: Callable[[], bool] | None = None) -> Rules:
         fake_backward=_checked(op, backward, functools.partial(fake_results, backward)),
         by_torch=by_torch,
         backward_by_torch=backward_by_torch,
-        prepare=functools.partial(_prepare, op, forward) if prepared else None,
-        prepare_backward=functools.partial(_prepare, op, backward) if prepared else None,
+        prepare=functools.partial(_prepare, op, forward) if op.prepares else None,
+        prepare_backward=functools.partial(_prepare, op, backward) if op.prepares else None,
     )
 
 
@@ -115,18 +117,18 @@ def _find(
     context = device_context(arguments[signature.main].device)
     if not op.prepares:
         return prepare_call(context, op, signature, arguments, results, overwrites)
-    if context.torch_computes and not overwrites:
+    if context.torch_computes:
         return NoKernel()
     tensors = [None if t is None else described(t) for t in signature.tensors_of(arguments)]
     numbers = [tuple(n) if type(n) is list else n for n in signature.numbers_of(arguments)]
-    key = (signature, results, overwrites, *tensors, *numbers)
+    key = (signature, results, *tensors, *numbers)
     try:
         return context.runs[key]  # type: ignore[no-any-return]
     except KeyError:
         pass
     found: Prepared | NoKernel
     try:
-        found = prepare_call(context, op, signature, arguments, results, overwrites)
+        found = prepare_call(context, op, signature, arguments, results)
     except NoKernel as raised:
         found = raised.with_traceback(None)  # it refers to the tensors
     context.runs[key] = found
@@ -153,7 +155,7 @@ def prepare_call(
         raise NoKernel
     if steps is not None:
         if op.prepares:
-            return prepare_steps(op, signature, arguments, context, wanted, overwrites)
+            return prepare_steps(op, signature, arguments, context, wanted)
 
         def run(*_: Any) -> Results:
             with naming(op, "steps", (SystemExit,)):

@@ -120,12 +120,10 @@ def _launch_faults(
         yield f"out: expected at most one tensor for each output with a number per element, found {len(out)}"
 
 
-def check_results(
-    op: Op, signature: Signature, function: str, found: Any, expected: Sequence[Tensor | None], may_alias: bool
-) -> None:
+def check_results(op: Op, signature: Signature, function: str, found: Any, expected: Sequence[Tensor | None]) -> None:
     """Raises PluginError if the results of recorded steps are not like the expected ones.
 
-    New tensors are meta tensors. Others are arguments, or views of them, which `may_alias` allows.
+    New tensors are meta tensors. Others are arguments, or views of them.
     """
     names = [result.name for result in signature.results]
     if not isinstance(found, tuple | list) or len(found) != len(names):
@@ -138,7 +136,7 @@ def check_results(
             fault = f"a {type(tensor).__name__}: expected a tensor"
         elif tensor.shape != like.shape or tensor.dtype is not like.dtype:
             fault = f"{_description(tensor)}: expected {_description(like)}"
-        elif not tensor.is_meta and not may_alias:
+        elif not tensor.is_meta:
             fault = "a tensor with the memory of an argument: copy it with call.torch(torch.Tensor.clone, ...)"
         else:
             continue

@@ -34,7 +34,7 @@ class Steps:
         overwrites: whether the steps may write the results into the memory of saved tensors.
     """
 
-    def __init__(self, op: Op, context: DeviceContext, wanted: Sequence[bool], overwrites: bool) -> None:
+    def __init__(self, op: Op, context: DeviceContext, wanted: Sequence[bool], overwrites: bool = False) -> None:
         self.op, self.wanted, self.overwrites, self._context = op, wanted, overwrites, context
 
     @property
@@ -224,20 +224,19 @@ def fake_results(signature: Signature, *arguments: Any) -> tuple[Tensor | None, 
 
 
 def prepare_steps(
-    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool],
-    overwrites: bool,
-) -> Prepared:  # fmt: skip
+    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool]
+) -> Prepared:
     """Returns run(*tensors) with the results of the signature, which runs the steps of the call.
 
     Raises:
         NoKernel: no kernel computes them.
         PluginError: the steps raise another exception, or return wrong results.
     """
-    recorder = Recorder(signature, arguments, op, context, wanted, overwrites)
+    recorder = Recorder(signature, arguments, op, context, wanted)
     assert signature.steps is not None
     function = "steps" if signature is op.signature else "gradient_steps"
     with naming(op, function), without_values():
         results = signature.steps(recorder, NamedArguments(signature, recorder.arguments))
     expected = fake_results(signature, *map(_meta, arguments))
-    check_results(op, signature, function, results, expected, may_alias=overwrites)
+    check_results(op, signature, function, results, expected)
     return recorder.prepared(results)
