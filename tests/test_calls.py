@@ -77,8 +77,6 @@ CALLS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "entropy-weight": lambda t: tridal.cross_entropy(t["x"], t["target"].clamp(0), t["classes"], ignore_index=7),
     "entropy-weight-smooth": lambda t: tridal.cross_entropy(t["x"], t["target"], t["classes"], label_smoothing=0.1),
     "entropy-lse": lambda t: entropy(t, return_lse=True),
-    "entropy-probabilities": lambda t: tridal.cross_entropy(t["x"], t["residual"].detach().softmax(-1)),
-    "entropy-probabilities-sum": lambda t: tridal.cross_entropy(t["x"], t["residual"].detach().exp(), reduction="sum"),
     "entropy-bytes": lambda t: tridal.cross_entropy(t["x"], t["target"].clamp(0).byte()),
     "entropy-one-row": lambda t: tridal.cross_entropy(t["x"][0], t["target"][0]),
     "entropy-inner-classes": lambda t: tridal.cross_entropy(

@@ -56,7 +56,7 @@ def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...],
         constants = {name: None for name in absent if name in can_be_absent}
         base = next(k for k in vars(steps).values() if getattr(k, "name", None) == kernel.name)
         base = base if softcap is None else replace(base, neutral_padding=False)
-        bound = base.bind(SOFTCAP=softcap, IGNORE_INDEX=-100, CLASSES=1000, **constants)
+        bound = base.bind(SOFTCAP=softcap, IGNORE_INDEX=-100, **constants)
         kinds = {f"{bound.row_index}_ptr": "int64", **dict.fromkeys(bound.element_pointers, "bfloat16")}
         dtypes = tuple(kinds.get(pointer, "float32") for pointer in bound.pointers)
         call = KernelCall(bound, layout, dtypes, (), (0.1,) * len(bound.parameters))
@@ -114,10 +114,9 @@ def test_fake_gradients_have_the_strides_of_the_real_ones(device: torch.device, 
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 7), (3, 7), (3, 2, 7, 5)], ids=str)
-@pytest.mark.parametrize("probabilities", [False, True])
-def test_vmap_of_losses_per_row_runs_kernels(device: torch.device, shape: tuple[int, ...], probabilities: bool) -> None:
+def test_vmap_of_losses_per_row_runs_kernels(device: torch.device, shape: tuple[int, ...]) -> None:
     x, dim = torch.randn(shape, device=device), min(len(shape) - 2, 1) + 1
-    target = x.softmax(dim) if probabilities else x.argmax(dim)
+    target = x.argmax(dim)
     with tridal.record_calls() as records:
         found = torch.vmap(lambda x, t: tridal.cross_entropy(x, t, reduction="none"))(x, target)
     assert_close(found, torch.vmap(lambda x, t: functional.cross_entropy(x, t, reduction="none"))(x, target))

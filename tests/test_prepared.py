@@ -72,7 +72,7 @@ def test_the_first_call_finds_what_its_gradient_needs_for_all_later_ones(
 
 LOSSES: dict[str, dict[str, Any]] = {
     "mean": {}, "sum": {"reduction": "sum"}, "none": {"reduction": "none"}, "weight": {"weight": torch.rand(7)},
-    "smoothed": {"label_smoothing": 0.1}, "probabilities": {"probabilities": True},
+    "smoothed": {"label_smoothing": 0.1},
 }  # fmt: skip
 
 
@@ -82,10 +82,10 @@ def test_a_loss_prepares_kernels_for_ranges_of_row_counts(
 ) -> None:
     """Kernels that reduce the losses of rows read them as one row, with a range of columns."""
     options = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-    probabilities, seen = options.pop("probabilities", False), []
+    seen: list[torch.Tensor] = []
     for rows in (20, 32, 31, 17, 18, 30, 1, 2, 16, 33, 64, 63, 48):
         x = torch.randn(rows, 7, device=device, dtype=torch.float64, requires_grad=True)
-        target = x.detach().softmax(1) if probabilities else x.detach().argmax(1)
+        target = x.detach().argmax(1)
         given = {name: value.double() if name == "weight" else value for name, value in options.items()}
         found, expected = (f(x, target, **given) for f in (tridal.cross_entropy, torch.nn.functional.cross_entropy))
         assert_close(found, expected)
@@ -97,7 +97,7 @@ def test_a_loss_prepares_kernels_for_ranges_of_row_counts(
     del prepared_calls[:]
     for rows in (19, 21, 29, 48, 64):
         x = torch.randn(rows, 7, device=device, dtype=torch.float64, requires_grad=True)
-        target = x.detach().softmax(1) if probabilities else x.detach().argmax(1)
+        target = x.detach().argmax(1)
         tridal.cross_entropy(x, target, **given).sum().backward()
     assert not prepared_calls
 

@@ -22,8 +22,8 @@ NVIDIA = {"arch": "sm_90", "call": "softmax"}
 
 
 def kind(case: dict[str, Any]) -> tuple[Any, ...]:
-    """The function and the arguments of a case, without their values. On AMD GPUs, the function."""
-    return case["arch"], case["call"], *(sorted(case) if case["arch"] == "sm_90" else ())
+    """The function, the arguments of a case, and the value of `reduction`. On AMD GPUs, the function."""
+    return case["arch"], case["call"], *((*sorted(case), case.get("reduction")) if case["arch"] == "sm_90" else ())
 
 
 KINDS = [c for c in {kind(case): case for case in reversed(CASES)}.values() if c["arch"] in ("sm_90", "gfx942")]

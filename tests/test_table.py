@@ -107,7 +107,7 @@ def test_of_two_distributions_with_one_name_the_first_keeps_it(entries: list[tup
     ]
 
 
-@pytest.mark.parametrize(("name", "owner"), [("rms_norm", "rms_norm"), ("cross_entropy_lse", "cross_entropy")])
+@pytest.mark.parametrize(("name", "owner"), [("rms_norm", "rms_norm"), ("cross_entropy_smooth", "cross_entropy")])
 def test_the_names_of_ops_of_several_tensors_and_of_their_kernels_are_taken(name: str, owner: str) -> None:
     kernels = tuple(replace(kernel, name=kernel.name.replace("softmax", name)) for kernel in SOFTMAX.kernels)
     op = replace(SOFTMAX, name=name, kernels=kernels)
@@ -132,7 +132,7 @@ def test_kernels_are_those_of_all_ops() -> None:
     found = table.kernels()
     assert list(found) == [kernel.name for op in library.OPS for kernel in op.kernels]
     assert all(kernel.name == name for name, kernel in found.items())
-    assert {"softmax_backward", "rms_norm", "cross_entropy_lse"} <= set(found)
+    assert {"softmax_backward", "rms_norm", "cross_entropy_smooth"} <= set(found)
 
 
 def test_check_rejects_a_taken_name_and_a_fault() -> None:

@@ -49,13 +49,10 @@ def layer(direction: Direction, **options: Any) -> Case:
     return Case("layer_norm", direction, (9, 57), **options)
 
 
-def loss(
-    direction: Direction, weight: bool = False, probabilities: bool = False, op: str = "cross_entropy", **numbers: Any
-) -> Case:
+def loss(direction: Direction, weight: bool = False, op: str = "cross_entropy", **numbers: Any) -> Case:
     """A case of a loss of each row."""
-    dtypes = () if probabilities else (("target", "int64"),)
     absent = () if weight else ("weight",)
-    return Case(op, direction, (9, 57), dtypes=dtypes, absent=absent, numbers=tuple(numbers.items()))
+    return Case(op, direction, (9, 57), absent=absent, numbers=tuple(numbers.items()))
 
 
 linear = partial(loss, op="linear_cross_entropy", reduction="mean")
@@ -135,19 +132,11 @@ MUTANTS = [
          loss(BACKWARD, z_loss=0.1)),
         ("cross_entropy", "_index_gradient", "the gradient of the log-sum-exp is dropped", "lse_grad", "lse_grad * 0.0",
          loss(BACKWARD, return_lse=True)),
-        ("cross_entropy", "probability_loss", "z_loss is dropped", "distances + z_loss * row_lse * row_lse",
-         "distances", loss(FORWARD, probabilities=True, z_loss=0.1)),
-        ("cross_entropy", "probability_gradient", "the gradient of the row is not applied",
-         "dx * tl.expand_dims(grad, AXIS)", "dx", loss(BACKWARD, probabilities=True)),
-        ("cross_entropy", "_smoothed", "targets are not reduced by the smoothing", "target * (1.0 - label_smoothing)",
-         "target", loss(BACKWARD, probabilities=True, label_smoothing=0.1)),
         ("reduction", "row_weight", "ignored targets count in the mean", "target == IGNORE_INDEX", "target == -1",
          loss(FORWARD, reduction="mean")),
         ("reduction", "row_weight", "the class weight does not count in the mean", "weight", "weight * 0.0 + 1.0",
          loss(FORWARD, reduction="mean", weight=True)),
         ("reduction", "weighted_mean", "the mean is the sum", "loss_sum / weight_sum", "loss_sum",
          loss(FORWARD, reduction="mean")),
-        ("reduction", "mean_of_losses", "the mean over probabilities is the sum", "loss_sum / count", "loss_sum",
-         loss(FORWARD, reduction="mean", probabilities=True)),
     )
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from tridal.testing.exact import gradients_of
 from tridal.testing.implementation import Implementation, overridden, public_function
 from tridal.testing.inputs import make_tensors
 from tridal.testing.raised import raised
-from tridal.testing.suite import directions, is_defined, target_dtypes
+from tridal.testing.suite import directions, is_defined
 
 _SIZE = (9, 24)
 """Rows and columns of the calls whose kernels are recorded."""
@@ -104,10 +104,9 @@ def _kinds(op: Op, backend: Backend, implementation: Implementation) -> Iterator
 
 def _examples(op: Op, backend: Backend) -> Iterator[tuple[Layout, Case]]:
     """Yields the cases whose kernels are recorded, and the layouts of their rows."""
-    optional, (first, *others) = optional_tensors(op), target_dtypes(op)
+    optional = optional_tensors(op)
     choices = [argument for argument in (*op.arguments, *op_cases(op).options) if is_choice(argument)]
     options: list[dict[str, Any]] = [{"absent": optional}] * bool(optional)
-    options += [{"dtypes": other} for other in others]
     options += [{"numbers": ((choice.name, value),)} for choice in choices for value in choice.range or ()]
     for dtype in sorted(backend.dtypes, key=lambda name: (name != "float32", name)):
         for layout, direction in product(get_args(Layout), directions(op)[:2]):
@@ -117,7 +116,7 @@ def _examples(op: Op, backend: Backend) -> Iterator[tuple[Layout, Case]]:
             forms: Any = (((cols, rows), 0), ((1, cols, rows), 1)) if layout == "inner" else (((rows, cols), -1),)
             layouts: Any = {"layout": memory, "grad_layout": grad_memory}
             made = [Case(op.name, direction, shape, dim, dtype, **layouts) for shape, dim in forms]
-            case = next((replace(case, dtypes=first) for case in made if is_defined(op, case)), None)
+            case = next((case for case in made if is_defined(op, case)), None)
             if case is None:
                 continue
             yield layout, case

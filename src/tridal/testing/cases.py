@@ -105,14 +105,12 @@ class OpCases:
             are absent in the case: on the CPU, with numbers in float64, or indices.
         is_defined: is_defined(case) tells whether the op is defined for a case of the suite.
         options: arguments of the function that the registered op does not have.
-        constants: the tensors whose gradient is not compared, because no kernel computes it.
         formulas: operations of torch in the op's maths, by name, in smaller operations whose results kernels round.
     """
 
     tensors: Callable[[Case], Mapping[str, torch.Tensor]] = lambda case: {}
     is_defined: Callable[[Case], bool] = lambda case: True
     options: tuple[Argument, ...] = ()
-    constants: tuple[str, ...] = ()
     formulas: Formulas = field(default_factory=dict)
 
 
@@ -132,16 +130,6 @@ def ordinary(argument: Argument) -> Any:
 def is_choice(argument: Argument) -> bool:
     """Returns whether the range of an argument has all of its values."""
     return argument.range is not None and isinstance(argument.range[0], (str, bool))
-
-
-def index_or_element(op: Op) -> tuple[str, ...]:
-    """Returns the names of the tensors that hold an index per row or a number per element."""
-    return tuple(argument.name for argument in op.arguments if callable(argument.role))
-
-
-def is_index(case: Case, argument: Argument) -> bool:
-    """Returns whether such a tensor holds an index per row in a case."""
-    return (argument.name, "int64") in case.dtypes
 
 
 def optional_tensors(op: Op) -> tuple[str, ...]:

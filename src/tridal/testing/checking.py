@@ -173,7 +173,7 @@ def make_call(case: Case, op: Op, tensors: Named, mask: Tensor | None) -> tuple[
             named[argument.name] = tensor.to(dtype) if case.cast and argument.role == "element" else tensor
     named["mask"] = None if mask is None else mask.cpu()
     arguments = tuple(named[name] for name in op.signature.names)
-    call = Call(op, arguments, constants=op_cases(op).constants)
+    call = Call(op, arguments)
     return call, dict(zip((result.name for result in op.results), dtypes, strict=True))
 
 

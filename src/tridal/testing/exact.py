@@ -28,8 +28,6 @@ class Call:
     """The arguments of the registered op, on the CPU. A tensor has the dtype in which the op gets it."""
     found: Named = field(default_factory=dict)
     """The results by name. What the reference computes after `RowReduce.rounded` is exact for these."""
-    constants: tuple[str, ...] = ()
-    """Differentiable tensors without a gradient in this call."""
 
     @property
     def rows(self) -> Rows:
@@ -84,7 +82,7 @@ class Call:
     def differentiable(self, arguments: Sequence[Any]) -> Named:
         """Returns the tensors that have a gradient, as leaves of autograd."""
         named = zip(self._names, arguments, self.op.gradient_index, strict=True)
-        chosen = {n: a for n, a, i in named if i >= 0 and isinstance(a, Tensor) and n not in self.constants}
+        chosen = {n: a for n, a, i in named if i >= 0 and isinstance(a, Tensor)}
         return {n: a.detach().requires_grad_() for n, a in chosen.items() if a.is_floating_point()}
 
     @property

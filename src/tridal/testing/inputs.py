@@ -8,7 +8,7 @@ import math
 import torch
 
 from tridal.ops.op import Op
-from tridal.testing.cases import Case, Layout, Mask, Values, is_index, op_cases
+from tridal.testing.cases import Case, Layout, Mask, Values, op_cases
 
 Tensor = torch.Tensor
 
@@ -38,13 +38,13 @@ def _by_role(case: Case, op: Op) -> dict[str, Tensor]:
     per_row = case.shape[:first] + case.shape[first + case.dims :]
     tensors: dict[str, Tensor] = {}
     for index, argument in enumerate(a for a in op.arguments if a.type == "Tensor"):
-        role = "element" if callable(argument.role) else argument.role
+        role = "index" if callable(argument.role) else argument.role  # kernels compute indices
         shape = {"element": case.shape, "column": columns}.get(str(role), per_row)
-        if argument.role == "index" or is_index(case, argument):
+        if role == "index":
             generator = torch.Generator().manual_seed(index)
             tensors[argument.name] = torch.randint(max(1, math.prod(columns)), per_row, generator=generator)
             continue
-        alike = index == 0 or (argument.role == "element" and case.values in ("small", "constant"))
+        alike = index == 0 or (role == "element" and case.values in ("small", "constant"))
         values = make_values(case.values if alike else "normal", shape, case.dim, seed=index and index + 3)
         tensors[argument.name] = values
     return tensors

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import cycle, product
+from itertools import product
 from typing import Any, get_args
 
 import torch
@@ -23,7 +22,6 @@ from tridal.testing.cases import (
     Direction,
     Layout,
     Values,
-    index_or_element,
     is_choice,
     op_cases,
     optional_tensors,
@@ -82,19 +80,12 @@ def cases(backend: Backend, ops: Sequence[str] | None = None) -> tuple[Case, ...
 
 def _defined_cases(op: Op, backend: Backend) -> Iterator[Case]:
     """Yields the cases for which the op is defined, and whose dtypes the backend computes."""
-    alternatives = cycle(target_dtypes(op))
     for case in _cases(op, backend):
         dtypes = [case.dtype, case.out_dtype, *dict(case.dtypes).values()]
         dtypes += ["float16"] * (case.mask == "added halves")
         floating = {name for name in dtypes if "float" in name}
         if floating <= backend.dtypes and is_defined(op, case):
-            yield replace(case, dtypes=(*case.dtypes, *next(alternatives)))
-
-
-def target_dtypes(op: Op) -> list[tuple[tuple[str, str], ...]]:
-    """Returns alternatives for `Case.dtypes`: each tensor of two roles has indices, or numbers per element."""
-    names = index_or_element(op)
-    return [tuple((name, "int64") for name in names), ()] if names else [()]
+            yield case
 
 
 def is_defined(op: Op, case: Case) -> bool:

@@ -92,10 +92,9 @@ def _needs_vectors(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and _sums_in(device, dtype, torch.float32)
 
 
-def _vector(call: Steps, x: Tensor, target: Tensor, columns: int) -> int:
+def _vector(call: Steps, x: Tensor, columns: int) -> int:
     """Returns the number of elements in 16 bytes if rows of logits should be aligned, or 1."""
-    # Probabilities have the strides of the logits, and batch-invariant kernels read contiguous tensors only.
-    if call.torch_computes or target.is_floating_point() or call.batch_invariant:
+    if call.torch_computes or call.batch_invariant:  # batch-invariant kernels read contiguous tensors only
         return 1
     vector = 16 // x.element_size()
     return vector if columns > 16 * vector and _needs_vectors(x.device, x.dtype) else 1
@@ -134,7 +133,7 @@ def in_chunks(
     Returns the gradients of input, weight and bias that `needs` selects, in the dtypes in which matmuls write them.
     `compute` returns the gradient of the logits then, else None.
     """
-    input, linear_weight, target = (named[n] for n in ("input", "linear_weight", "target"))
+    input, linear_weight = named["input"], named["linear_weight"]
     matmul_dtype, accum_dtype, bias = named["matmul_dtype"], named["accum_dtype"], named["linear_bias"]
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
     bias = None if bias is None else bias.detach().flatten().to(matmul_dtype)
@@ -145,7 +144,7 @@ def in_chunks(
         x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
     ]
     step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
-    vector = _vector(call, x, target, matrix.shape[0])
+    vector = _vector(call, x, matrix.shape[0])
     memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
     if needs[1] and not rows:
         grads[1].zero_()

@@ -37,7 +37,7 @@ from tridal.ops import (
     compute_gradient,
     whole,
 )
-from tridal.pytorch import Steps, without_autocast
+from tridal.pytorch import Steps, record_torch_call, without_autocast
 
 Tensor = torch.Tensor
 
@@ -76,14 +76,15 @@ def _losses(
     numbers: of_logits.Numbers,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
-    if row_grad is not None and not target.is_floating_point():
+    if row_grad is not None:
         with suppress(NoKernel):
             return of_logits.losses_with_gradient(call, logits, target, weight, row_grad, numbers)
     lse: Tensor | None
     try:
         keeps_lse = row_grad is not None or call.batch_invariant  # as cross_entropy
         losses, lse = of_logits.losses(call, logits, target, weight, numbers, needs_lse=keeps_lse)
-    except NoKernel:
+    except NoKernel as reason:
+        _record(CROSS_ENTROPY.name, reason, logits, target)
         wide = accumulator(logits, target, weight)
         results: Any = compute(CROSS_ENTROPY, logits, target, weight, NONE, *numbers, wide)
         losses, lse, _ = results
@@ -91,11 +92,17 @@ def _losses(
         return losses, None
     assert lse is not None
     lse = lse.view(row_grad.shape)
-    with suppress(NoKernel):
+    try:
         given = (logits, target, weight, lse, row_grad, None, numbers)
         return losses, of_logits.logits_gradient(call, *given, overwrites=True)
+    except NoKernel as reason:
+        _record(CROSS_ENTROPY.gradient_signature.name, reason, row_grad, logits, target)
     saved = (logits, target, weight, lse, None)
     return losses, compute_gradient(CROSS_ENTROPY, row_grad, None, *saved, NONE, *numbers, [True, False])[0]
+
+
+def _record(op: str, reason: NoKernel, *tensors: Tensor) -> None:
+    record_torch_call(op, None, *tensors, otherwise=str(reason) or None)
 
 
 def _chunked(

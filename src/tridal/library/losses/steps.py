@@ -25,7 +25,7 @@ _LSE = (
     Statistic("row_max", "max", term="logit"),
     Statistic("row_sum", "accurate_sum", term="exp_term", rebase="rebase"),
 )
-_CONSTANTS = (("SOFTCAP", None), ("IGNORE_INDEX", -100), ("CLASSES", 1))
+_CONSTANTS = (("SOFTCAP", None), ("IGNORE_INDEX", -100))
 FORWARD = RowKernel(
     name="cross_entropy", module=MODULE, reads=("x",), row_index="index", column_reads=("weight",), statistics=_LSE,
     row_value="lse", writes=(), row_writes=("loss", "lse"), parameters=("label_smoothing", "z_loss"),
@@ -55,21 +55,6 @@ SMOOTH = RowKernel(
     column_reads=("weight",), statistics=(Statistic("distances", "sum", term="distance"),), writes=(),
     row_writes=("smooth_loss",), parameters=("label_smoothing",), live_tiles=1, constants=_CONSTANTS,
 )  # fmt: skip
-LSE = RowKernel(
-    name="cross_entropy_lse", module=MODULE, reads=("x",), statistics=_LSE, row_value="lse", writes=(),
-    row_writes=("lse",), padding=float("-inf"), neutral_padding=True, live_tiles=1, constants=_CONSTANTS,
-)  # fmt: skip
-PROBABILITIES = RowKernel(
-    name="cross_entropy_probabilities", module=MODULE, reads=("x", "target"), row_reads=("row_lse",),
-    column_reads=("weight",), statistics=(Statistic("distances", "sum", term="target_distance"),), writes=(),
-    row_writes=("probability_loss",), parameters=("label_smoothing", "z_loss"), live_tiles=2, constants=_CONSTANTS,
-)  # fmt: skip
-PROBABILITIES_BACKWARD = RowKernel(
-    name="cross_entropy_probabilities_backward", module=MODULE, reads=("x", "target"),
-    row_reads=("row_lse", "grad", "lse_grad"), column_reads=("weight",),
-    statistics=(Statistic("total", "sum", term="mass"),), writes=("probability_gradient",),
-    parameters=("label_smoothing", "z_loss"), constants=_CONSTANTS,
-)  # fmt: skip
 REDUCE = RowKernel(
     name="cross_entropy_reduce", module="tridal.library.losses.kernels.reduction", reads=("x",),
     column_reads=("target", "weight"),
@@ -78,8 +63,9 @@ REDUCE = RowKernel(
 )  # fmt: skip
 REDUCE_ALL = replace(
     REDUCE, name="cross_entropy_reduce_all", column_reads=(), statistics=REDUCE.statistics[:1],
-    row_writes=("loss_sum", "mean_of_losses"), constants=(),
+    row_writes=("loss_sum",), constants=(),
 )  # fmt: skip
+_PROBABILITIES = "no kernel computes targets that are probabilities"
 
 
 _masked = functools.cache(functools.partial(replace, neutral_padding=False))
@@ -96,11 +82,9 @@ def launch(
     """
     if ignore_index is not None and not -(2**31) < ignore_index < 2**31:  # wider target indices are alike to kernels
         raise NoKernel("kernels compare 32 bits of ignore_index")
-    if kernel.row_index is not None:
-        options["IGNORE_INDEX"] = ignore_index
     if softcap is not None:  # capped logits beyond the end of a row are not -inf
         kernel = _masked(kernel)
-    return call.kernel(kernel, *inputs, SOFTCAP=softcap, **options)
+    return call.kernel(kernel, *inputs, IGNORE_INDEX=ignore_index, SOFTCAP=softcap, **options)
 
 
 def _kernel(
@@ -110,15 +94,10 @@ def _kernel(
     ignore_index, label_smoothing, z_loss, softcap = numbers
     values = {"label_smoothing": label_smoothing or None, "z_loss": z_loss or None}
     options |= {name: values[name] for name in kernel.parameters}
-    if "target" in kernel.reads:
-        assert inputs[0] is not None
-        options["CLASSES"] = inputs[0].shape[dim] if label_smoothing else 1
     return launch(call, kernel, inputs, ignore_index=ignore_index, softcap=softcap, dim=dim, **options)
 
 
-KERNELS = (
-    FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH, LSE, PROBABILITIES, PROBABILITIES_BACKWARD,
-)  # fmt: skip
+KERNELS = FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH
 
 
 def losses(
@@ -132,13 +111,11 @@ def losses(
     Raises:
         NoKernel: no kernel computes the tensors.
     """
+    if target.is_floating_point():
+        raise NoKernel(_PROBABILITIES)
     layout, wide, smooth = Layout(call, input), accumulator(input, target, weight), numbers[1] > 0
     x, launch = layout.of(input), functools.partial(_kernel, call, dim=layout.dim, numbers=numbers)
     dtype = wide if dtype is None or wide is torch.float64 else dtype
-    if target.is_floating_point():
-        (lse,) = launch(LSE, [x], dtypes=(wide,))
-        (loss,) = launch(PROBABILITIES, [x, layout.of(target), lse, weight], dtypes=(dtype,))
-        return loss, lse
     if call.interpreted:
         call.run(check_range, call.op.name, target, input.shape[classes_dim(input)], numbers[0])
     index = layout.index(target)
@@ -155,13 +132,13 @@ def losses_with_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of each row, and the gradient of the logits (N, C, ...), which one kernel writes into them.
 
-    Targets are indices. `row_grad` is the gradient of each row's loss, in the accumulator's dtype.
+    `row_grad` is the gradient of each row's loss, in the accumulator's dtype.
 
     Raises:
         NoKernel: no kernel computes the tensors, with label smoothing, and with `batch_invariant`, where the losses
             must equal those of a call without gradients.
     """
-    if numbers[1] or call.batch_invariant:
+    if target.is_floating_point() or numbers[1] or call.batch_invariant:
         raise NoKernel
     layout, wide, classes = Layout(call, input), accumulator(input, target, weight), input.shape[1]
     if call.interpreted:
@@ -185,18 +162,15 @@ def logits_gradient(
     Raises:
         NoKernel: no kernel computes the tensors.
     """
-    layout = Layout(call, input)
-    x = layout.of(input)
     if target.is_floating_point():
-        kernel, inputs = PROBABILITIES_BACKWARD, [x, layout.of(target), lse, row_grad, lse_grad, weight]
+        raise NoKernel(_PROBABILITIES)
+    layout = Layout(call, input)
+    x, with_sum = layout.of(input), weight is not None and numbers[1] > 0
+    columns = layout.index(target), weight, call.torch(_total, weight, lse.dtype) if with_sum else None
+    if lse_grad is None:
+        kernel, inputs = BACKWARD, [x, lse, row_grad, *columns]
     else:
-        with_sum = weight is not None and numbers[1] > 0
-        total = call.torch(_total, weight, lse.dtype) if with_sum else None
-        columns = layout.index(target), weight, total
-        if lse_grad is None:
-            kernel, inputs = BACKWARD, [x, lse, row_grad, *columns]
-        else:
-            kernel, inputs = BACKWARD_WITH_LSE, [x, row_grad, lse_grad, *columns]
+        kernel, inputs = BACKWARD_WITH_LSE, [x, row_grad, lse_grad, *columns]
     dtypes, out = (input.dtype,), x if overwrites else None
     return layout.restored(_kernel(call, kernel, inputs, layout.dim, numbers, dtypes=dtypes, out=out)[0])
 
@@ -206,20 +180,18 @@ def _total(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _reduced(call: Steps, rows: Tensor, named: Named) -> tuple[Tensor, Tensor | None]:
-    """Returns the loss, and for the mean over target indices the sum of their weights, which may be None.
+    """Returns the loss, and for the mean the sum of the targets' weights, which may be None.
 
     A kernel reads the losses of all rows as one row.
     """
     target, weight, reduction, ignore_index = (named[n] for n in ("target", "weight", "reduction", "ignore_index"))
     dtype, classes = named["dtype"], named["input"].shape[classes_dim(named["input"])]
-    mean_of_indices = reduction == MEAN and not target.is_floating_point()
-    exact = rows.dtype is torch.float64 or max(classes, abs(ignore_index)) <= _EXACT or not mean_of_indices
+    exact = rows.dtype is torch.float64 or max(classes, abs(ignore_index)) <= _EXACT or reduction != MEAN
     if target.numel() and exact and not (rows.dtype is torch.float64 and dtype.itemsize == 2):
         flat = rows if rows.dim() == 1 else call.view(Tensor.reshape, rows, -1)
         try:
-            if not mean_of_indices:
-                written = ("mean_of_losses" if reduction == MEAN else "loss_sum",)
-                return call.kernel(REDUCE_ALL, flat, dtypes=(dtype,), writes=written)[0], None
+            if reduction != MEAN:
+                return call.kernel(REDUCE_ALL, flat, dtypes=(dtype,))[0], None
             index = target if target.dim() == 1 else call.view(Tensor.reshape, target, -1)
             weights = None if weight is None else call.torch(_weights, weight, index, classes)
             count = 1 + call.wanted[2]
@@ -242,7 +214,7 @@ def _by_torch(rows: Tensor, *arguments: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
-    """Returns the loss, the log-sum-exp of each row, and the denominator of the mean over indices."""
+    """Returns the loss, the log-sum-exp of each row, and the denominator of the mean."""
     input, target, weight, reduction, *numbers, dtype = named.values()
     row_dtype = dtype if reduction == NONE else None
     rows, lse = losses(call, input, target, weight, tuple(numbers), row_dtype, needs_lse=call.wanted[1])
@@ -257,8 +229,8 @@ def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
 def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Returns the gradient of the logits."""
     grad, lse_grad, input, target, weight, lse, denominator, reduction, *numbers, _ = named.values()
-    if not call.wanted[0] or call.wanted[1]:
-        raise NoKernel("the gradient of target probabilities has no kernel")
+    if not call.wanted[0]:  # only the gradient of the target is needed
+        raise NoKernel(_PROBABILITIES)
     rows = call.torch(_row_grad, grad, lse, denominator, reduction)
     given = (input, target, weight, lse, rows, lse_grad, tuple(numbers))
     return logits_gradient(call, *given, overwrites=False), None

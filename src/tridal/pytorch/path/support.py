@@ -83,7 +83,7 @@ def _why_torch(dtype: torch.dtype | None, tensors: Sequence[torch.Tensor], other
     dtypes = {dtype or tensors[0].dtype, *(tensor.dtype for tensor in tensors if tensor.is_floating_point())}
     if (reason := _unsupported(device_context(tensors[0].device), dtypes)) is not None:
         return reason
-    if not all(tensor.dim() and has_memory(tensor) for tensor in tensors):
+    if not all(has_memory(tensor) and (tensor.dim() or otherwise) for tensor in tensors):
         return "the tensor has no elements, no memory or no dims"
     return otherwise or "no kernel supports the strides, the scale or the mask"
 

@@ -1,7 +1,6 @@
-"""The maths of cross-entropy and its gradient. Classes are columns, and each row has a target.
+"""The maths of cross-entropy and its gradient. Classes are columns, and the target of a row is the index of a class.
 
-The target of a row is the index of a class, or a probability per class. Functions get None for an absent weight,
-label_smoothing or z_loss. SOFTCAP is the bound of the logits, or None. CLASSES is the number of columns.
+Functions get None for an absent weight, label_smoothing or z_loss. SOFTCAP is the bound of the logits, or None.
 """
 
 import triton
@@ -33,14 +32,6 @@ def through_cap(dy, x, SOFTCAP: tl.constexpr):
         small = tl.exp(tl.abs(x) * (-2.0 / SOFTCAP))
         dy = dy * (4.0 * small / ((1.0 + small) * (1.0 + small)))
     return dy
-
-
-@triton.jit
-def _smoothed(target, label_smoothing, CLASSES: tl.constexpr):
-    """Returns the mixture of the target probabilities and the uniform distribution."""
-    if label_smoothing is not None:
-        target = target * (1.0 - label_smoothing) + label_smoothing / CLASSES
-    return target
 
 
 @triton.jit
@@ -162,38 +153,3 @@ def gradient_of_statistics(
         x, exp_term(x, row_max, AXIS, EXP2_BIAS, SOFTCAP), 1.0 / row_sum, index, column, lse(row_max, row_sum), grad,
         target_gradient, weight, weight_sum, count, label_smoothing, z_loss, lse_grad, AXIS, IGNORE_INDEX, SOFTCAP,
     )  # fmt: skip
-
-
-@triton.jit
-def target_distance(
-    x, target, row_lse, weight, label_smoothing, AXIS: tl.constexpr, SOFTCAP: tl.constexpr, CLASSES: tl.constexpr
-):  # fmt: skip
-    """Returns weight * target * (lse - x), the term of the loss for probabilities."""
-    return distance(x, row_lse, weight, AXIS, SOFTCAP) * _smoothed(target, label_smoothing, CLASSES)
-
-
-@triton.jit
-def probability_loss(distances, row_lse, z_loss):
-    """sum(weight * target * (lse - x)) + z_loss * lse^2."""
-    return distances if z_loss is None else distances + z_loss * row_lse * row_lse
-
-
-@triton.jit
-def mass(target, weight, label_smoothing, CLASSES: tl.constexpr):
-    """Returns weight * target, the term of the total weight of a row's targets."""
-    return _times(_smoothed(target, label_smoothing, CLASSES), weight)
-
-
-@triton.jit
-def probability_gradient(
-    x, target, row_lse, grad, lse_grad, total, weight, label_smoothing, z_loss, AXIS: tl.constexpr,
-    EXP2_BIAS: tl.constexpr, SOFTCAP: tl.constexpr, CLASSES: tl.constexpr,
-):  # fmt: skip
-    """Returns grad * (p * (total + 2 * z_loss * lse) - weight * target) + p * lse_grad, for probabilities."""
-    p = exp(capped(x, SOFTCAP) - tl.expand_dims(row_lse, AXIS), EXP2_BIAS)
-    factor = total if z_loss is None else total + 2.0 * z_loss * row_lse
-    dx = p * tl.expand_dims(factor, AXIS) - mass(target, weight, label_smoothing, CLASSES)
-    dx = dx * tl.expand_dims(grad, AXIS)
-    if lse_grad is not None:
-        dx += p * tl.expand_dims(lse_grad, AXIS)
-    return through_cap(dx, x, SOFTCAP)

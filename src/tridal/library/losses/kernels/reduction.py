@@ -12,12 +12,6 @@ def row_weight(x, target, weight, IGNORE_INDEX: tl.constexpr):
 
 
 @triton.jit
-def mean_of_losses(loss_sum, count):
-    """Returns the mean of the losses of all rows."""
-    return loss_sum / count
-
-
-@triton.jit
 def weighted_mean(loss_sum, weight_sum):
     """Returns the sum of the losses, over that of the weights."""
     return loss_sum / weight_sum
