@@ -130,8 +130,7 @@ def _index_or_element(name: str, named: Named) -> Role:
 def whole(name: str, *, optional: bool = False, differentiable: bool = False) -> Argument:
     """Returns an argument for a tensor of another shape and dtype, which the op's steps check.
 
-    The reference gets it as it is. It is not cast to `dtype`, ranks of a DTensor have all of it, and vmap computes each
-    sample.
+    The reference gets it as it is. It is not cast to `dtype`, and ranks of a DTensor have all of it.
 
     Example:
         >>> tridal.ops.whole("linear_weight", differentiable=True).role

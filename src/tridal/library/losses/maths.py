@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tridal.ops import RowReduce, has_tangent, wrong
-from tridal.pytorch import has_values
+from tridal.pytorch import has_values, transforms_active
 
 Tensor = torch.Tensor
 NONE, MEAN, SUM = range(3)
@@ -118,7 +118,9 @@ def reference(
         lse = x.logsumexp(dim).unsqueeze(dim) if x.shape[dim] else reduce(x, "sum") - torch.inf
         flat = None if weight is None else weight.flatten()
         given = x, target if probabilities else target.squeeze(dim), flat
-        numbers: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        # torch's smoothing of indices writes into a tensor, which may have no batch under vmap.
+        smoothing = 0.0 if probabilities or not transforms_active() else label_smoothing
+        numbers: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing - smoothing}
         try:
             rows = cross_entropy(*given, **numbers, reduction="none").unsqueeze(dim)
         except IndexError:
@@ -126,6 +128,9 @@ def reference(
                 check_range("cross_entropy", target, reduce.count, ignore_index)
             raise
         scale = torch.ones_like(lse) if probabilities else target_weights(target, flat, ignore_index, x.dtype)
+        if smoothing:
+            smooth = reduce(lse - x if weight is None else (lse - x) * weight, "sum") / max(reduce.count, 1)
+            rows = (1 - smoothing) * rows + torch.where(target == ignore_index, 0.0, smoothing * smooth)
     if z_loss:
         rows = rows + torch.where(scale == 0, 0.0, z_loss * lse.square() * scale)
     if reduction == NONE:

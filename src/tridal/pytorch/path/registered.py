@@ -1,7 +1,7 @@
 """The registered ops, `torch.ops.tridal.*`: opaque to compilers, visible to modes, subclasses and transforms.
 
 `define` registers an op and its gradient. Each has one kernel for all devices, a fake kernel, an autograd rule and a
-vmap rule. The kernel selects the backend at run time.
+vmap rule. The kernel selects the backend at run time. The vmap rule computes the op in torch's ops.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from tridal.errors import PluginError
 from tridal.ops.row_reduce import has_tangent
 from tridal.ops.signature import Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.path.nodes import OpNode, as_tuple, has_gradient, is_plain, records_gradient
+from tridal.pytorch.path.nodes import OpNode, has_gradient, is_plain, records_gradient
 from tridal.pytorch.path.rules import DEFINED, OVERLOADS, Results, Rules, overload
-from tridal.pytorch.path.vmap import vmap_rule
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
@@ -144,16 +143,18 @@ def _register(registered: Registered, qualified: str) -> None:
         with private.below_autograd():
             return overload(name)(*arguments)
 
-    def vmap(*given: Any) -> tuple[Any, Any]:
-        rules, signature = registered.newest()
-        fake = rules.fake_backward if is_gradient else rules.fake
-        return vmap_rule(signature, overload(name), fake, lambda *sample: as_tuple(by_torch(*sample)))(*given)
+    def batched(*arguments: Any) -> Any:
+        arguments = registered.newest()[1].complete(arguments)
+        if RECORDERS:
+            tensor = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+            record_torch(name, tensor, "torch's ops compute calls under vmap")
+        return by_torch(*arguments)
 
     LIBRARY.define(f"{qualified}{registered.schema}", tags=TAGS)
     LIBRARY.impl(qualified, kernel, "CompositeExplicitAutograd")
     LIBRARY.impl(qualified, autograd, "Autograd")
+    LIBRARY.impl(qualified, batched, "FuncTorchBatched")
     torch.library.register_fake(f"tridal::{qualified}", fake_kernel, lib=LIBRARY)
-    torch.library.register_vmap(f"tridal::{qualified}", vmap, lib=LIBRARY)
 
 
 def is_dual(*tensors: Tensor) -> bool:
