@@ -26,6 +26,14 @@ def fit_column_sums(problem: GpuProblem) -> Fit | None:
 
 def _configs(problem: GpuProblem) -> Iterator[KernelConfig]:
     cols = problem.tile_cols
+    if problem.itemsize == 2 and not problem.aligned:
+        if cols <= tuning.SUMS_UNALIGNED_COLS:
+            yield KernelConfig("whole_row", 1, cols, warps_for(cols, tuning.SUMS_UNALIGNED_COLS // 64))
+        else:
+            block = tuning.SUMS_MIN_BLOCK_COLS
+            warps = warps_for(block, tuning.SUMS_ELEMENTS_PER_THREAD)
+            yield KernelConfig("cooperative", 1, block, warps, programs_per_row=cdiv(problem.cols, block))
+        return
     if cols <= tuning.SUMS_WHOLE_ROW_COLS:
         narrow = cols <= tuning.SUMS_NARROW_COLS and not (problem.few_slots and len(problem.column_writes) > 1)
         most = min(tuning.SUMS_NARROW_ROWS if narrow else tuning.SUMS_ROWS, tuning.SUMS_TILE_ELEMENTS // cols)
