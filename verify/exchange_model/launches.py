@@ -112,6 +112,7 @@ class Launch:
         return dict.fromkeys(absent, False) | dict.fromkeys(("scale", "score_mask", "EXP2_BIAS")) | {
             "FIRST": "sum", "SECOND": "sum", "HAS_RESULTS": True, "PADDING": 0.0, "NEUTRAL_PADDING": True,
             "ACC_DTYPE": np.float32, "AXIS": 1 if rows == 1 else 0, "ROWS": rows, "COLS": 1, "VECTOR": 1,
+            "WARP": rows if self.tile_in_one_warp else rows - 1,
             "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots,
             "PERSISTENT": self.persistent, "NUM_STAGES": 1 if self.dynamic else 2, "misalignment": 0,
         }  # fmt: skip

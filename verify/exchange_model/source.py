@@ -156,8 +156,8 @@ def kernel(
         names = {**names, "tl": language(module == "reductions")}
         exec(_code(module, edits, parameters), names)
         if module == "exchange":
-            assert "BLOCK" in names
-            names["BLOCK"] = block
+            assert {"BLOCK", "WARP"} <= names.keys()
+            names |= {"BLOCK": block, "WARP": constants["WARP"]}
     return names["whole_row"]
 
 
