@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plan_invariants import check_cuda_plan, compiler, problems
 from tridal.devices import registry
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
+from tridal.devices.types import KERNEL_CONFIG, DeviceProperties, KernelConfig, LaunchPlan, Problem, Resources
 from tridal.errors import PlanError
 from tridal_cuda import tuning
 from tridal_cuda.resources import occupancy
@@ -237,3 +237,16 @@ def test_without_a_known_number_of_registers_there_is_no_register_limit() -> Non
 def test_a_configuration_that_does_not_fit_raises_with_the_formula() -> None:
     with pytest.raises(PlanError, match=r"does not fit on NVIDIA H100 SXM: min\(.*shared memory 233472//"):
         CUDA.plan(problem(64, 64), H100, lambda config: Resources(32, 0, 1 << 20), {})
+
+
+@pytest.mark.parametrize("statistics", [0, 2])
+def test_a_given_configuration_needs_all_programs_of_a_row_only_to_exchange_statistics(statistics: int) -> None:
+    """One or two of these programs fit on one of 132 multiprocessors."""
+    config = KernelConfig("cooperative", 1, 1024, 32, programs_per_row=200)
+    given, wide = {KERNEL_CONFIG: config}, problem(200 * 1024, 64, statistics=statistics)
+    assert CUDA.plan(wide, H100, lambda config: Resources(32, 0, 0), given).programs % 200 == 0
+    if statistics:
+        with pytest.raises(PlanError, match=r"not all programs of a row are resident: 132 SMs x min\(registers .*=1,"):
+            CUDA.plan(wide, H100, lambda config: Resources(64, 0, 0), given)
+    else:
+        assert CUDA.plan(wide, H100, lambda config: Resources(64, 0, 0), given).programs == 64 * 200

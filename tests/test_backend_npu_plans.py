@@ -126,6 +126,10 @@ def test_rows_are_distributed_over_all_programs_before_tiles_grow(problem):
     assert config.rows <= max(rows_per_block, problem.rows // 32)
 
 
+def test_tiles_have_the_rows_that_all_blocks_have_for_each_program():
+    assert plan(Problem(cols=64, inner=16, outer=1000)).config.rows == 16
+
+
 @given(problems)
 def test_plans_do_not_depend_on_passes_and_statistics(problem):
     traits = {name: getattr(problem, name) for name in ("cols", "inner", "outer", "reads", "writes", "layout")}

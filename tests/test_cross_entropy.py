@@ -199,6 +199,13 @@ def test_z_loss_of_a_class_of_weight_zero_is_zero_even_if_the_square_overflows(r
     torch.testing.assert_close(found, wanted)
 
 
+def test_classes_beyond_the_integers_of_float32_are_not_the_ignored_one(device: torch.device) -> None:
+    ignored = 2**24 + 1
+    x = torch.zeros(1, ignored + 1, device=device, dtype=torch.float16)
+    loss = tridal.cross_entropy(x, torch.tensor([ignored - 1], device=device), ignore_index=ignored)
+    assert_close(loss, torch.tensor(ignored + 1.0, device=device).log().half())
+
+
 @pytest.mark.parametrize("ignored", [-(2**40), 2**40, 2**63 - 1, -(2**63), -(2**31)])
 @pytest.mark.parametrize("linear", [False, True])
 def test_an_ignored_index_may_need_64_bits(device: torch.device, ignored: int, linear: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -102,6 +102,16 @@ def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> Non
     assert torch.equal(grads[0], grads[1].bfloat16())
 
 
+def test_gradients_of_weight_and_bias_are_not_rounded_between_chunks(device: torch.device) -> None:
+    """Two classes with equal logits have gradients of a half, whose sums of chunks need more bits than bfloat16 has."""
+    x, target = torch.ones(8 * 515, 3, device=device), torch.zeros(8 * 515, dtype=torch.long, device=device)
+    weight, bias = (torch.zeros(shape, device=device, requires_grad=True) for shape in ((2, 3), 2))
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = tridal.linear_cross_entropy(x, weight, target, linear_bias=bias, chunk_size=515, reduction="sum")
+    found = torch.autograd.grad(loss, (weight, bias))
+    assert [gradient.tolist() for gradient in found] == [[[-4 * 515] * 3, [4 * 515] * 3], [-4 * 515, 4 * 515]]
+
+
 def test_the_gradient_of_a_float32_input_is_rounded_once_under_autocast(device: torch.device) -> None:
     x, weight = (torch.randn(n, 8, device=device, requires_grad=True) for n in (4, 5))
     with torch.autocast(device.type, torch.bfloat16):
@@ -119,6 +129,36 @@ def with_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("with_vectors")
+def test_the_gradient_of_the_weight_of_no_rows_is_zero(device: torch.device) -> None:
+    x, weight = (torch.randn(rows, 4, device=device, requires_grad=True) for rows in (0, 5))
+    loss = tridal.linear_cross_entropy(x, weight, torch.zeros(0, dtype=torch.long, device=device), reduction="sum")
+    assert torch.autograd.grad(loss, weight)[0].tolist() == torch.zeros(5, 4).tolist()
+
+
+@pytest.mark.usefixtures("with_vectors")
+def test_memory_between_rows_that_a_matmul_may_read_has_numbers(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checking(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def checked(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+            for tensor in tensors:
+                assert (
+                    not torch.empty(0, dtype=tensor.dtype, device=device).set_(tensor.untyped_storage()).isnan().any()
+                )
+                seen.append(tensor.stride(-1) > tensor.shape[0])
+            return compute(*tensors, **options)
+
+        return checked
+
+    seen: list[bool] = []
+    for name in ("mm", "addmm"):
+        monkeypatch.setattr(torch, name, checking(getattr(torch, name)))
+    x, weight = (torch.randn(rows, 24, device=device, requires_grad=True) for rows in (40, 137))
+    tridal.linear_cross_entropy(x, weight, torch.arange(40, device=device), chunk_size=16).backward()
+    assert any(seen)
 
 
 @pytest.mark.usefixtures("with_vectors")

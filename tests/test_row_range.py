@@ -246,6 +246,15 @@ def test_a_range_changes_no_other_field_of_a_plan(arch: str, problem: Problem) -
     assert replace(found, row_range=None, tiles_per_group=None, column_range=None) == plain[ARCHITECTURES[arch]]()
 
 
+def test_a_range_ends_where_a_launch_would_have_too_many_programs() -> None:
+    @with_row_range
+    def plan(problem: Problem) -> LaunchPlan:
+        config = KernelConfig("cooperative", 1, 16, programs_per_row=100, persistent=False)
+        return LaunchPlan(config, problem.tiles(1) * 100, "")
+
+    assert plan(Problem(cols=1600, inner=50, statistics=0)).row_range == (1, (2**31 - 1) // 100)
+
+
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES))
 @pytest.mark.parametrize(
     "traits", [{"outer": 2}, {"layout": "inner"}, {"inner": 2**31}], ids=["blocks", "inner", "many_rows"]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+import tridal
 from call_helpers import SM_90
+from tridal import ops
 from tridal.devices.types import Backend, KernelConfig
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
@@ -178,6 +180,32 @@ def test_kernels_compile_with_mixed_dtypes(name: str, config: KernelConfig) -> N
     call = KernelCall(kernel, layout, dtypes(kernel, "bfloat16"), (), tuple(PARAMETERS[p] for p in kernel.parameters))
     compiled = compiler.compile_kernel(call.specialize(config), SM_90)
     assert compiled.asm["ptx"].count("st.global") > 0
+
+
+def _moments(x: torch.Tensor, reduce: ops.RowReduce, eps: float) -> tuple[torch.Tensor, ...]:
+    deviation = x - reduce.mean(x)
+    return reduce.mean(x), (reduce.mean(deviation * deviation) + eps).rsqrt()
+
+
+moments = tridal.row_function(
+    ops.Op(
+        name="moments", arguments=(ops.per_element("input"), ops.number("eps", EPS)),
+        results=(ops.Result("mean", "row"), ops.Result("inverse_deviation", "row")),
+        kernels=(row_tensors.MOMENTS,), reference=_moments,
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_heads_and_tails_of_rows_are_counted_once(lanes: int) -> None:
+    x = torch.randn(5 * 1001 + 1)[1:].view(5, 1001) + 3
+    config = {"schedule": "column_loop", "rows": 1, "cols": 64, "lanes": lanes, "peel": True}
+    entry = {"kernel": "moments", "dtype": "float32", "cols": 1001, "config": config}
+    with tridal.use(device="interpreter", kernel_configs=[entry]), tridal.record_calls() as records:
+        mean, inverse = moments(x)
+    assert [record.schedule for record in records] == ["column_loop"]
+    torch.testing.assert_close(mean, x.mean(-1))
+    torch.testing.assert_close(inverse, (x.var(-1, correction=0) + EPS).rsqrt())
 
 
 @pytest.mark.parametrize("name", ["MOMENTS", "CROSS_ENTROPY"])

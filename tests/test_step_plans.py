@@ -1,0 +1,104 @@
+"""Plans for the steps of a recorded call: numbers of rows, and the memory of outputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from recording_backend import RecordingBackend, serving
+from tridal import ops
+from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, with_row_range
+
+triton = pytest.importorskip("triton")
+Tensor = torch.Tensor
+
+
+@triton.jit
+def doubled(x):  # type: ignore[no-untyped-def]
+    return x + x
+
+
+@triton.jit
+def square(x):  # type: ignore[no-untyped-def]
+    return x * x
+
+
+DOUBLE = ops.RowKernel("double", __name__, ("x",), (), ("doubled",))
+ENERGY = ops.RowKernel(
+    "energy", __name__, ("x",), (ops.Statistic("energy", "sum", term="square"),), (), row_writes=("energy",)
+)
+
+
+def new_part(x: Tensor, start: int) -> Tensor:
+    return x.new_empty(start + x.numel())[start:].view(x.shape)
+
+
+def steps(call: Any, named: Any) -> tuple[Tensor, ...]:
+    x, start = named["input"], named["start"]
+    out = None if start < 0 else call.torch(new_part, x, start)
+    (twice,) = call.kernel(DOUBLE, x, out=out)
+    return call.kernel(ENERGY, twice)  # type: ignore[no-any-return]
+
+
+energy_of_double = tridal.row_function(
+    ops.Op(
+        name="energy_of_double",
+        arguments=(ops.per_element("input"), ops.number("start", -1)),
+        results=(ops.Result("output", "row", gradient="dy"),),
+        kernels=(DOUBLE, ENERGY),
+        reference=lambda x, reduce, start: reduce(4 * x * x, "sum"),
+        steps=steps,
+    )
+)
+
+
+@with_row_range
+def any_number_of_rows(problem: Problem) -> LaunchPlan:
+    return LaunchPlan(KernelConfig("whole_row", 1, 64), 1, "one program computes all rows")
+
+
+class Backend(RecordingBackend):
+    """Its plans of a kernel with statistics serve any number of rows."""
+
+    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
+        plan = super().plan(problem, device, probe, options)
+        return any_number_of_rows(problem) if problem.statistics else plan
+
+
+@pytest.fixture
+def recording() -> Iterator[RecordingBackend]:
+    backend = Backend()
+    with serving(backend):
+        yield backend
+
+
+def test_every_step_is_planned_for_the_rows_of_a_call(recording: RecordingBackend) -> None:
+    for rows, most in ((20, 32), (100, 128)):
+        x = torch.randn(rows, 16)
+        for _ in range(2):
+            torch.testing.assert_close(energy_of_double(x), 4 * x.square().sum(-1))
+        assert any(most // 2 < problem.rows <= most for problem in recording.problems if not problem.statistics)
+
+
+@pytest.mark.usefixtures("recording")
+@pytest.mark.parametrize("numbers", [*itertools.permutations((48, 57, 64))], ids=str)
+def test_rows_of_which_a_step_merges_16_are_all_computed(numbers: tuple[int, ...]) -> None:
+    """Rows of 5 elements are no whole vectors, so the first step computes 16 of them as one."""
+    for rows in numbers:
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(energy_of_double(x), 4 * x.square().sum(-1))
+
+
+@pytest.mark.usefixtures("recording")
+def test_with_batch_invariance_kernels_do_not_depend_on_the_memory_of_an_output(tmp_path: Path) -> None:
+    x = torch.randn(20, 16)
+    with tridal.use(batch_invariant=True, dump=str(tmp_path)):
+        for start in (-1, 0, 1, 3):
+            torch.testing.assert_close(energy_of_double(x, start=start), 4 * x.square().sum(-1))
+    assert sorted(file.name.split("_")[0] for file in tmp_path.iterdir()) == ["double", "energy"]
