@@ -27,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from coverage import CoverageData
 from rich.console import Console
@@ -39,8 +40,10 @@ from rich.table import Table
 
 from faults import SOURCES, Fault, modules, random_faults
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _TYPES = ".mypy_cache"
-_INTERRUPTED = 130  # exit code of a process that SIGINT ends
+INTERRUPTED = 130  # exit code of a process that SIGINT ends
 _TIMEOUT = 240  # seconds for the tests of one fault
 _MAX_TESTS = 60  # that execute the line of a fault
 TESTS = {
@@ -107,13 +110,21 @@ class Lines:
         return found[:: -(-len(found) // _MAX_TESTS)] if found else []
 
 
+def _files(root: Path) -> list[str]:
+    """Returns the files of a checkout: those that git tracks, or all of them without git, but no environments."""
+    if not (root / ".git").exists():
+        found = (path.relative_to(root).as_posix() for path in root.rglob("*"))
+        return [name for name in found if not re.match(r"\.venv|\.\w+_cache/|(.*/)?__pycache__/", name)]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    return listed.split("\0")[:-1]
+
+
 class Copy:
     """A copy of a checkout, in which tests run."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = folder
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, listed.split("\0")):
+        for name in _files(root):
             if (root / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, folder / name)
@@ -122,7 +133,8 @@ class Copy:
 
     def failing(self, tests: Sequence[str], *options: str, timeout: float | None = _TIMEOUT) -> list[str]:
         """Returns the tests that fail, without parameters; `timeout` or `crash` if there are no results."""
-        path = os.pathsep.join(str(self.root / folder) for folder in (*SOURCES, "verify"))
+        given = filter(None, [os.environ.get("PYTHONPATH")])
+        path = os.pathsep.join([*(str(self.root / folder) for folder in (*SOURCES, "verify")), *given])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", *options, *tests]
         pipe, both = subprocess.PIPE, subprocess.STDOUT
@@ -157,6 +169,44 @@ class Copy:
             file.write_bytes(source)
 
 
+def in_copies(
+    root: Path, jobs: int, function: Callable[[Copy, Item], Result], items: Sequence[Item], what: str
+) -> dict[Item, Result]:
+    """Returns function(copy, item) for each item, and shows a progress bar. `jobs` copies of a checkout are used.
+
+    After Ctrl-C or SIGTERM, returns the results so far.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console, found = Console(stderr=True), dict[Item, Result]()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(jobs) as threads:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for number in range(min(jobs, len(items))):
+            copies.put(Copy(root, Path(folder, str(number))))
+
+        def compute(item: Item) -> Result:
+            copy = copies.get()
+            try:
+                return function(copy, item)
+            finally:
+                copies.put(copy)
+
+        pending = {threads.submit(compute, item): item for item in items}
+        try:
+            for future in track(as_completed(pending), what, len(pending), console=console):
+                found[pending[future]] = future.result()
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            console.print(f"interrupted after {len(found)} of {len(items)} {what}, whose results are kept")
+    return found
+
+
+def failing_without_a_fault(root: Path, tests: Sequence[str], jobs: int = 1) -> list[str]:
+    """Returns those of the tests that fail in a new copy of a checkout. They run in `jobs` processes."""
+    parts = [tuple(tests[start::jobs]) for start in range(min(jobs, len(tests)))]
+    failing = in_copies(root, jobs, lambda copy, part: copy.failing(part, timeout=None), parts, "tests without a fault")
+    return sorted({test for found in failing.values() for test in found})
+
+
 def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).parents[1]) -> int:
     """Runs the command. Returns its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,41 +221,24 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
     chosen = random_faults(root, modules(root, options.modules), options.count, options.seed)
     tests = {fault.module: tests_of(root, fault.module) for fault in chosen}
     lines = Lines(options.lines) if options.lines else None
-    console = Console(stderr=True)
     if not chosen:
         parser.error("no module with a possible fault fits the patterns")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder, ThreadPoolExecutor(options.jobs) as threads:
-        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for number in range(options.jobs):
-            copies.put(Copy(root, Path(folder, str(number))))
 
-        def killer(fault: Fault) -> str | None:
-            copy = copies.get()
-            try:
-                return copy.killer(fault, lines.tests_of(fault) if lines else (), tests[fault.module])
-            finally:
-                copies.put(copy)
+    def killer(copy: Copy, fault: Fault) -> str | None:
+        return copy.killer(fault, lines.tests_of(fault) if lines else (), tests[fault.module])
 
-        pending = {threads.submit(killer, fault): fault for fault in chosen}
-        found: dict[Fault, str | None] = {}
-        try:
-            for future in track(as_completed(pending), "faults", len(pending), console=console):
-                found[pending[future]] = future.result()
-        except KeyboardInterrupt:
-            threads.shutdown(wait=False, cancel_futures=True)
-            console.print(f"interrupted after {len(found)} of {len(chosen)} faults, whose results are kept")
-        killers = sorted({killer for killer in found.values() if killer and killer.startswith("tests/")})
-        broken = copies.get().failing(killers, timeout=None) if killers and len(found) == len(chosen) else []
+    found = in_copies(root, options.jobs, killer, chosen, "faults")
+    killers = sorted({killer for killer in found.values() if killer and killer.startswith("tests/")})
+    broken = failing_without_a_fault(root, killers) if len(found) == len(chosen) else []
     report(found)
     if options.json:
         rows = [{**asdict(fault), "killed_by": found[fault]} for fault in chosen if fault in found]
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if broken:
-        console.print(f"these tests fail without a fault: {', '.join(sorted(set(broken)))}")
+        Console(stderr=True).print(f"these tests fail without a fault: {', '.join(broken)}")
         return 2
     few = sum(map(bool, found.values())) < options.least * len(found)
-    return _INTERRUPTED if len(found) < len(chosen) else int(few)
+    return INTERRUPTED if len(found) < len(chosen) else int(few)
 
 
 def report(found: dict[Fault, str | None]) -> None:
