@@ -191,7 +191,7 @@ def test_mlp_with_more_than_the_parts_of_a_gated_mlp_is_left_with_the_reason() -
     assert {entry.name: entry.reason for entry in entries if "." not in entry.name} == {
         "0": f"it has the modules act {parts}",
         "1": f"it has the modules act, norm {parts}",
-        "2": "it has tensors of its own (shift), and a gated MLP has only those of its layers",
+        "2": "it has parameters of its own (shift), and a gated MLP has only those of its layers",
         "3": "its forward takes (x, layer), and a gated MLP takes one tensor",
         "4": "it has no linear layers with the sizes of gate, up and down",
     }

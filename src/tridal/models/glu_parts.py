@@ -88,9 +88,9 @@ def parts_of(module: torch.nn.Module) -> Parts | str:
 
 def find_parts(module: torch.nn.Module) -> Parts | str:
     """Returns the parts of a module that `may_be_glu`, or why it is no gated MLP that tridal computes."""
-    if module._parameters or module._buffers:
-        own = ", ".join((*module._parameters, *module._buffers))
-        return f"it has tensors of its own ({own}), and a gated MLP has only those of its layers"
+    if module._parameters:  # buffers matter only if the forward reads them
+        own = ", ".join(module._parameters)
+        return f"it has parameters of its own ({own}), and a gated MLP has only those of its layers"
     if not any(roles_of(module)):
         return "it has no linear layers with the sizes of gate, up and down"
     taken = [*inspect.signature(type(module).forward).parameters.values()][1:]

@@ -41,10 +41,8 @@ _ROWS = {"row": (1, 32, 1000), "inner": (2, 32, 1000), "strided": (1, 32)}
 """Row counts for which widths are searched, by layout. The first one keeps every change of a tile's size."""
 _COLS = (16, 37, 781, 1024, 5000, 12_288)
 """Widths for which row counts are searched."""
-_RANDOM_SIZES = 1
-"""Random sizes of the grid between two powers of two."""
-_MAX_CHANGES = 64
-"""Changes that are kept for one search of widths or row counts."""
+_RANDOM_SIZES = 1  # of the grid between two powers of two
+_MAX_CHANGES = 64  # that are kept for one search of widths or row counts
 
 
 @dataclass(frozen=True, slots=True)
