@@ -47,7 +47,7 @@ def planned(name: str, rows: int, cols: int, dtype: str, arch: str = "sm_90") ->
         ("RMS_NORM_BACKWARD", 1048576, 128, "bfloat16", ("whole_row", 16, 128, 2, 2, 1)),
         ("RMS_NORM_BACKWARD", 524288, 1024, "bfloat16", ("whole_row", 2, 1024, 4, 3, 1)),
         ("RMS_NORM_BACKWARD", 131072, 4096, "bfloat16", ("whole_row", 1, 4096, 8, 3, 1)),
-        ("RMS_NORM_BACKWARD", 16384, 32768, "bfloat16", ("cooperative", 1, 1024, 1, 1, 32)),
+        ("RMS_NORM_BACKWARD", 16384, 32768, "bfloat16", ("cooperative", 1, 1024, 1, 3, 32)),
         ("CROSS_ENTROPY", 8192, 128256, "bfloat16", ("column_loop", 1, 8192, 8, 1, 1)),
         ("CROSS_ENTROPY_BACKWARD", 8192, 128256, "bfloat16", ("cooperative", 1, 1024, 2, 1, 126)),
         ("CROSS_ENTROPY_BACKWARD", 8192, 4096, "bfloat16", ("cooperative", 1, 1024, 2, 1, 4)),

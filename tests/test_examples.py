@@ -51,7 +51,7 @@ def test_comparison_of_a_model_gives_the_same_losses(
 
 def test_demo_says_first_what_it_does() -> None:
     lines = subprocess.run(
-        ["make", "-n", "demo"], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True
+        ["make", "-n", "--no-print-directory", "demo"], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     at = [next(i for i, line in enumerate(lines) if part in line) for part in ("takes minutes", "has-interpreter")]
     at += [next(i for i, line in enumerate(lines) if re.fullmatch(f".*/{run}", line)) for run in DEMO]

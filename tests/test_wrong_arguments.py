@@ -32,7 +32,7 @@ TENSORS = [(f, name) for f, given in CALLS.items() for name, value in given.item
 OPTIONS = [
     (function, parameter)
     for function, given in CALLS.items() for parameter in inspect.signature(function).parameters.values()
-    if parameter.name not in {*given, "stream", "dtype", "accum_dtype", "mask", "up"}
+    if parameter.name not in {*given, "stream", "dtype", "accum_dtype", "mask", "up", "removed"}
 ]  # fmt: skip
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": Tensor.to_sparse,

@@ -13,8 +13,8 @@ __all__ = [
 ]  # fmt: skip
 __dir__ = __all__.copy
 
-REMOVED: Mapping[str, str] = {"inplace_backward": "use tridal.linear_cross_entropy, which needs less memory"}
-"""For the name of each argument or setting that was removed: what to use instead."""
+REMOVED: dict[str, str] = {}
+"""For the name of each argument or setting that was removed: what to use instead. Modules of ops add theirs."""
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:

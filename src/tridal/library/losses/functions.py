@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tridal.errors import ShapeError, unexpected
+from tridal.errors import REMOVED, ShapeError, unexpected
 from tridal.library.losses.checks import check_numbers, check_target, check_weight
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.maths import REDUCTIONS, classes_dim
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
+REMOVED["inplace_backward"] = "use tridal.linear_cross_entropy, which needs less memory"
 
 
 class _Options(TypedDict, total=False):
