@@ -32,7 +32,7 @@ help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
 
 demo:  ## install, check this device, and train a small model with and without tridal
-	@echo "1. Install tridal with its requirements into $(VENV), which takes minutes at the first time."
+	@echo "1. Install tridal with its requirements into $(VENV), which takes several minutes the first time."
 	@echo "2. Compare the kernels with float64:  tridal check"
 	@echo "3. Train a small model with and without tridal, and compare the losses:  examples/compare_a_model.py"
 	@echo "Steps 2 and 3 take about half a minute without a GPU. Nothing outside $(VENV) is changed, except caches."

@@ -1,4 +1,4 @@
-"""Puts faults that a tired developer makes into the code, one at a time, and expects a failing test for each of them.
+"""Puts typical faults into the code, one at a time, and expects a failing test for each of them.
 
     python scripts/semantic_faults.py [--only 'guard'] [--jobs 2] [--json FILE]
 

@@ -14,14 +14,14 @@ __all__ = [
 __dir__ = __all__.copy
 
 REMOVED: dict[str, str] = {}
-"""For the name of each argument or setting that was removed: what to use instead. Modules of ops add theirs."""
+"""For the name of each argument that was removed: what to use instead. Modules of ops add theirs."""
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Returns a suggestion for an error message ("; did you mean 'cuda'?"), or "" if no known word is similar.
 
     Ignores case. Suggests up to three of the known words. `cutoff` is their minimum similarity, from 0 to 1. For the
-    name of an argument or a setting that was removed, says what to use instead.
+    name of an argument that was removed, says what to use instead.
     """
     if word in REMOVED:
         return f"; it was removed: {REMOVED[word]}"

@@ -219,8 +219,8 @@ REPLACED = (
     "computes the loss itself, call kernelize without fused_loss. See docs/trainers.md"
 )
 NO_LABELS = (
-    "it is called in training without the keyword argument `labels`. Pass the labels to the model. A trainer that "
-    "computes the loss itself, for example with label_smoothing_factor, needs the logits. See docs/trainers.md"
+    "the model is called in training without the keyword argument `labels`. Pass the labels to the model. A trainer "
+    "that computes the loss itself, for example with label_smoothing_factor, needs the logits. See docs/trainers.md"
 )
 AGAIN = "To fuse it again: tridal.models.restore(model), then tridal.kernelize(model, fused_loss=True)"
 
@@ -238,7 +238,7 @@ def _why_not_fused(model: Any, form: CausalLMForm, head: Any) -> str | None:
         changed = "its loss function"
     elif model._tridal_base.forward is not model._tridal_forward:
         changed = "the forward of its class"
-    return None if changed is None else f"{changed} is another one than when the model was kernelized. {AGAIN}"
+    return None if changed is None else f"{changed} has changed since the model was kernelized. {AGAIN}"
 
 
 def _moves_tensors(hook: Any) -> bool:

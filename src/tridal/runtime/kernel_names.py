@@ -21,7 +21,7 @@ _VARIABLES = {
     "reads": ("{}_ptr", "{}_tile", "{}_loaded", "{}_at", "edge_of_{}", "edge_{}_at"),
     "added": ("{}_ptr",), "row_reads": ("{}_ptr", "{}_row"), "row_index": ("{}_ptr",),
     "column_reads": ("{}_ptr", "{}_column", "edge_of_{}"), "parameters": ("{}_number",), "writes": _WRITTEN,
-    "row_writes": ("{}_per_row",), "column_writes": ("{}_sums", "sums_of_{}", "edge_sums_of_{}"),
+    "row_writes": ("{}_per_row",), "column_writes": ("{}_sums", "sums_of_{}"),
 }  # fmt: skip
 """The variables of a schedule for a name in each field of `RowKernel`."""
 

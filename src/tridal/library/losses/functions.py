@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 _compiling = torch.compiler.is_dynamo_compiling
-REMOVED["inplace_backward"] = "use tridal.linear_cross_entropy, which needs less memory"
+REMOVED["inplace_backward"] = "use tridal.linear_cross_entropy, which needs no more memory"
 
 
 class _Options(TypedDict, total=False):
