@@ -148,7 +148,9 @@ def test_slices_of_batches_have_the_same_kernels_and_results(
 
 
 @pytest.mark.parametrize(
-    "compute", [tridal.softmax, tridal.log_softmax, lambda x: tridal.rms_norm(x, x.shape[-1:])], ids=str
+    "compute",
+    [tridal.softmax, tridal.log_softmax, lambda x: tridal.rms_norm(x, x.shape[-1:])],
+    ids=["softmax", "log_softmax", "rms_norm"],
 )
 def test_backwards_outside_a_block_have_the_kernels_of_the_block(compute: Callable[[torch.Tensor], Any]) -> None:
     """The first backward prepares a kernel for those after it."""
