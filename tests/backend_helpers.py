@@ -47,7 +47,7 @@ class FakeBackend:
     count: int = 2
     """Number of devices."""
     unavailable_calls: int = 0
-    protocol: int = 1
+    protocol: int = 2
 
     def unavailable(self) -> str | None:
         self.unavailable_calls += 1

@@ -18,7 +18,6 @@ from tridal.testing import checking
 from tridal.testing.cases import Case
 from tridal.testing.checking import difference
 from tridal.testing.inputs import make_tensors
-from tridal.testing.plan_changes import PlanSearch
 from tridal.testing.suite import cases
 
 _MAX_ELEMENTS = 5_000
@@ -90,12 +89,6 @@ def bounds() -> dict[str, Any]:
                 found[key] = []
                 assert testing.run_case(case, INTERPRETER).passed, case.name
     return {"bounds": found}
-
-
-def searched(search: PlanSearch) -> dict[str, Any]:
-    """The number of cases by op, the number of plans, and a checksum of the names, of a search for changes of plans."""
-    names = checksum("\n".join(case.name for case in search.cases))
-    return {"cases": Counter(case.op for case in search.cases), "plans": search.plans, "names": names}
 
 
 def checksum(text: str) -> str:

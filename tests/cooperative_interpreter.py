@@ -46,9 +46,8 @@ class CooperativeInterpreter(Interpreter):
         if not cooperates or cols <= config.cols or (config.peel and problem.column_writes):
             return super().plan(problem, device, probe, options)
         config = replace(config, programs_per_row=math.ceil(cols / config.cols))
-        tiles = problem.tiles(config.rows)
-        groups = min(self.groups, tiles) if config.persistent else tiles
-        return LaunchPlan(config, groups * config.programs_per_row, "a test", occupancy=64)
+        programs = self.groups * config.programs_per_row if config.persistent else None
+        return LaunchPlan(config, programs, "a test", occupancy=64)
 
 
 @contextmanager

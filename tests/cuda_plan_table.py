@@ -61,7 +61,8 @@ def make_plan(question: Question, probe: Probe) -> MadePlan:
         return resources
 
     plan: LaunchPlan = backend.plan(question.call.problem, device, recording, {})
-    return MadePlan(f"{describe(plan.config)}: {plan.programs} programs, {plan.occupancy} per SM", compiled)
+    programs = question.call.programs(plan)
+    return MadePlan(f"{describe(plan.config)}: {programs} programs, {plan.occupancy} per SM", compiled)
 
 
 def compiling(question: Question) -> Probe:

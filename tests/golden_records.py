@@ -25,7 +25,6 @@ import golden_plans
 import plan_records
 import tridal
 from case_records import checksum
-from conformance_helpers import INTERPRETER
 from tridal.benchmarks import workloads
 from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
 from tridal.devices.types import KernelConfig, LaunchPlan
@@ -36,7 +35,6 @@ from tridal.runtime.op_trial import COLS, ROWS
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import Specialization
 from tridal.testing.cases import op_cases
-from tridal.testing.plan_changes import search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES
 
 COMMAND = "python tests/golden_records.py"
@@ -178,7 +176,7 @@ RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "declarations": declarations, "interface": interface, "kernels": kernels, "plans": plan_records.plans,
     "conformance": case_records.conformance, "bounds": case_records.bounds,
 }  # fmt: skip
-"""What is recorded, by the name of its file. `test_planned_cases.py` compares "searched", which takes longer."""
+"""What is recorded, by the name of its file."""
 
 
 def file_of(name: str) -> Path:
@@ -202,6 +200,6 @@ def text_of(record: Mapping[str, Any], depth: int = 2) -> str:
 
 
 if __name__ == "__main__":
-    for name, made in {**RECORDS, "searched": lambda: case_records.searched(search_plans(INTERPRETER))}.items():
+    for name, made in RECORDS.items():
         file_of(name).write_text(text_of(made()) + "\n")
         print(f"writes {file_of(name)}")

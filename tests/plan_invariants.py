@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 from hypothesis import strategies as st
 
-from tridal.devices.row_range import RowCount
-from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
+from tridal.devices.types import MAX_PROGRAMS, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources
 from tridal_cuda.resources import occupancy
 from tridal_cuda.tuning import MAX_SPILL, MAX_SPILL_RELOAD
 
@@ -53,7 +50,6 @@ def compiler(problem: Problem) -> Probe:
     """
 
     def probe(config: KernelConfig) -> Resources:
-        assert not any(isinstance(value, RowCount) for value in astuple(config))
         elements = config.rows * config.cols // (32 * config.num_warps) * len(problem.reads)
         needed = 16 + elements * problem.itemsize // 8 if config.reload else 24 + elements * problem.accumulator // 4
         allowed = min(255, 65_536 // (32 * config.num_warps), config.max_registers or 255)
@@ -74,19 +70,19 @@ def check_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan) -> 
 
     cols_in_tiles = problem.cols // problem.vector * problem.vector if config.peel else problem.cols
     assert not config.peel or (problem.layout == "row" and not problem.aligned)
-    resident = device.cores * plan.occupancy
+    resident, launched = device.cores * plan.occupancy, plan.programs_for(tiles)
     if config.schedule == "cooperative":
         assert config.programs_per_row > 1
         assert config.cols * config.programs_per_row >= cols_in_tiles
-        assert plan.programs % config.programs_per_row == 0
+        assert plan.programs is None or plan.programs % config.programs_per_row == 0
         if problem.statistics:
-            assert plan.programs <= resident, "all programs are resident at once"
+            assert launched <= resident, "all programs are resident at once"
             assert problem.accumulator == 4, "float64 statistics do not fit in one word"
     else:
         assert config.programs_per_row == 1
         assert config.schedule == "column_loop" or config.cols >= cols_in_tiles
-    assert 1 <= plan.programs <= max(tiles, problem.vector) * config.programs_per_row
-    assert config.persistent or plan.programs == tiles * config.programs_per_row
+    assert config.persistent == (plan.programs is not None)
+    assert 1 <= launched <= MAX_PROGRAMS
     assert not problem.column_writes or config.persistent, "each program writes a row of partial sums"
     tiles = problem.tiles(config.rows) if device.target and device.target[0] == "hip" else tiles
     assert f"occupancy {plan.occupancy} = min(" in plan.reason
@@ -120,11 +116,12 @@ def check_rocm_plan(problem: Problem, device: DeviceProperties, plan: LaunchPlan
     assert config.schedule in ("whole_row", "column_loop"), "the exchange between programs has not run on an AMD GPU"
     assert not config.reload
     assert config.max_registers is None, "Triton's AMD backend has no limit on registers"
-    assert plan.programs * config.num_warps * warp_size < 1 << 32, "HIP launches no more threads"
+    launched = plan.programs_for(problem.tiles(config.rows))
+    assert launched * config.num_warps * warp_size < 1 << 32, "HIP launches no more threads"
     per_simd = waves(used.registers, warp_size)
     assert plan.occupancy * config.num_warps <= 4 * per_simd
     assert plan.occupancy * used.shared_memory <= (device.shared_memory or 0)
-    assert not problem.column_writes or plan.programs <= device.cores * plan.occupancy
+    assert not problem.column_writes or launched <= device.cores * plan.occupancy
     per_lane, unit = REGISTERS[warp_size]
     formula = f"4*min({WAVES[warp_size]}, {per_lane}//{allocated(used.registers, unit)})//{config.num_warps}"
     assert f"min(waves {formula}={4 * per_simd // config.num_warps}" in plan.reason

@@ -47,9 +47,8 @@ def kernel_names() -> list[str]:
 
 def _described(plan: LaunchPlan, question: Question) -> str:
     call = question.call
-    ranges = call.row_range(plan), call.column_range(plan)
-    programs = [plan.programs_for(call.problem, rows) for rows in ranges[0]] if call.problem.outer == 1 else []
-    return f"{plan.config} {plan.programs} {plan.occupancy} {ranges} {programs} {call.workspace_slots(plan)}"
+    numbers = plan.programs, call.programs(plan), plan.occupancy, call.row_range, call.workspace_slots(plan)
+    return f"{plan.config} {' '.join(map(str, numbers))}"
 
 
 def _questions(arch: str, name: str) -> Iterator[Question]:

@@ -34,7 +34,7 @@ class RowsDecide(RecordingBackend):
         if problem.rows > 100 or problem.column_writes:
             return plan
         config = replace(plan.config, schedule="column_loop", cols=8)
-        return replace(plan, config=config, row_range=None, tiles_per_group=None, column_range=None)
+        return replace(plan, config=config)
 
 
 @contextmanager

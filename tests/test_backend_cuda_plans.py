@@ -142,7 +142,7 @@ def test_decision(problem: Problem, arch: str, expected: dict[str, Any]) -> None
     if found.config.reload and found.schedule == "whole_row" and problem.layout == "row":
         assert tuning.BYTES_IN_FLIGHT < in_flight <= tuning.COOPERATIVE_BYTES_IN_FLIGHT, "about half of the cache"
     if found.config.reload and not found.config.persistent and found.schedule == "cooperative":
-        programs_per_core = -(-found.programs // H100.cores)
+        programs_per_core = -(-found.programs_for(problem.tiles(found.config.rows)) // H100.cores)
         assert programs_per_core * found.config.cols * problem.bytes_read <= (H100.shared_memory or 0), "it fits"
 
 

@@ -13,7 +13,7 @@ import tridal
 from recording_backend import RowsDecide, serving
 from torch_versions import compiles
 from tridal.devices import registry, settings
-from tridal.devices.types import KernelConfig, Problem, Resources
+from tridal.devices.types import KernelConfig, Resources
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning
@@ -197,8 +197,8 @@ def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
             assert rows_of_shape is not None
             call = batch_invariance.InvariantCall(kernel, rows_of_shape, dtypes)
             options = registry.options(backend, settings.current())
-            plan = launch.plan(call, batch_invariance.invariant(backend), device, options)
-            assert plan.programs % plan.config.programs_per_row == 0
+            plan = launch.plan(call, backend, device, options)
+            assert call.programs(plan) % plan.config.programs_per_row == 0
             assert "batch-invariant" in plan.reason
             specialization = call.specialize(plan.config)
             found.add((plan.config, specialization.divisible, specialization.constants))
@@ -218,12 +218,12 @@ def test_tridal_plan_returns_the_plan_of_a_call(device: torch.device, monkeypatc
             tridal.softmax(torch.randn(8, 129, device=device))
             planned = tridal.plan(8, 129)
         assert (planned.config, planned.programs) == (made[-1].plan.config, made[-1].plan.programs)
-        assert planned.reason.startswith("batch-invariant: planned for 4096 rows (") is setting
+        assert planned.reason.startswith("batch-invariant, planned for 4,096 rows; ") is setting
     assert made[0].plan.config != made[1].plan.config
 
 
 def test_without_the_setting_plans_may_depend_on_the_number_of_rows(backend: Any) -> None:
-    few, many = (Problem(cols=781, inner=rows) for rows in (1, 100_000))
+    calls = [planning.matrix_call(rows, 781, op="softmax") for rows in (1, 100_000)]
     device = next(device for other, device in planning.architectures().values() if other is backend)
     options = registry.options(backend, settings.current())
 
@@ -231,8 +231,6 @@ def test_without_the_setting_plans_may_depend_on_the_number_of_rows(backend: Any
         return Resources(registers=32, spills=0, shared_memory=0)
 
     if device.target is None:
-        configs = [backend.plan(problem, device, probe, options).config for problem in (few, many)]
+        configs = [backend.plan(call.problem, device, probe, options).config for call in calls]
         assert configs[0] != configs[1]
-    invariant = batch_invariance.invariant(backend)
-    configs = [invariant.plan(problem, device, probe, options).config for problem in (few, many)]
-    assert configs[0] == configs[1]
+    assert len({batch_invariance.made_invariant(call).problem for call in calls}) == 1

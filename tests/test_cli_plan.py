@@ -43,7 +43,7 @@ def test_plan_for_an_absent_architecture_equals_tridal_plan(arch: str) -> None:
     assert report["backend"] == backend.name
     assert report["device"]["name"] == properties.name
     assert report["plan"] == json.loads(json.dumps(tridal.plan(4096, 12672, arch=arch).as_dict()))
-    assert report["plan"]["programs"] >= 1
+    assert report["plan"]["launched_programs"] >= 1
     assert report["plan"]["reason"]
 
 
@@ -55,7 +55,7 @@ def test_matrix_with_more_tiles_than_a_launch_has_programs_gets_a_plan(
     arch: str, rows: int, cols: int, op: str
 ) -> None:
     found = plan_json(str(rows), str(cols), "--op", op, "--arch", arch)["plan"]
-    assert 1 <= found["programs"] < 2**31
+    assert 1 <= found["launched_programs"] < 2**31
     assert found["config"]["persistent"]
 
 
@@ -79,8 +79,21 @@ def test_text_output_describes_the_plan() -> None:
     output = plan("1823", "781", "--arch", COMPILED[0], "--dtype", "bfloat16")
     _, properties = planning.architectures()[COMPILED[0]]
     planned = tridal.plan(1823, 781, dtype=torch.bfloat16, arch=COMPILED[0])
-    for text in (properties.name, planned.config.schedule, f"{planned.programs:,}", "registers per thread", "reason"):
+    programs = f"{planned.launched_programs:,}, one for each tile"
+    for text in (properties.name, planned.config.schedule, programs, "registers per thread", "reason"):
         assert text in output
+
+
+def test_output_has_the_bucket_and_the_programs_of_the_launch() -> None:
+    planned = tridal.plan(100_000, 781, arch="ascend910b")
+    assert (planned.programs, planned.launched_programs) == (32, 32)
+    few = tridal.plan(2100, 16, arch="ascend910b")
+    assert (few.programs, few.config.rows, few.launched_programs) == (32, 128, 17)
+    assert few.reason.startswith("planned for 4,096 rows, the bucket of 2,100; ")
+    assert "planned" not in tridal.plan(4096, 16, arch="ascend910b").reason
+    output = " ".join(plan("2100", "16", "--arch", "ascend910b").split())
+    assert "programs 17, at most 32" in output
+    assert "planned for 4,096 rows, the bucket of 2,100" in output
 
 
 def test_output_has_the_programs_of_a_row_if_there_are_several() -> None:

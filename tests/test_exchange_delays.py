@@ -21,7 +21,6 @@ from tridal.devices.types import Backend, DeviceProperties, KernelConfig, Launch
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
-from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.specialization import KernelCall
 
 pytest.importorskip("triton")
@@ -83,8 +82,8 @@ def bind(
     call: KernelCall, plan: LaunchPlan, device: DeviceProperties, tensors: list[torch.Tensor]
 ) -> Callable[[], None]:
     """Returns a function that launches the kernel on the current stream."""
-    launcher = launch._bind_compiled(call, plan, device, RowNumbers(call, plan))
-    return lambda: launcher(torch.cuda.current_stream().cuda_stream, call.problem.rows, *tensors)
+    launcher = launch._bind_compiled(call, plan, device, launch._Numbers(call, plan))
+    return lambda: launcher(torch.cuda.current_stream().cuda_stream, call.layout.rows, *tensors)
 
 
 @pytest.mark.parametrize("case", CASES)

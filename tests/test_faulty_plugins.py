@@ -23,6 +23,7 @@ LOADING = {
     "raise SystemExit(3)": "it could not be loaded: SystemExit: 3",
     "class Odd(BaseException): pass\nraise Odd": "it could not be loaded: Odd",
     "import no_such_module": "No module named 'no_such_module'",
+    "from tridal.types import with_row_range": "tridal.types has no with_row_range, which belongs to protocol 1",
     "def backend(:": "it could not be loaded: SyntaxError",
     "": "it could not be loaded: AttributeError: module 'badly' has no attribute 'backend'",
     "backend = None": "it lacks protocol, name, device_type, dtypes",
@@ -33,8 +34,10 @@ MEMBERS = {
     "Toy.__hash__ = None": "it is not hashable: expected a hashable object",
     "Toy.guard = property(lambda self: self.missing)": "it lacks guard",
     "del Toy.protocol": "it lacks protocol",
-    "Toy.protocol = 0": "protocol: it uses version 0 of the protocol, and this tridal version 1: upgrade the plugin",
-    "Toy.protocol = 2": "protocol: it uses version 2 of the protocol, and this tridal version 1: upgrade tridal",
+    "Toy.protocol = 0": "protocol: it uses version 0 of the protocol, and this tridal version 2: upgrade the plugin",
+    "Toy.protocol = 1": "version 1 of the protocol, and this tridal version 2: upgrade the plugin (plans state in "
+        "`programs` the largest number of programs if persistent, else None; remove with_row_range, row_range,",
+    "Toy.protocol = 3": "protocol: it uses version 3 of the protocol, and this tridal version 2: upgrade tridal",
     "Toy.protocol = '1'": "protocol: expected an integer, found '1'",
     "Toy.plan = lambda self, problem, device, probe: None":
         "plan: expected the parameters (problem, device, probe, options), found (problem, device, probe)",

@@ -45,7 +45,7 @@ def test_a_wrong_plan_is_found() -> None:
     class Faulty(type(registry.get("rocm").plugin)):  # type: ignore[misc]
         def plan(self, *arguments: Any) -> LaunchPlan:
             made = super().plan(*arguments)
-            return replace(made, config=replace(made.config, cols=32), row_range=None, tiles_per_group=None)
+            return replace(made, config=replace(made.config, cols=32))
 
     with registered(testing.interpreted(Faulty())) as backend:
         results = [testing.run_case(testing.Case("softmax", "forward", (5, cols)), backend) for cols in (30, 300)]

@@ -15,7 +15,6 @@ from tridal.errors import PlanError
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
 from tridal.runtime.row_kernel import RowKernel
-from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import NO_SCALE_MASK
 
@@ -55,7 +54,7 @@ class RecordingLauncher:
     [WHOLE_ROW, KernelConfig("cooperative", 1, 256, programs_per_row=4), KernelConfig("column_loop", 1, 256)],
     ids=lambda config: config.schedule,
 )
-@pytest.mark.parametrize(("rows", "row_range"), [(64, None), (64, (1, 100)), (37, (1, 100))])
+@pytest.mark.parametrize("rows", [64, 63])
 def test_each_kernel_argument_gets_its_own_value(
     monkeypatch: pytest.MonkeyPatch,
     config: KernelConfig,
@@ -64,7 +63,6 @@ def test_each_kernel_argument_gets_its_own_value(
     scale_mask: ScaleMask,
     launcher: Any,
     rows: int,
-    row_range: tuple[int, int] | None,
 ) -> None:
     """Tensors, run-time numbers and constants, with and without a mask and a workspace."""
     triton = pytest.importorskip("triton")
@@ -94,16 +92,15 @@ def test_each_kernel_argument_gets_its_own_value(
     )
     tensors = [SimpleNamespace(data_ptr=lambda name=name: name) for name in pointers]
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
-    # The plan of another number of rows serves the call, too.
-    plan = LaunchPlan(config, programs=64 // config.rows * config.programs_per_row, reason="", row_range=row_range)
-    plan = replace(plan, tiles_per_group=row_range and 1)
-    launch._bind_compiled(call, plan, device, RowNumbers(call, plan))(0, rows, *tensors)
+    # The launch of another number of rows of the bucket serves the call, too, unless there is a mask.
+    plan = LaunchPlan(config, programs=64 // config.rows * config.programs_per_row, reason="")
+    launch._bind_compiled(call, plan, device, launch._Numbers(call, plan))(0, rows, *tensors)
     if scale_mask.mask is None:
-        call = call.with_rows(rows)
+        call = replace(call, layout=replace(call.layout, inner=rows))
     specialization = call.specialize(config)
     names = compiler.entry(specialization).arg_names
     programs = launched[0] if launched else RecordingLauncher.launched[0]
-    assert programs == -(-call.problem.rows // config.rows) * config.programs_per_row
+    assert programs == -(-call.layout.rows // config.rows) * config.programs_per_row
     if launcher is RecordingLauncher:
         passed = list(RecordingLauncher.launched[9:])
     arguments = dict(zip(names, passed, strict=True))
@@ -124,7 +121,7 @@ def test_a_device_that_needs_another_driver_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(
         PlanError, match="here needs Triton's driver 'cuda', but 'hip' is active, and a process has one"
     ):
-        launch._bind_compiled(CALL, PLAN, device, RowNumbers(CALL, PLAN))
+        launch._bind_compiled(CALL, PLAN, device, launch._Numbers(CALL, PLAN))
 
 
 def test_a_target_with_another_warp_size_than_the_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +132,7 @@ def test_a_target_with_another_warp_size_than_the_driver_is_refused(monkeypatch:
     with pytest.raises(
         PlanError, match="here has the warp size 32 in its target, but Triton's driver reports the warp size 64"
     ):
-        launch._bind_compiled(CALL, PLAN, device, RowNumbers(CALL, PLAN))
+        launch._bind_compiled(CALL, PLAN, device, launch._Numbers(CALL, PLAN))
 
 
 def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +146,7 @@ def test_a_machine_without_a_driver_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(triton.runtime, "driver", NoDriver())
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
     with pytest.raises(PlanError, match=r"here needs Triton's driver 'cuda', but Triton has none: 0 active drivers"):
-        launch._bind_compiled(CALL, PLAN, device, RowNumbers(CALL, PLAN))
+        launch._bind_compiled(CALL, PLAN, device, launch._Numbers(CALL, PLAN))
 
 
 def test_a_wrong_plan_is_refused_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

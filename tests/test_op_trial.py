@@ -179,7 +179,9 @@ def launched() -> set[RowKernel]:
     def prepare(call: Any, *arguments: Any) -> launch.PreparedLaunch:
         found.add(call.kernel)
         plan = launch.plan(call, *arguments)
-        return launch.PreparedLaunch(plan, lambda *_: None, lambda rows: 0, lambda rows: plan.groups, (1, 1))
+        return launch.PreparedLaunch(
+            plan, lambda *_: None, lambda rows: 0, lambda rows: call.tiles(plan.config), (1, 1)
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "prepare", prepare)

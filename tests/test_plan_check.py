@@ -1,4 +1,4 @@
-"""Plan checks: each wrong field of a plan, or a wrong range of rows, is an error with the allowed values."""
+"""Plan checks: each wrong field of a plan is an error with the allowed values."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ NUMBERS = replace(PROBLEM, writes=(), row_writes=("float32",))
 WHOLE_ROW = LaunchPlan(KernelConfig("whole_row", 4, 1024), 20, "because")
 COLUMN_LOOP = LaunchPlan(KernelConfig("column_loop", 1, 256), 20, "because")
 COOPERATIVE = LaunchPlan(KernelConfig("cooperative", 1, 256, programs_per_row=4), 40, "because")
-RANGED = replace(WHOLE_ROW, row_range=(80, 100_000))
-SMALL = replace(
-    WHOLE_ROW, config=replace(WHOLE_ROW.config, persistent=False), programs=456, row_range=(1, 4000), tiles_per_group=1
-)
-"""One program for each tile, for all rows in the range."""
+ONE_EACH = replace(WHOLE_ROW, config=replace(WHOLE_ROW.config, persistent=False), programs=None)
+ONE_SHOT = replace(COOPERATIVE, config=replace(COOPERATIVE.config, persistent=False), programs=None)
 ALL = frozenset({*SCHEDULES, *FEATURES})
 
 
@@ -67,14 +64,13 @@ def problem_of(plan: LaunchPlan, **context: Any) -> str:
         (WHOLE_ROW, {}),
         (COLUMN_LOOP, {}),
         (COOPERATIVE, {}),
-        (RANGED, {}),
-        (SMALL, {}),
-        (replace(SMALL, tiles_per_group=None, row_range=(1, 2**28)), {}),
-        (replace(WHOLE_ROW, programs=456, row_range=(1, 4000), tiles_per_group=1), {}),
+        (ONE_EACH, {}),
+        (changed(WHOLE_ROW, programs=100_000), {}),  # a launch has at most one for each tile
         (changed(COLUMN_LOOP, peel=True), {"problem": NUMBERS}),
         (changed(WHOLE_ROW, peel=True), {"problem": Problem(cols=1027, inner=8)}),  # without the head and the tail
         (changed(WHOLE_ROW, peel=True), {"problem": Problem(cols=1031, inner=8, reads=("bfloat16",))}),
-        (replace(COOPERATIVE, row_range=(1, 40), tiles_per_group=1), {"problem": FEW}),
+        (ONE_SHOT, {"problem": replace(PROBLEM, inner=40)}),
+        (changed(COOPERATIVE, programs=4000), {"problem": FEW}),  # ten rows have 40 programs, which are resident
     ],
 )
 def test_correct_plan_passes(plan: LaunchPlan, context: dict[str, Any]) -> None:
@@ -88,14 +84,9 @@ WRONG: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "a positive integer or None": (("max_registers", "occupancy"), (0, 31.5, True)),
     "True or False": (("peel", "reload", "persistent"), (1, None, "yes")),
     "a float from -1e-05 to 1e-05 or None": (("exp2_bias",), (float("nan"), float("inf"), 0.5, 0)),
-    "an integer from 1 to 2147483647": (("programs",), (0, 2.0, 1 << 31)),
+    "an integer from 1 to 2147483647 or None": (("programs",), (0, 2.0, 1 << 31)),
     "Resources or None": (("resources",), ((1, 2, 3),)),
     "text": (("reason",), (None, 5)),
-    "None, because only problems of one row have a range of columns": (("column_range",), ((700, 800),)),
-    f"the first and the last number of rows, from 1 to {2**28}, around 1823": (
-        ("row_range",),
-        ([80, 100_000], (80, 9.5), (80,), (80, 1822), (1824, 9000), (0, 9000), (1, 2**28 + 1)),
-    ),
 }
 """Fields and wrong values of them by the allowed values in words."""
 
@@ -114,18 +105,18 @@ ONE_ROW = "rows = 2, expected 1, because cooperative programs exchange one row a
 PEELS = "peel = True, expected False, because 'column_loop' peels rows only for statistics of elements without a mask"
 LANES = 'expected 1, because only "column_loop" splits a row into lanes'
 OR_PEEL = "expected at least 1025, because a tile holds whole rows, or the same with peel = True"
-RIGHT = "expected rows for which programs are right:"
 
 
 @pytest.mark.parametrize(
     ("plan", "fields", "context", "expected"),
     [
-        (WHOLE_ROW, {"programs": 65_537}, {}, "programs = 65537, expected at most 65536, because there are 456 tiles"),
+        (WHOLE_ROW, {"programs": None}, {}, "programs = None, expected the largest number of programs of a launch, be"),
         (WHOLE_ROW, {"cols": 512}, {}, "cols = 512, expected at least 781, because a tile holds whole rows"),
         (WHOLE_ROW, {}, {"problem": Problem(cols=1025, inner=8)}, f"cols = 1024, {OR_PEEL}"),
         (WHOLE_ROW, {"rows": 2048}, {}, "rows x cols = 2097152, expected at most 1048576, Triton's limit of a tensor"),
         (WHOLE_ROW, {"programs_per_row": 2}, {}, "programs_per_row = 2, expected 1, because the schedule is 'whole_r"),
-        (WHOLE_ROW, {"persistent": False}, {}, "programs = 20, expected 456, because they are not persistent and the"),
+        (WHOLE_ROW, {"persistent": False}, {}, "programs = 20, expected None, because they are not persistent: each "),
+        (ONE_EACH, {}, {"problem": Problem(cols=8, inner=1 << 34)}, "persistent = False, expected True, because 42949"),
         (WHOLE_ROW, {"exp2_bias": 0.0}, {"problem": replace(PROBLEM, reads=("float64",))}, "exp2_bias = 0.0, expected"),
         (WHOLE_ROW, {"exp2_bias": 0.0}, {"problem": replace(PROBLEM, writes=("float64",))}, "exp2_bias = 0.0, expect"),
         (WHOLE_ROW, {"peel": True}, {"problem": INNER}, 'peel = True, expected False, because only the layout "row" h'),
@@ -134,11 +125,6 @@ RIGHT = "expected rows for which programs are right:"
         (WHOLE_ROW, {"peel": True}, {"problem": replace(PROBLEM, column_writes=("float32",))},
          "peel = True, expected False, because peeled rows begin at different columns, and the op sums over rows"),
         (WHOLE_ROW, {"lanes": 2}, {}, f"lanes = 2, {LANES}"),
-        *((WHOLE_ROW, {"programs": 1, "column_range": wrong}, {"problem": replace(PROBLEM, inner=1)}, expected)
-          for wrong, expected in (
-              ((782, 1024), "column_range = (782, 1024), expected the first and the last number of columns, from 1"),
-              ((1, 2000), "column_range = (1, 2000), expected columns that the tile holds: for 2000 columns, expected"),
-          )),
         # column_loop
         (COLUMN_LOOP, {"reload": True}, {}, "reload = True, expected False, because 'column_loop' does not support it"),
         (COLUMN_LOOP, {"peel": True}, {}, PEELS),
@@ -163,7 +149,7 @@ RIGHT = "expected rows for which programs are right:"
         (COOPERATIVE, {"occupancy": 16}, {"device": replace(DEVICE, cores=2)}, "programs = 40, expected at most 32, w"),
         (COOPERATIVE, {"rows": 2, "persistent": False}, {}, f"{ONE_ROW} if programs are not persistent"),
         (COOPERATIVE, {"rows": 2, "peel": True}, {}, f"{ONE_ROW} with peel"),
-        (COOPERATIVE, {}, {"problem": replace(PROBLEM, inner=2)}, "programs = 40, expected at most 8: 4 for each of 2"),
+        (ONE_SHOT, {}, {"problem": replace(PROBLEM, inner=41)}, f"programs = 164, expected at most 160, {RESIDENT}"),
         (COOPERATIVE, {"rows": 4096, "programs_per_row": 4096, "programs": 4096},
          {"problem": Problem(cols=1 << 20, inner=1 << 20, layout="inner")}, "rows x programs_per_row = 16777216, ex"),
         (COOPERATIVE, {}, {"problem": replace(PROBLEM, reads=("float64",))}, "schedule = 'cooperative', expected anot"),
@@ -175,19 +161,6 @@ RIGHT = "expected rows for which programs are right:"
         *((WHOLE_ROW, {name: True}, {"declared": ALL - {name}},
            f"{name} = True, expected False, because the backend's `features` lack") for name in ("peel", "reload")),
         (COLUMN_LOOP, {"lanes": 2}, {"declared": ALL - {"lanes"}}, "lanes = 2, expected 1, because the backend's `fea"),
-        # ranges of rows
-        (WHOLE_ROW, {"tiles_per_group": 1}, {}, "tiles_per_group = 1, expected None, because there is no `row_range`"),
-        *((SMALL, {"tiles_per_group": wrong}, {}, f"tiles_per_group = {wrong}, expected a positive integer or None")
-          for wrong in (0, 1.0)),
-        (SMALL, {"tiles_per_group": 2}, {}, "tiles_per_group = 2, expected the rule that gives programs = 456, not 22"),
-        (WHOLE_ROW, {"programs": 114, "row_range": (1, 4000), "tiles_per_group": 4}, {},
-         f"row_range = (1, 4000), {RIGHT} 0 for 1 rows, expected an integer"),
-        (WHOLE_ROW, {"programs": 70_000, "row_range": (1, 10**7)}, {}, "programs = 70000, expected at most 65536, bec"),
-        (COOPERATIVE, {"row_range": (9, 100_000)}, {}, f"row_range = (9, 100000), {RIGHT} 40 for 9 rows, expected at "),
-        (COOPERATIVE, {"row_range": (1, 4000), "tiles_per_group": 182}, {}, f"row_range = (1, 4000), {RIGHT} 0 for 1 "),
-        (COOPERATIVE, {"row_range": (1, 41), "tiles_per_group": 1}, {"problem": FEW}, "programs = 164, expected at mo"),
-        (RANGED, {}, {"problem": INNER}, "row_range = (80, 100000), expected None, because only problems with outer ="),
-        (RANGED, {}, {"problem": replace(PROBLEM, outer=2)}, "row_range = (80, 100000), expected None, because only p"),
     ],
 )  # fmt: skip
 def test_wrong_plan_is_refused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import hypothesis
 import pytest
 import torch
@@ -52,9 +50,8 @@ def test_every_plan_that_passes_computes_the_right_result(dim: int) -> None:
     @given(configurations(), st.integers(1, 9), st.integers(1, 40), st.integers(1, 12))
     @hypothesis.settings(deadline=None, max_examples=150, derandomize=True, database=None)
     def run(config: KernelConfig, rows: int, cols: int, programs: int) -> None:
-        if random.Random(programs).random() < 0.5 and config.rows:
-            programs = -(-(rows if dim else cols) // config.rows)
-        forced.plan = lambda *_: LaunchPlan(config, programs, "forced")  # type: ignore[method-assign]
+        most = programs if config.persistent else None
+        forced.plan = lambda *_: LaunchPlan(config, most, "forced")  # type: ignore[method-assign]
         registry.invalidate()
         x = torch.randn(rows, cols, generator=torch.Generator().manual_seed(cols))
         with tridal.use(device="forced"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,38 +72,37 @@ def test_a_stored_plan_is_the_plan_and_compiles_nothing(call: KernelCall, nothin
     found = plan(call)
     assert same(found, expected)
     assert found.compilations == 0
-    assert found.reason == f"{expected.reason} (stored; made for {call.problem.rows} rows)"
+    assert found.reason == f"{expected.reason} (stored)"
 
 
-@pytest.mark.parametrize("call", [CALL, EXCHANGING], ids=["whole_row", "cooperative"])
-def test_one_stored_plan_serves_its_range_of_rows(
-    call: KernelCall, folder: Path, nothing_compiled: Callable[[], None]
+@pytest.mark.parametrize("others", [[(4095, 640), (2049, 640)], [(3000, 640)]], ids=["ends", "middle"])
+def test_one_stored_plan_serves_its_bucket_of_rows(
+    others: list[tuple[int, int]], folder: Path, nothing_compiled: Callable[[], None]
 ) -> None:
-    first, last = plan(call).row_range or (0, 0)
-    assert first < last
-    others = [call.with_rows(rows) for rows in {max(first, 2), (first + last) // 2, last}]
-    expected = [plan(other, store=False) for other in others]
+    made = plan()
     nothing_compiled()
-    assert [same(plan(other), made) for other, made in zip(others, expected, strict=True)] == [True] * len(others)
+    found = [plan(kernel_call(shape)) for shape in others]
+    assert all(same(other, made) for other in found)
+    assert [other.reason for other in found] == [
+        f"planned for 4,096 rows, the bucket of {rows:,}; {made.reason} (stored)" for rows, _ in others
+    ]
     assert len([*folder.iterdir()]) == 1
 
 
-def test_other_ranges_of_rows_are_in_the_same_file(folder: Path, nothing_compiled: Callable[[], None]) -> None:
+def test_each_bucket_of_rows_has_a_file(folder: Path, nothing_compiled: Callable[[], None]) -> None:
     calls = [kernel_call((rows, 16_384), dtypes="bfloat16") for rows in (8, 64, 4096)]
     expected = [plan(call) for call in calls]
-    assert len({made.row_range for made in expected}) > 1
-    assert len([*folder.iterdir()]) == 1
+    assert len([*folder.iterdir()]) == 3
     nothing_compiled()
     assert all(same(plan(call), made) for call, made in zip(calls, expected, strict=True))
 
 
-def test_a_plan_replaces_that_of_the_same_rows(folder: Path) -> None:
+def test_a_plan_replaces_that_of_the_same_bucket(folder: Path) -> None:
     file, made = plan_store.PlanFile(CALL, CUDA, H100, {}), plan(store=False)
     for _ in range(2):
         file.keep(made)
     (stored,) = folder.iterdir()
-    ((rows, _),) = json.loads(stored.read_text().partition("\n")[2])
-    assert tuple(rows) == made.row_range
+    assert json.loads(stored.read_text().partition("\n")[2])["config"] == asdict(made.config)
 
 
 def test_another_process_compiles_nothing_and_makes_the_same_plan(folder: Path) -> None:
@@ -128,19 +127,19 @@ def test_another_process_compiles_nothing_and_makes_the_same_plan(folder: Path) 
 def test_processes_and_threads_store_the_same_plan_at_the_same_time(folder: Path) -> None:
     made = plan()
     file = plan_store.PlanFile(CALL, CUDA, H100, {})
-    rows = range(1, 40)
 
     def keep_all() -> list[bool]:
-        for number in rows:
-            file.keep(replace(made, row_range=(1, 4096 + number)))
+        for number in range(1, 40):
+            file.keep(replace(made, occupancy=number))
             (path,) = (path for path in folder.iterdir() if path.suffix == ".json")
             assert file.find(lambda *_: None) is not None, path.read_text()
         return []
 
     at_the_same_time(keep_all, keep_all, keep_all)
     assert [path.suffix for path in folder.iterdir()] == [".json"]
-    (path,) = folder.iterdir()
-    assert len(json.loads(path.read_text().partition("\n")[2])) == plan_store._MAX_PLANS
+    stored = file.find(lambda *_: None)
+    assert stored is not None
+    assert same(replace(stored, occupancy=0, compilations=0), replace(made, occupancy=0, compilations=0))
 
 
 def test_a_plan_without_compilations_is_not_stored(folder: Path) -> None:
@@ -188,9 +187,9 @@ def test_a_wrong_plan_is_ignored(
 ) -> None:
     expected = plan()
     (file,) = folder.iterdir()
-    [[rows, fields]] = json.loads(file.read_text().partition("\n")[2])
+    fields = json.loads(file.read_text().partition("\n")[2])
     change(fields)
-    text = json.dumps([[rows, fields]])
+    text = json.dumps(fields)
     file.write_text(f"{plan_store._digest(text)}\n{text}")
     with caplog.at_level(logging.DEBUG, "tridal"):
         assert plan() == expected
@@ -200,10 +199,10 @@ def test_a_wrong_plan_is_ignored(
 def test_more_programs_than_are_resident_are_not_launched_from_a_file(folder: Path) -> None:
     expected = plan(EXCHANGING)
     (file,) = folder.iterdir()
-    [[_, fields]] = json.loads(file.read_text().partition("\n")[2])
-    fields |= {"programs": 8 * 4096, "tiles_per_group": None, "row_range": [8, 8]}
-    fields["config"]["persistent"] = True
-    text = json.dumps([[[8, 8], fields]])
+    fields = json.loads(file.read_text().partition("\n")[2])
+    fields["occupancy"] = 1
+    fields["config"] |= {"cols": 16, "programs_per_row": 1024}
+    text = json.dumps(fields)
     file.write_text(f"{plan_store._digest(text)}\n{text}")
     assert plan(EXCHANGING) == expected
 

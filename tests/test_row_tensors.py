@@ -139,9 +139,11 @@ def check(
         overridden: Any = Overridden(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
         options = {name: option.default for name, option in backend.options.items()}
         prepared = launch.prepare(call, overridden, backend.properties(0), options)
-        plan, rows = prepared.plan, call.problem.rows
+        rows = call.layout.rows
         slots = prepared.workspace_slots(rows)
-        written += [torch.full((plan.groups, shape[dim]), torch.nan, device=device) for _ in kernel.column_writes]
+        written += [
+            torch.full((prepared.groups(rows), shape[dim]), torch.nan, device=device) for _ in kernel.column_writes
+        ]
         arguments = (*written, *tensors.values(), *mask)
         workspace = [torch.zeros(slots, dtype=torch.int64, device=device)] if slots else []
         with backend.guard(0):
@@ -149,7 +151,7 @@ def check(
         for index in range(-len(kernel.column_writes), 0):
             written[index] = written[index].double().sum(0)
         for index, (found, wanted) in enumerate(zip(written, results, strict=True)):
-            message = f"{override} ({plan.config}), tensor {index}"
+            message = f"{override} ({prepared.plan.config}), tensor {index}"
             torch.testing.assert_close(
                 found.double(), wanted, rtol=2e-6, atol=4e-6, msg=lambda m, s=message: f"{s}: {m}"
             )

@@ -24,9 +24,7 @@ from tridal.errors import SettingsError
 from tridal.ops import planning, table
 from tridal.runtime import compiler, source_text
 from tridal.runtime.interpreter_mode import interpreting
-from tridal.runtime.row_numbers import RowNumbers
 from tridal.runtime.specialization import KernelCall, Specialization
-from tridal.types import LaunchPlan
 
 triton = pytest.importorskip("triton")
 
@@ -145,7 +143,7 @@ for number, case in enumerate(torch.load("cases.pt")):
 def arguments_of(call: KernelCall, config: KernelConfig) -> dict[str, Any]:
     """The arguments of a kernel: large tensors of random numbers, and the numbers of the call."""
     generator, cols = torch.Generator().manual_seed(0), call.problem.cols
-    size = 4 * call.problem.rows * cols
+    size = 4 * call.layout.rows * cols
     tensors = {
         name: torch.randint(0, cols, (size,), generator=generator)
         if dtype == "int64"
@@ -168,7 +166,7 @@ def test_printed_kernels_run_alone_in_the_interpreter(tmp_path: Path) -> None:
         question, config = ONE_TILE[number % len(ONE_TILE)]
         call = call_of(kernel, number, {**question, "rows": 8}, "float32")
         s, arguments = call.specialize(config), arguments_of(call, config)
-        programs = RowNumbers(call, LaunchPlan(config, call.problem.tiles(config.rows), "")).programs(call.problem.rows)
+        programs = call.tiles(config)
         (tmp_path / f"kernel_{number}.py").write_text(compiler.source(s))
         copies = {
             name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()

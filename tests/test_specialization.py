@@ -110,11 +110,11 @@ def test_numbers_that_kernels_compute_fit_in_their_types(data: st.DataObject) ->
     call = KernelCall(
         kernel, RowLayout(outer, inner, cols, ((1, 1, 1), (1, 1, 1))), ("float32",) * len(kernel.pointers)
     )
-    tiles = call.problem.tiles(rows)
+    tiles = call.tiles(config)
     groups = data.draw(st.sampled_from([1, 2, tiles, 1 + tiles // 2])) if config.persistent else tiles
     backend = FakeBackend("mine", schedules=frozenset(SCHEDULES), features=frozenset({"reload"}))
     device = DeviceProperties("device", "dev1", cores=1, max_programs=1 << 31)
-    plan = LaunchPlan(config, groups * per_row, "", occupancy=1 << 31)
+    plan = LaunchPlan(config, groups * per_row if persistent else None, "", occupancy=1 << 31)
     try:
         check_plan(backend, call.problem, device, plan, lambda config: Resources(1, 0, 0))
     except PlanError:
@@ -172,7 +172,7 @@ def test_workspace_slots_cover_each_part_of_a_row_and_the_tile_counter() -> None
     call = kernel_call((64, 5000))
     assert call.specialize(config).cooperative
     assert call.workspace_slots(LaunchPlan(config, programs=35, reason="")) == 64 * 5 + 2 + 3 * 7
-    one_shot = LaunchPlan(replace(config, persistent=False), programs=320, reason="")
+    one_shot = LaunchPlan(replace(config, persistent=False), programs=None, reason="")
     assert call.workspace_slots(one_shot) == 64 * 5 + 2 + 3 * 64
     tall = LaunchPlan(replace(config, rows=16), programs=10, reason="")
     assert kernel_call((3, 5000, 40), 1).workspace_slots(tall) == 9 * 5 * 16 + 2 + 3 * 2

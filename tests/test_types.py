@@ -31,7 +31,7 @@ from tridal.errors import PlanError
 class Smallest(BackendBase):
     """A backend with as few members as possible."""
 
-    protocol, name, device_type = 1, "smallest", "faketype"
+    protocol, name, device_type = 2, "smallest", "faketype"
     devices = {"small1": DeviceProperties("Small", "small1", cores=2)}  # noqa: RUF012
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: object) -> LaunchPlan:

@@ -84,8 +84,11 @@ class Compiled:
         """Whether so few bytes are spilled that no further configuration is tried."""
         return not self.resources.spills
 
-    def launch_plan(self, programs: int, tiles: int, explanation: str) -> LaunchPlan:
-        """Returns the plan with so many programs. The reason has the occupancy, the tiles and the explanation."""
+    def launch_plan(self, programs: int | None, tiles: int, explanation: str) -> LaunchPlan:
+        """Returns the plan with at most so many programs, or one per tile if None.
+
+        The reason has the occupancy, the tiles and the explanation.
+        """
         config, problem, device, spills = self.config, self.problem, self.problem.device, self.resources.spills
         spilled = f"; {spills} bytes per thread are spilled" if spills else ""
         reason = (
@@ -95,6 +98,6 @@ class Compiled:
         )
         return LaunchPlan(config, programs, reason, self.occupancy, self.resources)
 
-    def one_program_per_tile(self, tiles: int) -> tuple[int, str]:
-        """Returns the number of programs that do not loop, and the explanation for the plan's `reason`."""
-        return tiles, f"one program per tile, {tiles / self.resident:.1f} times as many as are resident"
+    def one_program_per_tile(self, tiles: int) -> tuple[None, str]:
+        """Returns the `programs` of a plan whose programs do not loop, and the explanation for its `reason`."""
+        return None, f"one program per tile, {tiles / self.resident:.1f} times as many as are resident"

@@ -16,7 +16,7 @@ from tridal_cuda.resources import read_resources
 class Cuda(TorchBackend):
     """Serves tensors of device type "cuda". Rejects ROCm builds of torch, which use the same device type."""
 
-    protocol = 1
+    protocol = 2
     name = "cuda"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tridal.devices.types import MAX_PROGRAMS, MAX_RANGE_ROWS, KernelConfig
+from tridal.devices.types import MAX_PROGRAMS, KernelConfig
 from tridal.errors import PlanError
 from tridal_accelerator.gpu import Compiled, DeviceProblem, cdiv
 from tridal_cuda import tuning
@@ -96,9 +96,8 @@ class GpuProblem(DeviceProblem):
         return Fit(self, config, resources, programs, formula)
 
     def _has_too_many_programs(self, config: KernelConfig) -> bool:
-        """Whether a launch cannot have a program for each tile. Makes no comparison that would narrow `row_range`."""
-        many = self.rows > MAX_RANGE_ROWS or config.schedule == "cooperative"
-        return many and self.tiles(config.rows) * config.programs_per_row > MAX_PROGRAMS
+        """Whether a launch cannot have a program for each tile."""
+        return self.tiles(config.rows) * config.programs_per_row > MAX_PROGRAMS
 
     def halve_elements_per_thread(self, config: KernelConfig) -> KernelConfig | None:
         """Returns `config` with twice the warps if a thread can then still have `MAX_REGISTERS`, else with half a tile.

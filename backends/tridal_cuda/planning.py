@@ -12,7 +12,6 @@ from tridal.devices.types import (
     Probe,
     Problem,
     next_power_of_2,
-    with_row_range,
 )
 from tridal.errors import PlanError
 from tridal_accelerator.candidates import Candidates
@@ -29,7 +28,6 @@ from tridal_cuda.whole_row import fit_whole_row
 _FITS = (fit_column_sums, fit_single_pass, fit_column_reads, fit_whole_row, fit_cooperative)
 
 
-@with_row_range
 def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:
     """Returns a plan with `config`, or else with the first configuration that is suitable.
 
@@ -56,8 +54,8 @@ def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: Kerne
     return fitted.launch_plan(programs, gpu_problem.tiles(fitted.config.rows), explanation)
 
 
-def _count_programs(fitted: Fit) -> tuple[int, str]:
-    """Returns the number of programs to launch, and the explanation for the plan's `reason`."""
+def _count_programs(fitted: Fit) -> tuple[int | None, str]:
+    """Returns the `programs` of the plan, and the explanation for its `reason`."""
     config, problem, per_row = fitted.config, fitted.problem, fitted.config.programs_per_row
     tiles = problem.tiles(config.rows)
     groups = min(tiles, fitted.resident // per_row)
@@ -71,10 +69,11 @@ def _count_programs(fitted: Fit) -> tuple[int, str]:
         if tiles * per_row > MAX_PROGRAMS:
             groups = max(1, groups)
             return groups * per_row, f"{apart}, and loop over the rows, because a launch has too few programs for all"
-        return tiles * per_row, apart
+        return tiles * per_row if config.persistent else None, apart
     if config.schedule == "cooperative":
         programs = groups * per_row
-        return programs, f"{per_row} programs compute each row and all are resident at once, so {programs} are launched"
+        together = f"{per_row} programs compute each row and all are resident at once"
+        return programs if config.persistent else None, f"{together}, so at most {programs} are launched"
     if config.persistent:
         return groups, f"{groups} programs loop over the tiles"
     return fitted.one_program_per_tile(tiles)

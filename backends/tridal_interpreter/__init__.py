@@ -20,7 +20,6 @@ from tridal.devices.types import (
     Probe,
     Problem,
     next_power_of_2,
-    with_row_range,
 )
 
 _MAX_TILE_ELEMENTS = 1 << 20  # Triton's limit for a tensor in a kernel
@@ -29,7 +28,7 @@ _MAX_TILE_ELEMENTS = 1 << 20  # Triton's limit for a tensor in a kernel
 class Interpreter(BackendBase):
     """Serves CPU tensors if it is requested by name. Large tiles save time, because every operation is slow."""
 
-    protocol = 1
+    protocol = 2
     name = "interpreter"
     device_type = "cpu"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -70,7 +69,6 @@ class Interpreter(BackendBase):
         return _plan(problem, options["num_programs"], options.get(KERNEL_CONFIG))
 
 
-@with_row_range
 def _plan(problem: Problem, most_programs: int, config: KernelConfig | None = None) -> LaunchPlan:
     """Plans `whole_row` with the largest possible tiles, or `column_loop` if a row does not fit in a tile."""
     if config is None:
@@ -78,12 +76,12 @@ def _plan(problem: Problem, most_programs: int, config: KernelConfig | None = No
         rows = next_power_of_2(problem.inner, _MAX_TILE_ELEMENTS // cols)
         config = KernelConfig("column_loop" if problem.cols > cols else "whole_row", rows, cols)
     tiles = problem.tiles(config.rows)
-    programs = min(tiles, most_programs) if config.persistent else tiles
+    programs = f"at most {most_programs} programs" if config.persistent else "one program per tile"
     reason = (
         f"the interpreter's time depends on the number of operations: tiles of {config.rows} x {config.cols}, "
-        f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs} of at most {most_programs} programs"
+        f"at most {_MAX_TILE_ELEMENTS} elements; {tiles} tiles: {programs}"
     )
-    return LaunchPlan(config, programs, reason)
+    return LaunchPlan(config, most_programs if config.persistent else None, reason)
 
 
 def _triton_version() -> str | None:

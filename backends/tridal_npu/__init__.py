@@ -17,7 +17,7 @@ _PROGRAM_LIMIT = 65_536  # triton-ascend rejects a grid with this many programs 
 class Npu(TorchBackend):
     """Serves tensors of device type "npu". Vector cores do not support float64, so torch computes it."""
 
-    protocol = 1
+    protocol = 2
     name = "npu"
     device_type = "npu"
     private = "torch_npu._C"  # triton-ascend launches on the same stream

@@ -14,7 +14,6 @@ from tridal.devices.types import (
     Problem,
     Schedule,
     next_power_of_2,
-    with_row_range,
 )
 from tridal.errors import PlanError
 from tridal_npu.architectures import SMALLEST_UNIFIED_BUFFER
@@ -25,11 +24,10 @@ _MIN_TRANSFER = 256  # bytes of neighbouring rows; smaller transfers are ineffic
 _MAX_INNER_ROWS = 1024  # in the "inner" layout; the statistics of more rows would take too much of the unified buffer
 
 
-@with_row_range
 def plan(
     problem: Problem, device: DeviceProperties, num_programs: int | str, given: KernelConfig | None = None
 ) -> LaunchPlan:
-    """Plans `num_programs` programs, but at most one per tile. "cores" means one program per vector core.
+    """Plans at most `num_programs` programs. "cores" means one program per vector core.
 
     The plan has the configuration `given`, if there is one. Raises PlanError if its tile does not fit.
     """
@@ -53,7 +51,7 @@ def plan(
         f"{problem.layout} layout: {limits.max_elements} elements, {limits.max_double_buffered} double-buffered): "
         f"{double_buffered}double-buffered"
     )
-    return LaunchPlan(config, programs, reason)
+    return LaunchPlan(config, wanted if config.persistent else None, reason)
 
 
 def _choose_config(problem: Problem, unified_buffer: int, programs: int) -> KernelConfig:

@@ -15,7 +15,7 @@ from tridal_rocm.resources import read_resources
 class Rocm(TorchBackend):
     """Serves tensors of device type "cuda" of ROCm builds of torch. Rejects other builds."""
 
-    protocol = 1
+    protocol = 2
     name = "rocm"
     device_type = "cuda"
     dtypes = frozenset({"float16", "bfloat16", "float32", "float64"})

@@ -19,7 +19,6 @@ from tridal.devices.types import (
     Probe,
     Problem,
     next_power_of_2,
-    with_row_range,
 )
 from tridal.errors import PlanError
 from tridal_accelerator.candidates import Candidates, Estimate
@@ -44,7 +43,6 @@ _FEW_REGISTERS = 16  # of a thread, besides its elements
 _EXP2_BIAS = 1e-9
 
 
-@with_row_range
 def plan(problem: Problem, device: DeviceProperties, probe: Probe, config: KernelConfig | None = None) -> LaunchPlan:
     """Returns a plan with `config`, or else with the first configuration that fits and does not spill.
 
@@ -83,8 +81,8 @@ def _fit(problem: DeviceProblem, config: KernelConfig) -> Compiled:
     return Compiled(problem, config, resources, *occupancy(config, resources, problem.device))
 
 
-def _count_programs(fitted: Compiled, tiles: int) -> tuple[int, str]:
-    """Returns the number of programs to launch, and the explanation for the plan's `reason`.
+def _count_programs(fitted: Compiled, tiles: int) -> tuple[int | None, str]:
+    """Returns the `programs` of the plan, and the explanation for its `reason`.
 
     Programs that loop are as many as keep `_BYTES_IN_FLIGHT` in flight. More would write more partial sums. With
     `column_loop`, they are fewer if their rows would fill more than half of the cache, from which they are read again.

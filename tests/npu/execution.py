@@ -81,13 +81,14 @@ def find_faults(case: Case, *, trusted: bool = True) -> list[str]:
 
     prepared = launch.prepare(call, backend, properties(), OPTIONS)
     tensors = [buffer.tensor for buffer in buffers]
-    prepared.launch(device.current_stream().npu_stream, call.problem.rows, out.tensor, *tensors)
+    prepared.launch(device.current_stream().npu_stream, call.layout.rows, out.tensor, *tensors)
 
     found = [] if all(buffer.unchanged() for buffer in buffers) else ["wrote to its input"]
     if not out.unchanged(except_for=out.tensor):
         found.append("wrote outside its output")
-    if driver.launches[-1].programs != prepared.plan.programs:
-        found.append(f"ran {driver.launches[-1].programs} programs instead of {prepared.plan.programs}")
+    programs = call.programs(prepared.plan)
+    if driver.launches[-1].programs != programs:
+        found.append(f"ran {driver.launches[-1].programs} programs instead of {programs}")
     wrong = find_wrong_element(case, out.tensor, tensors, dim)
     return found + ([wrong] if wrong else [])
 

@@ -73,7 +73,7 @@ def test_a_row_distance_of_more_than_32_bits_is_supported(num_programs, count):
         prepared = launch.prepare(call, backend, properties(), {"num_programs": num_programs})
         constants = dict(call.specialize(prepared.plan.config).constants)
         assert constants["INT64_OFFSETS"] == (num_programs == 1), "a tile has several rows only if there is one program"
-        prepared.launch(device.current_stream().npu_stream, call.problem.rows, out, source)
+        prepared.launch(device.current_stream().npu_stream, call.layout.rows, out, source)
         assert torch.allclose(out.double(), torch.softmax(source.double(), -1), rtol=2**-10, atol=1e-7)
         del source
     count("cases executed", 1)

@@ -156,7 +156,7 @@ def prepared_launch():
     prepared = launch.prepare(call, backend, properties(), OPTIONS)
     shape, strides, _ = CASE.shape_strides_dim
     tensors = torch.empty(shape), torch.randn(4000).as_strided(shape, strides)
-    return lambda stream: prepared.launch(stream, call.problem.rows, *tensors)
+    return lambda stream: prepared.launch(stream, call.layout.rows, *tensors)
 
 
 def test_the_driver_rejects_a_stream_of_another_device():

@@ -45,10 +45,10 @@ def test_results_agree_with_float64_and_memory_around_them_is_unchanged(
     prepared = launch.prepare(call, backend, properties(), OPTIONS)
     row = [1 if axis == dim else size for axis, size in enumerate(shape)]
     shapes = [shape] * len(kernel.writes) + [tuple(row)] * len(kernel.row_writes)
-    shapes += [(prepared.plan.groups, shape[dim])] * len(kernel.column_writes)
+    shapes += [(prepared.groups(call.layout.rows), shape[dim])] * len(kernel.column_writes)
     written = [Buffer(s, torch.empty(s, device="meta").stride(), torch.float32, 4096, 77.0) for s in shapes]
     prepared.launch(
-        device.current_stream().npu_stream, call.problem.rows, *(b.tensor for b in written), *tensors.values()
+        device.current_stream().npu_stream, call.layout.rows, *(b.tensor for b in written), *tensors.values()
     )
     results = [buffer.tensor.double() for buffer in written]
     for index in range(-len(kernel.column_writes), 0):

@@ -25,7 +25,7 @@ def is_power_of_2(value: object) -> bool:
 
 
 class Toy(BackendBase):
-    protocol = 1
+    protocol = 2
     name = "toy"
     device_type = "cpu"
     interpreted = True

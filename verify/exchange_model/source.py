@@ -173,8 +173,6 @@ def workspace_slots(config: Any, tiles: int, programs: int) -> int:
             argument.annotation = None
     names: dict[str, Any] = {}
     exec(compile(ast.Module([*functions], []), str(file), "exec"), names)
-    problem = SimpleNamespace(tiles=lambda of_tile, rows: tiles)
     kernel = SimpleNamespace(statistics=("first", "second"))
-    call = SimpleNamespace(problem=problem, kernel=kernel)
-    plan = SimpleNamespace(config=config, programs=programs)
-    return names["workspace_slots"](call, plan)  # type: ignore[no-any-return]
+    call = SimpleNamespace(kernel=kernel, tiles=lambda config, rows: tiles, programs=lambda plan, rows: programs)
+    return names["workspace_slots"](call, SimpleNamespace(config=config))  # type: ignore[no-any-return]

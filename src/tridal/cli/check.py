@@ -19,8 +19,6 @@ from tridal.errors import DeviceUnavailableError, TridalError
 if TYPE_CHECKING:
     from tridal.testing import Implementation
 
-_MAX_COMPILED = 400
-
 
 def check(
     device: Annotated[
@@ -36,18 +34,9 @@ def check(
         bool,
         typer.Option(
             "--quick",
-            help="Run few small cases of the suite, which together hold each pair of traits, and do not search for "
-            "changes of plans.",
+            help="Run few small cases of the suite, which together hold each pair of traits.",
         ),
     ] = False,
-    max_compiled: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Stop the suite's search for changes of plans after this number of compiled kernels. "
-            f"Default: {_MAX_COMPILED}.",
-        ),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the kernels on a device, or in Triton's interpreter if there is no accelerator.
@@ -57,11 +46,8 @@ def check(
     from tridal import testing
 
     ops = [check_op(name) for name in op or ()]
-    for option, given in (("--quick", quick), ("--max-compiled", max_compiled is not None)):
-        if given and not (whole_suite or ops):
-            raise typer.BadParameter("it limits the suite; add --all or --op", param_hint=option)
-    if quick and max_compiled is not None:
-        raise typer.BadParameter("--quick makes no search that it could limit", param_hint="--max-compiled")
+    if quick and not (whole_suite or ops):
+        raise typer.BadParameter("it limits the suite; add --all or --op", param_hint="--quick")
     backend, index, why = choose(device)
     out = console(quiet=as_json)
     with testing.implementation(backend, index=index) as implementation:
@@ -74,8 +60,7 @@ def check(
     report["plans"] = _make_plans(out)
     passed = [result["passed"] for result in (*report["unit_test"]["results"], report["worked_example"])]
     if whole_suite or ops:
-        limit = _MAX_COMPILED if max_compiled is None else max_compiled
-        suite, passed_in_suite = run_suite(backend, ops or None, None if quick else limit, out)
+        suite, passed_in_suite = run_suite(backend, ops or None, quick, out)
         report |= suite
         passed += passed_in_suite
     failed = passed.count(False)

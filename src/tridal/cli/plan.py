@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,8 +12,11 @@ from rich.table import Table
 from tridal.cli.op_option import ARCHITECTURES, DEVICES, DTYPES, KERNELS, wrong_usage
 from tridal.cli.output import console, count, escape, grid, print_json, size
 from tridal.cli.stdout import stdout
-from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties, LaunchPlan
+from tridal.devices.types import DTYPE_ALIASES, Backend, DeviceProperties
 from tridal.errors import PlanError
+
+if TYPE_CHECKING:
+    from tridal.ops.planning import KernelPlan
 
 SCHEDULES = {
     "whole_row": "each program holds whole rows, and reads and writes each element once",
@@ -79,12 +82,12 @@ def plan(
     out.print(plan_table(*planned))
 
 
-def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> dict[str, Any]:
+def plan_as_dict(backend: Backend, properties: DeviceProperties, launch_plan: KernelPlan) -> dict[str, Any]:
     """Returns the plan with its backend and device as data for JSON."""
     return {"backend": backend.name, "device": asdict(properties), "plan": launch_plan.as_dict()}
 
 
-def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: LaunchPlan) -> Table:
+def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: KernelPlan) -> Table:
     """Formats the plan with its backend and device as a table for the terminal."""
     config, resources = launch_plan.config, launch_plan.resources
     cores = count(properties.cores, properties.core_name)
@@ -109,4 +112,7 @@ def plan_table(backend: Backend, properties: DeviceProperties, launch_plan: Laun
         facts.append(("candidates", f"{launch_plan.compilations} compiled"))
     if launch_plan.occupancy is not None:
         facts.append(("occupancy", f"{count(launch_plan.occupancy, 'program')} per {properties.core_name}"))
-    return grid(*facts, ("programs", f"{launch_plan.programs:,}"), ("reason", escape(launch_plan.reason)))
+    most = "one for each tile" if config.programs_per_row == 1 else f"{config.programs_per_row} for each tile"
+    most = most if launch_plan.programs is None else f"at most {launch_plan.programs:,}"
+    facts.append(("programs", f"{launch_plan.launched_programs:,}, {most}"))
+    return grid(*facts, ("reason", escape(launch_plan.reason)))

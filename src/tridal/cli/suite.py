@@ -12,18 +12,18 @@ from tridal.cli.output import FAIL, PASS, count, escape, table, track
 from tridal.devices.types import Backend
 
 if TYPE_CHECKING:
-    from tridal.testing import PlanSearch, Result
+    from tridal.testing import Result
 
 _MAX_SHOWN = 20
 """The largest number of failures that are printed."""
 
 
 def run_suite(
-    backend: Backend, ops: Sequence[str] | None, max_compiled: int | None, out: Console
+    backend: Backend, ops: Sequence[str] | None, quick: bool, out: Console
 ) -> tuple[dict[str, Any], list[bool]]:
     """Checks the declarations, and runs the cases of the ops whose declarations are right. Prints the results.
 
-    If `max_compiled` is None, runs few cases, and does not search for changes of plans.
+    If `quick`, runs few cases.
 
     Returns the report, and whether each check passed.
     """
@@ -40,29 +40,19 @@ def run_suite(
     names = [name for name in ops or ops_table.ops() if name not in skipped]
     if names and not wrong:
         out.print(f"\n{PASS} {count(len(declarations), 'check')} of declarations", soft_wrap=True)
-    faults, search = _faults(backend, names), None
+    faults = _faults(backend, names)
     suite: list[Result] = []
     names = [name for name in names if name not in faults]
-    if names and max_compiled is not None:
-        search = _search(backend, names, max_compiled)
-        faults |= search.faults
-        names = [name for name in names if name not in faults]
     if names:
-        cases = testing.cases(backend, names) if search is not None else testing.quick_cases(backend, names)
-        cases = tuple(dict.fromkeys((*cases, *(search.cases if search is not None else ()))))
+        cases = testing.quick_cases(backend, names) if quick else testing.cases(backend, names)
         suite = [testing.run_case(case, backend) for case in track(cases, lambda case: case.name, "conformance")]
         _show_suite(suite, out)
         report["suite"] = [asdict(result) for result in suite]
-    if search is not None:
-        _show_search(search, out)
-        report["plan_search"] = {**asdict(search), "cases": len(search.cases)}
     origins = {entry.name: entry.origin for entry in ops_table.registered()}
     report["skipped"] = skipped | faults
     for name, why in report["skipped"].items():
         out.print(f"{FAIL} the suite skipped {name} ({origins[name]}): {escape(why)}", soft_wrap=True)
-    searched = report.get("plan_search", {})
-    missing = [name for kind in ("not_reached", "wrong_ranges") for name in searched.get(kind, ())]
-    return report, [result.passed for result in (*declarations, *suite)] + [False] * len([*faults, *missing])
+    return report, [result.passed for result in (*declarations, *suite)] + [False] * len(faults)
 
 
 def _op(result: Result) -> str:
@@ -81,15 +71,6 @@ def _faults(backend: Backend, names: Sequence[str]) -> dict[str, str]:
         except Exception as error:  # of the declaration of a third party
             found[name] = raised(error)
     return found
-
-
-def _search(backend: Backend, names: Sequence[str], max_compiled: int) -> PlanSearch:
-    from tridal import testing
-
-    title = "searching for changes of plans"
-    return testing.search_plans(
-        backend, names, max_compiled, lambda kinds: track(kinds, lambda kind: kind.case(64, 64).name, title)
-    )
 
 
 def _show_failures(results: Sequence[Result], out: Console) -> None:
@@ -120,24 +101,3 @@ def _show_suite(results: Sequence[Result], out: Console) -> None:
     out.print("\n[bold]Conformance suite[/], compared with float64")
     out.print(table(headings, lines, right=("passed", "failed", "seconds")))
     _show_failures(results, out)
-
-
-def _show_search(search: PlanSearch, out: Console) -> None:
-    if search.plans:
-        found = f"found {count(len(search.cases), 'case')} on both sides of them"
-        out.print(f"searched {count(search.plans, 'plan')} for changes, and {found}", soft_wrap=True)
-    if search.skipped:
-        kinds = count(len(search.skipped), "kind")
-        out.print(
-            f"[dim]not searched, because plans compile kernels: {kinds} of calls, from {escape(search.skipped[0])}. "
-            "The option --max-compiled sets the limit[/]",
-            soft_wrap=True,
-        )
-    for name in search.not_reached:
-        out.print(
-            f"{FAIL} the backend lists {name!r}, but no plan uses it and the suite cannot use it: "
-            "remove it, or add what it needs",
-            soft_wrap=True,
-        )
-    for fault in search.wrong_ranges:
-        out.print(f"{FAIL} a wrong range of rows: {escape(fault)}", soft_wrap=True)

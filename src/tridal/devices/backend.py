@@ -11,8 +11,13 @@ from tridal.devices.kernel_config import KernelConfig
 from tridal.devices.plans import LaunchPlan, Resources
 from tridal.devices.problem import DeviceProperties, Problem
 
-PROTOCOLS = (1, 1)
+PROTOCOLS = (2, 2)
 """The oldest and the newest version of the protocol `Backend` that this version of tridal supports."""
+UPGRADES: Mapping[int, str] = {
+    1: "plans state in `programs` the largest number of programs if persistent, else None; remove with_row_range, "
+    "row_range, tiles_per_group and column_range, and set protocol = 2"
+}
+"""What the author of a plugin changes to upgrade it from a version that is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Backend(Protocol):
     """
 
     protocol: int
-    """The version of this protocol that the backend was written for, now 1."""
+    """The version of this protocol that the backend was written for, now 2."""
     name: str
     """The name in `TRIDAL_DEVICE`. The entry point has the same name."""
     device_type: str
@@ -87,6 +92,8 @@ class Backend(Protocol):
 
     def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         """Returns the plan for a problem of at least one element. `options` holds a value for each option.
+
+        The problem has rounded numbers of rows, see `round_rows`. The plan serves all calls with this problem.
 
         If `options` has the key `KERNEL_CONFIG`, the plan has this configuration. It was checked as that of a plan. A
         backend may ignore this. Then a user who sets a configuration gets an error.

@@ -101,7 +101,7 @@ def register(backend: Backend) -> None:
     Example:
         >>> from tridal.types import BackendBase, DeviceProperties, KernelConfig, LaunchPlan
         >>> class Mine(BackendBase):
-        ...     protocol, name, device_type = 1, "mine", "privateuseone"
+        ...     protocol, name, device_type = 2, "mine", "privateuseone"
         ...     devices = {"mine1": DeviceProperties("Mine", "mine1", cores=2)}
         ...     def plan(self, problem, device, probe, options):
         ...         return LaunchPlan(KernelConfig("column_loop", 1, 64), device.cores, "always the same")

@@ -73,7 +73,7 @@ _RULES: Mapping[type, Mapping[str, Rule]] = {
     },
     LaunchPlan: {
         "config": instance_of(KernelConfig, "a KernelConfig"),
-        "programs": integer(1, MAX_PROGRAMS),
+        "programs": or_none(integer(1, MAX_PROGRAMS)),
         "reason": instance_of(str, "text"),
         "compilations": integer(0),
         "resources": or_none(instance_of(Resources, "Resources")),

@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, get_origin
 
+from tridal.devices.backend import UPGRADES
 from tridal.devices.checked_backend import ATTRIBUTES, CheckedBackend, checked
 from tridal.devices.entry_points import describe_error, entry_points, is_bundled, load
 from tridal.devices.plugin_data import Rule, instance_of, wrong_fields
@@ -144,6 +145,7 @@ def _unreadable(plugin: Any) -> Iterator[str]:
     if type(version) is int and not oldest <= version <= newest:
         supported = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
         upgrade = "the plugin" if version < oldest else "tridal"
+        upgrade += f" ({UPGRADES[version]})" if version in UPGRADES else ""
         yield f"protocol: it uses version {version} of the protocol, and this tridal {supported}: upgrade {upgrade}"
     if missing := [member for member in (*_RULES, *_METHODS) if not hasattr(plugin, member)]:
         yield f"it lacks {', '.join(missing)}"

@@ -29,26 +29,70 @@ ALIGNMENT = 16
 MAX_TILE = 1 << 20
 """Elements of the largest tensor in a Triton kernel."""
 
-MAX_RANGE_ROWS = 2**28
-"""The last number of rows, or of columns of one row, of a range. With more rows, kernels number tiles with 64 bits.
+MAX_32_BIT_ROWS = 2**28
+"""The largest number of rows for which kernels number tiles with 32 bits.
 
 There are at most as many tiles as rows, and as many groups of programs as tiles. So the largest number that a kernel
 computes with 32 bits is at most five times the rows: `tridal.kernels.tile_counter.iterations`.
 """
+MAX_32_BIT_ELEMENTS = 2**31
+"""The largest number of elements with 32-bit offsets. No bucket of rows has numbers on both sides of it."""
+
+
+_EXACT_BITS, _FINE_BITS = 5, 11
+"""Numbers of rows with so many bits, and their powers of two, are exact or have five significant bits."""
+
+
+def round_rows(rows: int) -> int:
+    """Returns the largest number of rows of the bucket of `rows`: the number for which a call is planned.
+
+    Numbers up to 32 have a bucket each. Those up to 2,048 are rounded up to five significant bits, so that a bucket is
+    3% to 6% of its rows wide. Larger ones are rounded up to powers of two.
+
+    Cooperative plans of few rows depend on the number of programs per core, and the last of these decisions turns
+    below about eight rows per core: 2,048 rows of 256 cores. With more rows, few decisions depend on their number, and
+    those that do compare sizes of tensors and waves of programs, where a factor below two matters little.
+
+    Example:
+        >>> [tridal.types.round_rows(rows) for rows in (32, 33, 1000, 2049)]
+        [32, 34, 1024, 4096]
+    """
+    bits = (rows - 1).bit_length()  # 2**(bits - 1) < rows <= 2**bits
+    if bits <= _EXACT_BITS:
+        return rows
+    if bits > _FINE_BITS:
+        return 1 << bits
+    shift = bits - _EXACT_BITS
+    return -(-rows >> shift) << shift
+
+
+def row_bucket(rows: int, cols: int) -> tuple[int, int]:
+    """Returns the first and the last number of rows of `cols` columns in the bucket of `rows`.
+
+    A bucket that would cross `MAX_32_BIT_ELEMENTS` is two buckets. None crosses `MAX_32_BIT_ROWS`, a power of two.
+
+    Example:
+        >>> from tridal.devices.problem import row_bucket
+        >>> row_bucket(1000, 781), row_bucket(40_000, 50_257), row_bucket(43_000, 50_257)
+        ((993, 1024), (32769, 42730), (42731, 65536))
+    """
+    last, bits, limit = round_rows(rows), (rows - 1).bit_length(), MAX_32_BIT_ELEMENTS // cols
+    width = 1 << (bits - 1 if bits > _FINE_BITS else max(0, bits - _EXACT_BITS))
+    first = last - width + 1
+    if first <= limit < last:
+        return (first, limit) if rows <= limit else (limit + 1, last)
+    return first, last
 
 
 def next_power_of_2(value: int, most: int | None = None) -> int:
     """Returns the smallest power of two that is not less than `value`, but at most `most`, for the sizes of a tile.
 
-    Compares with `most` first, so that a `row_range` contains all rows that give `most`.
-
     Example:
         >>> tridal.types.next_power_of_2(1000), tridal.types.next_power_of_2(1000, 256)
         (1024, 256)
     """
-    if most is not None and value > next_power_of_2(most) // 2:
-        return most
-    return 1 << (value - 1).bit_length()
+    power = 1 << (value - 1).bit_length()
+    return power if most is None else min(power, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +156,9 @@ class Problem:
     The tensor is `outer` blocks of `inner` rows, and each row has `cols` elements. An op over the last dimension of a
     contiguous tensor has `outer == 1`. For an op over an inner dimension, `outer` counts the dimensions before it and
     `inner` those after it; neighbouring rows are then neighbours in memory.
+
+    A backend sees rounded numbers: `outer` and `inner` are the largest of their buckets, see `round_rows`. `inner` is
+    exact in the layout "inner", where it is also the stride between columns. A plan serves all numbers of a bucket.
     """
 
     cols: int
@@ -154,14 +201,11 @@ class Problem:
         """Number of rows."""
         return self.outer * self.inner
 
-    def tiles(self, rows: int, inner: int | None = None) -> int:
-        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks.
-
-        `inner` replaces the number of rows per block.
-        """
+    def tiles(self, rows: int) -> int:
+        """Number of tiles of `rows` neighbouring rows. A tile does not extend over two blocks."""
         if rows < 1:
             raise PlanError(f"rows = {rows!r}: a tile has at least one row")
-        return self.outer * -(-(self.inner if inner is None else inner) // rows)
+        return self.outer * -(-self.inner // rows)
 
     @property
     def statistics_only(self) -> bool:

@@ -10,20 +10,22 @@ from tridal.devices.problem import (
     ALIGNMENT,
     DTYPE_ALIASES,
     ITEMSIZE,
-    MAX_RANGE_ROWS,
+    MAX_32_BIT_ELEMENTS,
+    MAX_32_BIT_ROWS,
     MAX_TILE,
     DeviceProperties,
     Layout,
     Problem,
     find_architecture,
     next_power_of_2,
+    round_rows,
+    row_bucket,
 )
-from tridal.devices.row_range import RowCount, with_row_range
 from tridal.devices.target import Target
 
 __all__ = [
-    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_PROGRAMS", "MAX_RANGE_ROWS", "MAX_TILE",
-    "PROTOCOLS", "SCHEDULES", "Backend", "BackendBase", "DeviceProperties", "KernelConfig", "LaunchPlan", "Layout",
-    "Option", "Probe", "Problem", "Resources", "RowCount", "Schedule", "Target", "find_architecture", "next_power_of_2",
-    "with_row_range",
+    "ALIGNMENT", "DTYPE_ALIASES", "FEATURES", "ITEMSIZE", "KERNEL_CONFIG", "MAX_32_BIT_ELEMENTS", "MAX_32_BIT_ROWS",
+    "MAX_PROGRAMS", "MAX_TILE", "PROTOCOLS", "SCHEDULES", "Backend", "BackendBase", "DeviceProperties", "KernelConfig",
+    "LaunchPlan", "Layout", "Option", "Probe", "Problem", "Resources", "Schedule", "Target", "find_architecture",
+    "next_power_of_2", "round_rows", "row_bucket",
 ]  # fmt: skip

@@ -45,9 +45,14 @@ class KernelPlan(LaunchPlan):
         """The source of the kernel that runs, with all functions that it calls: plain Triton without tridal."""
         return compiler.source(self.call.specialize(self.config))
 
+    @property
+    def launched_programs(self) -> int:
+        """The number of programs of a launch for the rows of the call. `programs` holds for its whole bucket."""
+        return self.call.programs(self)
+
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data for JSON, without the source."""
-        return LaunchPlan(**_fields(self)).as_dict()
+        return {**LaunchPlan(**_fields(self)).as_dict(), "launched_programs": self.launched_programs}
 
 
 def _fields(plan: LaunchPlan) -> dict[str, Any]:
@@ -102,11 +107,10 @@ def planned(
     chosen = settings.current()
     registry.check_backends(chosen)
     options = registry.options(backend, chosen)
-    planner: Backend = backend
     if chosen.batch_invariant:
-        planner, call = made_invariant(backend, call)
+        call = made_invariant(call)
     try:
-        found = launch.plan(call, planner, properties, options, overrides=table.kernel_configs(chosen))
+        found = launch.plan(call, backend, properties, options, overrides=table.kernel_configs(chosen))
         return backend, properties, KernelPlan(**_fields(found), call=call)
     except TridalError:
         raise

@@ -24,8 +24,6 @@ from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall
 from tridal.runtime.workspace import with_workspace
 
-registry.on_change(batch_invariance.invariant.cache_clear)
-
 
 def bind_kernel(
     context: DeviceContext,
@@ -70,7 +68,7 @@ def bind_kernel(
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
         if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS:
             return None
-        backend, kernel_call = batch_invariance.made_invariant(backend, kernel_call)
+        kernel_call = batch_invariance.made_invariant(kernel_call)
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
     overrides = table.kernel_configs(context.settings)
@@ -85,7 +83,7 @@ def bind_kernel(
     if merged is not layout:
         prepared = _of_merged_rows(prepared)
     launch_on = prepared.launch
-    if prepared.workspace_slots(kernel_call.problem.rows):
+    if prepared.workspace_slots(kernel_call.layout.rows):
         launch_on = with_workspace(launch_on, prepared.workspace_slots, context.device)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
         launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]

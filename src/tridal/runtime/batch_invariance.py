@@ -7,20 +7,9 @@ made for a fixed number of rows, and the compiler may only assume alignments tha
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, cast
 
-from tridal.devices.types import (
-    ALIGNMENT,
-    Backend,
-    DeviceProperties,
-    KernelConfig,
-    LaunchPlan,
-    Probe,
-    Problem,
-    with_row_range,
-)
+from tridal.devices.types import ALIGNMENT, KernelConfig, Problem
 from tridal.runtime.specialization import KernelCall, Specialization
 
 _ROWS = 4096
@@ -33,40 +22,21 @@ Tensors with a number per element are such arguments, too.
 """
 
 
-class Invariant:
-    """Wraps a backend so that the configuration of its plans does not depend on the number of rows."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def __getattr__(self, member: str) -> Any:
-        return getattr(self._backend, member)
-
-    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the backend's plan for `_ROWS` rows, with a number of programs that fits the rows of the problem."""
-        fixed = replace(problem, outer=1, inner=_ROWS, aligned=True)
-        plan = _plan_for_rows if problem.inner > 1 else _plan_for_rows.__wrapped__  # type: ignore[attr-defined]
-        return plan(problem, self._backend.plan(fixed, device, probe, options))
-
-
-@with_row_range
-def _plan_for_rows(problem: Problem, planned: LaunchPlan) -> LaunchPlan:
-    """Returns a plan for `_ROWS` rows with a number of programs that fits the rows of the problem."""
-    one_tile_each = problem.tiles(planned.config.rows) * planned.config.programs_per_row
-    programs = min(planned.programs, one_tile_each) if planned.config.persistent else one_tile_each
-    rows = problem.rows
-    reason = f"batch-invariant: planned for {_ROWS} rows ({planned.reason}); programs for {rows} rows: {programs}"
-    return replace(planned, programs=programs, reason=reason, row_range=None, tiles_per_group=None)
-
-
-@functools.cache
-def invariant(backend: Backend) -> Backend:
-    """Wraps a backend in `Invariant`. Results are cached."""
-    return cast(Backend, Invariant(backend))
-
-
 class InvariantCall(KernelCall):
     """A call on contiguous tensors. The compiler may only assume alignments that hold for each row of any batch."""
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The problem of `_ROWS` rows.
+
+        It is aligned, because the order of the sums of a peeled row depends on the position of the row in the batch.
+        """
+        return replace(self.bucket, outer=1, inner=_ROWS, aligned=True)
+
+    @property
+    def planned_for(self) -> str:
+        """The number of rows that every plan is made for, in words."""
+        return f"batch-invariant, planned for {_ROWS:,} rows"
 
     def specialize(self, config: KernelConfig) -> Specialization:
         """Specializes as `KernelCall` does, but `divisible` depends on the row length and on addresses only.
@@ -84,6 +54,6 @@ class InvariantCall(KernelCall):
         return 1  # whether the mask of a row is aligned depends on the position of the row in the batch
 
 
-def made_invariant(backend: Backend, call: KernelCall) -> tuple[Backend, KernelCall]:
-    """Returns the batch-invariant forms of a backend and of a call on contiguous tensors."""
-    return invariant(backend), InvariantCall(**{field.name: getattr(call, field.name) for field in fields(call)})
+def made_invariant(call: KernelCall) -> InvariantCall:
+    """Returns the batch-invariant form of a call on contiguous tensors."""
+    return InvariantCall(**{field.name: getattr(call, field.name) for field in fields(call)})

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
-from tridal.runtime.row_numbers import Count
+Count: TypeAlias = Callable[[int], int]
+"""count(rows) returns a number of a launch for a number of rows."""
 
 
 class _Grid(int):

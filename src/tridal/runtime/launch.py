@@ -1,4 +1,7 @@
-"""Plans a call, loads its kernel and binds it to a function that launches it on a stream."""
+"""Plans a call, loads its kernel and binds it to a function that launches it on a stream.
+
+The launch serves all numbers of rows of a bucket. It computes the programs and the workspace from the real number.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,12 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 from tridal.runtime import compiler
-from tridal.runtime.direct_launch import direct_launch
+from tridal.runtime.direct_launch import Count, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
 from tridal.runtime.row_kernel import cached_by_functions
-from tridal.runtime.row_numbers import Count, RowNumbers
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
 from tridal.runtime.target_check import check_target
 from tridal.runtime.triton_cache import with_cache
@@ -41,16 +43,47 @@ class PreparedLaunch(NamedTuple):
     plan: LaunchPlan
     launch: Callable[..., None]
     """launch(stream, rows, out, *inputs[, mask][, workspace]) launches on the current device. `stream` is a raw handle.
-    `rows` is a number of rows in `row_range`, or a number of columns if there is a `column_range`."""
+    `rows` is a number of rows in `row_range`."""
     workspace_slots: Count
     """workspace_slots(rows) is the length of the int64 tensor `workspace`; 0 for all rows if not needed. It is a tensor
     of zeros. No concurrent launch may use it."""
     groups: Count
     """groups(rows) is the number of groups of programs: the rows of a tensor of partial sums."""
     row_range: tuple[int, int]
-    """The first and the last number of rows that it serves: tensors that differ in the number of rows only."""
-    column_range: tuple[int, int] | None = None
-    """The first and the last number of columns that it serves, see `KernelCall.column_range`."""
+    """The first and the last number of rows that it serves: tensors that differ in the number of rows only. They are in
+    one bucket, see `tridal.types.round_rows`."""
+
+
+_remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
+
+
+class _Numbers:
+    """The numbers of a launch that follow from the number of rows.
+
+    If only one number of rows is served, they are those of the call for any argument.
+    """
+
+    def __init__(self, call: KernelCall, plan: LaunchPlan) -> None:
+        first, last = self.row_range = call.row_range
+        varies = first < last
+
+        def programs(rows: int) -> int:
+            return call.programs(plan, rows if varies else None)
+
+        def workspace_slots(rows: int) -> int:
+            return call.workspace_slots(plan, rows if varies else None)
+
+        def groups(rows: int) -> int:
+            return self.programs(rows) // plan.config.programs_per_row
+
+        self.programs: Count = _remember(programs)
+        self.groups: Count = groups
+        self.workspace_slots: Count = _remember(workspace_slots)
+        most = programs(last)
+        self.grid: int | Count = most if programs(first) == most else self.programs
+        """The number of programs if all numbers of rows have the same, else `programs`."""
+        self.scalars: dict[str, Count] = {"inner": int} if varies else {}  # int is the fastest identity
+        """The scalar arguments of the kernel that depend on the number of rows, by name."""
 
 
 def prepare(
@@ -65,13 +98,12 @@ def prepare(
     launch_plan = plan(call, backend, device, options, store, overrides)
     check_target(backend, device)
     bind = _bind_interpreted if backend.interpreted else _bind_compiled
-    numbers = RowNumbers(call, launch_plan)
+    numbers = _Numbers(call, launch_plan)
     try:
         bound = with_cache(lambda: bind(call, launch_plan, device, numbers))  # Triton compiles its launchers, too
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
-    ranges = numbers.row_range, numbers.column_range
-    return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, *ranges)
+    return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, numbers.row_range)
 
 
 def plan(
@@ -89,12 +121,10 @@ def plan(
         PluginError: a function of the op is wrong, see `check_functions`.
     """
     kernel, dtype, cols = call.kernel.name, call.problem.dtype, call.problem.cols
-    own = [override for override in overrides if (override.kernel, override.dtype) == (kernel, dtype)]
+    own = (override for override in overrides if (override.kernel, override.dtype) == (kernel, dtype))
     override = next((other for other in own if other.cols[0] <= cols <= other.cols[1]), None)
     arguments = call, backend, device, options, store
-    found = _plan(*arguments) if override is None else _plan_with(override, *arguments)
-    # A plan for a range of columns could serve columns for which another override is.
-    return replace(found, column_range=None) if own else found
+    return _plan(*arguments) if override is None else _plan_with(override, *arguments)
 
 
 def _plan_with(
@@ -115,7 +145,13 @@ def _plan_with(
     return replace(found, reason=f"{where} sets the configuration; {found.reason}")
 
 
-def _plan(
+def _plan(call: KernelCall, *arguments: Any) -> LaunchPlan:
+    """Returns the plan, whose reason has the number of rows that it is made for if the call has another one."""
+    found = _plan_bucket(call, *arguments)
+    return replace(found, reason=f"{call.planned_for}; {found.reason}") if call.planned_for else found
+
+
+def _plan_bucket(
     call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool
 ) -> LaunchPlan:
     wrong: list[PlanError] = []
@@ -134,20 +170,20 @@ def _plan(
         return compiler.resources(backend, call.specialize(config), device.target)
 
     file = PlanFile(call, backend, device, options) if store else None
-    if file is not None and (found := file.find(functools.partial(check_plan, backend, call.problem, device))):
+    if file is not None and (found := file.find(functools.partial(check_plan, backend, call.bucket, device))):
         return found
     check_functions(call.kernel, device.target, backend.interpreted)
     launch_plan = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
     if wrong:  # a plan that ignores this error has another configuration than the backend wanted
         raise wrong[0]
-    check_plan(backend, call.problem, device, launch_plan, probe)
+    check_plan(backend, call.bucket, device, launch_plan, probe)
     if file is not None:
         file.keep(launch_plan)
     return launch_plan
 
 
 def _bind_compiled(
-    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: RowNumbers
+    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers
 ) -> Callable[..., None]:
     assert device.target is not None
     specialization = call.specialize(launch_plan.config)
@@ -161,8 +197,7 @@ def _bind_compiled(
     values = [scalars[name] for name in names if name not in pointers]
     programs = numbers.programs
     if compiler.triton_version(triton) >= (3, 3):
-        grid = programs if numbers.varies else launch_plan.programs
-        direct = direct_launch(loaded, driver.launcher_cls, grid, len(pointers), values)
+        direct = direct_launch(loaded, driver.launcher_cls, numbers.grid, len(pointers), values)
         if direct is not None:
             return direct
     run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
@@ -207,7 +242,7 @@ def _load(specialization: Specialization, target: Target, index: int) -> Any:
 
 
 def _bind_interpreted(
-    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: RowNumbers
+    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers
 ) -> Callable[..., None]:
     specialization = call.specialize(launch_plan.config)
     with LOCK:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from tridal.devices.plans import MAX_PROGRAMS
 from tridal.devices.plugin_data import wrong_fields
 from tridal.devices.types import (
-    MAX_RANGE_ROWS,
     MAX_TILE,
     Backend,
     DeviceProperties,
@@ -24,15 +23,12 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 
-_MAX_IDLE = 1 << 16
-"""Programs that a launch may have although there are fewer tiles. More would only take time."""
-
 _Faults = Iterator[tuple[str, Any, str]]
 """(field, its value, the allowed values in words)."""
 
 
 def check_plan(backend: Backend, problem: Problem, device: DeviceProperties, plan: LaunchPlan, probe: Probe) -> None:
-    """Checks the plan that a backend made for a problem on a device. `probe` compiles cooperative configurations.
+    """Checks the plan of a problem on a device, for all launches of its bucket. `probe` compiles a configuration.
 
     Raises:
         PlanError: the plan is wrong. The message has the backend, the problem, the field, its value and allowed values.
@@ -61,11 +57,9 @@ def _faults(backend: Backend, problem: Problem, device: DeviceProperties, plan: 
     config = plan.config
     yield from _config_faults(backend, problem, config)
     yield from wrong_fields(plan)
-    yield from _wrong_programs(problem, config, plan.programs)
-    yield from _wrong_range(problem, plan)
+    yield from _wrong_programs(problem, plan)
     if config.programs_per_row > 1 and problem.statistics:
-        programs = plan.programs if plan.row_range is None else plan.programs_for(problem, plan.row_range[1])
-        yield from _not_resident(device, plan, max(plan.programs, programs), probe)
+        yield from _not_resident(device, plan, plan.programs_for(problem.tiles(config.rows)), probe)
 
 
 def _config_faults(backend: Backend, problem: Problem, config: KernelConfig) -> _Faults:
@@ -138,59 +132,21 @@ def _uncovered(problem: Problem, config: KernelConfig) -> _Faults:
         yield what, max(tile, exchanged), f"at most {MAX_TILE}, Triton's limit of a tensor in a kernel"
 
 
-def _wrong_programs(problem: Problem, config: KernelConfig, programs: int) -> _Faults:
-    """Checks that programs form complete groups, and that tiles of programs without a loop are all computed."""
-    per_row, tiles = config.programs_per_row, problem.tiles(config.rows)
-    if not 1 <= programs <= MAX_PROGRAMS:
-        yield "programs", programs, f"an integer from 1 to {MAX_PROGRAMS}"
-    if programs % per_row:
-        yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
-    if not config.persistent and programs != tiles * per_row:
-        yield "programs", programs, f"{tiles * per_row}, because they are not persistent and there are {tiles} tiles"
-    if programs > (most := max(tiles * per_row, _MAX_IDLE)):
-        yield "programs", programs, f"at most {most}, because there are {tiles} tiles"
-    if per_row > 1 and programs > tiles * per_row:  # a group without a tile would clear memory that it does not own
-        yield "programs", programs, f"at most {tiles * per_row}: {per_row} for each of {tiles} tiles"
-
-
-def _wrong_range(problem: Problem, plan: LaunchPlan) -> _Faults:
-    """Checks that the range contains the rows, and that the programs are right for them and at both of its ends.
-
-    The programs never decrease with the rows, so they are right in between.
-    """
-    tiles, found, rows = plan.tiles_per_group, plan.row_range, problem.inner
-    if (columns := plan.column_range) is not None:
-        if problem.rows > 1:
-            yield "column_range", columns, "None, because only problems of one row have a range of columns"
-        elif not _is_range_around(problem.cols, columns):
-            wanted = f"the first and the last number of columns, from 1 to {MAX_RANGE_ROWS}, around {problem.cols}"
-            yield "column_range", columns, wanted
-        for _, _, allowed in _uncovered(replace(problem, cols=columns[1]), plan.config):
-            yield "column_range", columns, f"columns that the tile holds: for {columns[1]} columns, expected {allowed}"
-    if found is None:
-        if tiles is not None:
-            yield "tiles_per_group", tiles, "None, because there is no `row_range`"
+def _wrong_programs(problem: Problem, plan: LaunchPlan) -> _Faults:
+    """Checks that programs form complete groups, and that a launch can have as many as there are."""
+    config, programs, per_row = plan.config, plan.programs, plan.config.programs_per_row
+    if config.persistent:
+        if programs is None:
+            yield "programs", None, "the largest number of programs of a launch, because they are persistent"
+        elif programs % per_row:
+            yield "programs", programs, f"a multiple of {per_row}, the programs of a row, which wait for each other"
         return
-    if problem.outer > 1 or problem.layout == "inner":
-        yield "row_range", found, 'None, because only problems with outer = 1 and no layout "inner" have a range'
-    if not _is_range_around(rows, found):
-        yield "row_range", found, f"the first and the last number of rows, from 1 to {MAX_RANGE_ROWS}, around {rows}"
-    if (programs := plan.programs_for(problem, rows)) != plan.programs:
-        yield "tiles_per_group", tiles, f"the rule that gives programs = {plan.programs}, not {programs}"
-    for end in found:
-        programs = plan.programs_for(problem, end)
-        for _, _, allowed in _wrong_programs(replace(problem, inner=end), plan.config, programs):
-            yield (
-                "row_range",
-                found,
-                f"rows for which programs are right: {programs} for {end} rows, expected {allowed}",
-            )
-
-
-def _is_range_around(own: int, found: Any) -> bool:
-    """Returns whether `found` is the first and the last of some numbers, with `own` among them."""
-    whole = type(found) is tuple and len(found) == 2 and all(type(end) is int for end in found)
-    return whole and 1 <= found[0] <= own <= found[1] <= MAX_RANGE_ROWS
+    if programs is not None:
+        yield "programs", programs, f"None, because they are not persistent: each tile has its own {per_row}"
+    tiles = problem.tiles(config.rows)
+    if tiles * per_row > MAX_PROGRAMS:
+        most = f"True, because {tiles} tiles x {per_row} are more than {MAX_PROGRAMS}, Triton's limit of programs"
+        yield "persistent", False, most
 
 
 def _not_resident(device: DeviceProperties, plan: LaunchPlan, programs: int, probe: Probe) -> _Faults:

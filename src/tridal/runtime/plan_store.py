@@ -1,8 +1,8 @@
 """Stores plans in a folder of Triton's cache, so that no process compiles the candidates of a plan a second time.
 
-A file has the plans of one key, each for a range of rows. The key is a digest of everything that decides a plan: the
-call without its rows, the device, the options, the versions, and the sources of the schedules, of the op's functions
-and of the backend. The store never raises an error: without a usable file, the backend plans.
+A file has one plan. Its name is a digest of everything that decides the plan: the problem with its rounded numbers of
+rows, the kernel, the device, the options, the versions, and the sources of the schedules, of the op's functions and of
+the backend. The store never raises an error: without a usable file, the backend plans.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from tridal.runtime.specialization import KernelCall
 
 FOLDER = "tridal"
 """The folder in Triton's cache."""
-_MAX_PLANS = 16
-"""Plans in a file. Each serves another range of rows."""
 _SOURCES = ("tridal.devices", "tridal.runtime", "tridal.kernels")
-"""Packages that decide how a kernel is compiled and which rows a plan serves."""
+"""Packages that decide how a kernel is compiled and how numbers of rows are rounded."""
 _CONFIG = KernelConfig("whole_row", 1, 1, peel=True)
 """A configuration for which the specialization of a call has everything that plans and compiled kernels depend on."""
 
@@ -57,12 +55,12 @@ def _files() -> Any:
 
 
 class PlanFile:
-    """The stored plans of a call for all its numbers of rows."""
+    """The stored plan of a call."""
 
     def __init__(
         self, call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]
     ) -> None:
-        self._problem, self._name = call.problem, None
+        self._name = None
         # A backend that is registered in code, for example for a test, can plan differently each time.
         if backend.interpreted or device.target is None or getattr(backend, "origin", IN_CODE) == IN_CODE:
             return
@@ -73,19 +71,17 @@ class PlanFile:
             _log.debug("plans of %s are not stored: %s", call.kernel.name, error)
 
     def find(self, check: Callable[[LaunchPlan, Probe], None]) -> LaunchPlan | None:
-        """Returns the stored plan for the rows of the call, or None.
+        """Returns the stored plan, or None.
 
         check(plan, probe) raises an error if a plan is wrong. The probe returns the stored resources of the plan.
         """
-        rows = self._problem.rows
         try:
-            for (first, last), fields in self._read():
-                if first <= rows <= last:
-                    plan, resources = _plan(fields)
-                    programs = plan.programs_for(self._problem, rows) if plan.row_range else plan.programs
-                    plan = replace(plan, programs=programs, compilations=0)
-                    check(plan, functools.partial(lambda found, _: found, resources))
-                    return plan
+            fields = self._read()
+            if fields is not None:
+                config, resources = KernelConfig(**fields["config"]), Resources(**fields["resources"])
+                plan = LaunchPlan(**{**fields, "config": config, "resources": resources, "compilations": 0})
+                check(plan, lambda config: resources)
+                return plan
         except Exception as error:  # of the content of the file
             _log.debug("a stored plan is ignored: %s: %s", self._name, error)
         return None
@@ -94,43 +90,28 @@ class PlanFile:
         """Stores a plan if candidates were compiled for it."""
         if self._name is None or not plan.compilations or plan.resources is None:
             return
-        rows = plan.row_range or (self._problem.rows, self._problem.rows)
-        try:
-            others = [found for found in self._read() if tuple(found[0]) != rows][: _MAX_PLANS - 1]
-        except Exception:  # a damaged file is replaced
-            others = []
-        reason = f"{plan.reason} (stored; made for {self._problem.rows} rows)"
-        text = json.dumps([(rows, asdict(replace(plan, reason=reason))), *others])
+        text = json.dumps(asdict(replace(plan, reason=f"{plan.reason} (stored)")))
         try:
             _files().put(f"{_digest(text)}\n{text}", self._name)  # writes another file, and renames it
         except OSError as error:
             _log.debug("a plan is not stored: %s", error)
 
     def _read(self) -> Any:
-        """Returns the ranges of rows and their plans. Raises an error if the file is damaged."""
+        """Returns the fields of the plan, or None if there is no file. Raises an error if the file is damaged."""
         found = None if self._name is None else _files().get_file(self._name)
         if found is None:
-            return []
+            return None
         digest, _, text = Path(found).read_text().partition("\n")
         if digest != _digest(text):
             raise ValueError("the file is damaged")
         return json.loads(text)
 
 
-def _plan(fields: dict[str, Any]) -> tuple[LaunchPlan, Resources]:
-    ranges = {name: fields[name] and tuple(fields[name]) for name in ("row_range", "column_range")}
-    config, resources = KernelConfig(**fields["config"]), Resources(**fields["resources"])
-    return LaunchPlan(**{**fields, **ranges, "config": config, "resources": resources}), resources
-
-
 def _key(call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any]) -> str:
-    problem = call.problem
-    if problem.rows > 1 and problem.outer == 1 and problem.layout != "inner":
-        problem = replace(problem, inner=0)  # one plan can serve a range of rows
     code = _code(backend, device.target)
     specialized = type(call).__name__, call.specialize(_CONFIG), fingerprint(call.kernel)
     offset_bits = max(map(max, call.layout.groups)).bit_length()  # offsets in a large tile can have 64 bits
-    return _digest(repr((code, device, sorted(options.items()), problem, specialized, offset_bits)))
+    return _digest(repr((code, device, sorted(options.items()), call.problem, specialized, offset_bits)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tridal.devices.types import Layout
+from tridal.devices.types import MAX_32_BIT_ELEMENTS, MAX_32_BIT_ROWS, Layout, round_rows, row_bucket
 
 FEW_ROWS = 8
 """Fewer inner rows than this are too few for a tile. 8 rows of the narrowest dtype fill half of a 32-byte access."""
@@ -44,7 +44,7 @@ class RowLayout:
     def merged(self, rows: int) -> RowLayout:
         """Returns the layout with `rows` neighbouring rows as one row, or this layout if they are not neighbours.
 
-        The result has several rows, because a plan for one row serves other numbers of columns. All its rows are
+        The result has several rows, because a launch for one row serves no other number of rows. All its rows are
         aligned if the first one is and `rows` is a multiple of the elements of a vector. There are no tensors with a
         number per row.
         """
@@ -61,6 +61,35 @@ class RowLayout:
             if all(strides[axis] == 1 for strides in self.groups):
                 return "row" if axis == 2 else "inner"
         return "strided"
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.outer * self.inner
+
+    @property
+    def row_range(self) -> tuple[int, int]:
+        """The first and the last number of rows in the bucket of this layout, or only its own if strides depend on it.
+
+        Strides depend on the number of rows if there are several blocks, and in the layout "inner".
+        """
+        if self.outer > 1 or self.layout == "inner":
+            return self.rows, self.rows
+        return row_bucket(self.inner, self.cols)
+
+    @property
+    def rounded(self) -> tuple[int, int]:
+        """`outer` and `inner` for the problem that is planned, see `Problem`.
+
+        They stay as they are if the rounded ones had more rows, or more elements, than 32 bits number.
+        """
+        if self.outer == 1:
+            return 1, self.row_range[1]
+        outer, inner = round_rows(self.outer), self.inner if self.layout == "inner" else round_rows(self.inner)
+        for size, limit in ((1, MAX_32_BIT_ROWS), (self.cols, MAX_32_BIT_ELEMENTS)):
+            if self.rows * size <= limit < outer * inner * size:
+                return self.outer, self.inner
+        return outer, inner
 
     def max_offset(self, rows: int, cols: int) -> int:
         """Returns the largest offset, in elements, from the first element of a rows x cols tile."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_RANGE_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
+from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_32_BIT_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
 from tridal.runtime.element_packs import JUMPS, STRIDES
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import GROUPS, RowLayout
@@ -69,8 +69,8 @@ class KernelCall:
         object.__setattr__(self, "addresses", self.addresses or (0,) * len(self.dtypes))
 
     @functools.cached_property
-    def problem(self) -> Problem:
-        """The problem that a backend plans for."""
+    def bucket(self) -> Problem:
+        """The problem with the numbers of rows of its bucket. `aligned` follows from the sizes of the call."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
         writes, row_writes, column_writes, reads, added, row_reads, _, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
@@ -79,10 +79,11 @@ class KernelCall:
         strides = itertools.chain(*layout.groups)
         lengths = [value for name, value in zip(STRIDES, strides, strict=False) if name not in units]
         lengths += [*layout.jumps, layout.inner if layout.layout == "inner" else layout.cols, *self.addresses]
+        outer, inner = layout.rounded
         return Problem(
             cols=layout.cols,
-            inner=layout.inner,
-            outer=layout.outer,
+            inner=inner,
+            outer=outer,
             reads=reads,
             writes=writes,
             added=added,
@@ -98,40 +99,24 @@ class KernelCall:
             scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
 
-    def with_rows(self, rows: int) -> KernelCall:
-        """Returns this call with another number of rows, for a layout with `outer == 1`."""
-        call = replace(self, layout=replace(self.layout, inner=rows))
-        call.__dict__["problem"] = replace(self.problem, inner=rows)  # only the rows differ; saves 20 us
-        return call
+    @property
+    def problem(self) -> Problem:
+        """The problem that a backend plans for."""
+        return self.bucket
 
-    def with_cols(self, cols: int) -> KernelCall:
-        """Returns this call with another number of columns, for a layout of one row."""
-        return replace(self, layout=replace(self.layout, cols=cols))
+    @property
+    def planned_for(self) -> str:
+        """The number of rows that a plan is made for, in words, or "" if it is that of the call."""
+        rows, planned = self.layout.rows, self.problem.rows
+        return "" if planned == rows else f"planned for {planned:,} rows, the bucket of {rows:,}"
 
-    def row_range(self, plan: LaunchPlan) -> tuple[int, int]:
-        """Returns the first and the last number of rows that this call serves, with its specialization and layout."""
-        rows, specialization = self.problem.rows, self.specialize(plan.config)
+    @property
+    def row_range(self) -> tuple[int, int]:
+        """The first and the last number of rows that this call serves, with its plan, specialization and strides."""
         # One row has no stride. The position of a row in a mask, and that of its diagonal, depend on the shape.
-        if plan.row_range is None or rows == 1 or self.scale_mask.causal or self.scale_mask.mask is not None:
-            return rows, rows
-        same = all(self.with_rows(end).specialize(plan.config) == specialization for end in plan.row_range)
-        return plan.row_range if same else (rows, rows)
-
-    def column_range(self, plan: LaunchPlan) -> tuple[int, int] | None:
-        """Returns the first and the last number of columns that this call of one row serves, or None for only its own.
-
-        All tensors are contiguous. The other numbers of columns that it serves have the same divisibility by 16.
-        """
-        layout, found = self.layout, plan.column_range
-        if found is None or self.problem.rows > 1 or layout.layout != "row" or self.scale_mask != NO_SCALE_MASK:
-            return None
-        if layout.cols % ALIGNMENT == 0:
-            ends = -(-found[0] // ALIGNMENT) * ALIGNMENT, found[1] // ALIGNMENT * ALIGNMENT
-        else:
-            ends = found[0] + (found[0] % ALIGNMENT == 0), found[1] - (found[1] % ALIGNMENT == 0)
-        specialization = self.specialize(plan.config)
-        same = all(self.with_cols(end).specialize(plan.config) == specialization for end in ends)
-        return ends if same and ends[0] < ends[1] else None
+        if self.layout.rows == 1 or self.scale_mask.causal or self.scale_mask.mask is not None:
+            return self.layout.rows, self.layout.rows
+        return self.layout.row_range
 
     @property
     def _has_row_tensors(self) -> bool:
@@ -182,7 +167,7 @@ class KernelCall:
         constants |= {
             "ACC_DTYPE": accumulator,
             "INT64_OFFSETS": max(self.layout.max_offset(config.rows, config.cols), mask_extent) >= 2**31,
-            "INT64_TILES": p.rows > MAX_RANGE_ROWS,
+            "INT64_TILES": self.layout.rows > MAX_32_BIT_ROWS,
             "AXIS": 0 if p.layout == "inner" else 1,
             "VECTOR": p.vector,
             "SAME_MISALIGNMENT": config.peel and self._same_misalignment(),
@@ -245,17 +230,24 @@ class KernelCall:
         misalignment = self._misalignments()[0] if config.peel else None
         return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
 
+    def tiles(self, config: KernelConfig, rows: int | None = None) -> int:
+        """Returns the number of tiles. `rows` is another number of rows in `row_range`."""
+        return self.layout.outer * -(-(self.layout.inner if rows is None else rows) // config.rows)
+
+    def programs(self, plan: LaunchPlan, rows: int | None = None) -> int:
+        """Returns the number of programs of a launch. `rows` is another number of rows in `row_range`."""
+        return plan.programs_for(self.tiles(plan.config, rows))
+
     def workspace_slots(self, plan: LaunchPlan, rows: int | None = None) -> int:
         """Returns the number of 64-bit slots in the workspace of a launch. They are zero before and after it.
 
-        `rows` is another number of rows in the range of the plan.
+        `rows` is another number of rows in `row_range`.
         """
         config = plan.config
         if not exchanges(config, self.kernel):
             return 0
-        programs = plan.programs if rows is None else plan.programs_for(self.problem, rows)
-        tiles, groups = self.problem.tiles(config.rows, rows), programs // config.programs_per_row
-        return tiles * config.rows * config.programs_per_row + 2 + 3 * groups
+        groups = self.programs(plan, rows) // config.programs_per_row
+        return self.tiles(config, rows) * config.rows * config.programs_per_row + 2 + 3 * groups
 
 
 def exchanges(config: KernelConfig, kernel: RowKernel) -> bool:

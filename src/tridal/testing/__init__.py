@@ -3,7 +3,7 @@
     from tridal import registry, testing
 
     backend = registry.available("interpreter")
-    for case in (*testing.cases(backend), *testing.search_plans(backend).cases):
+    for case in testing.cases(backend):
         result = testing.run_case(case, backend)
         assert result.passed, result.message
 
@@ -17,7 +17,6 @@ from tridal.testing.example import Worked, worked_example
 from tridal.testing.implementation import Implementation, implementation
 from tridal.testing.inputs import make_values
 from tridal.testing.interpreted import interpreted
-from tridal.testing.plan_changes import PlanSearch, search_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 from tridal.testing.quick_cases import quick_cases
 from tridal.testing.runtime_check import check_runtime
@@ -30,7 +29,6 @@ __all__ = [
     "Case",
     "Implementation",
     "OpCases",
-    "PlanSearch",
     "Result",
     "Worked",
     "cases",
@@ -43,7 +41,6 @@ __all__ = [
     "overrides",
     "quick_cases",
     "run_case",
-    "search_plans",
     "worked_example",
 ]
 __dir__ = __all__.copy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,18 +37,14 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
 
 
 class Overridden:
-    """A wrapper of a backend with another name and overridden plans. It forwards all other attributes.
-
-    An overridden plan has no `row_range`, because the override depends on the problem.
-    """
+    """A wrapper of a backend with another name and overridden plans. It forwards all other attributes."""
 
     def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
         self.name = f"{backend.name}{suffix}"
         self._backend = backend
 
         def plan(problem: Problem, *arguments: Any) -> LaunchPlan:
-            made = replace(backend.plan(problem, *arguments), row_range=None, tiles_per_group=None, column_range=None)
-            return override(made, problem)
+            return override(backend.plan(problem, *arguments), problem)
 
         self.plan = plan
 

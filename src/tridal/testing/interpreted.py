@@ -101,8 +101,7 @@ class _Interpreted:
             return made
         column_loop = PLAN_OVERRIDES["column_loop"]
         assert column_loop is not None
-        made = replace(made, row_range=None, tiles_per_group=None, column_range=None, occupancy=None)
-        return column_loop(made, problem)
+        return column_loop(replace(made, occupancy=None), problem)
 
     def stream(self, index: int) -> int:
         """Returns 0: the CPU has no streams."""

@@ -16,10 +16,11 @@ _WIDEST_TILE = 16_384  # number of columns that fit on chip on every device
 _RESIDENT = 256  # number of small programs that run concurrently on every device with cooperative plans
 
 
-def _configured(plan: LaunchPlan, **fields: Any) -> LaunchPlan:
+def _configured(plan: LaunchPlan, problem: Problem, **fields: Any) -> LaunchPlan:
     """Returns the plan with these config fields. The kernel is persistent and has no register limit by default."""
     defaults = {"persistent": True, "max_registers": None, "lanes": 1}
-    return replace(plan, config=replace(plan.config, **{**defaults, **fields}))
+    programs = plan.programs_for(problem.tiles(plan.config.rows))
+    return replace(plan, config=replace(plan.config, **{**defaults, **fields}), programs=programs)
 
 
 def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -28,7 +29,7 @@ def _whole_row(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
         return plan
     several_tiles = max(2, 1 << (problem.inner // 4).bit_length())  # more tiles would take longer and test nothing new
     rows = min(plan.config.rows, several_tiles)
-    return _configured(plan, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
+    return _configured(plan, problem, schedule="whole_row", programs_per_row=1, rows=rows, cols=cols, **flags)
 
 
 def _peel(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
@@ -44,7 +45,7 @@ def _block_cols(problem: Problem) -> int:
 
 def _column_loop(plan: LaunchPlan, problem: Problem, **flags: Any) -> LaunchPlan:
     fields: dict[str, Any] = {"programs_per_row": 1, "peel": False, "reload": False, "cols": _block_cols(problem)}
-    return _configured(plan, schedule="column_loop", **{**fields, **flags})
+    return _configured(plan, problem, schedule="column_loop", **{**fields, **flags})
 
 
 def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
@@ -53,8 +54,7 @@ def _peeled_column_loop(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
 
 def _lanes(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     cols = max(_block_cols(problem), 4 * problem.vector)
-    plan = plan if problem.layout == "inner" else _column_loop(plan, problem, rows=1, lanes=4, cols=cols)
-    return replace(plan, programs=min(plan.programs, problem.tiles(plan.config.rows)))
+    return plan if problem.layout == "inner" else _column_loop(plan, problem, rows=1, lanes=4, cols=cols)
 
 
 def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPlan:
@@ -63,7 +63,7 @@ def _cooperative(plan: LaunchPlan, problem: Problem, **flags: bool) -> LaunchPla
     cols = _block_cols(problem)
     rows = 1 if problem.layout == "row" else min(plan.config.rows, 8)
     sizes = {"rows": rows, "cols": cols, "programs_per_row": -(-problem.cols // cols)}
-    plan = _configured(plan, schedule="cooperative", **sizes, **flags)
+    plan = _configured(plan, problem, schedule="cooperative", **sizes, **flags)
     return replace(plan, programs=min(2, problem.tiles(rows)) * plan.config.programs_per_row)
 
 
@@ -71,9 +71,8 @@ def _one_shot(plan: LaunchPlan, problem: Problem) -> LaunchPlan:
     """Returns a cooperative plan in which each program computes one column block of one row, without a loop."""
     one_shot = _cooperative(plan, problem, persistent=False)
     rows, programs_per_row = one_shot.config.rows, one_shot.config.programs_per_row
-    programs = problem.tiles(rows) * programs_per_row
-    possible = rows == 1 and programs_per_row > 1 and programs <= _RESIDENT
-    return replace(one_shot, programs=programs) if possible else plan
+    resident = problem.tiles(rows) * programs_per_row <= _RESIDENT
+    return replace(one_shot, programs=None) if rows == 1 and programs_per_row > 1 and resident else plan
 
 
 PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
@@ -87,7 +86,7 @@ PLAN_OVERRIDES: Mapping[str, PlanOverride | None] = {
     "whole_row+reload": partial(_whole_row, reload=True),
     "cooperative+reload": partial(_cooperative, reload=True),
     "cooperative+one_shot": _one_shot,
-    "single": lambda plan, problem: replace(_configured(plan), programs=plan.config.programs_per_row),
+    "single": lambda plan, problem: replace(_configured(plan, problem), programs=plan.config.programs_per_row),
 }
 """The overrides by name. "planned" is the backend's plan, and "single" launches one program for all tiles."""
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import torch
 
-from tridal.devices.types import Backend
+from tridal.devices.types import Backend, row_bucket
 from tridal.ops import table
 from tridal.ops.arguments import Argument
 from tridal.ops.op import Op
@@ -49,6 +49,8 @@ _TWO_DIMS, _FOUR_DIMS = (37, 53), (3, 10, 7, 9)
 _DTYPE_SHAPES = ((TUTORIAL_SHAPE, -1), ((5, 257), -1), ((3, 50_257), -1), ((781, 64), 0), ((4, 33, 7), 1))
 _DOUBLE_SHAPES = (((5, 7), -1), ((4, 33), 0), ((3, 4, 5), 1), ((), 0))
 _PLAN_SHAPES = ((_TWO_DIMS, -1), ((300, 781), -1), ((5, 4097), -1), ((781, 64), 0), ((3, 300, 33), 1))
+_BUCKETS = ((70, 781), (1000, 37), (2100, 24))
+"""Rows and columns of matrices. All numbers of rows in the bucket of one have the same plan and launch."""
 _FEW_ELEMENTS = 120_000
 """Elements of the largest tensor with several rows of ops of several tensors, which take longer than others."""
 _NOT_OVERRIDDEN = ("some +inf", "some nan", "dominant")
@@ -189,6 +191,7 @@ def _shapes_and_layouts(make: Callable[..., Case]) -> Iterator[Case]:
     yield from (make(shape) for shape in _SHAPES)
     yield from (make(shape, dim) for shape, dim in _DIMS)
     yield from (make(shape, dims=dims) for shape, dims in _SEVERAL_DIMS)
+    yield from (make((rows, cols)) for rows, cols in _BUCKETS for rows in row_bucket(rows, cols))
     for layout in _LAYOUTS:
         yield from (make(_FOUR_DIMS, dim, layout=layout) for dim in (0, 1, 3))
         yield make(_FOUR_DIMS, dims=2, layout=layout, grad_layout=layout)

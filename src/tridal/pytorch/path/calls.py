@@ -40,7 +40,7 @@ Tensor = torch.Tensor
 Key: TypeAlias = tuple[Any, ...]
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
-_VARIANTS = 16
+_VARIANTS = 64  # most of them are buckets of rows
 _SIZES = (tuple, list, torch.Size)
 
 _latest: dict[Callable[..., Any], PreparedCall] = {}

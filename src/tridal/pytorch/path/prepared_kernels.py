@@ -74,7 +74,7 @@ def prepare_kernel(
     any_rows = None
     if not out and (modification is None or (modification.mask is None and not modification.causal)):
         any_rows = described_without_rows(launch.kernel, launch.dim, inputs)
-    size = inputs[0].numel() // max(inputs[0].shape[launch.dim], 1) if inputs[0].dim() > 1 else inputs[0].numel()
+    size = inputs[0].numel() // max(inputs[0].shape[launch.dim], 1) if inputs[0].dim() else 1
     for first, last, found in context.runs.get((launch, scores, any_rows), ()) if any_rows is not None else ():
         if first <= size <= last:
             return found  # type: ignore[no-any-return]
@@ -107,15 +107,16 @@ def _prepare_copied(context: DeviceContext, launch: Launch, inputs: Sequence[Ten
 def described_without_rows(kernel: RowKernel, dim: int, inputs: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """Returns the description of inputs that may have any number of rows, or None if they cannot.
 
-    They are contiguous, or one number that is expanded. Rows run along the last dim.
-    Tensors of one dim may have any number of columns with the same divisibility.
+    They are contiguous, or one number that is expanded. Rows run along the last dim, and there are dims before it.
     """
     first = inputs[0]
+    if first.dim() == 1:
+        return None
     cols, elements = first.shape[dim], len(kernel.reads) + (kernel.added is not None)
     of_rows = elements + len(kernel.row_reads) + (kernel.row_index is not None)
     if dim != first.dim() - 1 or not cols:
         return None
-    rows, described = first.numel() // cols, list[Any]([dim, cols if dim else None, _divisible(kernel, dim, first)])
+    rows, described = first.numel() // cols, list[Any]([dim, cols, _divisible(kernel, dim, first)])
     for index, tensor in enumerate(inputs):
         contiguous = tensor.is_contiguous()
         if not (contiguous or not any(tensor.stride())) or tensor.is_neg():
@@ -171,7 +172,7 @@ def _prepare(
     found = _bind(context, launch, read, out, written, modification)
     if found is None:
         return None
-    first, last = (found.rows if inputs[0].dim() > 1 else found.columns or (0, 0)) if any_rows else (0, 0)
+    first, last = found.rows if any_rows else (0, 0)
     served = (first, last) if first < last else None
     add = _column_sums(context, inputs[0].shape[launch.dim], wide) if kernel.column_writes else None
     run = make_run(context, launch, inputs, written, found, given, served, add)
@@ -180,13 +181,8 @@ def _prepare(
 
 
 def _divisible(kernel: RowKernel, dim: int, first: Tensor) -> bool | None:
-    """Returns whether the number of rows, or of the columns of one row, is a multiple of `ALIGNMENT`.
-
-    Returns None if this does not matter.
-    """
+    """Returns whether the number of rows is a multiple of `ALIGNMENT`, or None if this does not matter."""
     cols = first.shape[dim]
-    if first.dim() == 1:
-        return cols % ALIGNMENT == 0
     return first.numel() // cols % ALIGNMENT == 0 if merges_rows(kernel, cols) else None
 
 
@@ -241,10 +237,9 @@ def _bind(
     for (source, dtype), strided in itertools.product(sources, (False,) if invariant or in_order else (True, False)):
         if (found := bind(source, strided)) is not None:
             bound, copies = found
-            ranges = bound.row_range, bound.column_range
             pairs = zip((dtype, *casts), (source is copy, *copies), strict=True)
             copied = [dtype if copied else None for dtype, copied in pairs]
-            return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, *ranges, copied)
+            return BoundLaunch(bound.launch, bound.plan.schedule, bound.groups, bound.row_range, copied)
     return None
 
 

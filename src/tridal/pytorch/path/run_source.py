@@ -25,8 +25,8 @@ class Prepared(NamedTuple):
     run: Callable[..., tuple[Any, ...]]
     """run(*arguments) returns the results. That of a kernel with tensors `out` is run(*out, *arguments)."""
     served: tuple[int, int] | None = None
-    """The first and the last number of rows of the tensors that it also computes, or of columns of tensors of one dim,
-    see `described_without_rows`. None stands for the shapes that it is prepared for."""
+    """The first and the last number of rows of the tensors that it also computes, see `described_without_rows`. None
+    stands for the shapes that it is prepared for."""
     divisible: bool | None = None
     """Whether these numbers are multiples of `ALIGNMENT`; None if it does not matter."""
 
@@ -72,9 +72,6 @@ class BoundLaunch:
     """groups(rows) is the number of partial sums of each column."""
     rows: tuple[int, int]
     """The first and the last number of rows that it can be launched for."""
-    columns: tuple[int, int] | None
-    """The first and the last number of columns that it can be launched for. If there are any, `launch` gets the number
-    of columns instead of that of rows."""
     copies: list[torch.dtype | None]
     """For each input, the dtype of the contiguous copy of it that the kernel reads, or None if it reads the input."""
 
@@ -158,11 +155,7 @@ class RowSizes:
         names = [f"s{axis}" for axis in range(rank - 1)]
         self.lines: list[str] = []
         """Statements that define the names in the expressions."""
-        if any_rows and rank == 1:
-            self.lines.append("(cols,) = in0.shape")
-            self.rows, self.element, self.row = "cols", _sizes(["cols"]), _sizes([])
-            self.parts = _sizes([str(groups(1)), "cols"])
-        elif any_rows:
+        if any_rows:
             # This is faster than the shape.
             self.lines.append(f"s0 = in0.numel() // {cols}" if rank == 2 else f"{', '.join(names)}, _ = in0.shape")
             self.rows = " * ".join(names)
@@ -173,8 +166,6 @@ class RowSizes:
             self.rows = str(rows)
             self.element, self.row = _sizes([*map(str, shape)]), _sizes([*map(str, (*shape[:dim], *shape[dim + 1 :]))])
             self.parts = _sizes([str(groups(rows)), str(cols)])
-        if bound.columns is not None and not (any_rows and rank == 1):
-            self.rows = str(cols)
 
 
 def _sizes(sizes: Sequence[str]) -> tuple[str, str]:

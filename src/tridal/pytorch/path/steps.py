@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tridal.devices.types import MAX_RANGE_ROWS
+from tridal.devices.types import MAX_32_BIT_ROWS
 from tridal.errors import PluginError
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.signature import Signature
@@ -123,7 +123,7 @@ class Recorder(Steps):
         self._scope: dict[str, Any] = {}
         self._tensors: list[Tensor] = []  # they keep their ids
         self._names: dict[int, str] = {}
-        self._rows: tuple[int, int] | None = (1, MAX_RANGE_ROWS)
+        self._rows: tuple[int, int] | None = (1, MAX_32_BIT_ROWS)
         """The first and the last number of rows that all steps compute, or None for this number only."""
         self._divisible: bool | None = None
         main, rows = arguments[signature.main], signature.rows(arguments)
