@@ -48,7 +48,13 @@ _TIMEOUT = 240  # seconds for the tests of one fault
 _MAX_TESTS = 60  # that execute the line of a fault
 TESTS = {
     "*": ("test_golden_records",),
-    "src/tridal/pytorch/path/*": ("test_calls", "test_call_options", "test_registered_ops", "test_functions"),
+    "src/tridal/pytorch/path/*": (
+        "test_keys",
+        "test_calls",
+        "test_call_options",
+        "test_registered_ops",
+        "test_functions",
+    ),
     "src/tridal/pytorch/torch/*": ("test_private", "test_override", "test_transforms", "test_dtensor"),
     "src/tridal/__main__.py": ("test_cli",),
     "src/tridal/library/*/modules.py": ("test_nn",),

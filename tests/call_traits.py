@@ -25,6 +25,8 @@ class Trait(NamedTuple):
 
     rows: int = 6
     more_columns: int = 0
+    more_dims: tuple[int, ...] = ()
+    """Dims before the rows."""
     change: Callable[[Tensor], Tensor] = torch.clone
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     grad: Callable[[int], bool] = lambda index: True
@@ -47,6 +49,17 @@ def overlapping(x: Tensor) -> Tensor:
     return x.flatten()[: sum(x.shape) - 1].clone().as_strided(x.shape, (1,) * x.dim()) if x.dim() > 1 else x.clone()
 
 
+def of_inference_mode(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+@contextmanager
+def inference_with_grad() -> Iterator[None]:
+    with torch.inference_mode(), torch.enable_grad():
+        yield
+
+
 def strided(x: Tensor) -> Tensor:
     return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() > 1 else torch.stack((x, x), -1)[..., 0]
 
@@ -56,7 +69,12 @@ TRAITS = {
     "other numbers": Trait(change=lambda x: x * 0.75),
     "another number of rows": Trait(7),
     "16 rows": Trait(16),
+    "33 rows": Trait(33),
+    "34 rows": Trait(34),
+    "48 rows": Trait(48),
     "many rows": Trait(150),
+    "three dims": Trait(3, more_dims=(2,)),
+    "a dim of one": Trait(more_dims=(1,)),
     "one row": Trait(1),
     "no rows": Trait(0),
     "one more column": Trait(more_columns=1),
@@ -67,12 +85,14 @@ TRAITS = {
     "expanded": Trait(change=INPUTS["expanded"]),
     "overlapping": Trait(change=overlapping),
     "negative": Trait(change=INPUTS["negative"]),
+    "negative, with 7 rows": Trait(7, change=INPUTS["negative"]),
     "float16": Trait(change=torch.Tensor.half),
     "bfloat16": Trait(change=torch.Tensor.bfloat16),
     "float64": Trait(change=torch.Tensor.double),
     "float16 except the first": Trait(change=torch.Tensor.half, changes_first=False),
     "bfloat16 except the first": Trait(change=torch.Tensor.bfloat16, changes_first=False),
     "unaligned except the first": Trait(change=INPUTS["unaligned"], changes_first=False),
+    "strided except the first": Trait(change=strided, changes_first=False),
     "negative except the first": Trait(change=INPUTS["negative"], changes_first=False),
     "parameter": Trait(change=INPUTS["parameter"]),
     "subclass": Trait(change=INPUTS["subclass"]),
@@ -81,8 +101,14 @@ TRAITS = {
     "no first gradient": Trait(grad=lambda index: index > 0),
     "no_grad": Trait(context=torch.no_grad),
     "inference": Trait(context=torch.inference_mode, grad=lambda index: False),
+    "gradients in inference": Trait(context=inference_with_grad, grad=lambda index: False),
+    "tensors of inference": Trait(change=of_inference_mode, grad=lambda index: False),
+    "tensors of inference except the first": Trait(
+        change=of_inference_mode, changes_first=False, grad=lambda index: index == 0
+    ),
     "autocast": Trait(context=lambda: torch.autocast("cpu", torch.bfloat16)),
     "autocast of bfloat16": Trait(change=torch.Tensor.bfloat16, context=lambda: torch.autocast("cpu", torch.bfloat16)),
+    "autocast to float16": Trait(context=lambda: torch.autocast("cpu", torch.float16)),
     "function mode": Trait(context=FunctionMode),
     "dispatch mode": Trait(context=DispatchMode),
     "deterministic": Trait(context=deterministic),
@@ -95,7 +121,8 @@ TRAITS = {
 def tensors_of(sample: Sample, trait: Trait, columns: int) -> Tensors:
     """Returns the tensors of a call of an op. Calls with the same shape have the same numbers."""
     torch.manual_seed(0)
-    tensors = sample.leaves(trait.rows, columns + trait.more_columns, dtype=torch.float32)
+    shape = (*trait.more_dims, trait.rows, columns + trait.more_columns)
+    tensors = sample.leaves(*shape, dtype=torch.float32)
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
             changes = tensor.numel() and (trait.changes_first or name != "input")

@@ -28,7 +28,8 @@ from tridal.devices import backend_table, entry_points, plugins, registry, setti
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
 from tridal.ops import Op, table
-from tridal.runtime import plan_store
+from tridal.runtime import launch, plan_store
+from tridal.runtime.specialization import KernelCall
 
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
@@ -150,11 +151,20 @@ def device(backend: Backend) -> Iterator[torch.device]:
 
 
 @pytest.fixture
-def nothing_prepared() -> Iterator[None]:
-    """Clears the caches of prepared calls before and after the test."""
+def no_calls() -> Iterator[None]:
+    """Forgets all calls and plans before and after the test."""
     registry.invalidate()
     yield
     registry.invalidate()
+
+
+@pytest.fixture
+def planned(no_calls: None, monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
+    """The calls of kernels that the test plans, in order. No call is known before."""
+    calls: list[KernelCall] = []
+    prepare = launch.prepare
+    monkeypatch.setattr(launch, "prepare", lambda call, *rest: calls.append(call) or prepare(call, *rest))
+    return calls
 
 
 @pytest.fixture

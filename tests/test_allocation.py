@@ -24,7 +24,7 @@ NUMBER = 8 * 16 * 8 * 32
 
 
 @pytest.fixture
-def cpu(device: torch.device, nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+def cpu(device: torch.device, no_calls: None, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A CPU device. Launches do nothing, because an interpreted kernel allocates memory for its arithmetic."""
     if device.type != "cpu":
         pytest.skip("the profiler measures the memory of the CPU")

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import tridal
 from op_samples import EACH, EACH_OP, SAMPLES, Sample, as_one, as_tuple, each_kind, gradients, registered_calls
 from tridal.devices import settings
-from tridal.pytorch.path import row_calls
+from tridal.runtime import launch
 
 Fn = Callable[..., torch.Tensor]
 EACH_KIND = each_kind("test_gradcheck with this op, and this test with an op that is declared in the same way")
@@ -130,7 +130,7 @@ def test_gradients_have_the_dtypes_of_their_tensors(device: torch.device, sample
 def test_backward_uses_the_settings_of_the_forward(backend: Any, sample: Sample) -> None:
     with tridal.use(device=backend.name):
         x = leaf(tridal.device(), 3, 5)
-        results = [sample.ours(x) for _ in range(3)]  # the third call is prepared
+        results = [sample.ours(x) for _ in range(3)]  # the first call is new, and the others are known
     for y in results:
         with tridal.use(device="auto"), tridal.record_calls() as calls:
             (found,) = torch.autograd.grad(y.sin().sum(), x)
@@ -274,22 +274,22 @@ def test_output_is_freed_when_the_last_reference_is_deleted(device: torch.device
 
 
 def test_backward_in_another_thread_uses_the_settings_of_the_forward(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, no_calls: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch computes the gradients of an accelerator in a thread of its own, which does not inherit `tridal.use`."""
-    seen: list[bool] = []
+    seen: list[tuple[str, bool]] = []
     x = torch.randn(3, 4, device=device, dtype=torch.float64, requires_grad=True)
     with tridal.use(batch_invariant=True):
         y = torch.ops.tridal.softmax(x, -1, x.dtype) + torch.ops.tridal.softmax(x, -1, x.dtype, None, 0.5)
-    original = row_calls.device_context
+    prepare = launch.prepare
 
-    def record(device: torch.device) -> Any:
-        seen.append(settings.current().batch_invariant)
-        return original(device)
+    def record(call: Any, *arguments: Any) -> Any:
+        seen.append((call.kernel.name, settings.current().batch_invariant))
+        return prepare(call, *arguments)
 
-    monkeypatch.setattr(row_calls, "device_context", record)
+    monkeypatch.setattr(launch, "prepare", record)
     worker = threading.Thread(target=lambda: torch.autograd.grad(y, x, torch.ones_like(x)))
     worker.start()
     worker.join()
-    assert seen == [True, True]
+    assert seen == [("softmax_backward", True)] * 2
     assert not settings.current().batch_invariant

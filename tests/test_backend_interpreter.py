@@ -17,7 +17,7 @@ from tridal_interpreter import _triton_version, backend
 pytest.importorskip("triton")
 
 
-pytestmark = pytest.mark.usefixtures("nothing_prepared")  # tests pretend other machines
+pytestmark = pytest.mark.usefixtures("no_calls")  # tests pretend other machines
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, triton: str, numpy: str) -> None:

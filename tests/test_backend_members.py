@@ -22,7 +22,7 @@ from tridal.errors import DeviceUnavailableError, PlanError, UnknownDeviceError
 from tridal.ops import planning
 from tridal.testing import check_runtime
 
-pytestmark = pytest.mark.usefixtures("nothing_prepared")  # tests pretend other machines
+pytestmark = pytest.mark.usefixtures("no_calls")  # tests pretend other machines
 
 DEVICES = ("cuda", "rocm", "npu")
 EACH = pytest.mark.parametrize("name", DEVICES)

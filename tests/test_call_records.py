@@ -136,7 +136,7 @@ def test_device_without_a_backend_is_recorded() -> None:
 
 
 def test_dtype_without_a_kernel_is_the_reason(
-    backend: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, nothing_prepared: None
+    backend: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, no_calls: None
 ) -> None:
     monkeypatch.setattr(backend, "dtypes", frozenset({"float32"}))
     x = torch.randn(3, 5, device=device)

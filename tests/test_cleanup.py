@@ -22,11 +22,11 @@ from conformance_helpers import INTERPRETER, registered
 from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
 from tridal.pytorch import device_context
-from tridal.pytorch.path import calls
+from tridal.pytorch.path.call import CALLS
 from tridal.runtime import launch
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.usefixtures("nothing_prepared")
+pytestmark = pytest.mark.usefixtures("no_calls")
 
 
 class Wrapped:
@@ -130,7 +130,7 @@ def test_after_an_exception_of_a_backend_the_same_call_succeeds(member: str, val
                 with pytest.raises(Exception, match="driver lost"):
                     tridal.softmax(x)
             delattr(backend, member)
-            registry.unregister("failing")  # a registered backend and a prepared call keep the stream function
+            registry.unregister("failing")  # a registered backend and a call keep the stream function
             registry.register(backend)
             assert_close(tridal.softmax(x), torch.softmax(x, -1))
         assert settings.current() is current
@@ -143,7 +143,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_bind_interpreted", lambda *_: lambda stream, rows, out, *inputs: out.zero_())
 
 
-CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "softmax": tridal.softmax,
     "rms_norm": lambda x: tridal.rms_norm(x, x.shape[-1:]),
     "layer_norm": lambda x: tridal.layer_norm(x, x.shape[-1:]),
@@ -154,40 +154,29 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "cross_entropy"])
 def test_hundreds_of_shapes_keep_caches_bounded_and_memory_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls._calls, "capacity", 120)
-    monkeypatch.setattr(calls, "_VARIANTS", 2)
-    largest = {"calls": 0, "runs": 0}
+    monkeypatch.setattr(CALLS, "capacity", 120)
+    largest = 0
     with tridal.use(device="interpreter"):
         for _ in range(3):
-            CALLS[name](torch.ones(2, 3, requires_grad=True)).sum().backward()
+            FUNCTIONS[name](torch.ones(2, 3, requires_grad=True)).sum().backward()
         registry.invalidate()
         gc.collect()
         before = len(gc.get_objects())
-        context = device_context.device_context(torch.device("cpu"))
-        context.runs.capacity = 120
         for number in range(1, 321):
             for x in torch.ones(2, 1 + number % 7, 1 + number // 7):
-                CALLS[name](x.requires_grad_()).sum().backward()
-            for cache, kept in (("calls", calls._calls), ("runs", context.runs)):
-                largest[cache] = max(largest[cache], len(kept))
-        for stride in range(1, 9):  # the calls have one key
-            x = torch.ones(3, 2 * stride)[:, ::stride]
-            for _ in range(2):
-                CALLS[name](x)
-        assert max(map(len, calls._calls.values())) == 2
-    assert all(100 < number <= 120 for number in largest.values()), largest
+                FUNCTIONS[name](x.requires_grad_()).sum().backward()
+            largest = max(largest, len(CALLS))
+    assert 100 < largest <= 120
     filled = len(gc.get_objects())
     registry.invalidate()
-    del context, kept
-    assert not calls._calls
-    assert not calls._latest
+    assert not CALLS
     gc.collect()
     assert filled - 500 > len(gc.get_objects()), "the caches held objects, and were cleared"
     assert len(gc.get_objects()) < before + 200, "no call keeps an object"
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_unregistered_backends_are_released(name: str, batch_invariant: bool) -> None:
     x = torch.ones(3, 5, requires_grad=True)
@@ -197,7 +186,7 @@ def test_unregistered_backends_are_released(name: str, batch_invariant: bool) ->
             references.append(weakref.ref(backend))
             with tridal.use(device=backend.name, batch_invariant=batch_invariant):
                 for _ in range(3):
-                    CALLS[name](x).sum().backward()
+                    FUNCTIONS[name](x).sum().backward()
         del backend
     settings.reload()
     gc.collect()

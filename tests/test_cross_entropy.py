@@ -235,7 +235,7 @@ def test_one_row_of_logits_has_any_stride(device: torch.device, make: Any, proba
 
 
 def test_the_gradient_of_the_lse_alone_leaves_probabilities_without_one(device: torch.device) -> None:
-    for _ in range(3):  # the third call is prepared
+    for _ in range(3):  # the first call is new
         x, target = (torch.rand(3, 4, device=device, requires_grad=True) for _ in range(2))
         tridal.cross_entropy(x, target, return_lse=True)[1].sum().backward()
         assert_close(x.grad, x.detach().softmax(1))

@@ -90,7 +90,7 @@ def gradient_of(function: Any) -> torch.Tensor:
 
 WAYS: dict[str, Callable[[Any, str], Any]] = {
     "called": lambda function, name: function(X),
-    "a prepared call": lambda function, name: (function(X), function(X))[1],
+    "a known call": lambda function, name: (function(X), function(X))[1],
     "registered": lambda function, name: getattr(torch.ops.tridal, name)(X, -1, X.dtype),
     "compiled": lambda function, name: torch.compile(function, fullgraph=True, backend="aot_eager")(X),
     "batched": lambda function, name: torch.func.vmap(function)(X),

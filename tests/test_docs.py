@@ -197,9 +197,11 @@ def test_help_explains_each_field_of_a_declaration(declared: Any) -> None:
     assert explained == [field.name for field in dataclasses.fields(declared)]
 
 
-def test_add_an_op_runs_its_python_block_of_calls() -> None:
-    (usage,) = (text for text in code_blocks(ADD_AN_OP, "python") if "from tridal_l2norm import" in text)
-    python("-c", usage, path=[ROW_OP_PACKAGE], TRIDAL_DEVICE="interpreter")
+def test_add_an_op_runs_its_python_blocks_of_calls() -> None:
+    usage = [text for text in code_blocks(ADD_AN_OP, "python") if "from tridal_l2norm import" in text]
+    assert len(usage) == 2  # of the function, and of another function of the op
+    for program in usage:
+        python("-c", program, path=[ROW_OP_PACKAGE], TRIDAL_DEVICE="interpreter")
 
 
 def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tridal.devices import registry
 from tridal.pytorch.torch import private
 
 CORE = Path(tridal.__file__).parent
-LAUNCH_PATH = ("binding", "prepared", "registered_ops", "runtime", "tridal_", "interpreter")
-"""Parts of the paths of files that prepare and launch kernels: tridal's, the backends' and Triton's."""
+LAUNCH_PATH = ("binding", "op_calls", "op_kernels", "kernel_calls", "steps", "runtime", "tridal_", "interpreter")
+"""Parts of the paths of files that make calls and launch kernels: tridal's, the backends' and Triton's."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
 
     monkeypatch.setattr(InstructionTranslatorBase, "__init__", record)
     torch.compiler.reset()
-    registry.invalidate()  # so that the calls are also prepared
+    registry.invalidate()  # so that the calls are new
     yield seen
     torch.compiler.reset()
 
@@ -59,7 +59,7 @@ def not_traced(x: torch.Tensor) -> torch.Tensor:
     return loss_of(registered_op, x) + loss_of(tridal.softmax, x)
 
 
-def backward_of_a_prepared_call(x: torch.Tensor) -> None:
+def backward_of_a_call(x: torch.Tensor) -> None:
     compiled(torch.Tensor.backward)(loss_of(tridal.softmax, x))
 
 
@@ -84,7 +84,7 @@ def calls_after_a_graph_break(x: torch.Tensor) -> None:
     compiled(lambda z: not_traced(z * 1))(x).backward()
 
 
-def compiled_autograd_of_a_prepared_call(x: torch.Tensor) -> None:
+def compiled_autograd_of_a_call(x: torch.Tensor) -> None:
     with compiled_autograd._enable(torch.compile(backend="eager")):
         loss_of(tridal.softmax, x).backward()
 
@@ -95,8 +95,8 @@ def compiled_autograd_of_a_registered_op(x: torch.Tensor) -> None:
 
 
 STEPS = (
-    backward_of_a_prepared_call, backward_of_a_registered_op, override_around_a_compiled_function,
-    override_in_a_compiled_function, calls_after_a_graph_break, compiled_autograd_of_a_prepared_call,
+    backward_of_a_call, backward_of_a_registered_op, override_around_a_compiled_function,
+    override_in_a_compiled_function, calls_after_a_graph_break, compiled_autograd_of_a_call,
     compiled_autograd_of_a_registered_op,
 )  # fmt: skip
 

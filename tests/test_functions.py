@@ -93,7 +93,7 @@ def test_autocast_gives_the_dtype_of_torch(device: torch.device, name: str) -> N
                 assert torch.autograd.grad(ours.sum(), x)[0].dtype == dtype
 
 
-@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.usefixtures("no_calls")
 def test_autocast_casts_softmax_to_float32_on_accelerators(
     device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

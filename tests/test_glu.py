@@ -133,7 +133,7 @@ def test_casting_rounds_as_two_operations(ours: Any, activation: Any, dtype: tor
 def test_rows_that_are_merged_and_those_that_are_not_share_a_function(
     device: torch.device, ours: Any, activation: Any
 ) -> None:
-    for rows in (48, 17, 32, 16, 64, 47, 80, 1):  # each may use the prepared call of an earlier one
+    for rows in (48, 17, 32, 16, 64, 47, 80, 1):  # each may be computed by an earlier call
         gate, up = (torch.randn(rows, 5, device=device).requires_grad_() for _ in range(2))
         y, expected = ours(gate, up), activation(gate) * up
         assert_close(y, expected, rtol=1e-6, atol=1e-6)

@@ -53,7 +53,7 @@ def test_every_module_of_the_checkout_can_be_changed_and_the_weakest_have_tests(
         for fault in faults.faults(name, (ROOT / name).read_bytes())[::40]:
             compile(fault.put((ROOT / name).read_bytes()), name, "exec")
     for module, test in (
-        ("src/tridal/pytorch/path/guards.py", "tests/test_guards.py"),
+        ("src/tridal/pytorch/path/keys.py", "tests/test_keys.py"),
         ("src/tridal/library/losses/linear_chunks.py", "tests/test_linear_cross_entropy.py"),
         ("src/tridal/library/norms/checks.py", "tests/test_norms.py"),
         ("src/tridal/models/losses.py", "tests/test_kernelize_losses.py"),

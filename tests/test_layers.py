@@ -232,7 +232,7 @@ def test_documented_names_exist_and_are_all_names_of_both_modules() -> None:
     [
         "from tridal.ops.op import Op",
         "from tridal import ops\nops.table.first()",
-        "import tridal.pytorch.path.calls",
+        "import tridal.pytorch.path.call",
         "def f():\n    from tridal.pytorch.torch import private",
     ],
 )

@@ -79,7 +79,7 @@ def test_layer_norm_needs_one_dtype_for_weight_and_bias(device: torch.device) ->
     assert tridal.layer_norm(x, (8,), None, w).dtype is torch.float16
 
 
-@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.usefixtures("no_calls")
 @pytest.mark.parametrize("promotes", [True, False])
 def test_casting_decides_rounding_and_dtype(
     device: torch.device, promotes: bool, monkeypatch: pytest.MonkeyPatch

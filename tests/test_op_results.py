@@ -59,7 +59,7 @@ def tensors(*needed: bool) -> list[Tensor]:
 def test_each_result_passes_its_gradient_to_each_tensor(
     how: str, needed: tuple[bool, bool], used: tuple[int, ...]
 ) -> None:
-    """A second call is a prepared one."""
+    """A second call is a known one."""
     torch._dynamo.reset()
     registered = torch.ops.tridal.weigh
     function: Any = {

@@ -190,7 +190,7 @@ def launched() -> set[RowKernel]:
         for case in testing.cases(INTERPRETER, [op.name for op in [op for op in library.OPS if not op.one_tensor]]):
             if case.plan == "planned" and math.prod(case.shape) < 2000:
                 testing.run_case(case, INTERPRETER)
-    registry.invalidate()  # forgets the prepared calls, which launch nothing
+    registry.invalidate()  # forgets the calls, which launch nothing
     return found
 
 

@@ -31,7 +31,7 @@ def test_backend_with_all_features_gets_every_override() -> None:
     assert {"planned", *overrides(backend)} == set(PLAN_OVERRIDES)
 
 
-@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.usefixtures("no_calls")
 def test_overridden_plans_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETER.unavailable():
         pytest.skip("needs the interpreter")

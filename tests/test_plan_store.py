@@ -75,7 +75,7 @@ def test_a_stored_plan_is_the_plan_and_compiles_nothing(call: KernelCall, nothin
     assert found.reason == f"{expected.reason} (stored)"
 
 
-@pytest.mark.parametrize("others", [[(4095, 640), (2049, 640)], [(3000, 640)]], ids=["ends", "middle"])
+@pytest.mark.parametrize("others", [[(4095, 640), (3841, 640)], [(4000, 640)]], ids=["ends", "middle"])
 def test_one_stored_plan_serves_its_bucket_of_rows(
     others: list[tuple[int, int]], folder: Path, nothing_compiled: Callable[[], None]
 ) -> None:

@@ -23,7 +23,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def no_launch(monkeypatch: pytest.MonkeyPatch, nothing_prepared: None) -> None:
+def no_launch(monkeypatch: pytest.MonkeyPatch, no_calls: None) -> None:
     """Fails if a kernel is prepared."""
 
     def fail(*_: Any) -> None:

@@ -20,7 +20,6 @@ from tridal.devices import registry
 from tridal.devices.types import Backend
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path.streams import on_stream
-from tridal.runtime import launch
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
 
 B, H, Q, K = 2, 3, 5, 7
@@ -35,20 +34,6 @@ def reference(x: torch.Tensor, dim: int = -1, *, scale: float = 1.0, mask: Any =
         x = x.masked_fill(torch.ones(x.shape[-2:], device=x.device).tril() == 0, -torch.inf)
     y = torch.softmax(x, dim)
     return torch.where((x == -torch.inf).all(dim, keepdim=True), 0.0, y) if masked_rows == "zero" else y
-
-
-@pytest.fixture
-def kernel_calls(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
-    """The calls that are prepared during the test. The caches are empty before."""
-    calls: list[KernelCall] = []
-    prepare = launch.prepare
-
-    def record(call: KernelCall, *arguments: Any) -> Any:
-        calls.append(call)
-        return prepare(call, *arguments)
-
-    monkeypatch.setattr(launch, "prepare", record)
-    return calls
 
 
 MASKS: dict[str, tuple[int, ...]] = {
@@ -67,7 +52,7 @@ MASKS: dict[str, tuple[int, ...]] = {
 @pytest.mark.parametrize("kind", ["boolean", "added float32", "added float16"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_masked_forward_and_backward_are_one_kernel_each(
-    device: torch.device, kernel_calls: list[KernelCall], shape: tuple[int, ...], kind: str, causal: bool
+    device: torch.device, planned: list[KernelCall], shape: tuple[int, ...], kind: str, causal: bool
 ) -> None:
     x = torch.randn(B, H, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     keep = torch.rand(shape, device=device) > 0.3
@@ -80,12 +65,11 @@ def test_masked_forward_and_backward_are_one_kernel_each(
     y = theirs.detach()  # torch.where would give a NaN gradient for fully masked rows
     expected = 0.7 * y * (g - (g * y).sum(-1, keepdim=True))
     assert_close(torch.autograd.grad(ours, x, g)[0], expected)
-    assert [call.kernel.name for call in kernel_calls] == ["softmax", "softmax_backward"]
-    assert kernel_calls[0].scale_mask.scale == 0.7
-    assert kernel_calls[1].parameters == (0.7,)
+    assert [call.kernel.name for call in planned] == ["softmax", "softmax_backward"]
+    assert planned[0].scale_mask.scale == 0.7
+    assert planned[1].parameters == (0.7,)
     assert (
-        kernel_calls[0].scale_mask.mask
-        == {"boolean": "uint8", "added float32": "float32", "added float16": "float16"}[kind]
+        planned[0].scale_mask.mask == {"boolean": "uint8", "added float32": "float32", "added float16": "float16"}[kind]
     )
 
 
@@ -137,54 +121,57 @@ def test_inputs_with_any_strides_and_alignment(
     assert_close(tridal.softmax(x, mask=mask, scale=2.0), reference(x, mask=mask, scale=2.0))
 
 
-def test_equal_calls_are_prepared_once(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+def test_equal_calls_are_planned_once(device: torch.device, planned: list[KernelCall]) -> None:
     for _ in range(3):
         tridal.softmax(torch.randn(Q, K, device=device), mask=torch.ones(K, dtype=torch.bool, device=device))
-    assert len(kernel_calls) == 1
+    assert len(planned) == 1
     tridal.softmax(torch.randn(Q, K, device=device), mask=torch.ones(Q, K, dtype=torch.bool, device=device))
     tridal.softmax(torch.randn(Q, K, device=device))
-    assert [call.scale_mask.mask for call in kernel_calls] == ["uint8", "uint8", None]
+    assert [call.scale_mask.mask for call in planned] == ["uint8", "uint8", None]
 
 
-def test_scale_of_one_is_the_unmodified_call(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+@pytest.mark.parametrize("scale", [1.0, 1])
+def test_scale_of_one_has_the_kernel_of_the_unmodified_call(
+    device: torch.device, planned: list[KernelCall], scale: float
+) -> None:
     x = torch.randn(Q, K, device=device)
-    assert torch.equal(tridal.softmax(x, scale=1.0), tridal.softmax(x))
-    assert [call.scale_mask for call in kernel_calls] == [NO_SCALE_MASK]
+    assert torch.equal(tridal.softmax(x, scale=scale), tridal.softmax(x))
+    assert {call.scale_mask for call in planned} == {NO_SCALE_MASK}
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_each_dim_takes_one_kernel(device: torch.device, kernel_calls: list[KernelCall], dim: int) -> None:
+def test_each_dim_takes_one_kernel(device: torch.device, planned: list[KernelCall], dim: int) -> None:
     x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     for mask in (torch.rand(B, 1, K, device=device) > 0.4, torch.randn(Q, 1, device=device), None):
         ours, theirs = tridal.softmax(x, dim, mask=mask, scale=0.5), reference(x, dim, mask=mask, scale=0.5)
         assert_close(ours, theirs, equal_nan=True)
-    assert [call.kernel.name for call in kernel_calls] == ["softmax"] * 3
+    assert [call.kernel.name for call in planned] == ["softmax"] * 3
 
 
-def test_mask_with_a_gradient_is_computed_by_torch(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+def test_mask_with_a_gradient_is_computed_by_torch(device: torch.device, planned: list[KernelCall]) -> None:
     x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     mask = torch.randn(Q, K, dtype=torch.float64, device=device, requires_grad=True)
     with tridal.record_calls() as records:
         ours, theirs = tridal.softmax(x, mask=mask, causal=True), reference(x, mask=mask, causal=True)
     assert_close(ours, theirs)
     assert_close(torch.autograd.grad(ours.sin().sum(), (x, mask)), torch.autograd.grad(theirs.sin().sum(), (x, mask)))
-    assert {call.scale_mask.mask for call in kernel_calls} == {None}
+    assert {call.scale_mask.mask for call in planned} == {None}
     assert records[0].reason == "one of the gradients has no kernel"
     with torch.no_grad():
         assert_close(tridal.softmax(x, mask=mask, causal=True), theirs.detach())
-    assert kernel_calls.pop().scale_mask.mask == "float64", "without gradients, a kernel applies the mask"
+    assert planned.pop().scale_mask.mask == "float64", "without gradients, a kernel applies the mask"
 
 
-def test_mask_with_too_many_strides_is_computed_by_torch(device: torch.device, kernel_calls: list[KernelCall]) -> None:
+def test_mask_with_too_many_strides_is_computed_by_torch(device: torch.device, planned: list[KernelCall]) -> None:
     mask = torch.rand(2, 1, 3, 1, 5, dtype=torch.float64, device=device)
     x = torch.randn(2, 2, 3, 2, 5, dtype=torch.float64, device=device, requires_grad=True)
     ours, theirs = tridal.softmax(x, scale=0.5, mask=mask), reference(x, scale=0.5, mask=mask)
     assert_close(ours, theirs)
     assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
-    assert {call.scale_mask.mask for call in kernel_calls} == {None}
+    assert {call.scale_mask.mask for call in planned} == {None}
 
 
-def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, kernel_calls: list[KernelCall]) -> None:
+def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, planned: list[KernelCall]) -> None:
     class Plain:
         name, features = "plain", backend.features - {"scale_mask"}
 
@@ -201,7 +188,7 @@ def test_backend_without_scale_mask_gets_unmodified_calls(backend: Backend, kern
             assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
     finally:
         registry.unregister("plain")
-    assert {call.scale_mask for call in kernel_calls} == {NO_SCALE_MASK}
+    assert {call.scale_mask for call in planned} == {NO_SCALE_MASK}
 
 
 @st.composite

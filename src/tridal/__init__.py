@@ -36,7 +36,7 @@ else:
     from tridal.pytorch import call_records
     from tridal.pytorch.call_records import record_calls
     from tridal.pytorch.devices import backends, device
-    from tridal.pytorch.path.function import row_function
+    from tridal.pytorch.path.row_functions import row_function
     from tridal.pytorch.torch.override import override_torch, start_from_environment
 
     # tridal's commands measure and check torch's own functions. They report a wrong variable or device themselves.

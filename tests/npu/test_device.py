@@ -16,7 +16,7 @@ import tridal
 from offboard import device, driver
 from tridal.devices import registry, settings
 from tridal.errors import DTypeError, NoBackendError, SettingsError, StreamError
-from tridal.pytorch.path.rules import DEFINED
+from tridal.runtime.specialization import NO_SCALE_MASK
 from tridal_npu import backend
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -180,12 +180,12 @@ def test_float64_is_computed_by_torch_or_rejected():
     assert not driver.launches
 
 
-def test_a_masked_softmax_launches_the_kernel_without_a_mask():
+def test_a_masked_softmax_launches_the_kernel_without_a_mask(planned):
     scores, mask = torch.randn(2, 3, 8, 200, device="npu"), torch.rand(2, 1, 8, 200, device="npu") > 0.3
     y = tridal.softmax(scores, mask=mask)
     assert close(y, exact(scores.cpu().masked_fill(~mask.cpu(), -torch.inf)))
-    assert [launch.kernel for launch in driver.launches] == ["whole_row"]
-    assert DEFINED["softmax"].prepare(scores, -1, scores.dtype, mask, 1.0, False, False) is None
+    assert [launched.kernel for launched in driver.launches] == ["whole_row"]
+    assert [call.scale_mask for call in planned] == [NO_SCALE_MASK]
 
 
 class ScaleMaskBackend:

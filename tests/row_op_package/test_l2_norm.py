@@ -1,4 +1,4 @@
-"""Tests the declaration of L2 normalisation, and runs tridal's suite."""
+"""Tests the declaration of L2 normalization, and runs tridal's suite."""
 
 import pytest
 

@@ -59,8 +59,11 @@ class Op:
         steps: steps(call, arguments by name), for a call of several launches. It launches kernels with `call.kernel`,
             and returns the results in order, see `tridal.pytorch.Steps`.
         gradient_steps: the same for the gradient. An op with `steps` and `gradient` has it.
-        prepares: whether calls with `steps` that have the same description share a prepared call. If not, each call
-            computes its steps, which may then use the values of tensors and torch's ops.
+        prepares: whether calls with the same key are computed alike, see `tridal.pytorch.path.keys`. `steps` are then
+            recorded once for a key. If not, each call computes its steps, which may then use the values of tensors and
+            torch's ops.
+        any_rows: whether recorded steps are the same for any number of rows. They then depend on no size of the dims
+            before those of a row. If not, they are recorded for each shape.
         dim: the dim along which rows run, if no argument gives it. A tensor of one dim is one row.
         constants: constants(arguments by name), the compile-time constants of the forward kernel that follow from a
             call.
@@ -94,6 +97,7 @@ class Op:
     steps: Callable[[Any, Named], Sequence[torch.Tensor | None]] | None = None
     gradient_steps: Callable[[Any, Named], Sequence[torch.Tensor | None]] | None = None
     prepares: bool = True
+    any_rows: bool = False
     dim: int | None = None
     constants: Callable[[Named], Mapping[str, Any]] | None = None
     unsupported: Callable[[Named, Sequence[torch.dtype]], str | None] | None = None
@@ -142,7 +146,8 @@ class Op:
         added = (DIM, DTYPE) if self.dim is None and all(n.name != "dims" for n in numbers) else ()
         arguments = (*tensors, *added, *numbers, *(SCALE_MASK if self.scale_mask else ()))
         kernel = self.forward if self.steps is None else None
-        return Signature(self.name, arguments, self.results, kernel, 0, self.dim, self.steps, casts=bool(added))
+        any_rows = self.steps is None or self.any_rows
+        return Signature(self.name, arguments, self.results, kernel, 0, self.dim, self.steps, any_rows, bool(added))
 
     @functools.cached_property
     def gradient_signature(self) -> Signature:
@@ -172,7 +177,8 @@ class Op:
             of_main = functools.partial(_dtype_of, arguments[main].name)
             derived = [replace(r, dtype=of_main) if r.role == "element" else r for r in derived]
         results = self.gradient_results or tuple(derived)
-        return Signature(f"{self.name}_backward", arguments, results, kernel, main, self.dim, self.gradient_steps)
+        steps, any_rows = self.gradient_steps, self.steps is None or self.any_rows
+        return Signature(f"{self.name}_backward", arguments, results, kernel, main, self.dim, steps, any_rows)
 
     @functools.cached_property
     def saved(self) -> dict[str, list[str]]:

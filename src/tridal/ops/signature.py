@@ -65,6 +65,8 @@ class Signature:
     """The dim of rows if no argument gives it, see `Op.dim`."""
     steps: Callable[..., Any] | None = None
     """The steps of a call, see `Op.steps`."""
+    any_rows: bool = True
+    """Whether calls of any number of rows are alike. If not, calls with other numbers of rows have other steps."""
     casts: bool = False
     """Whether tensors with a number per element are cast to the argument `dtype`. Those of a gradient are not."""
 

@@ -3,20 +3,18 @@
 An op with a public function of its own uses the names of this module, which `docs/add-an-op.md` explains.
 """
 
-from tridal.pytorch.path.calls import PendingCall, call, call_prepared
 from tridal.pytorch.path.checks import check, check_arguments, check_tensors
-from tridal.pytorch.path.function import apply, register, row_function
-from tridal.pytorch.path.nodes import has_values, records_gradient
-from tridal.pytorch.path.row_calls import rules_of
-from tridal.pytorch.path.rules import Rules
+from tridal.pytorch.path.dispatch import call_op, torch_computes
+from tridal.pytorch.path.function import op_function, register
+from tridal.pytorch.path.op_calls import call_of_op, compute_op, reference
+from tridal.pytorch.path.row_functions import apply, row_function
+from tridal.pytorch.path.state import has_values, records_gradient
 from tridal.pytorch.path.steps import Steps
-from tridal.pytorch.path.streams import call_on_stream
-from tridal.pytorch.path.support import record_torch_call, torch_computes
+from tridal.pytorch.path.support import record_torch_call
 from tridal.pytorch.torch.distributed import is_distributed
 from tridal.pytorch.torch.private import (
     autocast_enabled,
     autocasts,
-    keeps_graph,
     saves_through_hooks,
     skip_frames,
     tracing_state,
@@ -25,9 +23,9 @@ from tridal.pytorch.torch.private import (
 )
 
 __all__ = [
-    "PendingCall", "Rules", "Steps", "apply", "autocast_enabled", "autocasts", "call", "call_on_stream",
-    "call_prepared", "check", "check_arguments", "check_tensors", "has_values", "is_distributed", "keeps_graph",
-    "record_torch_call", "records_gradient", "register", "row_function", "rules_of", "saves_through_hooks",
-    "skip_frames", "torch_computes", "tracing_state", "transforms_active", "without_autocast",
+    "Steps", "apply", "autocast_enabled", "autocasts", "call_of_op", "call_op", "check", "check_arguments",
+    "check_tensors", "compute_op", "has_values", "is_distributed", "op_function", "record_torch_call",
+    "records_gradient", "reference", "register", "row_function", "saves_through_hooks", "skip_frames",
+    "torch_computes", "tracing_state", "transforms_active", "without_autocast",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -1,9 +1,8 @@
-"""Device contexts: the backend of a device under the current settings, and the prepared calls of its tensors."""
+"""Device contexts: the backend of a device under the current settings."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
@@ -16,15 +15,14 @@ from tridal.pytorch.torch.private import constant_in_graphs
 
 log = logging.getLogger("tridal")
 
-_CAPACITY = 4096
 _contexts: BoundedCache[tuple[torch.device, Settings], DeviceContext] = BoundedCache(64)
 registry.on_change(_contexts.clear)
 
 
 class DeviceContext:
-    """The backend of a device under given settings, or None, and the calls prepared for the device's tensors."""
+    """The backend of a device under given settings, or None."""
 
-    __slots__ = ("backend", "device", "has_autocast", "index", "runs", "settings", "torch_computes")
+    __slots__ = ("backend", "device", "has_autocast", "index", "settings", "torch_computes")
 
     def __init__(self, device: torch.device, settings: Settings) -> None:
         self.device = device
@@ -33,7 +31,6 @@ class DeviceContext:
         self.backend: CheckedBackend | None = registry.serving(device.type, settings, TORCH_TYPES)
         self.torch_computes = self.backend is None and settings.fallback == "torch"
         self.has_autocast = has_autocast(device.type)
-        self.runs: BoundedCache[tuple[Any, ...], Any] = BoundedCache(_CAPACITY)
 
 
 @constant_in_graphs

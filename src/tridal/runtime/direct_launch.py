@@ -16,7 +16,7 @@ Count: TypeAlias = Callable[[int], int]
 
 
 class _Grid(int):
-    """A number of programs that is recognised by its identity."""
+    """A number of programs that is recognized by its identity."""
 
 
 def direct_launch(

@@ -52,6 +52,9 @@ class PreparedLaunch(NamedTuple):
     row_range: tuple[int, int]
     """The first and the last number of rows that it serves: tensors that differ in the number of rows only. They are in
     one bucket, see `tridal.types.round_rows`."""
+    column_range: tuple[int, int] | None = None
+    """The first and the last number of columns, if it serves several, see `KernelCall.column_range`. `launch` then gets
+    a number of columns instead of rows."""
 
 
 _remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
@@ -60,7 +63,7 @@ _remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
 class _Numbers:
     """The numbers of a launch that follow from the number of rows.
 
-    If only one number of rows is served, they are those of the call for any argument.
+    If the launch serves one number of rows only, the functions ignore their argument.
     """
 
     def __init__(self, call: KernelCall, plan: LaunchPlan) -> None:
@@ -82,8 +85,11 @@ class _Numbers:
         most = programs(last)
         self.grid: int | Count = most if programs(first) == most else self.programs
         """The number of programs if all numbers of rows have the same, else `programs`."""
+        self.column_range = call.column_range(plan.config)
         self.scalars: dict[str, Count] = {"inner": int} if varies else {}  # int is the fastest identity
-        """The scalar arguments of the kernel that depend on the number of rows, by name."""
+        if self.column_range is not None:
+            self.scalars["cols"] = int
+        """The scalar arguments of the kernel that depend on the number of rows, or of columns of one row, by name."""
 
 
 def prepare(
@@ -103,7 +109,9 @@ def prepare(
         bound = with_cache(lambda: bind(call, launch_plan, device, numbers))  # Triton compiles its launchers, too
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
-    return PreparedLaunch(launch_plan, bound, numbers.workspace_slots, numbers.groups, numbers.row_range)
+    return PreparedLaunch(
+        launch_plan, bound, numbers.workspace_slots, numbers.groups, numbers.row_range, numbers.column_range
+    )
 
 
 def plan(

@@ -81,7 +81,7 @@ class RowLayout:
     def rounded(self) -> tuple[int, int]:
         """`outer` and `inner` for the problem that is planned, see `Problem`.
 
-        They stay as they are if the rounded ones had more rows, or more elements, than 32 bits number.
+        They stay exact if only the rounded ones have more rows, or more elements, than 32 bits can number.
         """
         if self.outer == 1:
             return 1, self.row_range[1]

@@ -34,7 +34,7 @@ _UNIT_STRIDES = {
 
 @dataclass(frozen=True, slots=True)
 class Specialization:
-    """Everything that a compiled kernel is specialised on."""
+    """Everything that a compiled kernel is specialized on."""
 
     kernel: RowKernel
     entry: str
@@ -70,7 +70,7 @@ class KernelCall:
 
     @functools.cached_property
     def bucket(self) -> Problem:
-        """The problem with the numbers of rows of its bucket. `aligned` follows from the sizes of the call."""
+        """The problem with rounded numbers of rows. `aligned` follows from the real sizes of the call."""
         kernel, layout, remaining = self.kernel, self.layout, iter(self.dtypes)
         writes, row_writes, column_writes, reads, added, row_reads, _, column_reads = (
             tuple(itertools.islice(remaining, len(tensors))) for tensors in kernel.tensors
@@ -101,7 +101,7 @@ class KernelCall:
 
     @property
     def problem(self) -> Problem:
-        """The problem that a backend plans for."""
+        """The problem that a backend plans for: the bucket, unless a derived class has another one."""
         return self.bucket
 
     @property
@@ -113,10 +113,24 @@ class KernelCall:
     @property
     def row_range(self) -> tuple[int, int]:
         """The first and the last number of rows that this call serves, with its plan, specialization and strides."""
-        # One row has no stride. The position of a row in a mask, and that of its diagonal, depend on the shape.
+        # The stride of a single row is arbitrary. The positions of rows in a mask, and diagonals, depend on the shape.
         if self.layout.rows == 1 or self.scale_mask.causal or self.scale_mask.mask is not None:
             return self.layout.rows, self.layout.rows
         return self.layout.row_range
+
+    def column_range(self, config: KernelConfig) -> tuple[int, int] | None:
+        """Returns the first and the last number of columns that this call of one row serves, or None for its own only.
+
+        The tile holds each of them, and each fills more than half of it. They have the same divisibility by 16.
+        """
+        layout = self.layout
+        one_tile = config.schedule == "whole_row" and not config.peel
+        if layout.rows > 1 or layout.layout != "row" or self.scale_mask != NO_SCALE_MASK or not one_tile:
+            return None
+        first, last = config.cols // 2 + 1, config.cols
+        if layout.cols % ALIGNMENT == 0:
+            first = -(-first // ALIGNMENT) * ALIGNMENT
+        return (first, last) if first <= layout.cols <= last and first < last else None
 
     @property
     def _has_row_tensors(self) -> bool:
@@ -193,9 +207,9 @@ class KernelCall:
             constants["row_inner"] = 1
         constants |= {n: v for n, v in s.numbers.items() if n != "scale" and v in (0, 1)}
         run_time = {name: value for name, value in scalars.items() if name not in constants}
-        unspecialised = {"outer", "minor_blocks", "misalignment", *_ROW_STRIDES}
-        unspecialised |= {*self._parameters, *s.numbers, *({"inner"} if p.layout != "inner" else ())}
-        divisible += [n for n, value in run_time.items() if n not in unspecialised and value % ALIGNMENT == 0]
+        unspecialized = {"outer", "minor_blocks", "misalignment", *_ROW_STRIDES}
+        unspecialized |= {*self._parameters, *s.numbers, *({"inner"} if p.layout != "inner" else ())}
+        divisible += [n for n, value in run_time.items() if n not in unspecialized and value % ALIGNMENT == 0]
         types = {name: f"*{TYPES[dtype]}" for name, dtype in pointers.items()}
         if cooperative:
             types["workspace"] = "*i64"

@@ -12,7 +12,8 @@ import torch
 from tridal.devices import registry, settings
 from tridal.devices.types import Backend, LaunchPlan, Problem
 from tridal.ops import table
-from tridal.pytorch.path.function import FUNCTIONS, row_function
+from tridal.pytorch.path.function import FUNCTIONS
+from tridal.pytorch.path.row_functions import row_function
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
 
 

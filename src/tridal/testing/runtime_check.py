@@ -13,9 +13,8 @@ from tridal.devices import settings
 from tridal.devices.checked_backend import CheckedBackend
 from tridal.devices.types import Backend, DeviceProperties
 from tridal.ops import table
-from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.path.row_calls import prepare_call
+from tridal.pytorch.path.op_calls import call_by_kernels
 from tridal.runtime.compiler import can_compile
 from tridal.testing.raised import raised
 from tridal.testing.recording import COUNT, RecordedBackend, RecordingDevice, recording
@@ -153,19 +152,19 @@ def _launch_faults(
 
 
 def _prepare(recorded: RecordedBackend, index: int) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
-    """Returns a tensor on the CPU, and a prepared call of the first op of one tensor for it, as if it were on a device.
+    """Returns a tensor on the CPU, and a call of the first op of one tensor for it, as if it were on a device.
 
     The stand-in of Triton's driver reads only its address.
     """
     context = DeviceContext.__new__(DeviceContext)
     context.device, context.index, context.settings = torch.device("cpu"), index, _settings()
     context.backend = CheckedBackend(recorded, "tridal.testing")
-    context.torch_computes, context.has_autocast, context.runs = False, False, BoundedCache(4)
+    context.torch_computes, context.has_autocast = False, False
     dtype = "float32" if "float32" in recorded.dtypes else min(recorded.dtypes)
     op = next(op for op in table.ops().values() if op.one_tensor)
     x = torch.empty(_SHAPE, dtype=getattr(torch, dtype))
     arguments = op.signature.complete((x, -1, x.dtype, *op.parameters.values()))
-    found = prepare_call(context, op, op.signature, arguments)
+    found = call_by_kernels(context, op, op.signature, arguments, len(op.results))
     return x, lambda x: found.run(*op.signature.tensors_of((x, *arguments[1:])))[0]
 
 

@@ -32,7 +32,7 @@ def skip_norm(x, residual, weight, skip, inverse_rms, AXIS: tl.constexpr):
 
 @triton.jit
 def product(dy, h, weight, inverse_rms, AXIS: tl.constexpr):
-    """The term of dot: dn * n, the normalised element and its gradient."""
+    """The term of dot: dn * n, the normalized element and its gradient."""
     return dy * weight * (h * tl.expand_dims(inverse_rms, AXIS))
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
 
 from tridal.errors import ShapeError
 from tridal.library.glu.glu import GEGLU, SWIGLU
-from tridal.ops import check_choice, check_floating, check_tensor, wrong
-from tridal.pytorch import row_function
+from tridal.ops import Op, check_choice, check_floating, check_tensor, wrong
+from tridal.pytorch import apply, op_function, row_function
 
 Tensor = torch.Tensor
 Casting = Literal["transformers"] | None
 
 
-def swiglu(input: Tensor, up: Tensor | None = None, *, casting: Casting = None, stream: Any = None) -> Tensor:
+row_function(SWIGLU)
+row_function(GEGLU)
+
+
+@op_function(SWIGLU, last="up is not None")
+def swiglu(
+    call: Any, input: Tensor, up: Tensor | None = None, *, casting: Casting = None, stream: Any = None
+) -> Tensor:
     """silu(input) * up.
 
     Args:
@@ -41,12 +49,13 @@ def swiglu(input: Tensor, up: Tensor | None = None, *, casting: Casting = None, 
         >>> tridal.swiglu(torch.cat([gate, up]))
         tensor([ 1.4621, -0.5379])
     """
-    return _compute(_swiglu, input, up, casting, stream)
+    return _compute(call, SWIGLU, input, up, casting)
 
 
+@op_function(GEGLU, last="up is not None")
 def geglu(
-    input: Tensor, up: Tensor | None = None, *, approximate: Literal["none", "tanh"] = "none", casting: Casting = None,
-    stream: Any = None,
+    call: Any, input: Tensor, up: Tensor | None = None, *, approximate: Literal["none", "tanh"] = "none",
+    casting: Casting = None, stream: Any = None,
 ) -> Tensor:  # fmt: skip
     """gelu(input) * up. `approximate` is that of `torch.nn.functional.gelu`, and the others are those of `swiglu`.
 
@@ -55,24 +64,27 @@ def geglu(
         >>> tridal.geglu(gate, up, approximate="tanh")
         tensor([ 1.6824, -0.3176])
     """
-    return _compute(_geglu, input, up, casting, stream, approximate=approximate)
+    check_choice(GEGLU.name, "approximate", approximate, ("none", "tanh"))
+    return _compute(call, GEGLU, input, up, casting, approximate)
 
 
-def _compute(function: Any, input: Any, up: Any, casting: Any, stream: Any, **numbers: Any) -> Tensor:
-    """Checks the arguments and calls the function of an op. Its rows are along dim -2 without `up`."""
-    name = function.__name__
+def _compute(call: Any, op: Op, input: Any, up: Any, casting: Any, *numbers: Any) -> Tensor:
+    """Checks the arguments and computes an op. Its rows are along dim -2 without `up`."""
+    name = op.name
     for argument, tensor in (("input", input), ("up", up)):
         if tensor is not None or argument == "input":
             check_tensor(name, argument, tensor, argument == "up")
             check_floating(name, argument, tensor)
     check_choice(name, "casting", casting, (None, "transformers"))
-    dim = -1
+    numbers = (*numbers, casting or "")
     if up is None:
         if not input.dim() or input.shape[-1] % 2:
             expected, hint = "have a last dim of even size without up", "its halves are the gate and up"
             raise ShapeError(wrong(name, "input", expected, f"the shape {tuple(input.shape)}", hint))
-        input, dim = input.unflatten(-1, (2, input.shape[-1] // 2)), -2
-    return function(input, up, dim, stream=stream, casting=casting or "", **numbers)  # type: ignore[no-any-return]
+        return apply(op, functools.partial(call, views=_halves), _halves(input, up), -2, None, numbers)  # type: ignore[no-any-return]
+    return apply(op, call, (input, up), -1, None, numbers)  # type: ignore[no-any-return]
 
 
-_swiglu, _geglu = row_function(SWIGLU), row_function(GEGLU)
+def _halves(input: Tensor, up: None) -> tuple[Tensor, None]:
+    """Returns the view of the gate and `up` as rows of two elements."""
+    return torch.unflatten(input, -1, (2, input.shape[-1] // 2)), None

@@ -88,6 +88,7 @@ class _Glu:
             gradient=self.gradient,
             steps=self.steps,
             gradient_steps=self.gradient_steps,
+            any_rows=True,
             saves=("input", "up"),
             gradient_numbers=tuple(replace(n, default=None) for n in numbers),  # no default before `output_mask`
             gradient_results=(

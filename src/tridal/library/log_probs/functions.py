@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import ShapeError
 from tridal.library.log_probs.log_probs import LOG_PROBS
@@ -15,14 +14,11 @@ from tridal.library.losses.checks import check_ignore_index, check_softcap, is_p
 from tridal.library.losses.linear_checks import check_layer, matmul_dtype_of
 from tridal.ops import check_bool, check_floating, check_index, check_number, check_shape, wrong
 from tridal.pytorch import (
-    PendingCall,
     autocast_enabled,
-    call,
-    call_on_stream,
-    call_prepared,
+    call_op,
     check_tensors,
     is_distributed,
-    register,
+    op_function,
     transforms_active,
 )
 
@@ -62,7 +58,9 @@ def log_probs(
 def log_probs(
     logits: Tensor, target: Tensor, *, return_entropy: bool, **options: Unpack[_Options],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+@op_function(LOG_PROBS, names={"logits": "input"})
 def log_probs(
+    call: Any,
     logits: Tensor,
     target: Tensor,
     *,
@@ -102,20 +100,9 @@ def log_probs(
         >>> tridal.log_probs(logits, target, temperature=0.5, return_entropy=True)
         (tensor([-0.0360, -2.2395]), tensor([0.1773, 0.6656]))
     """
-    given, results = (logits, target), 1 + (return_entropy is True)
     options: dict[str, Any] = {
         "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "return_entropy": return_entropy
     }  # fmt: skip
-    pending = None
-    if not _compiling():
-        pending = call_prepared(log_probs, given, (*options.values(), stream), (), results)
-        if pending is not None and type(pending) is not PendingCall:
-            return pending  # type: ignore[no-any-return]
-        if has_torch_function(given):
-            return handle_torch_function(log_probs, given, *given, **options, stream=stream)  # type: ignore[arg-type]
-    if stream is not None and isinstance(logits, Tensor):
-        call_again = functools.partial(log_probs, *given, **options)
-        return call_on_stream(LOG_PROBS.name, stream, given, call_again)  # type: ignore[no-any-return]
     name = LOG_PROBS.name
     check_tensors(LOG_PROBS.signature, logits=logits, target=target)
     numbers = _numbers(name, **options)
@@ -127,8 +114,7 @@ def log_probs(
         from tridal.library.losses.dtensor import distributed
 
         logits, target = distributed(logits, target)
-    found: Any = call(_LOG_PROBS, (logits, target, *numbers), pending)[:results]
-    return found if return_entropy else found[0]  # type: ignore[no-any-return]
+    return call(logits, target, *numbers, results=1 + return_entropy)  # type: ignore[no-any-return]
 
 
 @overload
@@ -146,7 +132,9 @@ def token_log_probs(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, return_entropy: bool,
     **options: Unpack[_TokenOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+@op_function(TOKEN_LOG_PROBS)
 def token_log_probs(
+    call: Any,
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -192,11 +180,6 @@ def token_log_probs(
     }  # fmt: skip
     chunks: dict[str, Any] = {"chunk_size": chunk_size, "accum_dtype": accum_dtype}
     keywords = {"linear_bias": linear_bias, **options, **chunks}
-    if not _compiling() and has_torch_function(given):
-        return handle_torch_function(token_log_probs, given, *given[:3], **keywords, stream=stream)  # type: ignore[arg-type]
-    if stream is not None and isinstance(input, Tensor):
-        call_again = functools.partial(token_log_probs, *given[:3], **keywords)
-        return call_on_stream(TOKEN_LOG_PROBS.name, stream, given, call_again)  # type: ignore[no-any-return]
     name, layer = TOKEN_LOG_PROBS.name, {"input": input, "linear_weight": linear_weight}
     check_tensors(TOKEN_LOG_PROBS.signature, **layer, target=target, linear_bias=linear_bias)
     numbers = _numbers(name, **options)
@@ -219,7 +202,7 @@ def token_log_probs(
         named = TOKEN_LOG_PROBS.signature.named(arguments)
         found: Any = in_chunks(named, functools.partial(_of_logits, numbers))
     else:
-        found = call(_TOKEN_LOG_PROBS, arguments)
+        found = call(*arguments, results=2)
     results = tuple(result if one_dim else result.view(shape) for result in found[: 2 if return_entropy else 1])
     return results if return_entropy else results[0]
 
@@ -247,8 +230,5 @@ def _checked_target(op: str, target: Tensor, **rows: Tensor) -> Tensor:
 
 
 def _of_logits(numbers: tuple[Any, ...], logits: Tensor, target: Tensor) -> Any:
-    return call(_LOG_PROBS, (logits, target, *numbers))[: 1 + numbers[-1]]
-
-
-_LOG_PROBS = register(LOG_PROBS, log_probs)
-_TOKEN_LOG_PROBS = register(TOKEN_LOG_PROBS, token_log_probs)
+    found = call_op(LOG_PROBS, None, (), logits, target, *numbers, results=1 + numbers[-1])
+    return found if numbers[-1] else (found,)

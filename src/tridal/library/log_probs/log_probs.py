@@ -189,6 +189,7 @@ LOG_PROBS = Op(
     gradient=gradient,
     steps=_steps,
     gradient_steps=_gradient_steps,
+    any_rows=True,
     dim=-1,
     saves=("input", "target", "row_max", "log_sum", "entropy"),
     gradient_numbers=NUMBERS,

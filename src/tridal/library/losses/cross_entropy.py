@@ -49,6 +49,7 @@ CROSS_ENTROPY = Op(
     gradient=gradient,
     steps=steps.steps,
     gradient_steps=steps.gradient_steps,
+    any_rows=True,
     dim=1,
     saves=("input", "target", "weight", "lse", "denominator"),
     gradient_numbers=NUMBERS,

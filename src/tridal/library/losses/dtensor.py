@@ -13,7 +13,7 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import LAYER, chunk_rows, logits_of
 from tridal.library.losses.maths import MEAN, NONE, target_weights
 from tridal.ops import Named, accumulator
-from tridal.pytorch import call, register
+from tridal.pytorch import call_op
 
 Tensor = torch.Tensor
 
@@ -51,7 +51,7 @@ def reduced(
     *rest, dtype = numbers
     x, targets, weights = distributed(input, target, weight)
     wide = accumulator(input, target, weight)
-    results: Any = call(register(CROSS_ENTROPY), (x, targets, weights, NONE, *rest, wide))
+    results: Any = call_op(CROSS_ENTROPY, None, (), x, targets, weights, NONE, *rest, wide, results=2)
     return _reduced(results[0], targets, weights, reduction, rest[0]).to(dtype), results[1]
 
 
@@ -62,7 +62,7 @@ def linear_cross_entropy(named: Named) -> Tensor:
 
     def losses(logits: Tensor, target: Tensor) -> Any:
         wide = accumulator(logits, target, weight)
-        return call(register(CROSS_ENTROPY), (logits, target, weights, NONE, *numbers, wide))[:1]
+        return (call_op(CROSS_ENTROPY, None, (), logits, target, weights, NONE, *numbers, wide),)
 
     (rows,) = in_chunks(named, losses)
     return _reduced(rows, targets, weights, named["reduction"], numbers[0]).to(named["dtype"])

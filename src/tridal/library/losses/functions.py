@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import REMOVED, ShapeError, unexpected
 from tridal.library.losses.checks import check_numbers, check_target, check_weight
@@ -14,22 +12,17 @@ from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.maths import REDUCTIONS, classes_dim
 from tridal.ops import check_bool, check_floating, wrong
 from tridal.pytorch import (
-    PendingCall,
     autocast_enabled,
-    call,
-    call_on_stream,
-    call_prepared,
     check_tensors,
     is_distributed,
+    op_function,
     records_gradient,
-    register,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Tensor = torch.Tensor
-_compiling = torch.compiler.is_dynamo_compiling
 REMOVED["inplace_backward"] = "use tridal.linear_cross_entropy, which needs no more memory"
 
 
@@ -59,7 +52,10 @@ def cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, return_lse: bool,
     **options: Unpack[_Options],
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+@op_function(CROSS_ENTROPY)
 def cross_entropy(
+    call: Any,
+    /,
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -109,23 +105,6 @@ def cross_entropy(
     """
     if removed:
         raise unexpected(cross_entropy, removed)
-    options: dict[str, Any] = {
-        "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss,
-        "softcap": softcap, "return_lse": return_lse,
-    }  # fmt: skip
-    pending = None
-    if not _compiling():
-        tensors = (input, target, weight)
-        pending = call_prepared(cross_entropy, tensors, (*options.values(), stream), (), 1 + (return_lse is True))
-        if pending is not None and type(pending) is not PendingCall:
-            return pending  # type: ignore[no-any-return]
-    if not _compiling() and has_torch_function((input, target, weight)):
-        return handle_torch_function(
-            cross_entropy, (input, target, weight), input, target, weight, **options, stream=stream,  # type: ignore[arg-type]
-        )  # fmt: skip
-    if stream is not None and isinstance(input, Tensor):
-        call_again = functools.partial(cross_entropy, input, target, weight, **options)
-        return call_on_stream(CROSS_ENTROPY.name, stream, (input, target, weight), call_again)  # type: ignore[no-any-return]
     name = CROSS_ENTROPY.name
     check_bool(name, "return_lse", return_lse)
     check_numbers(name, reduction, ignore_index, label_smoothing, z_loss, softcap)
@@ -141,20 +120,13 @@ def cross_entropy(
     cap = None if softcap is None else float(softcap)
     dtype = result_dtype(input.dtype, target, weight, autocast)
     numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
-    loss: Tensor | None
-    lse: Tensor | None
     if is_distributed(input, target, weight) and not records_gradient(weight):
         from tridal.library.losses.dtensor import reduced
 
         loss, lse = reduced(input, target, weight, number, *numbers)
     else:
-        results = call(RULES, (input, target, weight, number, *numbers), pending)
-        loss, lse = results[0], results[1] if return_lse else None
-    assert loss is not None
-    if not return_lse:
-        return loss
-    assert lse is not None
-    return loss, lse
+        return call(input, target, weight, number, *numbers, results=1 + return_lse)  # type: ignore[no-any-return]
+    return (loss, lse) if return_lse else loss
 
 
 def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
@@ -165,6 +137,3 @@ def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, auto
         dtype = torch.promote_types(dtype, target.dtype)
         dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)
     return dtype
-
-
-RULES = register(CROSS_ENTROPY, cross_entropy)

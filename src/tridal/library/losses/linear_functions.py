@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.library.losses.functions import result_dtype
 from tridal.library.losses.linear_checks import check_linear, matmul_dtype_of
@@ -14,14 +12,11 @@ from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.losses.maths import REDUCTIONS
 from tridal.pytorch import (
     autocast_enabled,
-    call,
-    call_on_stream,
     check_tensors,
     is_distributed,
-    keeps_graph,
+    op_function,
     records_gradient,
-    register,
-    rules_of,
+    reference,
     saves_through_hooks,
     tracing_state,
     transforms_active,
@@ -32,7 +27,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 _TENSORS = ("input", "linear_weight", "target", "linear_bias", "weight")
 
 
+@op_function(LINEAR_CROSS_ENTROPY)
 def linear_cross_entropy(
+    call: Any,
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -87,13 +84,6 @@ def linear_cross_entropy(
         "label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "chunk_size": chunk_size,
         "accum_dtype": accum_dtype,
     }  # fmt: skip
-    if not _compiling() and has_torch_function(given):
-        return handle_torch_function(
-            linear_cross_entropy, given, input, linear_weight, target, **options, stream=stream
-        )
-    if stream is not None and isinstance(input, Tensor):
-        call_again = functools.partial(linear_cross_entropy, input, linear_weight, target, **options)
-        return call_on_stream(LINEAR_CROSS_ENTROPY.name, stream, given, call_again)  # type: ignore[no-any-return]
     check_tensors(LINEAR_CROSS_ENTROPY.signature, **dict(zip(_TENSORS, given, strict=True)))
     autocast = autocast_enabled(input.device.type)
     ignored = -100 if ignore_index is None else ignore_index
@@ -115,14 +105,10 @@ def linear_cross_entropy(
 
         loss: Tensor | None = distributed(LINEAR_CROSS_ENTROPY.signature.named(arguments))
     elif not _compiling() and tracing_state() is not None:
-        loss = RULES.by_torch(*arguments)[0]  # torch.jit.trace does not support lists of bools
+        # torch.jit.trace does not support lists of bools
+        loss = reference(LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY.signature, arguments)[0]
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
-        loss = call(RULES if _compiling() or saves_through_hooks() else OVERWRITING, arguments)[0]
+        loss = call(*arguments, overwrites=not _compiling() and not saves_through_hooks())
     assert loss is not None
     return loss if reduction != "none" else loss.view((*input.shape[:-1], *linear_weight.shape[1:-1]))
-
-
-RULES = register(LINEAR_CROSS_ENTROPY, linear_cross_entropy)
-OVERWRITING = rules_of(LINEAR_CROSS_ENTROPY, overwrites=lambda: not keeps_graph())
-"""The backward may overwrite the saved gradients, unless the graph of autograd is kept."""

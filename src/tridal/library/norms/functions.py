@@ -3,12 +3,10 @@
 # mypy: disable-error-code=no-any-return
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.errors import DTypeError
 from tridal.library.norms.checks import DTYPES, check_parameter_dtypes, check_scaling, check_sizes, traced_sizes
@@ -16,21 +14,10 @@ from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.ops import accumulator, check_tensor, compute, has_tangent, wrong
-from tridal.pytorch import (
-    PendingCall,
-    autocast_enabled,
-    autocasts,
-    call,
-    call_on_stream,
-    call_prepared,
-    check_arguments,
-    register,
-    torch_computes,
-)
+from tridal.pytorch import autocast_enabled, autocasts, check_arguments, op_function, torch_computes
 
 Tensor = torch.Tensor
 Casting = Literal["llama", "gemma"] | None
-_compiling = torch.compiler.is_dynamo_compiling
 
 
 @overload
@@ -43,9 +30,10 @@ def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
     residual: Tensor, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@op_function(RMS_NORM, sizes="normalized_shape")
 def rms_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
-    residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
+    call: Any, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
+    *, residual: Tensor | None = None, weight_offset: float = 0.0, casting: Casting = None, stream: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, as torch.nn.functional.rms_norm defines it.
 
@@ -78,26 +66,9 @@ def rms_norm(
         >>> total
         tensor([[4., 3.]])
     """
-    pending = None
-    if not _compiling():
-        tensors, numbers = (input, residual, weight), (eps, weight_offset, casting, stream)
-        pending = call_prepared(rms_norm, tensors, numbers, normalized_shape, 1 if residual is None else 2)
-        if pending is not None and type(pending) is not PendingCall:
-            return pending
-    given = (input, weight, residual)
-    # Jagged tensors would get torch's name of the function, and not its arguments.
-    if not _compiling() and has_torch_function(given) and not any(getattr(t, "is_nested", False) for t in given):
-        return handle_torch_function(
-            rms_norm, given, input, normalized_shape, weight, eps, residual=residual,  # type: ignore[arg-type]
-            weight_offset=weight_offset, casting=casting, stream=stream,
-        )  # fmt: skip
-    if stream is not None and isinstance(input, Tensor):
-        options: dict[str, Any] = {"residual": residual, "weight_offset": weight_offset, "casting": casting}
-        call_again = functools.partial(rms_norm, input, normalized_shape, weight, eps, **options)
-        return call_on_stream(RMS_NORM.name, stream, given, call_again)
     normalized_shape = traced_sizes(normalized_shape)
     check_scaling(RMS_NORM.name, weight_offset, casting)
-    if _torch_only(*given):
+    if _torch_only(input, weight, residual):
         plain = residual is None and weight_offset == 0 and casting is None
         arguments: tuple[Any, ...] = (input, normalized_shape, weight, eps)
         of_torch = torch.nn.functional.rms_norm
@@ -116,8 +87,7 @@ def rms_norm(
             y = compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    results: Any = call(_RMS_NORM, arguments, pending)
-    return results[0] if residual is None else results[:2]
+    return call(*arguments, results=1 if residual is None else 2)
 
 
 @overload
@@ -130,8 +100,9 @@ def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, *, residual: Tensor, stream: Any = None,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@op_function(LAYER_NORM, sizes="normalized_shape")
 def layer_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    call: Any, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5, *, residual: Tensor | None = None, stream: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, as torch.nn.functional.layer_norm.
@@ -153,18 +124,7 @@ def layer_norm(
         >>> tridal.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
-    tensors, pending = (input, residual, weight, bias), None
-    if not _compiling():
-        pending = call_prepared(layer_norm, tensors, (eps, stream), normalized_shape, 1 if residual is None else 2)
-        if pending is not None and type(pending) is not PendingCall:
-            return pending
-    if not _compiling() and has_torch_function(tensors):
-        return handle_torch_function(
-            layer_norm, tensors, input, normalized_shape, weight, bias, eps, residual=residual, stream=stream,  # type: ignore[arg-type]
-        )  # fmt: skip
-    if stream is not None and isinstance(input, Tensor):
-        call_again = functools.partial(layer_norm, input, normalized_shape, weight, bias, eps, residual=residual)
-        return call_on_stream(LAYER_NORM.name, stream, tensors, call_again)
+    tensors = (input, residual, weight, bias)
     normalized_shape = traced_sizes(normalized_shape)
     if _torch_only(*tensors):
         named = {"input": input, "weight": weight, "bias": bias, "residual": residual}
@@ -185,8 +145,7 @@ def layer_norm(
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
-    results: Any = call(_LAYER_NORM, arguments, pending)
-    return results[0] if residual is None else results[:2]
+    return call(*arguments, results=1 if residual is None else 2)
 
 
 def _torch_only(*tensors: Any) -> bool:
@@ -225,6 +184,3 @@ def _autocast(name: str, *tensors: Tensor | None) -> Any:
     if not autocast_enabled(kind) or not autocasts(name, kind):
         return tensors
     return tuple(t if t is None or t.dtype is torch.float64 else t.float() for t in tensors)
-
-
-_RMS_NORM, _LAYER_NORM = register(RMS_NORM, rms_norm), register(LAYER_NORM, layer_norm)

@@ -11,7 +11,7 @@ from tridal.errors import DTypeError
 from tridal.library.norms.checks import DTYPES, check_parameter_dtypes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.pytorch import register, skip_frames
+from tridal.pytorch import compute_op, skip_frames
 
 Tensor = torch.Tensor
 _RMS_NORM = "_fused_rms_norm"
@@ -27,7 +27,9 @@ def _native_layer_norm(
     if input.dtype not in DTYPES:
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
     check_parameter_dtypes(LAYER_NORM.name, input.dtype, weight=weight, bias=bias)
-    y, _, mean, inverse_deviation = register(LAYER_NORM).compute(input, None, weight, bias, len(normalized_shape), eps)
+    y, _, mean, inverse_deviation = compute_op(
+        LAYER_NORM, LAYER_NORM.signature, input, None, weight, bias, len(normalized_shape), eps
+    )
     mixed = any(parameter is not None and parameter.dtype is not input.dtype for parameter in (weight, bias))
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
     assert y is not None
@@ -42,7 +44,9 @@ def _native_layer_norm_backward(
     dims = len(normalized_shape)
     rows = (number.view(input.shape[: input.dim() - dims]) for number in (mean, rstd))
     with torch.no_grad():  # torch differentiates this op itself
-        found = register(LAYER_NORM).backward(grad, None, input, *rows, weight, dims, 0.0, output_mask)
+        found = compute_op(
+            LAYER_NORM, LAYER_NORM.gradient_signature, grad, None, input, *rows, weight, dims, 0.0, output_mask
+        )
     return _with_dtypes(found, (input, weight, bias))
 
 
@@ -56,7 +60,9 @@ def _fused_rms_norm(
         return composite.decompose(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
     if eps is None:
         eps = torch.finfo(torch.float64 if input.dtype is torch.float64 else torch.float32).eps
-    y, _, inverse_rms = register(RMS_NORM).compute(input, None, weight, len(normalized_shape), eps, 0.0, "")
+    y, _, inverse_rms = compute_op(
+        RMS_NORM, RMS_NORM.signature, input, None, weight, len(normalized_shape), eps, 0.0, ""
+    )
     assert y is not None
     return y, _statistic(inverse_rms, input, None)
 
@@ -71,7 +77,9 @@ def _fused_rms_norm_backward(
     dims = len(normalized_shape)
     inverse_rms = rstd.view(input.shape[: input.dim() - dims])
     with torch.no_grad():  # torch differentiates this op itself
-        found = register(RMS_NORM).backward(grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask)
+        found = compute_op(
+            RMS_NORM, RMS_NORM.gradient_signature, grad, None, input, inverse_rms, weight, dims, 0.0, 0.0, output_mask
+        )
     return _with_dtypes(found, (input, weight))
 
 

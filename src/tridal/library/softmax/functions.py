@@ -6,17 +6,16 @@ import math
 from typing import Any, Literal
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import check_scale_mask
-from tridal.pytorch import PendingCall, apply, call_prepared, check, register
-
-_compiling = torch.compiler.is_dynamo_compiling
+from tridal.pytorch import apply, check, op_function
 
 
+@op_function(SOFTMAX)
 def softmax(
+    call: Any,
     input: torch.Tensor,
     dim: int = -1,
     dtype: torch.dtype | None = None,
@@ -59,28 +58,20 @@ def softmax(
         tensor([[0.2689, 0.7311, 0.0000],
                 [0.5000, 0.5000, 0.0000]])
     """
-    pending = None
-    if not _compiling():
-        tensors, options = (input, mask), (dim, dtype, scale, causal, masked_rows, stream)
-        pending = call_prepared(softmax, tensors, options)
-        if pending is not None and type(pending) is not PendingCall:
-            return pending  # type: ignore[no-any-return]
     if scale is None and mask is None and causal is False and masked_rows == "nan":
-        return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
+        return apply(SOFTMAX, call, (input,), dim, dtype)  # type: ignore[no-any-return]
     scale = 1.0 if scale is None else scale
-    if not _compiling() and has_torch_function((input, mask)):
-        given = {"scale": scale, "mask": mask, "causal": causal, "masked_rows": masked_rows, "stream": stream}
-        return handle_torch_function(softmax, (input, mask), input, dim, dtype, **given)
     if (type(input) is not torch.Tensor or type(dim) is not int) and not getattr(input, "is_nested", False):
         check(input, dim, dtype, SOFTMAX.name)
     check_scale_mask(SOFTMAX.name, input, dim, scale, mask, causal, masked_rows)
     scale = float(scale) if scale == scale else math.nan  # cache keys compare NaN by identity
     modification = (mask, scale, causal, masked_rows == "zero")
-    return apply(_SOFTMAX, softmax, (input,), dim, dtype, stream, (), modification, pending)  # type: ignore[no-any-return]
+    return apply(SOFTMAX, call, (input,), dim, dtype, (), modification)  # type: ignore[no-any-return]
 
 
+@op_function(LOG_SOFTMAX)
 def log_softmax(
-    input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
+    call: Any, input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, stream: Any = None
 ) -> torch.Tensor:
     """log(softmax(input)) along `dim`, without the intermediate softmax. The arguments are those of `softmax`.
 
@@ -88,12 +79,4 @@ def log_softmax(
         >>> tridal.log_softmax(torch.tensor([1.0, 2.0, 3.0]))
         tensor([-2.4076, -1.4076, -0.4076])
     """
-    pending = None
-    if not _compiling():
-        pending = call_prepared(log_softmax, (input,), (dim, dtype, stream))
-        if pending is not None and type(pending) is not PendingCall:
-            return pending  # type: ignore[no-any-return]
-    return apply(_LOG_SOFTMAX, log_softmax, (input,), dim, dtype, stream, pending=pending)  # type: ignore[no-any-return]
-
-
-_SOFTMAX, _LOG_SOFTMAX = register(SOFTMAX, softmax), register(LOG_SOFTMAX, log_softmax)
+    return apply(LOG_SOFTMAX, call, (input,), dim, dtype)  # type: ignore[no-any-return]

@@ -1,1 +1,1 @@
-"""The path of a call: guard, prepared call, kernel launches, autograd node; or registered op, or torch."""
+"""The path of a call: key, `Call`, autograd node and kernel launches; or the registered op, or torch."""

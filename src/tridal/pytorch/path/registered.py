@@ -13,11 +13,16 @@ from typing import Any, NamedTuple
 import torch
 
 from tridal.errors import PluginError
+from tridal.ops.op import Op
 from tridal.ops.row_reduce import has_tangent
 from tridal.ops.signature import Signature
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.path.nodes import OpNode, has_gradient, is_plain, records_gradient
-from tridal.pytorch.path.rules import DEFINED, OVERLOADS, Results, Rules, overload
+from tridal.pytorch.path.call import Call, Results
+from tridal.pytorch.path.checks import check_arguments
+from tridal.pytorch.path.defined import DEFINED, OVERLOADS, as_tuple, has_gradient, overload
+from tridal.pytorch.path.node import CallNode
+from tridal.pytorch.path.op_calls import compute_op, fake, reference
+from tridal.pytorch.path.state import is_plain, records_gradient
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
@@ -29,13 +34,12 @@ ON_REGISTER: list[Callable[[Registered], None]] = []
 """Functions that get each new item of `REGISTERED`."""
 
 
-def define(rules: Rules) -> None:
+def define(op: Op) -> None:
     """Registers an op, and its gradient if it has one. An op that is declared again replaces its former declaration.
 
     Raises:
         PluginError: another op of torch has its name.
     """
-    op = rules.op
     signatures = (op.signature, op.gradient_signature) if op.gradient is not None else (op.signature,)
     for declaration in (op, *signatures):
         _compute_properties(declaration)
@@ -45,7 +49,7 @@ def define(rules: Rules) -> None:
             raise PluginError(f"op {op.name!r} cannot be used: torch.ops.tridal.{signature.name} already exists")
     for signature in signatures:
         _define(Registered(op.name, signature.name, signature.schema))
-    DEFINED[op.name] = rules
+    DEFINED[op.name] = op
 
 
 def _compute_properties(declaration: Any) -> None:
@@ -63,17 +67,17 @@ class Registered(NamedTuple):
     name: str
     schema: str
 
-    def newest(self) -> tuple[Rules, Signature]:
-        """Returns the rules of the newest declaration, and the signature in it.
+    def newest(self) -> tuple[Op, Signature]:
+        """Returns the newest declaration, and the signature in it.
 
         Raises:
             PluginError: it has another schema.
         """
-        rules = DEFINED[self.op]
-        signature = rules.op.signature if self.name == self.op else rules.op.gradient_signature
-        if signature.schema != self.schema or (self.name != self.op and rules.op.gradient is None):
+        op = DEFINED[self.op]
+        signature = op.signature if self.name == self.op else op.gradient_signature
+        if signature.schema != self.schema or (self.name != self.op and op.gradient is None):
             raise PluginError(f"op {self.op!r} was declared again with other arguments: trace its calls again")
-        return rules, signature
+        return op, signature
 
     @property
     def qualified(self) -> str:
@@ -108,28 +112,29 @@ def _register(registered: Registered, qualified: str) -> None:
 
     @private.skip_frames
     def kernel(*arguments: Any) -> Any:
-        rules, signature = registered.newest()
+        op, signature = registered.newest()
         arguments = signature.complete(arguments)
-        return filled((rules.backward if is_gradient else rules.compute)(*arguments), arguments)
+        return filled(compute_op(op, signature, *arguments), arguments)
 
     def fake_kernel(*arguments: Any) -> Any:
-        rules, signature = registered.newest()
+        op, signature = registered.newest()
         arguments = signature.complete(arguments)
-        return filled((rules.fake_backward if is_gradient else rules.fake)(*arguments), arguments)
+        return filled(fake(op, signature, arguments), arguments)
 
     def by_torch(*arguments: Any) -> Any:
-        rules, _ = registered.newest()
-        return filled((rules.backward_by_torch if is_gradient else rules.by_torch)(*arguments), arguments)
+        op, signature = registered.newest()
+        check_arguments(op, signature, arguments)
+        return filled(reference(op, signature, arguments), arguments)
 
     @private.skip_frames
     def autograd(*arguments: Any) -> Any:
-        rules, signature = registered.newest()
+        op, signature = registered.newest()
         arguments = signature.complete(arguments)
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        differentiated = records_gradient(*tensors) and (is_gradient or rules.op.differentiable_results > 0)
+        differentiated = records_gradient(*tensors) and (is_gradient or op.differentiable_results > 0)
         if not differentiated and not private.needs_dispatcher() and all(map(is_plain, tensors)):
             return kernel(*arguments)
-        covered = is_gradient or has_gradient(rules.op, arguments)
+        covered = is_gradient or has_gradient(op, arguments)
         by_node = not is_gradient and covered and private.HAS_NODES
         by_kernel = private.HAS_NODES and (not differentiated or (by_node and not private.transforms_active()))
         if not by_kernel or is_dual(*tensors):
@@ -138,8 +143,7 @@ def _register(registered: Registered, qualified: str) -> None:
                 record_torch(name, tensors[0], derivatives if covered else "one of the gradients has no kernel")
             return by_torch(*arguments)
         if differentiated:
-            results = private.apply_node(OpNode, rules, overload(name), *arguments)
-            return results[0] if len(results) == 1 else results
+            return _apply_node(op, arguments)
         with private.below_autograd():
             return overload(name)(*arguments)
 
@@ -155,6 +159,16 @@ def _register(registered: Registered, qualified: str) -> None:
     LIBRARY.impl(qualified, autograd, "Autograd")
     LIBRARY.impl(qualified, batched, "FuncTorchBatched")
     torch.library.register_fake(f"tridal::{qualified}", fake_kernel, lib=LIBRARY)
+
+
+def _apply_node(op: Op, arguments: tuple[Any, ...]) -> Any:
+    """Computes a registered op below autograd, and records it in autograd."""
+    dispatched = private.redispatched(overload(op.name))
+    numbers = op.signature.numbers_of(arguments)
+    call = Call(lambda *tensors: as_tuple(dispatched(*op.signature.joined(tensors, numbers))))
+    call.add_gradient(op, arguments, len(op.results))
+    with private.single_level():
+        return CallNode.apply(call, *op.signature.tensors_of(arguments))
 
 
 def is_dual(*tensors: Tensor) -> bool:

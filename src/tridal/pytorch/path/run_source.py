@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,27 +12,15 @@ from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.torch import private
+from tridal.runtime.launch import PreparedLaunch
 from tridal.runtime.op_functions import constants_of
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 
 
-class Prepared(NamedTuple):
-    """A function that is prepared for tensors with the same description."""
-
-    run: Callable[..., tuple[Any, ...]]
-    """run(*arguments) returns the results. That of a kernel with tensors `out` is run(*out, *arguments)."""
-    served: tuple[int, int] | None = None
-    """The first and the last number of rows of the tensors that it also computes, see `described_without_rows`. None
-    stands for the shapes that it is prepared for."""
-    divisible: bool | None = None
-    """Whether these numbers are multiples of `ALIGNMENT`; None if it does not matter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A kernel and how it is called. Compared by value, because it is part of the key of a prepared launch."""
+class KernelUse(NamedTuple):
+    """How a call uses a kernel."""
 
     kernel: RowKernel
     dim: int
@@ -61,31 +48,21 @@ class Launch:
         return accumulator(*self.out_dtypes, *(self.cast if i < cast else t for i, t in enumerate(inputs)))
 
 
-@dataclass(frozen=True, slots=True)
-class BoundLaunch:
-    """A kernel that is bound to tensors."""
-
-    launch: Callable[..., None]
-    """launch(stream, rows, *tensors)."""
-    schedule: str
-    groups: Callable[[int], int]
-    """groups(rows) is the number of partial sums of each column."""
-    rows: tuple[int, int]
-    """The first and the last number of rows that it can be launched for."""
-    copies: list[torch.dtype | None]
-    """For each input, the dtype of the contiguous copy of it that the kernel reads, or None if it reads the input."""
-
-
 def make_run(
-    context: DeviceContext, launch: Launch, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
-    bound: BoundLaunch, given: int, served: tuple[int, int] | None, add: Callable[[Tensor], Tensor] | None,
+    context: DeviceContext, use: KernelUse, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
+    bound: PreparedLaunch, copies: Sequence[torch.dtype | None], given: int, any_rows: bool,
+    add: Callable[[Tensor], Tensor] | None, bare: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
     """Returns run(*arguments). Its source is generated, because loops over the tensors take twice the time.
 
-    `written` are the dtypes of the kernel's outputs. The first `given` ones are arguments of `run`, before the inputs.
-    `add` adds the partial sums of columns, if there are any.
+    Args:
+        written: the dtypes of the kernel's outputs. The first `given` ones are arguments of `run`, before the inputs.
+        copies: for each input, the dtype of the contiguous copy that the kernel reads, or None if it reads the input.
+        any_rows: whether the first input may have any number of rows, or of columns if it has one dim.
+        add: adds the partial sums of columns, if there are any.
+        bare: whether `run` returns its first result instead of a tuple.
     """
-    kernel, first = launch.kernel, inputs[0]
+    kernel, first = use.kernel, inputs[0]
     assert context.backend is not None
     # `make` is faster than `new_empty`, but allocates on the current device.
     make = private.allocator(context.device) if context.backend.device_count() == 1 else None
@@ -94,7 +71,7 @@ def make_run(
         "contiguous_copy": contiguous_copy, "copy_to": copy_to, "RECORDERS": RECORDERS, "record": record,
         "uint8": torch.uint8, "groups": bound.groups,
     }  # fmt: skip
-    sizes = RowSizes(first.shape, launch.dim, served is not None, bound)
+    sizes = _sizes_of(first.shape, use.dim, any_rows, bound)
 
     def allocated(shape: str, strides: str, dtype: torch.dtype) -> str:
         """Returns an expression for a new contiguous tensor."""
@@ -102,15 +79,15 @@ def make_run(
         scope[name] = dtype
         return f"make({shape}, {strides}, {name})" if make is not None else f"in0.new_empty({shape}, dtype={name})"
 
-    lines = sizes.lines
+    lines = [sizes.line] if sizes.line else []
     kinds = (kernel.writes, sizes.element), (kernel.row_writes, sizes.row), (kernel.column_writes, sizes.parts)
     for number, shape in enumerate(shape for names, shape in kinds for _ in names):
         if number >= given:
             lines.append(f"out{number} = {allocated(*shape, written[number])}")
     # A kernel may read a copy in the memory of its output, because each element is read before it is written.
-    in_place = not given and len(kernel.writes) == 1 and written[0] is bound.copies[0]
+    in_place = not given and len(kernel.writes) == 1 and written[0] is copies[0]
     in_place = in_place and not constants_of(kernel)["PICKS"]  # another program may write an element that is picked
-    for number, dtype in enumerate(bound.copies):
+    for number, dtype in enumerate(copies):
         overwritten = in_place and number == 0
         if dtype is not None and (overwritten or inputs[number].dtype is not dtype):
             memory = "out0" if overwritten else allocated(*sizes.element, dtype)
@@ -118,57 +95,64 @@ def make_run(
         elif dtype is not None:
             lines.append(f"in{number} = contiguous_copy(in{number})")
     passed = [f"out{number}" for number in range(len(written))] + [f"in{number}" for number in range(len(inputs))]
-    if len(inputs) > len(bound.copies) and inputs[-1].dtype is torch.bool:
+    if len(inputs) > len(copies) and inputs[-1].dtype is torch.bool:
         passed[-1] += ".view(uint8)"
     lines.append(f"launch(stream(index), {sizes.rows}, {', '.join(passed)})")
-    if launch.recorded:
+    if use.recorded:
         device, backend, name = str(context.device), context.backend.name, dtype_name(first.dtype)
         scope["recorded"] = lambda shape: record(
-            CallRecord(kernel.name, tuple(shape), name, device, backend, bound.schedule, None)
+            CallRecord(kernel.name, tuple(shape), name, device, backend, bound.plan.schedule, None)
         )
         lines.append(f"if RECORDERS: recorded({sizes.element[0]})")
-    for number, out_dtype in enumerate(launch.out_dtypes):
+    for number, out_dtype in enumerate(use.out_dtypes):
         if out_dtype is not written[number]:
             scope[f"cast{number}"] = out_dtype
             lines.append(f"out{number} = out{number}.to(cast{number})")
     if kernel.column_writes:
         scope["add"] = add
-        lines += [f"out{number} = add(out{number})" for number in range(len(launch.out_dtypes), len(written))]
-    takes = launch.takes or tuple(range(len(inputs)))
+        lines += [f"out{number} = add(out{number})" for number in range(len(use.out_dtypes), len(written))]
+    takes = use.takes or tuple(range(len(inputs)))
     arguments = [f"unused{position}" if taken is None else f"in{taken}" for position, taken in enumerate(takes)]
     arguments = [*(f"out{number}" for number in range(given)), *arguments]
-    returns = launch.returns or tuple(range(len(written)))
+    returns = use.returns or tuple(range(len(written)))
     results = "".join("None, " if number is None else f"out{number}, " for number in returns)
-    body = "\n    ".join([*lines, f"return ({results})"])
+    body = "\n    ".join([*lines, f"return {results.partition(',')[0] if bare else f'({results})'}"])
     exec(f"def run({', '.join(arguments)}):\n    {body}\n", scope)
     return scope["run"]  # type: ignore[no-any-return]
 
 
-class RowSizes:
-    """Expressions for the sizes of a call, for the source of a function with the first input `in0`.
+class _Sizes(NamedTuple):
+    """Expressions for the sizes of a call, for the source of a function with the first input `in0`."""
 
-    They are numbers, or follow from the shape of `in0` if the function serves several numbers of rows.
-    """
+    line: str
+    """A statement that defines the names in the expressions, or ""."""
+    rows: str
+    """The number that the launch gets: of rows, or of columns of one row if it serves several, see `column_range`."""
+    element: tuple[str, str]
+    """Shape and strides of a new tensor with a number per element."""
+    row: tuple[str, str]
+    parts: tuple[str, str]
+    """The same of a tensor of partial sums."""
 
-    def __init__(self, shape: torch.Size, dim: int, any_rows: bool, bound: BoundLaunch) -> None:
-        cols, rank, groups = shape[dim], len(shape), bound.groups
+
+def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: PreparedLaunch) -> _Sizes:
+    """Returns the sizes. They are numbers, or follow from `in0` if the function serves several numbers of rows."""
+    cols, rank, groups = str(shape[dim]), len(shape), bound.groups
+    if any_rows and rank == 1:
+        return _Sizes("(cols,) = in0.shape", "cols", _new(["cols"]), _new([]), _new([str(groups(1)), "cols"]))
+    if any_rows:
         names = [f"s{axis}" for axis in range(rank - 1)]
-        self.lines: list[str] = []
-        """Statements that define the names in the expressions."""
-        if any_rows:
-            # This is faster than the shape.
-            self.lines.append(f"s0 = in0.numel() // {cols}" if rank == 2 else f"{', '.join(names)}, _ = in0.shape")
-            self.rows = " * ".join(names)
-            self.element, self.row = _sizes([*names, str(cols)]), _sizes(names)
-            self.parts = _sizes([f"groups({self.rows})", str(cols)])
-        else:
-            rows = shape.numel() // cols
-            self.rows = str(rows)
-            self.element, self.row = _sizes([*map(str, shape)]), _sizes([*map(str, (*shape[:dim], *shape[dim + 1 :]))])
-            self.parts = _sizes([str(groups(rows)), str(cols)])
+        rows = " * ".join(names)
+        # This is faster than the shape.
+        line = f"s0 = in0.numel() // {cols}" if rank == 2 else f"{', '.join(names)}, _ = in0.shape"
+        launched = rows if bound.column_range is None else cols
+        return _Sizes(line, launched, _new([*names, cols]), _new(names), _new([f"groups({rows})", cols]))
+    number, sizes = shape.numel() // shape[dim], [*map(str, shape)]
+    rows = str(number) if bound.column_range is None else cols
+    return _Sizes("", rows, _new(sizes), _new([*sizes[:dim], *sizes[dim + 1 :]]), _new([str(groups(number)), cols]))
 
 
-def _sizes(sizes: Sequence[str]) -> tuple[str, str]:
+def _new(sizes: Sequence[str]) -> tuple[str, str]:
     """Returns expressions for a shape and for the strides of a contiguous tensor of this shape."""
     strides = [" * ".join(sizes[axis + 1 :]) or "1" for axis in range(len(sizes))]
     return f"({''.join(f'{size}, ' for size in sizes)})", f"({''.join(f'{stride}, ' for stride in strides)})"

@@ -1,24 +1,25 @@
 """The steps of a call that needs several launches, such as the losses of rows and then their mean.
 
-`Op.steps` describes a call once, with tensors like those of the call. A prepared call then runs the same steps for all
-tensors with the same description. A step is a kernel, a view, or a function of torch's ops.
+`Op.steps` describes a call once, with tensors like those of the call. A `Call` then runs the same steps for all tensors
+with the same key. A step is a kernel, a view, or a function of torch's ops.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tridal.devices.types import MAX_32_BIT_ROWS
 from tridal.errors import PluginError
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.path.prepared_kernels import prepare_kernel, variant
-from tridal.pytorch.path.run_source import Launch, Prepared
+from tridal.pytorch.path.call import Call
+from tridal.pytorch.path.checks import check_shapes
+from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel, variant
+from tridal.pytorch.path.run_source import KernelUse
 from tridal.pytorch.path.step_checks import NamedArguments, check_launch, check_results, naming, without_values
 from tridal.runtime.row_kernel import RowKernel
 
@@ -26,7 +27,7 @@ Tensor = torch.Tensor
 
 
 class Steps:
-    """Computes the steps of a call one after the other. `Recorder` prepares them for later calls.
+    """Computes the steps of a call one after the other. `Recorder` records them for later calls.
 
     Attributes:
         op: the op.
@@ -86,20 +87,16 @@ class Steps:
         outputs = tuple(writes) or (*kernel.writes, *kernel.row_writes, *kernel.column_writes)
         kernel = variant(kernel, tuple(absent), outputs, constants)
         parameters = tuple(numbers[name] for name in kernel.parameters)
-        launch = Launch(kernel, dim % given[0].dim(), tuple(dtypes), parameters, cast)
+        use = KernelUse(kernel, dim % given[0].dim(), tuple(dtypes), parameters, cast)
         if not dtypes:
-            default = (
-                *[cast or given[0].dtype] * len(kernel.writes),
-                *[launch.sum_dtype(given)] * len(kernel.row_writes),
-            )
-            launch = replace(launch, out_dtypes=default)
-        found = None if self.torch_computes else prepare_kernel(self._context, launch, given, out)
-        if found is None:
-            raise NoKernel("no kernel supports the dtypes or the strides")
-        return self._launch(launch, found, given, out)
+            default = *[cast or given[0].dtype] * len(kernel.writes), *[use.sum_dtype(given)] * len(kernel.row_writes)
+            use = use._replace(out_dtypes=default)
+        if self.torch_computes:
+            raise NoKernel
+        return self._launch(use, given, out)
 
-    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
-        return found.run(*out, *given)
+    def _launch(self, use: KernelUse, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
+        return launch_kernel(self._context, use, len(out), *out, *given)
 
     def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns function(*arguments), a view of one of the tensors."""
@@ -117,17 +114,15 @@ class Steps:
 class Recorder(Steps):
     """Records the steps of a call, and computes nothing. A meta tensor represents a new tensor."""
 
-    def __init__(self, signature: Signature, arguments: tuple[Any, ...], *given: Any) -> None:
+    def __init__(self, signature: Signature, arguments: tuple[Any, ...], most_rows: int | None, *given: Any) -> None:
         super().__init__(*given)
         self._lines: list[str] = []
         self._scope: dict[str, Any] = {}
-        self._tensors: list[Tensor] = []  # they keep their ids
+        self._tensors: list[Tensor] = []  # kept, so that no other tensor gets the id of one
         self._names: dict[int, str] = {}
-        self._rows: tuple[int, int] | None = (1, MAX_32_BIT_ROWS)
-        """The first and the last number of rows that all steps compute, or None for this number only."""
-        self._divisible: bool | None = None
+        self._most_rows = most_rows
         main, rows = arguments[signature.main], signature.rows(arguments)
-        self._leading = main.shape[: rows.first] if rows.first + rows.dims == main.dim() else None
+        self._leading = main.shape[: rows.first]
         examples = list(arguments)
         self._parameters = []
         for index in signature.tensors:
@@ -167,20 +162,23 @@ class Recorder(Steps):
                 self._name(tensor, name)
         return results
 
-    def _launch(self, launch: Launch, found: Prepared, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
-        kernel, shape, dim = launch.kernel, given[0].shape, launch.dim
-        of_all_rows = len(shape) == 1 and self._leading is not None and shape[0] == self._leading.numel()
-        if found.served is None or self._rows is None or not (of_all_rows or shape[:-1] == self._leading):
-            self._rows = None
-        else:
-            self._rows = max(self._rows[0], found.served[0]), min(self._rows[1], found.served[1])
-            self._divisible = self._divisible if found.divisible is None else found.divisible
+    def _launch(self, use: KernelUse, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
+        check_shapes(use.kernel, use.dim, given, out)
+        kernel, shape, dim = use.kernel, given[0].shape, use.dim
+        of_all_rows = shape == (self._leading.numel(),)
+        of_rows = of_all_rows or (shape[:-1] == self._leading and dim == len(shape) - 1)
+        found = kernel_call(self._context, use, given, out, most_rows=self._most_rows if of_rows else None)
+        if found is None:
+            raise NoKernel("no kernel supports the dtypes or the strides")
+        # A kernel that does not compute all numbers of rows with the same key is looked up by its sizes.
+        exact = self._most_rows is not None and not found.any_rows
+        run = functools.partial(launch_kernel, self._context, use, len(out)) if exact else found.run
         shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
         shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
-        dtypes = (*launch.out_dtypes, *[launch.sum_dtype(given)] * len(kernel.column_writes))
+        dtypes = (*use.out_dtypes, *[use.sum_dtype(given)] * len(kernel.column_writes))
         new = [torch.empty(s, dtype=dtype, device="meta") for s, dtype in zip(shapes, dtypes, strict=True)]
         new[: len(out)] = out
-        results: tuple[Any, ...] = self._step(found.run, [*out, *given], tuple(new))
+        results: tuple[Any, ...] = self._step(run, [*out, *given], tuple(new))
         return results
 
     def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -196,13 +194,13 @@ class Recorder(Steps):
         """Records a function without a result."""
         self._step(function, arguments, None)
 
-    def prepared(self, results: Sequence[Tensor | None]) -> Prepared:
-        """Returns run(*tensors) with these results of the steps."""
-        returned = "".join(f"{self._text(result)}, " for result in results)
-        body = "\n    ".join([*self._lines, f"return ({returned})"])
+    def call(self, results: Sequence[Tensor | None], bare: bool) -> Call:
+        """Returns the call with these results of the steps. If it is `bare`, it returns the first one."""
+        returned = [self._text(result) for result in results]
+        text = returned[0] if bare else f"({''.join(f'{name}, ' for name in returned)})"
+        body = "\n    ".join([*self._lines, f"return {text}"])
         exec(f"def run({', '.join(self._parameters)}):\n    {body}\n", self._scope)
-        served = self._rows if self._rows is not None and self._rows[0] < self._rows[1] else None
-        return Prepared(self._scope["run"], served, self._divisible)
+        return Call(self._scope["run"], any_rows=True)
 
 
 def _meta(value: Any) -> Any:
@@ -223,20 +221,21 @@ def fake_results(signature: Signature, *arguments: Any) -> tuple[Tensor | None, 
     )
 
 
-def prepare_steps(
-    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool]
-) -> Prepared:
-    """Returns run(*tensors) with the results of the signature, which runs the steps of the call.
+def recorded_steps(
+    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool],
+    most_rows: int | None, bare: bool = False,
+) -> Call:  # fmt: skip
+    """Returns the call that runs the steps.
 
     Raises:
         NoKernel: no kernel computes them.
         PluginError: the steps raise another exception, or return wrong results.
     """
-    recorder = Recorder(signature, arguments, op, context, wanted)
+    recorder = Recorder(signature, arguments, most_rows, op, context, wanted)
     assert signature.steps is not None
     function = "steps" if signature is op.signature else "gradient_steps"
     with naming(op, function), without_values():
         results = signature.steps(recorder, NamedArguments(signature, recorder.arguments))
     expected = fake_results(signature, *map(_meta, arguments))
     check_results(op, signature, function, results, expected)
-    return recorder.prepared(results)
+    return recorder.call(results, bare)

@@ -11,9 +11,7 @@ from tridal.devices import registry
 from tridal.errors import NoBackendError
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import DeviceContext, device_context, is_served, log
-from tridal.pytorch.torch.distributed import is_distributed
-from tridal.pytorch.torch.private import forward_ad_level
+from tridal.pytorch.device_context import DeviceContext, device_context, log
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -47,22 +45,6 @@ def _unsupported(context: DeviceContext, dtypes: set[torch.dtype]) -> str | None
         return f"no available backend serves {context.device.type} tensors"
     missing = sorted({dtype_name(dtype) for dtype in dtypes} - context.backend.dtypes)
     return f"backend {context.backend.name!r} does not compute {', '.join(missing)}" if missing else None
-
-
-def torch_computes(op: str, *tensors: torch.Tensor | None) -> bool:
-    """Returns whether torch computes a call because no backend serves the first tensor's device. Records such a call.
-
-    DTensors are computed by the op's DTensor rule.
-    """
-    assert tensors[0] is not None
-    device = tensors[0].device
-    if torch.compiler.is_dynamo_compiling():
-        # The registered op cannot see the level of forward-mode AD that a compiled function entered.
-        return forward_ad_level() >= 0 or (not is_served(device.type) and not is_distributed(*tensors))
-    if is_distributed(*tensors) or not device_context(device).torch_computes:
-        return False
-    record_torch_call(op, None, *tensors)
-    return True
 
 
 def record_torch_call(

@@ -24,9 +24,10 @@ from tridal.ops.row_maths import modification_of
 from tridal.ops.row_reduce import RowReduce
 from tridal.ops.signature import Rows
 from tridal.pytorch.call_records import RECORDERS, record_torch
+from tridal.pytorch.path.call import Results
 from tridal.pytorch.path.checks import check_arguments
+from tridal.pytorch.path.defined import overload
 from tridal.pytorch.path.registered import ON_REGISTER, REGISTERED, Registered, on_dispatch
-from tridal.pytorch.path.rules import Results, overload
 from tridal.pytorch.torch.private import mesh_all_reduce
 from tridal.runtime.row_layout import contiguous_strides
 
@@ -117,8 +118,8 @@ def _rule(registered: Registered) -> Any:
         maths = row_maths.compute_gradient
 
     def compute(cls: type, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        rules, signature = registered.newest()
-        op, args = rules.op, signature.complete(args)
+        op, signature = registered.newest()
+        args = signature.complete(args)
         check_arguments(op, signature, args)
         named, main, rows = signature.named(args), args[signature.main], signature.rows(args)
         if signature is op.signature and modification_of(op, named) is not None:

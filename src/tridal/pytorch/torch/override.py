@@ -17,7 +17,7 @@ import torch
 from tridal.devices import registry, settings
 from tridal.devices.lock import LOCK
 from tridal.pytorch.device_context import is_served, log
-from tridal.pytorch.path.rules import DEFINED
+from tridal.pytorch.path.defined import DEFINED
 from tridal.pytorch.torch.private import has_kernel, skip_frames
 
 VARIABLE = "TRIDAL_OVERRIDE_TORCH"
@@ -107,9 +107,9 @@ def _replace(device_type: str) -> Any:
 
 def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yields the replaced ATen ops and the functions that replace them, see `Op.aten`."""
-    for rules in list(DEFINED.values()):
-        if rules.op.aten is not None:
-            yield from rules.op.load("aten").items()
+    for op in list(DEFINED.values()):
+        if op.aten is not None:
+            yield from op.load("aten").items()
 
 
 @functools.cache

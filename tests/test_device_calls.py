@@ -1,4 +1,4 @@
-"""Prepared calls: which calls reuse one, how long they are kept, and how they use devices and allocators."""
+"""Calls on every backend: how often they are planned, in threads, on several devices, and with other allocators."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch.testing import assert_close
 import tridal
 from op_samples import Sample, each_kind, gradients, loss_of
 from tridal.devices import registry
+from tridal.ops import Op
 from tridal.pytorch.binding import dtype_name
-from tridal.pytorch.device_context import device_context
-from tridal.pytorch.path import calls
+from tridal.pytorch.path.call import CALLS
 from tridal.pytorch.torch import private
-from tridal.runtime import launch
+from tridal.runtime.specialization import KernelCall
 
 EACH_KIND = each_kind("this test with an op that is declared in the same way")
 FUNCTIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -38,32 +38,23 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def prepared_calls(nothing_prepared: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The kernel calls that the test prepares. Nothing is prepared before."""
-    calls: list[Any] = []
-    prepare = launch.prepare
-    monkeypatch.setattr(launch, "prepare", lambda call, *a: calls.append(call) or prepare(call, *a))
-    return calls
-
-
 @EACH_KIND
-def test_equal_calls_are_prepared_once(device: torch.device, sample: Sample, prepared_calls: list[Any]) -> None:
+def test_equal_calls_are_planned_once(device: torch.device, sample: Sample, planned: list[KernelCall]) -> None:
     kernels = []
     for _ in range(4):
         loss_of(sample.function(**sample.leaves(3, 5, device=device))).backward()
-        kernels.append([call.kernel.name for call in prepared_calls])
+        kernels.append([call.kernel.name for call in planned])
     assert kernels[1:] == kernels[:1] * 3
     assert sample.op.steps or {*kernels[0]} - {"column_sum"} == {sample.op.name, f"{sample.op.name}_backward"}
 
 
-@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.usefixtures("no_calls")
 def test_the_first_call_finds_what_its_gradient_needs_for_all_later_ones(
     name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Any] = []
-    save = calls.PreparedCall._save
-    monkeypatch.setattr(calls.PreparedCall, "_save", lambda self, *given: found.append(self) or save(self, *given))
+    found: list[Op] = []
+    save = Op.save
+    monkeypatch.setattr(Op, "save", lambda self, *given: found.append(self) or save(self, *given))
     for _ in range(3):
         x = torch.randn(3, 5, device=device, requires_grad=True)
         FUNCTIONS[name][0](x).sum().backward()
@@ -78,9 +69,9 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
 def test_a_loss_is_right_for_rows_on_both_sides_of_a_bucket(
-    device: torch.device, prepared_calls: list[Any], options: dict[str, Any]
+    device: torch.device, planned: list[KernelCall], options: dict[str, Any]
 ) -> None:
-    """Kernels that reduce the losses of rows read them as one row, and are prepared for their number only."""
+    """Kernels that reduce the losses of rows read them as one row, and are planned for their number only."""
     options = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     seen: list[torch.Tensor] = []
     for rows in (20, 32, 1, 2, 16, 33, 34, 64, 63, 48, 65, 68, 66, 69):
@@ -92,21 +83,21 @@ def test_a_loss_is_right_for_rows_on_both_sides_of_a_bucket(
         for result in (found, expected):
             seen.append(torch.autograd.grad(result.sum(), x)[0])
         assert_close(*seen[-2:])
-    del prepared_calls[:]
+    del planned[:]
     for rows in (20, 66, 48, 64):
         x = torch.randn(rows, 7, device=device, dtype=torch.float64, requires_grad=True)
         target = x.detach().argmax(1)
         tridal.cross_entropy(x, target, **given).sum().backward()
-    assert not prepared_calls
+    assert not planned
 
 
-@pytest.mark.usefixtures("nothing_prepared")
-def test_calls_with_other_numbers_of_rows_share_a_prepared_call(device: torch.device, name: str) -> None:
+@pytest.mark.usefixtures("no_calls")
+def test_numbers_of_rows_in_a_bucket_share_a_call(device: torch.device, name: str) -> None:
     function, reference = FUNCTIONS[name]
     for rows in (1025, 1030, 1088, 1040):
         x = torch.randn(rows, 128, device=device)
         assert_close(function(x), reference(x))
-    assert sum(map(len, calls._calls.values())) == 1
+    assert len(CALLS) == 1
 
 
 def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.device) -> None:
@@ -118,7 +109,7 @@ def test_arguments_of_another_type_are_checked_after_equal_calls(device: torch.d
             tridal.softmax(x, dim)
 
 
-@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.usefixtures("no_calls")
 def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None:
     x, (function, expected) = torch.randn(6, 16, device=device).bfloat16(), FUNCTIONS[name]
     for autocast in (nullcontext(), torch.autocast(device.type), nullcontext()):
@@ -126,64 +117,17 @@ def test_repeated_calls_follow_autocast(device: torch.device, name: str) -> None
             assert [function(x).dtype for _ in range(4)] == [expected(x).dtype] * 4
 
 
-@EACH_KIND
-@pytest.mark.usefixtures("nothing_prepared")
-def test_repeated_calls_work_without_torchs_private_check(
-    device: torch.device, sample: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(private, "_TensorGuards", None)
-    for _ in range(4):
-        tensors = sample.leaves(6, 16, device=device)
-        assert_close(sample.function(**tensors), sample.expected(**tensors))
-    assert not calls._latest
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda x: tridal.log_softmax(x),
-        lambda x: tridal.softmax(x, 0),
-        lambda x: tridal.softmax(x, -1, torch.float64),
-        lambda x: tridal.softmax(x.half()),
-        lambda x: tridal.softmax(x.t().contiguous().t()),
-        lambda x: tridal.softmax(x[:, :-1].contiguous()),
-        lambda x: tridal.softmax(torch.cat([x.flatten(), x.flatten()])[1:].as_strided((4, 6), (6, 1))),
-    ],
-    ids=["op", "dim", "cast", "dtype", "strides", "shape", "alignment"],
-)
-def test_a_call_that_differs_in_one_trait_is_prepared_again(
-    device: torch.device, prepared_calls: list[Any], other: Any
-) -> None:
-    x = torch.randn(4, 6, device=device)
-    for _ in range(3):
-        tridal.softmax(x)
-        tridal.softmax(x.clone().requires_grad_())
-    assert len(prepared_calls) == 1
-    for _ in range(3):
-        other(x)
-    assert len(prepared_calls) == 2
-
-
-def test_a_call_with_other_settings_is_prepared_again(backend: Any, prepared_calls: list[Any]) -> None:
+def test_a_call_with_other_settings_is_planned_again(backend: Any, planned: list[KernelCall]) -> None:
     for _ in range(4):
         for fallback in ("torch", "error"):
             with tridal.use(device=backend.name, fallback=fallback):
                 tridal.softmax(torch.randn(3, 5, device=tridal.device()))
-    assert len(prepared_calls) == 2
-
-
-def test_the_number_of_kept_calls_is_limited(device: torch.device, prepared_calls: list[Any]) -> None:
-    device_context(torch.empty(1, device=device).device).runs.capacity = 4
-    for cols in range(1, 11):
-        x = torch.randn(5, cols, device=device)
-        assert_close(tridal.softmax(x), torch.softmax(x, -1))
-    assert len(prepared_calls) == 10
-    assert len(device_context(x.device).runs) <= 4
+    assert len(planned) == 2
 
 
 @EACH_KIND
-@pytest.mark.usefixtures("nothing_prepared")
-def test_threads_prepare_and_repeat_calls_at_the_same_time(device: torch.device, sample: Sample) -> None:
+@pytest.mark.usefixtures("no_calls")
+def test_threads_make_and_repeat_calls_at_the_same_time(device: torch.device, sample: Sample) -> None:
     def work(_: int) -> None:
         for cols in (5, 16, 5):
             tensors = sample.leaves(3, cols, device=device)
@@ -228,7 +172,7 @@ def test_a_launch_makes_its_device_current_if_there_are_several(backend: Any) ->
         registry.unregister("several")
 
 
-@pytest.mark.usefixtures("nothing_prepared")
+@pytest.mark.usefixtures("no_calls")
 @pytest.mark.parametrize("make", [None, lambda *_: torch.empty(2, 3, device="meta"), lambda *_: torch.empty(3, 2).T])
 def test_results_are_allocated_without_torchs_private_allocator(
     make: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -245,13 +189,3 @@ def test_results_are_allocated_without_torchs_private_allocator(
 
 def test_dtype_name_has_no_prefix() -> None:
     assert [dtype_name(dtype) for dtype in (torch.float16, torch.int64)] == ["float16", "int64"]
-
-
-def test_a_scale_of_nan_is_prepared_once(device: torch.device) -> None:
-    x = torch.randn(4, 6, device=device)
-    context = device_context(x.device)
-    tridal.softmax(x, scale=float("nan"))
-    before = len(context.runs)
-    for _ in range(3):
-        assert tridal.softmax(x, scale=float("nan")).isnan().all()
-    assert len(context.runs) == before

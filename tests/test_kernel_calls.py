@@ -1,8 +1,8 @@
-"""The launch engine: constants, outputs, layouts of the inputs, and the cache of prepared launches."""
+"""Calls of kernels: constants, outputs, layouts of the inputs, and the calls that are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +11,10 @@ import torch
 import tridal
 from tridal.devices.types import Backend
 from tridal.errors import ShapeError
+from tridal.ops import NoKernel
 from tridal.pytorch.device_context import DeviceContext, device_context
-from tridal.pytorch.path.prepared_kernels import Launch, prepare_kernel
+from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel
+from tridal.pytorch.path.run_source import KernelUse
 
 pytest.importorskip("triton")
 
@@ -21,6 +23,7 @@ import triton.language as tl
 
 import row_tensors
 from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.runtime.specialization import KernelCall
 
 F32 = torch.float32
 
@@ -62,8 +65,11 @@ def run_kernel(
     context: DeviceContext, kernel: RowKernel, dim: int, inputs: tuple[torch.Tensor, ...], *arguments: Any,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...] | None:  # fmt: skip
-    prepared = prepare_kernel(context, Launch(kernel, dim, *arguments), inputs, () if out is None else (out,))
-    return None if prepared is None else prepared.run(*(inputs if out is None else (out, *inputs)))
+    given = () if out is None else (out,)
+    try:
+        return launch_kernel(context, KernelUse(kernel, dim, *arguments), len(given), *given, *inputs)
+    except NoKernel:
+        return None
 
 
 def run(context: DeviceContext, kernel: RowKernel, *inputs: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, ...]:
@@ -198,13 +204,30 @@ def test_wrong_shape_is_refused_before_a_kernel_reads_beyond_the_end(
     assert str(raised.value).endswith(f" of {first}, which has the shape (5, 4096) and rows along dim 1")
 
 
-def test_equal_descriptions_share_a_prepared_launch(context: DeviceContext, device: torch.device) -> None:
-    kernel = row_tensors.CROSS_ENTROPY_BACKWARD
-    context.runs.clear()
-    for rows, cols, entries in ((65, 37, 1), (65, 37, 1), (68, 37, 1), (69, 37, 2), (68, 38, 3)):
-        x, dy = torch.randn(rows, cols, device=device), torch.rand(rows, device=device)
-        run(context, kernel, x, dy, dy, torch.zeros(rows, dtype=torch.int64, device=device))
-        assert sum(map(len, context.runs.values())) == entries
+LIKE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plain": torch.clone,
+    "rows": lambda x: x[:4],
+    "columns": lambda x: x[:, :47].contiguous(),
+    "float16": torch.Tensor.half,
+    "strides": lambda x: x.t().contiguous().t(),
+    "unaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+    "negative": lambda x: torch._neg_view(-x),
+    "batch invariant": torch.clone,
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_a_launch_computes_only_tensors_like_its_own(
+    planned: list[KernelCall], context: DeviceContext, device: torch.device, name: str
+) -> None:
+    kernel, x = RowKernel("more", __name__, ("x",), (), ("one_more",)), torch.randn(5, 48, device=device)
+    for kind in ("plain", name) * 2:
+        given = LIKE[kind](x)
+        with tridal.use(batch_invariant=kind == "batch invariant"):
+            found = run_kernel(device_context(device), kernel, 1, (given,), (F32,))
+        assert found is not None
+        assert torch.equal(found[0], given.float() + 1)
+    assert len(planned) == 1 + (name != "plain")
 
 
 def test_torch_computes_empty_and_unsupported_tensors(context: DeviceContext, device: torch.device) -> None:
@@ -213,18 +236,18 @@ def test_torch_computes_empty_and_unsupported_tensors(context: DeviceContext, de
     assert run_kernel(context, row_tensors.CROSS_ENTROPY_BACKWARD, 1, (x, dy, dy, index), (F32,)) is None
     with tridal.use(fallback="torch"):
         plain = device_context(device)
-        wide = torch.randn(2, 3, device=device).to(torch.float8_e5m2)
-        inputs = (wide, dy[:0], dy[:0], index)
+        narrow, dy = torch.randn(2, 3, device=device).to(torch.float8_e5m2), torch.rand(2, device=device)
+        inputs = (narrow, dy, dy, torch.zeros(2, dtype=torch.int64, device=device))
         assert run_kernel(plain, row_tensors.CROSS_ENTROPY_BACKWARD, 1, inputs, (F32,)) is None
 
 
 def test_absent_arguments_and_results_keep_their_places(context: DeviceContext, device: torch.device) -> None:
     x, residual = torch.randn(2, 3, 40, device=device).unbind()
     kernel = row_tensors.RMS_NORM.bind(weight=None).writing("residual_sum", "inverse_root")
-    launch = Launch(kernel, 1, (F32, F32), (1e-5,), takes=(0, None, 1), returns=(None, 0, 1))
-    prepared = prepare_kernel(context, launch, [x, residual])
-    assert prepared is not None
-    absent, total, root = prepared.run(x, None, residual)
+    use = KernelUse(kernel, 1, (F32, F32), (1e-5,), takes=(0, None, 1), returns=(None, 0, 1))
+    found = kernel_call(context, use, [x, residual])
+    assert found is not None
+    absent, total, root = found.run(x, None, residual)
     assert absent is None
     assert torch.equal(total, x + residual)
     torch.testing.assert_close(root, (total.square().mean(1) + 1e-5).rsqrt())
@@ -234,9 +257,9 @@ def test_absent_arguments_and_results_keep_their_places(context: DeviceContext, 
 def test_the_first_input_is_cast(context: DeviceContext, device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randint(-9, 9, (3, 40), device=device).to(dtype)
     kernel = RowKernel("more", __name__, ("x",), (), ("one_more",))
-    prepared = prepare_kernel(context, Launch(kernel, 1, (F32,), cast=F32), [x])
-    assert prepared is not None
-    assert torch.equal(prepared.run(x)[0], x.float() + 1)
+    found = run_kernel(context, kernel, 1, (x,), (F32,), (), F32)
+    assert found is not None
+    assert torch.equal(found[0], x.float() + 1)
 
 
 @triton.jit

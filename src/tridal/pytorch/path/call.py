@@ -1,0 +1,131 @@
+"""`Call` computes all tensors with the same key, in a forward or a backward. `CALLS` is the one dict of all calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from tridal.devices import registry
+from tridal.devices.settings import current
+from tridal.ops.op import Op
+from tridal.pytorch.bounded_cache import BoundedCache
+from tridal.pytorch.device_context import DeviceContext, device_context
+from tridal.pytorch.path.keys import backward_key_function, most_rows
+from tridal.pytorch.path.state import records_gradient
+
+Tensor = torch.Tensor
+Results: TypeAlias = tuple[Tensor | None, ...]
+Key: TypeAlias = tuple[Any, ...]
+
+CALLS: BoundedCache[Key, Call] = BoundedCache(4096)
+"""The calls by their keys, see `tridal.pytorch.path.keys`."""
+registry.on_change(CALLS.clear)
+
+
+class Call:
+    """Computes all tensors with the same key. It holds no tensor of the call that it was made for."""
+
+    __slots__ = (
+        "absent", "any_rows", "backward_key", "by_kernels", "compute", "differentiable", "inputs", "mask", "numbers",
+        "op", "overwrites", "results", "run", "saved", "saved_numbers", "settings",
+    )  # fmt: skip
+
+    run: Callable[..., Any]
+    """run(*tensors) returns a tuple of the results of a registered op, or of its gradient; None for those that are not
+    needed. If the function returns one result, and autograd does not record the call, it returns this result."""
+    any_rows: bool
+    """Whether it computes all numbers of rows that have the same key."""
+    compute: Callable[..., Any]
+    """compute(*tensors) returns what the public function returns, and records the call in autograd if it has to."""
+
+    by_kernels: bool
+    """Whether kernels compute it. If not, torch does."""
+
+    def __init__(self, run: Callable[..., Any], any_rows: bool = False, by_kernels: bool = True) -> None:
+        self.run = self.compute = run
+        self.any_rows, self.by_kernels = any_rows, by_kernels
+
+    def add_gradient(self, op: Op, arguments: tuple[Any, ...], results: int, overwrites: bool = False) -> None:
+        """Sets the attributes that the autograd node reads.
+
+        Args:
+            arguments: those of the registered op.
+            results: how many results the function returns. These are the first ones.
+            overwrites: whether a backward that is computed once may overwrite the saved tensors.
+        """
+        tensors, index = op.signature.tensors_of(arguments), op.tensor_gradient_index
+        self.op, self.results, self.overwrites, self.settings = op, results, overwrites, current()
+        self.numbers = op.signature.numbers_of(arguments)
+        needed = [op.differentiable_results > 0 and records_gradient(tensor) for tensor in tensors]
+        self.mask = _output_mask(index, needed)
+        self.differentiable = _differentiable_results(op, self.mask)
+        pairs = zip(tensors, needed, index, strict=True)
+        self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in pairs]
+        self.absent = (None,) * (op.differentiable_results - results)
+        self.saved_numbers: Sequence[Any] = ()
+        self.saved: Callable[..., Sequence[Tensor | None]] = self._save
+        """saved(tensors, results) returns the tensors that the gradient needs. The first call may replace it."""
+        self.backward_key: Callable[..., Key] | None = None
+
+    def _save(self, tensors: Sequence[Tensor | None], results: Results) -> Sequence[Tensor | None]:
+        """Returns the tensors that the gradient needs. Replaces `saved` by a faster function if these are among the
+        given ones, and are no views of them."""
+        distinct: list[Any] = [t if t is None else t.view_as(t) for t in tensors]  # one tensor may be given twice
+        arguments = self.op.signature.joined(tuple(distinct), self.numbers)
+        found, self.saved_numbers = self.op.save(arguments, results)
+        # Autograd saves no tensor of inference mode, so `Op.save` copies them.
+        place = "t.clone() if (t := tensors[{}]).is_inference() else t"
+        places = {id(tensor): place.format(index) for index, tensor in enumerate(distinct) if tensor is not None}
+        places |= {id(tensor): f"results[{index}]" for index, tensor in enumerate(results) if tensor is not None}
+        places[id(None)] = "None"
+        if all(id(tensor) in places for tensor in found):
+            text = f"lambda tensors, results: ({''.join(f'({places[id(t)]}), ' for t in found)})"
+            self.saved = eval(text)
+            return self.saved(tensors, results)
+        return self.op.save(self.op.signature.joined(tuple(tensors), self.numbers), results)[0]
+
+    def key_of_backward(self, *tensors: Tensor | None) -> Key:
+        """Returns the key of a backward with these gradients and saved tensors. Raises `NO_KEY` if it has none."""
+        if self.backward_key is None:
+            signature = self.op.gradient_signature
+            main = tensors[signature.tensors.index(signature.main)]
+            assert main is not None
+            named = dict(zip([signature.names[i] for i in signature.numbers], self.saved_numbers, strict=False))
+            dims = named.get("dims", 1)
+            dim = named.get("dim", -1 if signature.dim is None else signature.dim)
+            any_rows = signature.any_rows and dim in (-1, main.dim() - 1)
+            count = self.op.differentiable_results
+            absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None and index >= count)
+            self.backward_key = backward_key_function(signature, any_rows, dims, count, absent)
+        return self.backward_key(self, *tensors)
+
+
+def store(key: Key, call: Call, context: DeviceContext) -> None:
+    """Stores a call with its key. `context` is the one that the call was made for.
+
+    A call is not stored if it computes only some numbers of rows with this key, or if another thread has changed the
+    registry since `context` was looked up.
+    """
+    if most_rows(key) is not None and not call.any_rows:
+        return
+    if device_context(context.device) is context:
+        CALLS[key] = call
+        if device_context(context.device) is not context:
+            CALLS.pop(key, None)
+
+
+def _output_mask(gradient_index: Sequence[int], needed: Sequence[bool]) -> list[bool]:
+    """Returns the `output_mask` of a backward. `needed` tells for each tensor of the op if it needs a gradient."""
+    mask = [False] * (max(gradient_index) + 1)
+    for need, position in zip(needed, gradient_index, strict=True):
+        if need and position >= 0:
+            mask[position] = True
+    return mask
+
+
+def _differentiable_results(op: Op, mask: Sequence[bool]) -> int:
+    """Returns how many results depend on the tensors whose gradients `mask` selects. These are the first ones."""
+    depends = op.fills_gradients or any(mask[:1]) or op.arguments[0].role == "whole"
+    return op.differentiable_results if depends else 1

@@ -1,0 +1,42 @@
+"""The table of the ops that are registered in `torch.ops.tridal`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tridal.errors import PluginError
+from tridal.ops.op import Op
+from tridal.pytorch.path.call import Results
+
+DEFINED: dict[str, Op] = {}
+"""The registered ops by name, in their newest declaration."""
+OVERLOADS: dict[str, str] = {}
+"""The overloads of registered ops that are not the default one. Each schema of an op that is declared again has one."""
+
+
+def overload(name: str) -> Any:
+    """Returns the registered op with this name, as an `OpOverload`."""
+    return getattr(getattr(torch.ops.tridal, name), OVERLOADS.get(name, "default"))
+
+
+def check_newest(op: Op) -> None:
+    """Raises PluginError if an op has been declared again."""
+    newest = DEFINED.get(op.name)
+    if newest is not None and newest is not op:
+        raise PluginError(f"op {op.name!r} was declared again: use the function of its newest declaration")
+
+
+def as_tuple(results: Any) -> Results:
+    """Returns the results of a registered op as a tuple."""
+    return (results,) if isinstance(results, torch.Tensor) else results
+
+
+def has_gradient(op: Op, arguments: Sequence[Any]) -> bool:
+    """Returns whether the op's gradient covers all tensors that require one. It does not cover a mask, for example."""
+    if op.gradient is None:
+        return False
+    pairs = zip(arguments, op.gradient_index, strict=True)
+    return all(index >= 0 for a, index in pairs if isinstance(a, torch.Tensor) and a.requires_grad)

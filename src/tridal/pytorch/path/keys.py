@@ -1,0 +1,255 @@
+"""The keys of calls: calls with equal keys are computed by one `Call`.
+
+A key holds everything that decides how a call is computed. The source of the code that makes a key is generated,
+because a loop over the tensors takes twice the time. The code raises an exception if a call has no key: for subclasses
+of torch.Tensor, in modes, transforms and tracers, and for tensors without memory.
+
+A key has these parts:
+
+- the function, the settings, whether autograd records the call, and the state of autocast;
+- of each tensor: sizes, strides, dtype, device, class, the bits of the address that decide its alignment, the negative
+  bit, and whether it requires a gradient;
+- of each other argument: its value and its type.
+
+The number of rows is rounded (`row_bucket`) if rows run along the last dims of a contiguous tensor, or of a matrix with
+contiguous rows. All other sizes and strides are exact. Whether the number of rows is a multiple of 16 is a part where
+kernels depend on it. Modes that only torch's functions read, such as the deterministic mode, are not in the key.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from tridal.devices.problem import EXACT_ROWS, row_bucket
+from tridal.devices.settings import current
+from tridal.devices.types import ALIGNMENT
+from tridal.ops.signature import Signature
+from tridal.pytorch.torch import private
+from tridal.runtime.specialization import ADDRESS_BITS
+
+NO_KEY = Exception
+"""What the code raises for a call without a key. An argument of any type may be given, whose methods raise anything."""
+_SIZES = (tuple, list, torch.Size)
+VALUES = (int, float, bool, str, type(None), torch.dtype)
+"""The types of the arguments in a key. Their values do not change."""
+
+
+class Described(NamedTuple):
+    """The code that describes the tensors of a call."""
+
+    lines: list[str]
+    """Statements. They raise an exception if a tensor has no description."""
+    parts: list[str]
+    """Expressions, the parts of a key. The first one is the rounded number of rows, or None."""
+    added: list[str] = []  # noqa: RUF012
+    """Statements that add parts to the tuple `key`."""
+
+
+def describe(
+    signature: Signature, names: Sequence[str], optional: frozenset[str], flexible: str, dims: str = "1",
+    gradients: int = 0,
+) -> Described:  # fmt: skip
+    """Returns the code that describes tensors.
+
+    Args:
+        signature: has the roles of the tensors.
+        names: the tensors of the signature, in order. They are names in the code, and empty for absent ones.
+        optional: the names of those that may be None.
+        flexible: an expression with `shape`, that of the main tensor: whether rows run along its last dims, and any
+            number of them is computed alike.
+        dims: an expression for the number of dims of a row.
+        gradients: how many of the tensors are the gradients of a backward, whose tensors require no gradient. Only
+            these may be batches of torch's legacy vmap.
+    """
+    main = names[signature.tensors.index(signature.main)]
+    roles = {name: signature.arguments[index].role for name, index in zip(names, signature.tensors, strict=True)}
+    roles.pop("", None)
+    plain = "({0}_class := {0}.__class__) is not Tensor and {0}_class is not Parameter"
+    checks = {name: f"if {plain.format(name)}: no_key()" for name in roles}
+    checks |= {name: f"if batched({name}) or {plain.format(name)}: no_key()" for name in names[:gradients]}
+    lines = [checks[name] for name in roles if name not in optional]
+    # Steps may depend on whether the rows are a multiple of 16. So do kernels that merge 16 rows, see `merges_rows`.
+    has_multiple = signature.steps is not None or (signature.kernel is not None and not signature.kernel.statistics)
+    lines += _rows(main, roles, flexible, dims, has_multiple)
+    added: list[str] = []
+    parts = ["rows", "sizes", *["multiple"] * has_multiple, "len(shape)", "strides"]
+    for name, role in roles.items():
+        strides = f"{name}.is_contiguous() or ({name}.stride(), {name}.shape)"
+        found = [] if name == main else [_shape(name, role), strides]
+        # A process has one type of accelerators, so an index, or -1 for the CPU, is a device.
+        found += [f"{name}.get_device()", f"{name}.dtype", f"{name}_class"]
+        found += [f"({name}.data_ptr() or no_key()) & {ADDRESS_BITS}", f"{name}.is_neg()"]
+        found += [f"recording and {name}.requires_grad and not inference()"] * (not gradients)
+        if name in optional:  # an absent tensor adds nothing to the key, and costs nothing
+            number = len(added)
+            added += [f"if {name} is not None:", f"    {checks[name]}"]
+            added += [f"    key += ({number}, {', '.join(found)})"]
+        else:
+            parts += found
+    parts.append(f"any_autocast() and autocast({main}.device)")
+    return Described(lines, parts, added)
+
+
+def _rows(main: str, roles: Mapping[str, Any], flexible: str, dims: str, has_multiple: bool) -> list[str]:
+    """Returns the code that describes the sizes of the main tensor, as `shape`, `rows`, `sizes` and `leading`."""
+    one = dims == "1"
+    lines = [
+        f"shape, strides = {main}.shape, {main}.is_contiguous() or {main}.stride()",
+        f"if ({flexible}) and len(shape) > {dims} and (",
+        "    strides is True or (len(shape) == 2 and strides[1] == 1) or not any(strides)",
+        "):",
+        f"    sizes = {'' if one else 'cols = '}shape[-1]",
+        *[f"    if {dims} > 1: sizes, cols = shape[-{dims}:], shape[-{dims}:].numel()"] * (not one),
+        f"    rows = {main}.numel() // {'sizes' if one else 'cols'}",
+    ]
+    rounds = f"if rows > {EXACT_ROWS}: rows = row_bucket(rows, {'sizes' if one else 'cols'})[1]"
+    if has_multiple:
+        cols = "sizes" if one else "cols"
+        lines.append(f"    multiple = rows % {ALIGNMENT} == 0")
+        lines.append(f"    if multiple and {cols} % {ALIGNMENT}:")  # the bucket is that of the merged rows
+        lines.append(f"        rows = row_bucket(rows // {ALIGNMENT}, {cols} * {ALIGNMENT})[1] * {ALIGNMENT}")
+        rounds = f"el{rounds}"
+    lines.append(f"    {rounds}")
+    of_rows = any(role in ("row", "index") or callable(role) for role in roles.values())
+    lines += [f"    leading = shape[:-{dims}]"] * of_rows
+    return [*lines, "else:", "    rows, sizes, multiple, leading = None, shape, False, None"]
+
+
+def _shape(name: str, role: Any) -> str:
+    """Returns the expression for the shape of a tensor that is not the main one."""
+    of_row = f"2 if {name}.shape == leading else {name}.shape"
+    if role == "element":
+        return f"{name}.shape == shape or {name}.shape"
+    if callable(role):
+        return f"1 if {name}.shape == shape else {of_row}"
+    return of_row if role in ("row", "index") else f"{name}.shape"
+
+
+def of_thread(function: str, recording: bool = True) -> Described:
+    """Returns the code that describes the function and the thread. `function` is the expression of the function.
+
+    With `recording`, the code sets the variable `recording`: whether autograd is enabled. Without it, the code is that
+    of a backward, which has the settings of its forward.
+    """
+    active = "function_modes() or dispatch_modes() or transforms_active() or forward_ad._current_level >= 0"
+    lines = [f"if {active} or tracing_state() is not None: no_key()"]
+    if not recording:
+        return Described([*lines, "if grad_enabled(): no_key()"], [function])
+    return Described([*lines, "recording = grad_enabled()"], [function, "current()", "recording"])
+
+
+def of_options(parameters: Sequence[Any], scope: dict[str, Any]) -> list[str]:
+    """Returns the parts of a key for arguments that are neither tensors nor sizes. Adds their defaults to the scope."""
+    parts = []
+    for parameter in parameters:
+        name = parameter.name
+        if parameter.default is parameter.empty:
+            parts += [name, f"{name}.__class__"]
+        else:  # most calls have the default, and `is` is faster than the value and its type
+            scope[f"default_{name}"] = parameter.default
+            parts.append(f"None if {name} is default_{name} else ({name}, {name}.__class__)")
+    return parts
+
+
+def of_sizes(name: str) -> Described:
+    """Returns the code for an argument that is a sequence of ints, as `normalized_shape` is."""
+    types = f"{name}[0].__class__ if len({name}) == 1 else tuple(map(type, {name}))"
+    values = f"{name} if {name}.__class__ is tuple else tuple({name})"
+    return Described([f"if {name}.__class__ not in SIZES: no_key()"], [values, types])
+
+
+def scope() -> dict[str, Any]:
+    """Returns the names that the generated code uses, with their values."""
+    return {
+        "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "no_key": no_key, "current": current,
+        "function_modes": private.function_modes, "dispatch_modes": private.dispatch_modes,
+        "transforms_active": private.transforms_active, "tracing_state": private.tracing_state,
+        "forward_ad": private.FORWARD_AD, "grad_enabled": torch.is_grad_enabled,
+        "inference": torch.is_inference_mode_enabled, "any_autocast": private.any_autocast, "autocast": _autocast,
+        "batched": private.is_batched_gradient, "row_bucket": row_bucket, "SIZES": _SIZES,
+    }  # fmt: skip
+
+
+def most_rows(key: tuple[Any, ...] | None) -> int | None:
+    """Returns the largest number of rows with a key, or None if all sizes in it are exact or the call has no key."""
+    return None if key is None else key[0]
+
+
+def no_key() -> NoReturn:
+    """Raises the exception of a call without a key."""
+    raise TypeError
+
+
+def _autocast(device: torch.device) -> Any:
+    """Returns the dtype of autocast on a device, or False if it is not enabled."""
+    kind = device.type
+    return private.autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def key_function(signature: Signature) -> Callable[..., tuple[Any, ...]]:
+    """Returns key(what, *arguments), the key of a call of a registered op. `what` is a part of the key.
+
+    The caller has made sure that no mode and no transform has to see the call.
+
+    Raises:
+        TypeError: the call has no key.
+    """
+    names = [f"a{index}" for index in range(len(signature.arguments))]
+    numbers = [names[index] for index in signature.numbers]
+    flexible, dims = rows_along(signature, dict(zip(signature.names, names, strict=True)))
+    tensors = [names[index] for index in signature.tensors]
+    optional = frozenset(names[index] for index in signature.tensors if signature.arguments[index].optional)
+    found, thread = describe(signature, tensors, optional, flexible, dims), of_thread("what")
+    values = [f"tuple({n}) if {n}.__class__ is list else {n}" for n in numbers]
+    parts = [*found.parts, *thread.parts, *values, *(f"{n}.__class__" for n in numbers)]
+    return _compiled(", ".join(["what", *names]), [*thread.lines[1:], *found.lines], parts, found.added)
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_key_function(
+    signature: Signature, any_rows: bool, dims: int, gradients: int, absent: tuple[int, ...]
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns key(call, *tensors), the key of the backward of a call.
+
+    Args:
+        signature: that of the op's gradient.
+        any_rows: whether rows run along the last dims, and any number of them is computed alike.
+        dims: the number of dims of a row.
+        gradients: how many of the tensors are gradients. These are the first ones, and may be None in some calls.
+        absent: the indices of the tensors that are None in all calls.
+    """
+    parameters = [f"a{index}" for index in signature.tensors]
+    names = ["" if index in absent else name for index, name in enumerate(parameters)]
+    optional = frozenset(
+        n for n, i in zip(names[:gradients], signature.tensors, strict=False) if signature.arguments[i].optional
+    )
+    found = describe(signature, names, optional, str(any_rows), str(dims), gradients)
+    thread = of_thread("call", recording=False)
+    parts = [*found.parts, *thread.parts]
+    return _compiled(", ".join(["call", *parameters]), [*thread.lines, *found.lines], parts, found.added)
+
+
+def _compiled(
+    parameters: str, lines: Sequence[str], parts: Sequence[str], added: Sequence[str]
+) -> Callable[..., tuple[Any, ...]]:
+    names = scope()
+    body = "\n    ".join([*lines, f"key = ({', '.join(parts)})", *added, "return key"])
+    exec(f"def key({parameters}):\n    {body}\n", names)
+    return names["key"]  # type: ignore[no-any-return]
+
+
+def rows_along(signature: Signature, names: dict[str, str]) -> tuple[str, str]:
+    """Returns the expressions `flexible` and `dims` of `describe`. `names` are those of arguments in the code."""
+    conditions = [] if signature.any_rows else ["False"]
+    if "dim" in names:
+        conditions.append(f"({names['dim']} == -1 or {names['dim']} == len(shape) - 1)")
+    elif signature.dim is not None and signature.dim >= 0:
+        conditions.append(f"len(shape) == {signature.dim + 1}")
+    conditions += [f"{names[name]} is None" for name in ("mask",) if name in names]
+    conditions += [f"{names[name]} is False" for name in ("causal",) if name in names]
+    return " and ".join(conditions) or "True", names.get("dims", "1")

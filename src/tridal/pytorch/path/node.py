@@ -1,0 +1,92 @@
+"""The autograd node of all calls. Kernels compute its backward.
+
+For higher-order and forward-mode derivatives, torch differentiates the op's reference or gradient. The node derives
+from `private.Node`, which costs a quarter less than torch.autograd.Function. It does not support torch.func transforms:
+it runs where no transform is active, or in `private.single_level`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tridal.devices.settings import restored
+from tridal.pytorch.device_context import device_context
+from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
+from tridal.pytorch.path.defined import as_tuple, check_newest, overload
+from tridal.pytorch.path.keys import NO_KEY, most_rows
+from tridal.pytorch.path.op_calls import make_call
+from tridal.pytorch.path.state import is_plain
+from tridal.pytorch.torch import private
+
+Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+class CallNode(private.Node):
+    """The node of a call: apply(call, *tensors). It returns the results of the function."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> Any:
+        """Runs the call and saves what its gradient needs."""
+        count = call.results
+        results = call.run(*tensors)
+        ctx.save_for_backward(*call.saved(tensors, results))
+        ctx.call = call
+        ctx.set_materialize_grads(call.op.fills_gradients)
+        if count == 1:
+            return results[0]
+        if call.differentiable < count:
+            ctx.mark_non_differentiable(*(t for t in results[call.differentiable : count] if t is not None))
+        return results[:count]
+
+    @staticmethod
+    @private.skip_frames
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Returns the gradients of the tensors that need one."""
+        call = ctx.call
+        if grads[0] is None and all(grad is None for grad in grads):
+            return (None,) * (1 + len(call.inputs))
+        tensors = (*grads[: call.op.differentiable_results], *call.absent, *ctx.saved_tensors)
+        results = _gradients(call, tensors)
+        return None, *(
+            None if p < 0 or (t := results[p]) is None else t if t.dtype is dtype else t.to(dtype)
+            for p, dtype in call.inputs
+        )
+
+
+def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
+    """Returns the results of the gradient. `tensors` are the gradients of the results and the saved tensors.
+
+    The gradient is computed with the settings of the forward.
+    """
+    key = found = None
+    if not _compiling():
+        try:
+            key = call.key_of_backward(*tensors)
+            found = CALLS.get(key)
+        except NO_KEY:
+            key = None
+    return _other_gradients(call, tensors, key) if found is None else found.run(*tensors)
+
+
+def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | None) -> Results:
+    """Computes a gradient whose key is None or new: by a new call, which is stored, or by the registered op."""
+    op, signature = call.op, call.op.gradient_signature
+    arguments = (*tensors, *call.saved_numbers, *[call.mask] * (len(op.gradient_groups) > 1))
+    check_newest(op)
+    if _compiling():  # compiled autograd traces the backward
+        return as_tuple(overload(signature.name)(*arguments))
+    given = [tensor for tensor in tensors if tensor is not None]
+    with restored(call.settings):
+        alone = all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
+        if torch.is_grad_enabled() or private.needs_dispatcher() or not alone:
+            return as_tuple(overload(signature.name)(*arguments))
+        context = device_context(given[0].device)
+        overwrites = call.overwrites and not private.keeps_graph()
+        made = make_call(op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)
+        if key is not None and op.prepares:
+            store(key, made, context)
+        return made.run(*tensors)  # type: ignore[no-any-return]
