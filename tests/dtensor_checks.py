@@ -179,6 +179,33 @@ def gradients_with_other_placements(mesh: DeviceMesh) -> None:
 
 
 @check
+def ranks_rotate_their_shards(mesh: DeviceMesh) -> None:
+    """Shards of the batch, the heads or the length stay where they are. cos and sin may be plain tensors."""
+    torch.manual_seed(0)
+    query, key = (torch.randn(2, heads, 6, 4, dtype=torch.float64) for heads in (4, 2))
+    batches = torch.randn(2, 2, 6, 4, dtype=torch.float64), torch.randn(2, 6, 4, dtype=torch.float64)
+    whole = [Replicate()]
+    kinds = [*itertools.product(map(Shard, range(3)), whole), (Shard(3), whole[0]), (whole[0], Shard(1))]
+    kinds += [(Shard(d), Shard(d)) for d in range(3)]
+    for placements, (cos, sin), plain in itertools.product(kinds, batches, (True, False)):
+        leaves = [x.clone().requires_grad_() for x in (query, key)]
+        expected = tridal.rotary_embedding(*leaves, cos, sin)
+        wanted = torch.autograd.grad([y.sin().sum() for y in expected], leaves)
+        shards = [
+            distribute_tensor(x, mesh, [p]).requires_grad_() for x, p in zip((query, key), placements, strict=True)
+        ]
+        factors = (cos, sin) if plain else tuple(distribute_tensor(x, mesh, whole) for x in (cos, sin))
+        with ExchangedBytes() as exchanged:
+            found = tridal.rotary_embedding(*shards, *factors)
+        gathers = Shard(3) in placements
+        assert (exchanged.bytes > 0) == gathers, placements
+        assert [y.placements for y in found] == [(whole[0] if p == Shard(3) else p,) for p in placements]
+        grads = torch.autograd.grad([y.sin().sum() for y in found], shards)
+        for tensor, exact in zip((*found, *grads), (*expected, *wanted), strict=True):
+            assert_close(tensor.full_tensor(), exact.detach())
+
+
+@check
 def partial_input_is_reduced_first(mesh: DeviceMesh) -> None:
     for sample in OPS.values():
         torch.manual_seed(dist.get_rank())

@@ -83,8 +83,8 @@ class Sample(NamedTuple):
     @property
     def differentiable(self) -> list[str]:
         """The names of the tensors for which the op has a gradient."""
-        names = [argument.name for argument in self.op.arguments if argument.differentiable]
-        return [name for name in names if name == "input" or self.roles.get(name, "index") != "index"]
+        names = [argument.name for argument in self.op.arguments[1:] if argument.differentiable]
+        return ["input", *(name for name in names if self.roles.get(name, "index") != "index")]
 
 
 def like(value: Tensor, x: Tensor) -> Tensor:
@@ -187,14 +187,21 @@ def _swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
     return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
 
 
-def _rotary_of_columns(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> Tensor:
-    """The halves are two columns: the tensors, and twice the same."""
-    halves = (torch.stack((tensor, 2 * tensor)) for tensor in (input, cos, sin))
-    return FUNCTIONS["rotary_embedding"](*halves, dim=0, **options)[0]  # type: ignore[no-any-return]
+def _rotary_of_elements(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """The halves are an element and twice the same. The key is half the query."""
+
+    def pairs(x: Tensor) -> Tensor:
+        found = torch.stack((x, 2 * x), -1)
+        return found.flatten(0, -3) if x.dim() > 1 else found.view(1, -1, 2)
+
+    query, *factors = map(pairs, (input, cos, sin))
+    found = tridal.rotary_embedding(query.unsqueeze(1), query.unsqueeze(1) / 2, *factors, **options)
+    return tuple(result[:, 0, :, 0].reshape(input.shape) for result in found)
 
 
-def _rotary(input: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return input * cos - 2 * input * sin
+def _rotary(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    first = input * cos - 2 * input * sin
+    return first, first / 2
 
 
 def _log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,7 +241,7 @@ def _samples() -> dict[str, Sample]:
         "swiglu": _sample(op_named("swiglu"), tridal.swiglu, _swiglu),
         "geglu": _sample(op_named("geglu"), tridal.geglu, _geglu),
         "rotary_embedding": _sample(
-            op_named("rotary_embedding"), _rotary_of_columns, _rotary, roles={"cos": "constant", "sin": "constant"}
+            op_named("rotary_embedding"), _rotary_of_elements, _rotary, roles={"cos": "constant", "sin": "constant"}
         ),
         "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
         "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),

@@ -87,13 +87,12 @@ def test_text_output_describes_the_plan() -> None:
 def test_output_has_the_bucket_and_the_programs_of_the_launch() -> None:
     planned = tridal.plan(100_000, 781, arch="ascend910b")
     assert (planned.programs, planned.launched_programs) == (32, 32)
-    few = tridal.plan(2100, 16, arch="ascend910b")
-    assert (few.programs, few.config.rows, few.launched_programs) == (32, 128, 17)
-    assert few.reason.startswith("planned for 4,096 rows, the bucket of 2,100; ")
+    few = tridal.plan(5, 16, arch="ascend910b")
+    assert (few.programs, few.launched_programs) == (32, 5)
+    assert tridal.plan(2100, 16, arch="ascend910b").reason.startswith("planned for 2,304 rows, the bucket of 2,100; ")
     assert "planned" not in tridal.plan(4096, 16, arch="ascend910b").reason
-    output = " ".join(plan("2100", "16", "--arch", "ascend910b").split())
-    assert "programs 17, at most 32" in output
-    assert "planned for 4,096 rows, the bucket of 2,100" in output
+    assert "programs 5, at most 32" in " ".join(plan("5", "16", "--arch", "ascend910b").split())
+    assert "planned for 2,304 rows, the bucket of 2,100" in " ".join(plan("2100", "16", "--arch", "ascend910b").split())
 
 
 def test_output_has_the_programs_of_a_row_if_there_are_several() -> None:

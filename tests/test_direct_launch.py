@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,13 +47,15 @@ def make_launcher(flat: bool, scratch: int = 0) -> Any:
 @pytest.mark.parametrize("flat", [True, False])
 def test_a_direct_launch_passes_the_arguments_that_the_launcher_would_pass(flat: bool) -> None:
     launcher = make_launcher(flat)
-    launch = direct_launch(COMPILED, launcher, 7, 2, [99])
-    assert launch is not None
+    launches = direct_launch(COMPILED, launcher, 7, 2, [99])
+    assert launches is not None
     assert launcher.launched == [], "preparing a direct launch launches nothing"
     out, source = torch.zeros(4), torch.zeros(4)
-    for stream in (5, 6):
-        launch(stream, 4, out, source)
-        arguments = (out.data_ptr(), source.data_ptr(), 99)
+    arguments = (out.data_ptr(), source.data_ptr(), 99)
+    given = (launches.by_tensor, (out, source)), (launches.by_address, arguments[:2])
+    for stream, (launch, tensors) in itertools.product((5, 6), given):
+        assert launch is not None
+        launch(stream, 4, *tensors)
         if flat:
             assert launcher.launched[-1] == (7, 1, 1, stream, 1234, False, 4, 1, 0, None, None, None, *arguments)
         else:
@@ -63,11 +66,11 @@ def test_a_direct_launch_passes_the_arguments_that_the_launcher_would_pass(flat:
 @pytest.mark.parametrize("flat", [True, False])
 def test_numbers_that_depend_on_the_rows_are_computed_for_each_launch(flat: bool) -> None:
     launcher = make_launcher(flat)
-    launch = direct_launch(COMPILED, launcher, lambda rows: 3 * rows, 2, [99, lambda rows: rows + 1, 5])
-    assert launch is not None
+    launches = direct_launch(COMPILED, launcher, lambda rows: 3 * rows, 2, [99, lambda rows: rows + 1, 5])
+    assert launches is not None
     out, source = torch.zeros(4), torch.zeros(4)
     for rows in (10, 20):
-        launch(6, rows, out, source)
+        launches.by_tensor(6, rows, out, source)
         passed = launcher.launched[-1]
         assert passed[:5] == (3 * rows, 1, 1, 6, 1234)
         arguments = passed[-5:] if flat else passed[-1]

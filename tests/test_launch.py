@@ -94,7 +94,7 @@ def test_each_kernel_argument_gets_its_own_value(
     device = DeviceProperties("here", "sm_90", 132, target=SM_90)
     # The launch of another number of rows of the bucket serves the call, too, unless there is a mask.
     plan = LaunchPlan(config, programs=64 // config.rows * config.programs_per_row, reason="")
-    launch._bind_compiled(call, plan, device, launch._Numbers(call, plan))(0, rows, *tensors)
+    launch._bind_compiled(call, plan, device, launch._Numbers(call, plan)).by_tensor(0, rows, *tensors)
     if scale_mask.mask is None:
         call = replace(call, layout=replace(call.layout, inner=rows))
     specialization = call.specialize(config)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tridal.library.rotary.functions import factors_of, halves_of, rotary_embedding
+from tridal.library.rotary.functions import rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference
 from tridal.models.forward_names import forward_names, names_in, own_forward
@@ -136,11 +136,10 @@ def _results(
     if heads == 2:
         query, key = query.transpose(1, 2), key.transpose(1, 2)
     options = {} if heads == 1 else {"unsqueeze_dim": heads}
-    factors, promoted, pairs = factors_of(cos, sin, heads), torch.promote_types(dtype, other), []
-    for x, y in zip((query, key), function(query, key, cos, sin, **options), strict=True):
-        ours = row_maths.compute(ROTARY_EMBEDDING, *halves_of(x, factors), -2, promoted, casting)[0]
+    pairs = []
+    results = row_maths.compute(ROTARY_EMBEDDING, query, key, cos, sin, heads, casting)
+    for y, ours in zip(function(query, key, cos, sin, **options), results, strict=True):
         assert ours is not None
-        ours = ours.flatten(-2)
         if y.shape != ours.shape or y.dtype is not ours.dtype:
             given_dtypes = f"for a query of {dtype} with cos and sin of {other}"
             computed = f"{y.dtype} of shape {list(y.shape)}, and tridal.rotary_embedding"

@@ -68,6 +68,7 @@ class Result:
             role "whole", and the strides of a result that is not contiguous.
         gradient: the name of its gradient among the arguments of the op's gradient; None if it has none.
         returned: whether the op's function returns it. The others come last.
+        depends_on: names of the differentiable arguments on which it depends; empty for all.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Result:
     new: Callable[[Named], torch.Tensor] | None = None
     gradient: str | None = None
     returned: bool = True
+    depends_on: tuple[str, ...] = ()
 
 
 def per_element(name: str, *, optional: bool = False, differentiable: bool = True) -> Argument:

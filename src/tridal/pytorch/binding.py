@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,21 +82,32 @@ def bind_kernel(
             raise SettingsError(f"{context.settings.sources['dump']}: dump: {error}") from error
     if merged is not layout:
         prepared = _of_merged_rows(prepared)
-    launch_on = prepared.launch
     if prepared.workspace_slots(kernel_call.layout.rows):
-        launch_on = with_workspace(launch_on, prepared.workspace_slots, context.device)
+        launch_on = with_workspace(prepared.launch, prepared.workspace_slots, context.device)
+        prepared = prepared._replace(launch=launch_on, by_address=None)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
-        launch_on = torch.compiler.disable(launch_on)  # type: ignore[no-untyped-call]
+        prepared = prepared._replace(launch=torch.compiler.disable(prepared.launch))  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
-        return prepared._replace(launch=launch_on)
+        return prepared
 
     guard = backend.guard  # looked up once, because every call uses it
 
-    def guarded(*arguments: Any) -> None:
-        with guard(index):
-            launch_on(*arguments)
+    def guarded(launch_on: Callable[..., None]) -> Callable[..., None]:
+        def launch_guarded(*arguments: Any) -> None:
+            with guard(index):
+                launch_on(*arguments)
 
-    return prepared._replace(launch=guarded)
+        return launch_guarded
+
+    return _with_launches(prepared, guarded)
+
+
+def _with_launches(
+    prepared: launch.PreparedLaunch, change: Callable[[Callable[..., None]], Callable[..., None]]
+) -> launch.PreparedLaunch:
+    """Returns the launch with change(launch) instead of each launch, by tensors and by addresses."""
+    by_address = None if prepared.by_address is None else change(prepared.by_address)
+    return prepared._replace(launch=change(prepared.launch), by_address=by_address)
 
 
 @cached_by_functions
@@ -123,12 +134,15 @@ def merges_rows(kernel: RowKernel, cols: int) -> bool:
 
 def _of_merged_rows(prepared: launch.PreparedLaunch) -> launch.PreparedLaunch:
     """Returns the launch of merged rows as one that takes the number of rows before they were merged."""
-    launch_merged, (first, last) = prepared.launch, prepared.row_range
+    first, last = prepared.row_range
 
-    def launch_on(stream: int, rows: int, *tensors: Any) -> None:
-        launch_merged(stream, rows // ALIGNMENT, *tensors)
+    def merged(launch_merged: Callable[..., None]) -> Callable[..., None]:
+        def launch_on(stream: int, rows: int, *tensors: Any) -> None:
+            launch_merged(stream, rows // ALIGNMENT, *tensors)
 
-    return prepared._replace(launch=launch_on, row_range=(first * ALIGNMENT, last * ALIGNMENT))
+        return launch_on
+
+    return _with_launches(prepared, merged)._replace(row_range=(first * ALIGNMENT, last * ALIGNMENT))
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Count: TypeAlias = Callable[[int], int]
 """count(rows) returns a number of a launch for a number of rows."""
+
+
+class Launches(NamedTuple):
+    """The two ways to launch a kernel."""
+
+    by_tensor: Callable[..., None]
+    """by_tensor(stream, rows, *tensors)"""
+    by_address: Callable[..., None] | None = None
+    """by_address(stream, rows, *addresses), whose addresses are ints; None if the launch needs tensors."""
 
 
 class _Grid(int):
@@ -25,8 +34,8 @@ def direct_launch(
     programs: int | Count,
     pointers: int,
     values: Sequence[int | Count],
-) -> Callable[..., None] | None:
-    """Returns a function launch(stream, rows, *tensors) for a kernel with `pointers` tensor arguments, then `values`.
+) -> Launches | None:
+    """Returns the launches of a kernel with `pointers` tensor arguments, then `values`.
 
     `programs` and `values` are numbers, or functions of `rows`. `launcher` is the driver's launcher class. Returns None
     for an unknown launcher or a kernel with scratch memory.
@@ -54,13 +63,17 @@ def direct_launch(
     # The lambda names each argument, because unpacking a tuple takes 0.3 us more per launch.
     before = {f"before_{index}": value for index, value in enumerate(first)}
     after = {f"after_{index}": value for index, value in enumerate(values)}
-    tensors = [f"tensor_{index}" for index in range(pointers)]
+    given = [f"given_{index}" for index in range(pointers)]
     known = {id(stream): "stream", id(grid): _source("programs", programs)}
     names = [known.get(id(value), name) for name, value in before.items()]
-    last = [*(f"{tensor}.data_ptr()" for tensor in tensors), *(_source(name, value) for name, value in after.items())]
-    names += last if flat else [f"({', '.join(last)},)"]
-    source = f"lambda stream, rows, {', '.join(tensors)}: enter({', '.join(names)})"
-    return eval(source, {"enter": enter, "programs": programs, **before, **after})  # type: ignore[no-any-return]
+    scope = {"enter": enter, "programs": programs, **before, **after}
+
+    def launch(address: str) -> Any:
+        last = [*(f"{name}{address}" for name in given), *(_source(name, value) for name, value in after.items())]
+        passed = [*names, *last] if flat else [*names, f"({', '.join(last)},)"]
+        return eval(f"lambda stream, rows, {', '.join(given)}: enter({', '.join(passed)})", scope)
+
+    return Launches(launch(".data_ptr()"), launch(""))
 
 
 def _source(name: str, value: int | Count) -> str:

@@ -26,7 +26,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import PlanError
 from tridal.runtime import compiler
-from tridal.runtime.direct_launch import Count, direct_launch
+from tridal.runtime.direct_launch import Count, Launches, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_config, check_plan, label
@@ -55,6 +55,8 @@ class PreparedLaunch(NamedTuple):
     column_range: tuple[int, int] | None = None
     """The first and the last number of columns, if it serves several, see `KernelCall.column_range`. `launch` then gets
     a number of columns instead of rows."""
+    by_address: Callable[..., None] | None = None
+    """by_address(stream, rows, *addresses) is the same launch for the addresses of tensors. None: it needs tensors."""
 
 
 _remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
@@ -103,15 +105,18 @@ def prepare(
     """
     launch_plan = plan(call, backend, device, options, store, overrides)
     check_target(backend, device)
-    bind = _bind_interpreted if backend.interpreted else _bind_compiled
     numbers = _Numbers(call, launch_plan)
     try:
-        bound = with_cache(lambda: bind(call, launch_plan, device, numbers))  # Triton compiles its launchers, too
+        if backend.interpreted:
+            launches = Launches(with_cache(lambda: _bind_interpreted(call, launch_plan, device, numbers)))
+        else:  # Triton compiles its launchers, too
+            launches = with_cache(lambda: _bind_compiled(call, launch_plan, device, numbers))
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
     return PreparedLaunch(
-        launch_plan, bound, numbers.workspace_slots, numbers.groups, numbers.row_range, numbers.column_range
-    )
+        launch_plan, launches.by_tensor, numbers.workspace_slots, numbers.groups, numbers.row_range,
+        numbers.column_range, launches.by_address,
+    )  # fmt: skip
 
 
 def plan(
@@ -190,9 +195,7 @@ def _plan_bucket(
     return launch_plan
 
 
-def _bind_compiled(
-    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers
-) -> Callable[..., None]:
+def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers) -> Launches:
     assert device.target is not None
     specialization = call.specialize(launch_plan.config)
     with LOCK:
@@ -216,7 +219,7 @@ def _bind_compiled(
         arguments |= {name: count(rows) for name, count in numbers.scalars.items()}
         run(programs(rows), 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in names])
 
-    return launch
+    return Launches(launch)
 
 
 def _active_driver(triton: ModuleType, device: str, target: Target) -> Any:

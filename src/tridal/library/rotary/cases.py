@@ -8,16 +8,23 @@ from tridal.testing import Case, OpCases, make_values
 
 
 def _tensors(case: Case) -> dict[str, torch.Tensor]:
-    """Returns tensors with two elements along the dim of rows."""
-    shape = [*case.shape]
-    shape[case.dim] = 2
-    factors = {name: make_values("normal", tuple(shape), case.dim, seed) for seed, name in enumerate(("cos", "sin"), 4)}
-    return {"input": make_values(case.values, tuple(shape), case.dim), **factors}
+    """Returns a query whose halves have the shape of the case, and a key with another number of heads."""
+    batch, heads, length, half = (*(1,) * (4 - len(case.shape)), *case.shape)
+    dim = 2 * half
+    shapes: dict[str, tuple[int, ...]] = {"query": (batch, heads, length, dim), "key": (batch, 2, length, dim)}
+    if dict(case.numbers).get("unsqueeze_dim") == 2:
+        shapes = {name: (sizes[0], sizes[2], sizes[1], sizes[3]) for name, sizes in shapes.items()}
+    shapes |= {"cos": (batch, length, dim), "sin": (length, dim)}
+    made = enumerate(shapes.items())
+    return {
+        name: make_values(case.values if name == "query" else "normal", shape, case.dim, seed and seed + 3)
+        for seed, (name, shape) in made
+    }
 
 
 def _is_defined(case: Case) -> bool:
-    """Returns whether a tensor has a dim beside that of the halves."""
-    return case.cast is None and len(case.shape) > 1
+    """Returns whether the case has no more dims than a query."""
+    return case.cast is None and 0 < len(case.shape) <= 4
 
 
 ROTARY = OpCases(tensors=_tensors, is_defined=_is_defined)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
 
-from tridal.errors import ShapeError
-from tridal.library.rotary.rotary import ROTARY_EMBEDDING
-from tridal.ops import check_choice, check_floating, check_tensor, wrong
-from tridal.pytorch import row_function
+from tridal.library.rotary.rotary import NAME, ROTARY_EMBEDDING, check_shapes
+from tridal.ops import check_choice, check_floating, compute
+from tridal.pytorch import (
+    check_tensors,
+    is_distributed,
+    op_function,
+    records_gradient,
+    torch_computes,
+    transforms_active,
+)
 
 Tensor = torch.Tensor
-_NAME = ROTARY_EMBEDDING.name
+_compiling = torch.compiler.is_dynamo_compiling
 
 
+@op_function(ROTARY_EMBEDDING)
 def rotary_embedding(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, unsqueeze_dim: Literal[1, 2] = 1,
+    call: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, unsqueeze_dim: Literal[1, 2] = 1,
     casting: Literal["transformers"] | None = None, stream: Any = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns x * cos + rotated(x) * sin for query and key. rotated(x) is (-second, first), the halves of the last dim.
@@ -47,47 +55,20 @@ def rotary_embedding(
         tensor([[[[-2., -3.,  0.,  1.]]]])
     """
     given = {"query": query, "key": key, "cos": cos, "sin": sin}
+    check_tensors(ROTARY_EMBEDDING.signature, **given)
     for name, tensor in given.items():
-        check_tensor(_NAME, name, tensor)
-        check_floating(_NAME, name, tensor)
-    check_choice(_NAME, "unsqueeze_dim", unsqueeze_dim, (1, 2))
-    check_choice(_NAME, "casting", casting, (None, "transformers"))
-    for name in ("query", "key"):
-        _check_shapes(name, given, unsqueeze_dim)
-    factors = factors_of(cos, sin, unsqueeze_dim)
-    first, second = (
-        _rotary(*halves_of(x, factors), -2, stream=stream, casting=casting or "").flatten(-2) for x in (query, key)
-    )
-    return first, second
+        check_floating(NAME, name, tensor)
+    check_choice(NAME, "unsqueeze_dim", unsqueeze_dim, (1, 2))
+    check_choice(NAME, "casting", casting, (None, "transformers"))
+    check_shapes(given, unsqueeze_dim)
+    tensors = tuple(given.values())
+    # A transform hides the placements of its tensors, and the op's reference computes gradients of cos and sin.
+    if is_distributed(*tensors) and (_compiling() or not transforms_active()) and not records_gradient(cos, sin):
+        from tridal.library.rotary.dtensor import rotate_shards
 
-
-def _check_shapes(name: str, given: dict[str, Tensor], heads: int) -> None:
-    """Checks the shapes of query or key, and those of cos and sin against it."""
-    shape = tuple(given[name].shape)
-    if len(shape) != 4 or shape[3] % 2:
-        raise ShapeError(wrong(_NAME, name, "have four dims, the last one of even size", f"the shape {shape}"))
-    for factor in ("cos", "sin"):
-        shapes = [(*batch, shape[3 - heads], shape[3]) for batch in ((shape[0],), (1,), ())]
-        if tuple(given[factor].shape) not in shapes:
-            expected = f"have the shape {shapes[0]}, {shapes[1]} or {shapes[2]} with {name} of shape {shape}"
-            raise ShapeError(wrong(_NAME, factor, expected, f"{tuple(given[factor].shape)}"))
-
-
-def factors_of(cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Returns views of cos and sin with a dim of size 1 for the heads, and the dims (2, half) instead of the last."""
-    batched = (factor if factor.dim() == 3 else factor.unsqueeze(0) for factor in (cos, sin))
-    first, second = (_split(factor).unsqueeze(heads) for factor in batched)
-    return first, second
-
-
-def halves_of(x: Tensor, factors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns views of x and of the factors, of one shape that ends with (2, half)."""
-    halves = _split(x)
-    return halves, factors[0].expand(halves.shape), factors[1].expand(halves.shape)
-
-
-def _split(x: Tensor) -> Tensor:
-    return torch.unflatten(x, -1, (2, x.shape[-1] // 2))
-
-
-_rotary = row_function(ROTARY_EMBEDDING)
+        options: dict[str, Any] = {"unsqueeze_dim": unsqueeze_dim, "casting": casting}
+        return rotate_shards(functools.partial(rotary_embedding, **options), tensors, unsqueeze_dim)
+    arguments = (*tensors, unsqueeze_dim, casting or "")
+    if torch_computes(NAME, *tensors):
+        return compute(ROTARY_EMBEDDING, *arguments)  # type: ignore[return-value]
+    return call(*arguments, results=2)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from tridal.ops.op import Op
 from tridal.pytorch.bounded_cache import BoundedCache
 from tridal.pytorch.device_context import DeviceContext, device_context
 from tridal.pytorch.path.keys import backward_key_function, most_rows
+from tridal.pytorch.path.run_source import AddressLaunch
 from tridal.pytorch.path.state import records_gradient
 
 Tensor = torch.Tensor
@@ -28,8 +29,8 @@ class Call:
     """Computes all tensors with the same key. It holds no tensor of the call that it was made for."""
 
     __slots__ = (
-        "absent", "any_rows", "backward_key", "by_kernels", "compute", "differentiable", "inputs", "mask", "numbers",
-        "op", "overwrites", "results", "run", "saved", "saved_numbers", "settings",
+        "absent", "any_rows", "backward_key", "by_address", "by_kernels", "compute", "constant", "inputs", "mask",
+        "numbers", "op", "overwrites", "results", "run", "saved", "saved_numbers", "settings",
     )  # fmt: skip
 
     run: Callable[..., Any]
@@ -43,9 +44,15 @@ class Call:
     by_kernels: bool
     """Whether kernels compute it. If not, torch does."""
 
-    def __init__(self, run: Callable[..., Any], any_rows: bool = False, by_kernels: bool = True) -> None:
+    by_address: AddressLaunch | None
+    """The launch of a kernel that needs only addresses, and does nothing else."""
+
+    def __init__(
+        self, run: Callable[..., Any], any_rows: bool = False, by_kernels: bool = True,
+        by_address: AddressLaunch | None = None,
+    ) -> None:  # fmt: skip
         self.run = self.compute = run
-        self.any_rows, self.by_kernels = any_rows, by_kernels
+        self.any_rows, self.by_kernels, self.by_address = any_rows, by_kernels, by_address
 
     def add_gradient(self, op: Op, arguments: tuple[Any, ...], results: int, overwrites: bool = False) -> None:
         """Sets the attributes that the autograd node reads.
@@ -60,7 +67,7 @@ class Call:
         self.numbers = op.signature.numbers_of(arguments)
         needed = [op.differentiable_results > 0 and records_gradient(tensor) for tensor in tensors]
         self.mask = _output_mask(index, needed)
-        self.differentiable = _differentiable_results(op, self.mask)
+        self.constant = _constant_results(op, self.mask, results)
         pairs = zip(tensors, needed, index, strict=True)
         self.inputs = [(p, t.dtype) if t is not None and need else (-1, None) for t, need, p in pairs]
         self.absent = (None,) * (op.differentiable_results - results)
@@ -125,7 +132,10 @@ def _output_mask(gradient_index: Sequence[int], needed: Sequence[bool]) -> list[
     return mask
 
 
-def _differentiable_results(op: Op, mask: Sequence[bool]) -> int:
-    """Returns how many results depend on the tensors whose gradients `mask` selects. These are the first ones."""
+def _constant_results(op: Op, mask: Sequence[bool], count: int) -> list[int]:
+    """Returns which of the first results do not depend on the tensors whose gradients `mask` selects."""
     depends = op.fills_gradients or any(mask[:1]) or op.arguments[0].role == "whole"
-    return op.differentiable_results if depends else 1
+    differentiable = op.differentiable_results if depends else 1
+    needed = {name for names, need in zip(op.gradient_groups, mask, strict=False) if need for name in names}
+    sources = [result.depends_on for result in op.results[:count]]
+    return [i for i, names in enumerate(sources) if i >= differentiable or (names and needed.isdisjoint(names))]

@@ -95,7 +95,7 @@ def _new_call(
     call.add_gradient(op, arguments, results, overwrites)
     if recorded:
         call.compute = functools.partial(CallNode.apply, call)
-    elif not bare:
+    elif not bare and results < len(op.results):
         call.compute = functools.partial(_run, call.run, results)
     if views is not None or any(casts):
         call.compute = functools.partial(_compute_views, call.compute, views, casts)

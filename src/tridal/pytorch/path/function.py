@@ -139,21 +139,21 @@ def _function(
     kept = ", ".join([*(p.name for p in options), *([f"*{sizes}"] if sizes is not None else [])])
     text = ", ".join(_declared(p, scope) for p in _with_star(parameters))
     lines = lines if op.prepares else ["no_key()"]
-    code = [*lines, f"key = ({', '.join(parts)})", *described.added, "call = CALLS.get(key)"]
+    code = [*lines, f"call_key = ({', '.join(parts)})", *described.added, "call = CALLS.get(call_key)"]
     newline = "\n            "
     source = f"""
 def {body.__name__}({text}):
-    key = call = None
+    call_key = call = None
     if not compiling():
         try:
             {newline.join(code)}
         except NO_KEY:
-            key = call = None
+            call_key = call = None
         if call is not None:
             return call.compute({given})
-        if key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
-            key = None
-    return enter(function, key, ({given},), ({", ".join(positional)},), dict({keywords}))
+        if call_key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
+            call_key = None
+    return enter(function, call_key, ({given},), ({", ".join(positional)},), dict({keywords}))
 """
     scope |= {"CALLS": CALLS, "NO_KEY": keys.NO_KEY, "compiling": _compiling, "can_be_stored": _can_be_stored}
     exec(source, scope)

@@ -116,8 +116,8 @@ def kernel_call(
     bound, copies = found
     any_rows = most_rows is not None and not out
     add = _column_sums(context, inputs[0].shape[use.dim], wide) if kernel.column_writes else None
-    run = make_run(context, use, inputs, written, bound, copies, given, any_rows, add, bare)
-    return Call(run, any_rows and _serves(bound, inputs[0], most_rows or 0))
+    run, by_address = make_run(context, use, inputs, written, bound, copies, given, any_rows, add, bare)
+    return Call(run, any_rows and _serves(bound, inputs[0], most_rows or 0), by_address=by_address)
 
 
 def _serves(bound: PreparedLaunch, first: Tensor, most_rows: int) -> bool:

@@ -46,7 +46,7 @@ class Described(NamedTuple):
     parts: list[str]
     """Expressions, the parts of a key. The first one is the rounded number of rows, or None."""
     added: list[str] = []  # noqa: RUF012
-    """Statements that add parts to the tuple `key`."""
+    """Statements that add parts to the tuple `call_key`."""
 
 
 def describe(
@@ -87,7 +87,7 @@ def describe(
         if name in optional:  # an absent tensor adds nothing to the key, and costs nothing
             number = len(added)
             added += [f"if {name} is not None:", f"    {checks[name]}"]
-            added += [f"    key += ({number}, {', '.join(found)})"]
+            added += [f"    call_key += ({number}, {', '.join(found)})"]
         else:
             parts += found
     parts.append(f"any_autocast() and autocast({main}.device)")
@@ -238,7 +238,7 @@ def _compiled(
     parameters: str, lines: Sequence[str], parts: Sequence[str], added: Sequence[str]
 ) -> Callable[..., tuple[Any, ...]]:
     names = scope()
-    body = "\n    ".join([*lines, f"key = ({', '.join(parts)})", *added, "return key"])
+    body = "\n    ".join([*lines, f"call_key = ({', '.join(parts)})", *added, "return call_key"])
     exec(f"def key({parameters}):\n    {body}\n", names)
     return names["key"]  # type: ignore[no-any-return]
 

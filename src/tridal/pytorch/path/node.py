@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tridal.devices.settings import restored
+from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
 from tridal.pytorch.path.defined import as_tuple, check_newest, overload
@@ -38,8 +39,8 @@ class CallNode(private.Node):
         ctx.set_materialize_grads(call.op.fills_gradients)
         if count == 1:
             return results[0]
-        if call.differentiable < count:
-            ctx.mark_non_differentiable(*(t for t in results[call.differentiable : count] if t is not None))
+        if call.constant:
+            ctx.mark_non_differentiable(*(t for i in call.constant if (t := results[i]) is not None))
         return results[:count]
 
     @staticmethod
@@ -78,15 +79,21 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
     arguments = (*tensors, *call.saved_numbers, *[call.mask] * (len(op.gradient_groups) > 1))
     check_newest(op)
     if _compiling():  # compiled autograd traces the backward
-        return as_tuple(overload(signature.name)(*arguments))
+        return _registered_gradients(signature, arguments)
     given = [tensor for tensor in tensors if tensor is not None]
     with restored(call.settings):
         alone = all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
         if torch.is_grad_enabled() or private.needs_dispatcher() or not alone:
-            return as_tuple(overload(signature.name)(*arguments))
+            return _registered_gradients(signature, arguments)
         context = device_context(given[0].device)
         overwrites = call.overwrites and not private.keeps_graph()
         made = make_call(op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)
         if key is not None and op.prepares:
             store(key, made, context)
         return made.run(*tensors)  # type: ignore[no-any-return]
+
+
+def _registered_gradients(signature: Signature, arguments: tuple[Any, ...]) -> Results:
+    """Returns the results of the registered gradient, with None instead of the empty tensors of absent ones."""
+    named, results = signature.named(arguments), as_tuple(overload(signature.name)(*arguments))
+    return tuple(None if signature.is_absent(index, named) else result for index, result in enumerate(results))

@@ -16,8 +16,9 @@ from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.defined import overload
 from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.op_kernels import kernel_call_of
+from tridal.pytorch.path.recorder import recorded_steps
 from tridal.pytorch.path.step_checks import NamedArguments, naming
-from tridal.pytorch.path.steps import Steps, fake_results, recorded_steps
+from tridal.pytorch.path.steps import Steps, fake_results
 from tridal.pytorch.path.support import record_torch_call
 
 Tensor = torch.Tensor

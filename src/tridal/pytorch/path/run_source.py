@@ -48,12 +48,35 @@ class KernelUse(NamedTuple):
         return accumulator(*self.out_dtypes, *(self.cast if i < cast else t for i, t in enumerate(inputs)))
 
 
+class AddressLaunch(NamedTuple):
+    """A launch that needs only addresses, those of the outputs first: launch(stream(device), rows, *addresses)."""
+
+    launch: Callable[..., None]
+    stream: Callable[[int], int]
+    device: int
+    """The index of the device."""
+    rows: int
+    record: Callable[[], None] | None
+    """Adds the call to call records, if it is one."""
+
+
+def allocator(context: DeviceContext) -> Callable[..., Tensor] | None:
+    """Returns make(shape, strides, dtype), which is faster than torch's functions; None if there are several devices.
+
+    It allocates on the current device.
+    """
+    single = context.backend is not None and context.backend.device_count() == 1
+    return private.allocator(context.device) if single else None
+
+
 def make_run(
     context: DeviceContext, use: KernelUse, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
     bound: PreparedLaunch, copies: Sequence[torch.dtype | None], given: int, any_rows: bool,
     add: Callable[[Tensor], Tensor] | None, bare: bool = False,
-) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
+) -> tuple[Callable[..., tuple[Any, ...]], AddressLaunch | None]:  # fmt: skip
     """Returns run(*arguments). Its source is generated, because loops over the tensors take twice the time.
+
+    The second result is the same as a launch by addresses, if `run` only launches.
 
     Args:
         written: the dtypes of the kernel's outputs. The first `given` ones are arguments of `run`, before the inputs.
@@ -64,8 +87,7 @@ def make_run(
     """
     kernel, first = use.kernel, inputs[0]
     assert context.backend is not None
-    # `make` is faster than `new_empty`, but allocates on the current device.
-    make = private.allocator(context.device) if context.backend.device_count() == 1 else None
+    make = allocator(context)
     scope: dict[str, Any] = {
         "make": make, "launch": bound.launch, "stream": context.backend.stream, "index": context.index,
         "contiguous_copy": contiguous_copy, "copy_to": copy_to, "RECORDERS": RECORDERS, "record": record,
@@ -98,11 +120,14 @@ def make_run(
     if len(inputs) > len(copies) and inputs[-1].dtype is torch.bool:
         passed[-1] += ".view(uint8)"
     lines.append(f"launch(stream(index), {sizes.rows}, {', '.join(passed)})")
+    recorded = None
     if use.recorded:
         device, backend, name = str(context.device), context.backend.name, dtype_name(first.dtype)
-        scope["recorded"] = lambda shape: record(
-            CallRecord(kernel.name, tuple(shape), name, device, backend, bound.plan.schedule, None)
-        )
+
+        def recorded(shape: Sequence[int] = tuple(first.shape)) -> None:
+            record(CallRecord(kernel.name, tuple(shape), name, device, backend, bound.plan.schedule, None))
+
+        scope["recorded"] = recorded
         lines.append(f"if RECORDERS: recorded({sizes.element[0]})")
     for number, out_dtype in enumerate(use.out_dtypes):
         if out_dtype is not written[number]:
@@ -118,7 +143,10 @@ def make_run(
     results = "".join("None, " if number is None else f"out{number}, " for number in returns)
     body = "\n    ".join([*lines, f"return {results.partition(',')[0] if bare else f'({results})'}"])
     exec(f"def run({', '.join(arguments)}):\n    {body}\n", scope)
-    return scope["run"]  # type: ignore[no-any-return]
+    by_address = None
+    if bound.by_address is not None and given == len(written) and not (any_rows or any(copies) or use.takes):
+        by_address = AddressLaunch(bound.by_address, context.backend.stream, context.index, int(sizes.rows), recorded)
+    return scope["run"], by_address
 
 
 class _Sizes(NamedTuple):

@@ -1,33 +1,29 @@
 """The steps of a call that needs several launches, such as the losses of rows and then their mean.
 
 `Op.steps` describes a call once, with tensors like those of the call. A `Call` then runs the same steps for all tensors
-with the same key. A step is a kernel, a view, or a function of torch's ops.
+with the same key, see `tridal.pytorch.path.recorder`. A step is a kernel, a view, or a function of torch's ops.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tridal.errors import PluginError
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import DeviceContext
-from tridal.pytorch.path.call import Call
-from tridal.pytorch.path.checks import check_shapes
-from tridal.pytorch.path.kernel_calls import kernel_call, launch_kernel, variant
+from tridal.pytorch.path.kernel_calls import launch_kernel, variant
 from tridal.pytorch.path.run_source import KernelUse
-from tridal.pytorch.path.step_checks import NamedArguments, check_launch, check_results, naming, without_values
+from tridal.pytorch.path.step_checks import check_launch
 from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 
 
 class Steps:
-    """Computes the steps of a call one after the other. `Recorder` records them for later calls.
+    """Computes the steps of a call one after the other. A `Recorder` records them for later calls.
 
     Attributes:
         op: the op.
@@ -99,8 +95,15 @@ class Steps:
         return launch_kernel(self._context, use, len(out), *out, *given)
 
     def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns function(*arguments), a view of one of the tensors."""
+        """Returns function(*arguments), a view of one of the tensors, or a tuple of views.
+
+        Later calls pass the address of a view to kernels, and make the view only if something else needs it.
+        """
         return function(*arguments)
+
+    def empty_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a new tensor with the shape and the strides that `torch.empty_like` gives."""
+        return torch.empty_like(tensor, dtype=dtype)
 
     def torch(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns function(*arguments), which computes new tensors with torch's ops. It must not read their values."""
@@ -109,105 +112,6 @@ class Steps:
     def run(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Calls function(*arguments) for its effect, for example a check of values."""
         function(*arguments)
-
-
-class Recorder(Steps):
-    """Records the steps of a call, and computes nothing. A meta tensor represents a new tensor."""
-
-    def __init__(self, signature: Signature, arguments: tuple[Any, ...], most_rows: int | None, *given: Any) -> None:
-        super().__init__(*given)
-        self._lines: list[str] = []
-        self._scope: dict[str, Any] = {}
-        self._tensors: list[Tensor] = []  # kept, so that no other tensor gets the id of one
-        self._names: dict[int, str] = {}
-        self._most_rows = most_rows
-        main, rows = arguments[signature.main], signature.rows(arguments)
-        self._leading = main.shape[: rows.first]
-        examples = list(arguments)
-        self._parameters = []
-        for index in signature.tensors:
-            self._parameters.append(f"t{index}")
-            if examples[index] is not None:
-                if id(examples[index]) in self._names:  # another call may have two tensors here
-                    examples[index] = examples[index].view_as(examples[index])
-                self._name(examples[index], f"t{index}")
-        self.arguments = tuple(examples)
-        """The arguments of the call. Each tensor occurs once."""
-
-    def _name(self, tensor: Tensor, name: str) -> str:
-        self._tensors.append(tensor)
-        return self._names.setdefault(id(tensor), name)
-
-    def _text(self, value: Any) -> str:
-        """Returns the expression of a tensor of the call, or of a constant."""
-        if value is None or id(value) in self._names:
-            return self._names.get(id(value), "None")
-        if isinstance(value, Tensor):
-            raise PluginError(
-                f"op {self.op.name!r}: a step uses a tensor of shape {tuple(value.shape)} that no step returned: "
-                "compute it with call.torch, or call.view for a view"
-            )
-        name = f"c{len(self._scope)}"
-        self._scope[name] = value
-        return name
-
-    def _step(self, function: Callable[..., Any], arguments: Sequence[Any], results: Any) -> Any:
-        """Adds a step whose results are like the tensors `results`. Returns them."""
-        several = isinstance(results, tuple)
-        names = [f"v{len(self._lines)}_{index}" for index in range(len(results) if several else results is not None)]
-        targets = f"{', '.join(names)}{',' * several} = " if names else ""
-        self._lines.append(f"{targets}{self._text(function)}({', '.join(map(self._text, arguments))})")
-        for tensor, name in zip(results if several else [results], names, strict=False):
-            if tensor is not None:
-                self._name(tensor, name)
-        return results
-
-    def _launch(self, use: KernelUse, given: list[Tensor], out: Sequence[Tensor]) -> tuple[Any, ...]:
-        check_shapes(use.kernel, use.dim, given, out)
-        kernel, shape, dim = use.kernel, given[0].shape, use.dim
-        of_all_rows = shape == (self._leading.numel(),)
-        of_rows = of_all_rows or (shape[:-1] == self._leading and dim == len(shape) - 1)
-        found = kernel_call(self._context, use, given, out, most_rows=self._most_rows if of_rows else None)
-        if found is None:
-            raise NoKernel("no kernel supports the dtypes or the strides")
-        # A kernel that does not compute all numbers of rows with the same key is looked up by its sizes.
-        exact = self._most_rows is not None and not found.any_rows
-        run = functools.partial(launch_kernel, self._context, use, len(out)) if exact else found.run
-        shapes = [shape] * len(kernel.writes) + [(*shape[:dim], *shape[dim + 1 :])] * len(kernel.row_writes)
-        shapes += [shape[dim : dim + 1]] * len(kernel.column_writes)
-        dtypes = (*use.out_dtypes, *[use.sum_dtype(given)] * len(kernel.column_writes))
-        new = [torch.empty(s, dtype=dtype, device="meta") for s, dtype in zip(shapes, dtypes, strict=True)]
-        new[: len(out)] = out
-        results: tuple[Any, ...] = self._step(run, [*out, *given], tuple(new))
-        return results
-
-    def view(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Records a view. It is computed now, because it has the alignment of its tensor."""
-        found = function(*arguments)
-        return found if id(found) in self._names else self._step(function, arguments, found)
-
-    def torch(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Records a function of torch's ops."""
-        return self._step(function, arguments, function(*map(_meta, arguments)))
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Records a function without a result."""
-        self._step(function, arguments, None)
-
-    def call(self, results: Sequence[Tensor | None], bare: bool) -> Call:
-        """Returns the call with these results of the steps. If it is `bare`, it returns the first one."""
-        returned = [self._text(result) for result in results]
-        text = returned[0] if bare else f"({''.join(f'{name}, ' for name in returned)})"
-        body = "\n    ".join([*self._lines, f"return {text}"])
-        exec(f"def run({', '.join(self._parameters)}):\n    {body}\n", self._scope)
-        return Call(self._scope["run"], any_rows=True)
-
-
-def _meta(value: Any) -> Any:
-    """Returns a meta tensor with the description of a tensor, and other values as they are."""
-    if not isinstance(value, Tensor) or value.is_meta:
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def fake_results(signature: Signature, *arguments: Any) -> tuple[Tensor | None, ...]:
@@ -219,23 +123,3 @@ def fake_results(signature: Signature, *arguments: Any) -> tuple[Tensor | None, 
         None if role is None else main.new_empty(shapes[role], dtype=dtype) if result.new is None else result.new(named)
         for result, role, dtype in given
     )
-
-
-def recorded_steps(
-    op: Op, signature: Signature, arguments: tuple[Any, ...], context: DeviceContext, wanted: Sequence[bool],
-    most_rows: int | None, bare: bool = False,
-) -> Call:  # fmt: skip
-    """Returns the call that runs the steps.
-
-    Raises:
-        NoKernel: no kernel computes them.
-        PluginError: the steps raise another exception, or return wrong results.
-    """
-    recorder = Recorder(signature, arguments, most_rows, op, context, wanted)
-    assert signature.steps is not None
-    function = "steps" if signature is op.signature else "gradient_steps"
-    with naming(op, function), without_values():
-        results = signature.steps(recorder, NamedArguments(signature, recorder.arguments))
-    expected = fake_results(signature, *map(_meta, arguments))
-    check_results(op, signature, function, results, expected)
-    return recorder.call(results, bare)
