@@ -119,7 +119,7 @@ def test_slices_of_batches_have_the_same_kernels_and_results(
     """112 columns of bfloat16: rows start at multiples of 32 bytes, so those of a slice are less aligned."""
     made, prepare = set(), launch.prepare
 
-    def recording(call: KernelCall, *arguments: Any) -> launch.PreparedLaunch:
+    def recording(call: KernelCall, *arguments: Any) -> launch.Launch:
         prepared = prepare(call, *arguments)
         specialization = call.specialize(prepared.plan.config)
         constants = {name: value for name, value in specialization.constants if name != "row_inner"}  # a single row
@@ -208,7 +208,7 @@ def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
 def test_tridal_plan_returns_the_plan_of_a_call(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     made, prepare = [], launch.prepare
 
-    def recording(*arguments: Any) -> launch.PreparedLaunch:
+    def recording(*arguments: Any) -> launch.Launch:
         made.append(prepare(*arguments))
         return made[-1]
 

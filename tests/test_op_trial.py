@@ -176,12 +176,10 @@ def launched() -> set[RowKernel]:
     """The kernels that the cases of all built-in ops launch in the interpreter, with their constants."""
     found = {kernel for op in [op for op in library.OPS if op.one_tensor] for kernel in op.kernels}
 
-    def prepare(call: Any, *arguments: Any) -> launch.PreparedLaunch:
+    def prepare(call: Any, *arguments: Any) -> launch.Launch:
         found.add(call.kernel)
         plan = launch.plan(call, *arguments)
-        return launch.PreparedLaunch(
-            plan, lambda *_: None, lambda rows: 0, lambda rows: call.tiles(plan.config), (1, 1)
-        )
+        return launch.Launch(plan, lambda *_: None, lambda rows: 0, lambda rows: call.tiles(plan.config), (1, 1))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "prepare", prepare)

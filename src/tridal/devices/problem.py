@@ -52,8 +52,9 @@ def round_rows(rows: int) -> int:
     adds less than 1/16. Larger ones are rounded up to four significant bits, which adds less than 1/8.
 
     Cooperative plans of few rows depend on the number of programs per core. The last of these decisions changes at
-    about eight rows per core: 2,048 rows on 256 cores. With more rows, few decisions depend on their number. With
-    powers of two, cross_entropy of 8200x128 in bfloat16 had the plan of 16,384 rows and took 1.29 of the time (H100).
+    about eight rows per core: 2,048 rows on 256 cores. With more rows, few decisions depend on their number. On an
+    H100, 20 calls with rows inside of buckets took 1.003 of the time that they take with plans of their own number of
+    rows, and 1.020 with powers of two above 2,048.
 
     Example:
         >>> [tridal.types.round_rows(rows) for rows in (32, 33, 1000, 2049)]

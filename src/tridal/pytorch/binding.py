@@ -36,7 +36,7 @@ def bind_kernel(
     scale_mask: ScaleMask = NO_SCALE_MASK,
     in_order: bool = False,
     groups: StrideGroups | None = None,
-) -> launch.PreparedLaunch | None:
+) -> launch.Launch | None:
     """Returns a kernel's launch(stream, rows, *tensors[, mask]), its plan, and the range of rows that they serve.
 
     `source` is the first tensor that the kernel reads. The launch enters the device guard and provides the workspace.
@@ -73,22 +73,22 @@ def bind_kernel(
     properties = context.backend.on_device(index)
     overrides = table.kernel_configs(context.settings)
     with context.backend.entered(index):
-        prepared = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store, overrides)
-    log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, prepared.plan)
+        found = launch.prepare(kernel_call, backend, properties, options, context.settings.plan_store, overrides)
+    log.debug("%s: %s on %s:%d: %s", kernel.name, kernel_call.problem, backend.name, index, found.plan)
     if (folder := context.settings.dump) is not None:
         try:
-            write_source(folder, kernel_call.specialize(prepared.plan.config), properties.arch)
+            write_source(folder, kernel_call.specialize(found.plan.config), properties.arch)
         except OSError as error:
             raise SettingsError(f"{context.settings.sources['dump']}: dump: {error}") from error
     if merged is not layout:
-        prepared = _of_merged_rows(prepared)
-    if prepared.workspace_slots(kernel_call.layout.rows):
-        launch_on = with_workspace(prepared.launch, prepared.workspace_slots, context.device)
-        prepared = prepared._replace(launch=launch_on, by_address=None)
+        found = _of_merged_rows(found)
+    if found.workspace_slots(kernel_call.layout.rows):
+        launch_on = with_workspace(found.launch, found.workspace_slots, context.device)
+        found = found._replace(launch=launch_on, by_address=None)
     if backend.interpreted and not SKIPS_FRAMES:  # torch.compile fails if it traces the interpreter
-        prepared = prepared._replace(launch=torch.compiler.disable(prepared.launch))  # type: ignore[no-untyped-call]
+        found = found._replace(launch=torch.compiler.disable(found.launch))  # type: ignore[no-untyped-call]
     if backend.device_count() == 1:
-        return prepared
+        return found
 
     guard = backend.guard  # looked up once, because every call uses it
 
@@ -99,15 +99,13 @@ def bind_kernel(
 
         return launch_guarded
 
-    return _with_launches(prepared, guarded)
+    return _with_launches(found, guarded)
 
 
-def _with_launches(
-    prepared: launch.PreparedLaunch, change: Callable[[Callable[..., None]], Callable[..., None]]
-) -> launch.PreparedLaunch:
+def _with_launches(found: launch.Launch, change: Callable[[Callable[..., None]], Callable[..., None]]) -> launch.Launch:
     """Returns the launch with change(launch) instead of each launch, by tensors and by addresses."""
-    by_address = None if prepared.by_address is None else change(prepared.by_address)
-    return prepared._replace(launch=change(prepared.launch), by_address=by_address)
+    by_address = None if found.by_address is None else change(found.by_address)
+    return found._replace(launch=change(found.launch), by_address=by_address)
 
 
 @cached_by_functions
@@ -132,9 +130,9 @@ def merges_rows(kernel: RowKernel, cols: int) -> bool:
     return cols % ALIGNMENT > 0 and computes_elements_alone(kernel)
 
 
-def _of_merged_rows(prepared: launch.PreparedLaunch) -> launch.PreparedLaunch:
+def _of_merged_rows(found: launch.Launch) -> launch.Launch:
     """Returns the launch of merged rows as one that takes the number of rows before they were merged."""
-    first, last = prepared.row_range
+    first, last = found.row_range
 
     def merged(launch_merged: Callable[..., None]) -> Callable[..., None]:
         def launch_on(stream: int, rows: int, *tensors: Any) -> None:
@@ -142,7 +140,7 @@ def _of_merged_rows(prepared: launch.PreparedLaunch) -> launch.PreparedLaunch:
 
         return launch_on
 
-    return _with_launches(prepared, merged)._replace(row_range=(first * ALIGNMENT, last * ALIGNMENT))
+    return _with_launches(found, merged)._replace(row_range=(first * ALIGNMENT, last * ALIGNMENT))
 
 
 def scale_mask_of(scores: torch.Tensor, dim: int, modification: ScoreModification) -> ScaleMask | None:

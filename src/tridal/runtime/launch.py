@@ -37,7 +37,7 @@ from tridal.runtime.target_check import check_target
 from tridal.runtime.triton_cache import with_cache
 
 
-class PreparedLaunch(NamedTuple):
+class Launch(NamedTuple):
     """A call that is planned, compiled and bound. It is launched with a stream, a number of rows and tensors."""
 
     plan: LaunchPlan
@@ -97,7 +97,7 @@ class _Numbers:
 def prepare(
     call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool = False,
     overrides: Sequence[ConfigOverride] = (),
-) -> PreparedLaunch:  # fmt: skip
+) -> Launch:  # fmt: skip
     """Plans, compiles and binds a call for a device that is present.
 
     Raises:
@@ -113,7 +113,7 @@ def prepare(
             launches = with_cache(lambda: _bind_compiled(call, launch_plan, device, numbers))
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
-    return PreparedLaunch(
+    return Launch(
         launch_plan, launches.by_tensor, numbers.workspace_slots, numbers.groups, numbers.row_range,
         numbers.column_range, launches.by_address,
     )  # fmt: skip

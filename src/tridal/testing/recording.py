@@ -24,7 +24,7 @@ FUNCTION = 0xF00D
 """The handle of every kernel that is loaded on a `RecordingDevice`."""
 
 
-class Launch(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """A recorded launch."""
 
     programs: int
@@ -45,7 +45,7 @@ class RecordingDevice:
         self.current = 0
         self.streams = {index: 0x1000 * (index + 1) for index in range(COUNT)}
         """The handle of the current stream of each device."""
-        self.launches: list[Launch] = []
+        self.launches: list[RecordedLaunch] = []
         self.error: Exception | None = None
         """The exception that launches raise."""
         self._real = real
@@ -91,7 +91,7 @@ class RecordingDevice:
         if self.error is not None:
             raise self.error
         numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments[9:])
-        self.launches.append(Launch(arguments[0], arguments[3], self.current, numbers))
+        self.launches.append(RecordedLaunch(arguments[0], arguments[3], self.current, numbers))
 
 
 class _Stream:

@@ -22,7 +22,7 @@ from tridal.pytorch.path.call import CALLS, Call, store
 from tridal.pytorch.path.checks import check_shapes
 from tridal.pytorch.path.run_source import KernelUse, make_run
 from tridal.pytorch.path.support import backend_computes, has_memory
-from tridal.runtime.launch import PreparedLaunch
+from tridal.runtime.launch import Launch
 from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import group_strides
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
@@ -120,7 +120,7 @@ def kernel_call(
     return Call(run, any_rows and _serves(bound, inputs[0], most_rows or 0), by_address=by_address)
 
 
-def _serves(bound: PreparedLaunch, first: Tensor, most_rows: int) -> bool:
+def _serves(bound: Launch, first: Tensor, most_rows: int) -> bool:
     """Returns whether a launch serves all numbers of rows with the same key, or of columns of one row."""
     return bound.column_range is not None if first.dim() == 1 else bound.row_range[1] >= most_rows
 
@@ -148,7 +148,7 @@ def _alignment(tensor: Tensor) -> int | None:
 def _bind(
     context: DeviceContext, use: KernelUse, inputs: Sequence[Tensor], out: Sequence[Tensor],
     written: Sequence[torch.dtype], modification: ScoreModification | None,
-) -> tuple[PreparedLaunch, list[torch.dtype | None]] | None:  # fmt: skip
+) -> tuple[Launch, list[torch.dtype | None]] | None:  # fmt: skip
     """Binds the kernel to the inputs, or else to copies of some. Returns None if it can read neither.
 
     The second result has, for each input, the dtype of the contiguous copy that is read, or None if it reads the input.
@@ -166,7 +166,7 @@ def _bind(
     addresses = [*(tensor.data_ptr() & ADDRESS_BITS for tensor in out), *[0] * (len(written) - len(out))]
     in_order = modification is not None and (modification.mask is not None or modification.causal)
 
-    def bind(source: Tensor, strided: bool) -> tuple[PreparedLaunch, list[bool]] | None:
+    def bind(source: Tensor, strided: bool) -> tuple[Launch, list[bool]] | None:
         """Binds the kernel to tensors whose first one is `source`. Unless `strided`, all others are contiguous."""
         scale_mask = NO_SCALE_MASK
         if modification is not None:

@@ -12,7 +12,7 @@ from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.torch import private
-from tridal.runtime.launch import PreparedLaunch
+from tridal.runtime.launch import Launch
 from tridal.runtime.op_functions import constants_of
 from tridal.runtime.row_kernel import RowKernel
 
@@ -71,7 +71,7 @@ def allocator(context: DeviceContext) -> Callable[..., Tensor] | None:
 
 def make_run(
     context: DeviceContext, use: KernelUse, inputs: Sequence[Tensor], written: Sequence[torch.dtype],
-    bound: PreparedLaunch, copies: Sequence[torch.dtype | None], given: int, any_rows: bool,
+    bound: Launch, copies: Sequence[torch.dtype | None], given: int, any_rows: bool,
     add: Callable[[Tensor], Tensor] | None, bare: bool = False,
 ) -> tuple[Callable[..., tuple[Any, ...]], AddressLaunch | None]:  # fmt: skip
     """Returns run(*arguments). Its source is generated, because loops over the tensors take twice the time.
@@ -163,7 +163,7 @@ class _Sizes(NamedTuple):
     """The same of a tensor of partial sums."""
 
 
-def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: PreparedLaunch) -> _Sizes:
+def _sizes_of(shape: torch.Size, dim: int, any_rows: bool, bound: Launch) -> _Sizes:
     """Returns the sizes. They are numbers, or follow from `in0` if the function serves several numbers of rows."""
     cols, rank, groups = str(shape[dim]), len(shape), bound.groups
     if any_rows and rank == 1:
