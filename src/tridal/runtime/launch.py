@@ -88,9 +88,8 @@ class _Numbers:
         self.grid: int | Count = most if programs(first) == most else self.programs
         """The number of programs if all numbers of rows have the same, else `programs`."""
         self.column_range = call.column_range(plan.config)
-        self.scalars: dict[str, Count] = {"inner": int} if varies else {}  # int is the fastest identity
-        if self.column_range is not None:
-            self.scalars["cols"] = int
+        scalars = ["inner"] * varies + ["cols"] * (self.column_range is not None)
+        self.scalars: dict[str, Count] = dict.fromkeys(scalars, int)  # int is the fastest identity
         """The scalar arguments of the kernel that depend on the number of rows, or of columns of one row, by name."""
 
 

@@ -34,6 +34,16 @@ def as_tuple(results: Any) -> Results:
     return (results,) if isinstance(results, torch.Tensor) else results
 
 
+def first(results: Results, count: int) -> Any:
+    """Returns the first result, or a tuple of the first `count` results."""
+    return results[0] if count == 1 else results[:count]
+
+
+def call_registered(op: Op, arguments: Sequence[Any], results: int) -> Any:
+    """Returns the first `results` of the registered op, as a function returns them."""
+    return first(as_tuple(overload(op.name)(*arguments)), results)
+
+
 def has_gradient(op: Op, arguments: Sequence[Any]) -> bool:
     """Returns whether the op's gradient covers all tensors that require one. It does not cover a mask, for example."""
     if op.gradient is None:

@@ -17,7 +17,7 @@ from tridal.errors import PluginError
 from tridal.ops.op import Op
 from tridal.pytorch.device_context import device_context, is_served
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
-from tridal.pytorch.path.defined import as_tuple, has_gradient, overload
+from tridal.pytorch.path.defined import call_registered, has_gradient
 from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.node import CallNode
 from tridal.pytorch.path.op_calls import make_call
@@ -57,7 +57,7 @@ def call_op(
         return by_torch(*given)
     tensors = op.signature.tensors_of(arguments)
     if _compiling() or not is_direct(*(tensor for tensor in tensors if tensor is not None)):
-        return _first(as_tuple(overload(op.name)(*arguments)), results)
+        return call_registered(op, arguments, results)
     call: Call | None = None
     if key is None:
         given, views = tensors, None
@@ -70,7 +70,7 @@ def call_op(
     if call is None:
         call = _new_call(op, key, given, arguments, results, views, overwrites)
         if call is None:
-            return _first(as_tuple(overload(op.name)(*arguments)), results)
+            return call_registered(op, arguments, results)
     return call.compute(*given)
 
 
@@ -139,10 +139,6 @@ def torch_computes(op: str, *tensors: torch.Tensor | None) -> bool:
         return False
     record_torch_call(op, None, *tensors)
     return True
-
-
-def _first(results: Results, count: int) -> Any:
-    return results[0] if count == 1 else results[:count]
 
 
 def _run(run: Callable[..., Results], count: int, *tensors: Tensor | None) -> Any:

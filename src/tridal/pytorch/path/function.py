@@ -37,8 +37,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def register(op: Op, function: Callable[..., Any] | None = None) -> None:
-    """Registers an op and its gradient in `torch.ops.tridal`, and its public function.
+def register(op: Op) -> None:
+    """Registers an op and its gradient in `torch.ops.tridal`.
 
     An op that is already registered stays as it is. A module may declare an op again, for example in a notebook: then
     the newest declaration counts, and calls of the former function raise an error.
@@ -58,8 +58,6 @@ def register(op: Op, function: Callable[..., Any] | None = None) -> None:
             FUNCTIONS.pop(op.name, None)
             forget_functions()
             registry.invalidate()
-    if function is not None:
-        FUNCTIONS[op.name] = function
 
 
 def op_function(
@@ -123,26 +121,25 @@ def _function(
     flexible, dims = keys.rows_along(op.signature, names)
     flexible = flexible if last is None else f"({flexible}) and ({last})"
     optional = frozenset(p.name for p in parameters if p.name in own and p.default is None)
-    scope = keys.scope()
+    scope = keys.scope() | {f"default_{p.name}": p.default for p in parameters}
     options = [p for p in parameters if p.name not in (*own, sizes, "stream") and p.kind is not p.VAR_KEYWORD]
     removed = [p.name for p in parameters if p.kind is p.VAR_KEYWORD]
-    thread, described = keys.of_thread("function"), keys.describe(op.signature, own, optional, flexible, dims)
+    described = keys.describe(op.signature, own, optional, flexible, dims)
     of_sizes = keys.of_sizes(sizes) if sizes is not None else keys.Described([], [])
     lines = ["if stream is not None: no_key()"] * ("stream" in signature.parameters)
     lines += [f"if {name}: no_key()" for name in removed]
-    lines += [*of_sizes.lines, *thread.lines, *described.lines]
-    parts = [*described.parts, *thread.parts, *of_sizes.parts, *keys.of_options(options, scope)]
+    lines += [*of_sizes.lines, keys.PLAIN_THREAD, keys.RECORDING, *described.lines]
+    parts = [*described.parts, *keys.of_thread("function"), *of_sizes.parts, *keys.of_options(options)]
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     keywords = "".join([*(f"{name}={name}, " for name in named), *(f"**{name}, " for name in removed)])
     given = ", ".join(name or "None" for name in own)
     kept = ", ".join([*(p.name for p in options), *([f"*{sizes}"] if sizes is not None else [])])
-    text = ", ".join(_declared(p, scope) for p in _with_star(parameters))
     lines = lines if op.prepares else ["no_key()"]
     code = [*lines, f"call_key = ({', '.join(parts)})", *described.added, "call = CALLS.get(call_key)"]
     newline = "\n            "
     source = f"""
-def {body.__name__}({text}):
+def {body.__name__}{_declared(parameters)}:
     call_key = call = None
     if not compiling():
         try:
@@ -166,22 +163,20 @@ def {body.__name__}({text}):
     return function
 
 
-def _with_star(parameters: list[inspect.Parameter]) -> list[Any]:
-    """Returns the parameters, with "*" before the keyword-only ones."""
-    first = next((i for i, p in enumerate(parameters) if p.kind is p.KEYWORD_ONLY), None)
-    return parameters if first is None else [*parameters[:first], "*", *parameters[first:]]
+class _Name(str):
+    """A name in generated code, as the default of a parameter."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
-def _declared(parameter: Any, scope: dict[str, Any]) -> str:
-    """Returns the source of a parameter. Its default is in the scope."""
-    if parameter == "*":
-        return "*"
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return f"**{parameter.name}"
-    if parameter.default is parameter.empty:
-        return str(parameter.name)
-    scope[f"default_{parameter.name}"] = parameter.default
-    return f"{parameter.name}=default_{parameter.name}"
+def _declared(parameters: list[inspect.Parameter]) -> str:
+    """Returns the source of parameters, whose defaults are names: "(x, dim=default_dim)"."""
+    named = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else _Name(f"default_{p.name}"))
+        for p in parameters
+    ]
+    return str(inspect.Signature(named))
 
 
 def _can_be_stored(values: tuple[Any, ...]) -> bool:

@@ -45,7 +45,7 @@ class Described(NamedTuple):
     """Statements. They raise an exception if a tensor has no description."""
     parts: list[str]
     """Expressions, the parts of a key. The first one is the rounded number of rows, or None."""
-    added: list[str] = []  # noqa: RUF012
+    added: Sequence[str] = ()
     """Statements that add parts to the tuple `call_key`."""
 
 
@@ -129,28 +129,31 @@ def _shape(name: str, role: Any) -> str:
     return of_row if role in ("row", "index") else f"{name}.shape"
 
 
-def of_thread(function: str, recording: bool = True) -> Described:
-    """Returns the code that describes the function and the thread. `function` is the expression of the function.
+PLAIN_THREAD = (
+    "if function_modes() or dispatch_modes() or transforms_active() or forward_ad._current_level >= 0"
+    " or tracing_state() is not None: no_key()"
+)
+"""The statement that refuses a key in modes, transforms and tracers."""
+RECORDING = "recording = grad_enabled()"
+"""The statement that sets the variable `recording`: whether autograd is enabled."""
 
-    With `recording`, the code sets the variable `recording`: whether autograd is enabled. Without it, the code is that
-    of a backward, which has the settings of its forward.
+
+def of_thread(function: str) -> list[str]:
+    """Returns the parts of a key for the function, which is an expression, and for the thread. See `RECORDING`."""
+    return [function, "current()", "recording"]
+
+
+def of_options(parameters: Sequence[Any]) -> list[str]:
+    """Returns the parts of a key for arguments that are neither tensors nor sizes.
+
+    The default of an argument is `default_` and its name in the code.
     """
-    active = "function_modes() or dispatch_modes() or transforms_active() or forward_ad._current_level >= 0"
-    lines = [f"if {active} or tracing_state() is not None: no_key()"]
-    if not recording:
-        return Described([*lines, "if grad_enabled(): no_key()"], [function])
-    return Described([*lines, "recording = grad_enabled()"], [function, "current()", "recording"])
-
-
-def of_options(parameters: Sequence[Any], scope: dict[str, Any]) -> list[str]:
-    """Returns the parts of a key for arguments that are neither tensors nor sizes. Adds their defaults to the scope."""
     parts = []
     for parameter in parameters:
         name = parameter.name
         if parameter.default is parameter.empty:
             parts += [name, f"{name}.__class__"]
         else:  # most calls have the default, and `is` is faster than the value and its type
-            scope[f"default_{name}"] = parameter.default
             parts.append(f"None if {name} is default_{name} else ({name}, {name}.__class__)")
     return parts
 
@@ -206,8 +209,8 @@ def key_function(signature: Signature) -> Callable[..., tuple[Any, ...]]:
     optional = frozenset(names[index] for index in signature.tensors if signature.arguments[index].optional)
     found, thread = describe(signature, tensors, optional, flexible, dims), of_thread("what")
     values = [f"tuple({n}) if {n}.__class__ is list else {n}" for n in numbers]
-    parts = [*found.parts, *thread.parts, *values, *(f"{n}.__class__" for n in numbers)]
-    return _compiled(", ".join(["what", *names]), [*thread.lines[1:], *found.lines], parts, found.added)
+    parts = [*found.parts, *thread, *values, *(f"{n}.__class__" for n in numbers)]
+    return _compiled(", ".join(["what", *names]), [RECORDING, *found.lines], parts, found.added)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -229,9 +232,8 @@ def backward_key_function(
         n for n, i in zip(names[:gradients], signature.tensors, strict=False) if signature.arguments[i].optional
     )
     found = describe(signature, names, optional, str(any_rows), str(dims), gradients)
-    thread = of_thread("call", recording=False)
-    parts = [*found.parts, *thread.parts]
-    return _compiled(", ".join(["call", *parameters]), [*thread.lines, *found.lines], parts, found.added)
+    lines = [PLAIN_THREAD, "if grad_enabled(): no_key()", *found.lines]
+    return _compiled(", ".join(["call", *parameters]), lines, [*found.parts, "call"], found.added)
 
 
 def _compiled(

@@ -64,7 +64,7 @@ def _gradients(call: Call, tensors: Sequence[Tensor | None]) -> Results:
     The gradient is computed with the settings of the forward.
     """
     key = found = None
-    if not _compiling():
+    if call.op.prepares and not _compiling():
         try:
             key = call.key_of_backward(*tensors)
             found = CALLS.get(key)
@@ -88,7 +88,7 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
         context = device_context(given[0].device)
         overwrites = call.overwrites and not private.keeps_graph()
         made = make_call(op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)
-        if key is not None and op.prepares:
+        if key is not None:
             store(key, made, context)
         return made.run(*tensors)  # type: ignore[no-any-return]
 

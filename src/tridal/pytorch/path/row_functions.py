@@ -19,7 +19,7 @@ from tridal.ops.row_reduce import has_tangent
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
 from tridal.pytorch.path.checks import check, check_arguments
-from tridal.pytorch.path.defined import overload
+from tridal.pytorch.path.defined import call_registered, first
 from tridal.pytorch.path.dispatch import torch_computes
 from tridal.pytorch.path.function import FUNCTIONS, op_function, register
 from tridal.pytorch.path.state import is_plain
@@ -161,8 +161,7 @@ def _by_torch(op: Op, arguments: tuple[Any, ...], reason: str | None, results: i
         record_torch(op.name, arguments[0], reason)
     if not arguments[0].is_nested:
         check_arguments(op, op.signature, arguments)
-    found = row_maths.compute(op, *arguments)
-    return found[0] if results == 1 else found[:results]
+    return first(row_maths.compute(op, *arguments), results)
 
 
 def _compiled(
@@ -180,8 +179,7 @@ def _compiled(
         dtype = autocast_dtype(input)
     arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
     if not by_torch:
-        found = overload(op.name)(*arguments)
-        return found if isinstance(found, Tensor) else found[0] if results == 1 else found[:results]
+        return call_registered(op, arguments, results)
     return _by_torch(op, arguments, None, results)
 
 
