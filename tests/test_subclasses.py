@@ -11,7 +11,7 @@ import torch
 import tridal
 from feature_axes import Subclass
 from tridal.errors import LayoutError
-from tridal.pytorch.path import dispatch
+from tridal.pytorch.path import defined
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
@@ -45,6 +45,6 @@ def test_an_error_of_the_registered_op_is_not_hidden_for_other_subclasses(
     def fail(name: str) -> Any:
         raise TypeError("a fault of the op")
 
-    monkeypatch.setattr(dispatch, "overload", fail)
+    monkeypatch.setattr(defined, "overload", fail)
     with pytest.raises(TypeError, match="a fault of the op"):
         tridal.softmax(torch.ones(2, 3, device=device).as_subclass(Subclass))
