@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -152,7 +153,7 @@ class Signature:
         named, rank = self.named(arguments), max(arguments[self.main].dim(), 1)
         if "dims" in named:
             return Rows(rank - named["dims"], named["dims"])
-        return Rows((named["dim"] if self.dim is None else self.dim) % rank, 1)
+        return Rows(operator.index(named["dim"] if self.dim is None else self.dim) % rank, 1)
 
     def cast(self, named: Named) -> torch.dtype | None:
         """Returns the dtype to which a call casts tensors with a number per element, or None."""

@@ -114,7 +114,7 @@ def log_probs(
         from tridal.library.losses.dtensor import distributed
 
         logits, target = distributed(logits, target)
-    return call(logits, target, *numbers, results=1 + return_entropy)  # type: ignore[no-any-return]
+    return call(logits, target, *numbers, results=1 + return_entropy, checked=True)  # type: ignore[no-any-return]
 
 
 @overload
@@ -202,7 +202,7 @@ def token_log_probs(
         named = TOKEN_LOG_PROBS.signature.named(arguments)
         found: Any = in_chunks(named, functools.partial(_of_logits, numbers))
     else:
-        found = call(*arguments, results=2)
+        found = call(*arguments, results=2, checked=True)
     results = tuple(result if one_dim else result.view(shape) for result in found[: 2 if return_entropy else 1])
     return results if return_entropy else results[0]
 

@@ -125,7 +125,7 @@ def cross_entropy(
 
         loss, lse = reduced(input, target, weight, number, *numbers)
     else:
-        return call(input, target, weight, number, *numbers, results=1 + return_lse)  # type: ignore[no-any-return]
+        return call(input, target, weight, number, *numbers, results=1 + return_lse, checked=True)  # type: ignore[no-any-return]
     return (loss, lse) if return_lse else loss
 
 

@@ -109,6 +109,7 @@ def linear_cross_entropy(
         loss = reference(LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY.signature, arguments)[0]
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
-        loss = call(*arguments, overwrites=not _compiling() and not saves_through_hooks())
+        overwrites = not _compiling() and not saves_through_hooks()
+        loss = call(*arguments, overwrites=overwrites, checked=True)
     assert loss is not None
     return loss if reduction != "none" else loss.view((*input.shape[:-1], *linear_weight.shape[1:-1]))

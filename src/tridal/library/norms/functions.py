@@ -87,7 +87,7 @@ def rms_norm(
             y = compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    return call(*arguments, results=1 if residual is None else 2)
+    return call(*arguments, results=1 if residual is None else 2, checked=True)
 
 
 @overload
@@ -145,7 +145,7 @@ def layer_norm(
             y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
         return y if residual is None else (y, total)
     arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
-    return call(*arguments, results=1 if residual is None else 2)
+    return call(*arguments, results=1 if residual is None else 2, checked=True)
 
 
 def _torch_only(*tensors: Any) -> bool:

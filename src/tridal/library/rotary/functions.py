@@ -71,4 +71,4 @@ def rotary_embedding(
     arguments = (*tensors, unsqueeze_dim, casting or "")
     if torch_computes(NAME, *tensors):
         return compute(ROTARY_EMBEDDING, *arguments)  # type: ignore[return-value]
-    return call(*arguments, results=2)  # type: ignore[no-any-return]
+    return call(*arguments, results=2, checked=True)  # type: ignore[no-any-return]

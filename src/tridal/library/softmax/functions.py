@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import torch
 
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.ops import check_scale_mask
-from tridal.pytorch import apply, check, op_function
+from tridal.ops import check_choice
+from tridal.pytorch import apply, op_function
 
 
 @op_function(SOFTMAX)
@@ -60,12 +59,8 @@ def softmax(
     """
     if scale is None and mask is None and causal is False and masked_rows == "nan":
         return apply(SOFTMAX, call, (input,), dim, dtype)  # type: ignore[no-any-return]
-    scale = 1.0 if scale is None else scale
-    if (type(input) is not torch.Tensor or type(dim) is not int) and not getattr(input, "is_nested", False):
-        check(input, dim, dtype, SOFTMAX.name)
-    check_scale_mask(SOFTMAX.name, input, dim, scale, mask, causal, masked_rows)
-    scale = float(scale) if scale == scale else math.nan  # cache keys compare NaN by identity
-    modification = (mask, scale, causal, masked_rows == "zero")
+    check_choice(SOFTMAX.name, "masked_rows", masked_rows, ("nan", "zero"))
+    modification = (mask, 1.0 if scale is None else scale, causal, masked_rows == "zero")
     return apply(SOFTMAX, call, (input,), dim, dtype, (), modification)  # type: ignore[no-any-return]
 
 

@@ -78,43 +78,41 @@ def check_tensors(signature: Signature, **tensors: Any) -> None:
 
 
 def check_arguments(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> None:
-    """Checks the arguments of a registered op, or of its gradient.
+    """Checks the arguments of a registered op, or of its gradient. Shapes follow from the roles of the tensors.
+
+    The argument `dtype` may be None, as in the functions of ops. Then tensors must have floating-point dtypes.
 
     Raises:
         TypeError, DTypeError, DimensionError, LayoutError: see `check` and `check_scale_mask`.
         ShapeError: a tensor has another shape than its role requires.
         TensorDeviceError: the tensors are on different devices.
     """
-    named, main = signature.named(arguments), arguments[signature.main]
-    roles = dict(zip(signature.names, signature.roles(named), strict=True))
+    op_name, named, main = signature.name, signature.named(arguments), arguments[signature.main]
+    check_tensors(signature, **{a.name: named[a.name] for a in signature.arguments if a.role not in (None, "mask")})
+    roles = dict(zip(signature.names, signature.roles(named), strict=True))  # a role may depend on a tensor
     tensors = {name: named[name] for name, role in roles.items() if role not in (None, "mask")}
-    check_tensors(signature, **tensors)
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if "dim" in named:
         for name, tensor in present.items():
-            check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], signature.name, name)
+            if roles[name] != "index":
+                check(tensor, named["dim"] if roles[name] == "element" else -1, named["dtype"], op_name, name)
     if "dims" in named and not 1 <= named["dims"] <= main.dim():
         expected = f"be from 1 to {main.dim()}, the dims of {signature.names[signature.main]}"
-        raise DimensionError(wrong(signature.name, "dims", expected, named["dims"]))
+        raise DimensionError(wrong(op_name, "dims", expected, named["dims"]))
     if signature is op.signature and op.scale_mask:
         rows = "zero" if named["zero_masked_rows"] else "nan"
-        check_scale_mask(op.name, main, named["dim"], named["scale"], named["mask"], named["causal"], rows)
-    for name, tensor in present.items() if len(present) > 1 else ():
+        check_scale_mask(op_name, main, named["dim"], named["scale"], named["mask"], named["causal"], rows)
+    if len(present) < 2:
+        return
+    for name, tensor in present.items():
         if roles[name] == "index":
-            check_index(signature.name, name, tensor)
+            check_index(op_name, name, tensor)
         elif roles[name] != "whole":
-            check_floating(signature.name, name, tensor)
-    _check_roles(signature, arguments, roles, present)
-
-
-def _check_roles(
-    signature: Signature, arguments: tuple[Any, ...], roles: dict[str, Any], present: dict[str, torch.Tensor]
-) -> None:
-    """Checks the shapes of tensors. A gradient that is added may have another shape: then it is left out."""
-    rows, name = signature.rows(arguments), signature.names[signature.main]
-    added = None if signature.kernel is None else signature.kernel.added
-    others = {key: tensor for key, tensor in present.items() if key not in (added, name)}
-    _check_shapes(signature.name, (name, arguments[signature.main]), rows, roles, others)
+            check_floating(op_name, name, tensor)
+    # A gradient that is added may have another shape: then it is left out.
+    added, first = None if signature.kernel is None else signature.kernel.added, signature.names[signature.main]
+    others = {name: tensor for name, tensor in present.items() if name not in (added, first)}
+    _check_shapes(op_name, (first, main), signature.rows(arguments), roles, others)
 
 
 def _check_shapes(

@@ -17,6 +17,7 @@ from tridal.errors import PluginError
 from tridal.ops.op import Op
 from tridal.pytorch.device_context import device_context, is_served
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
+from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.defined import call_registered, has_gradient
 from tridal.pytorch.path.keys import NO_KEY, key_function, most_rows
 from tridal.pytorch.path.node import CallNode
@@ -34,11 +35,11 @@ _compiling = torch.compiler.is_dynamo_compiling
 def call_op(
     op: Op, key: Key | None, given: Sequence[Any], *arguments: Any, results: int = 1,
     views: Callable[..., Sequence[Tensor | None]] | None = None, overwrites: bool = False,
-    by_torch: Callable[..., Any] | None = None,
+    by_torch: Callable[..., Any] | None = None, checked: bool = False,
 ) -> Any:  # fmt: skip
     """Computes an op. Returns its first result, or a tuple of its first `results`.
 
-    The caller has checked the arguments, and has handled `__torch_function__`.
+    The caller has handled `__torch_function__`.
 
     Args:
         op: the op.
@@ -49,6 +50,7 @@ def call_op(
         views: views(*given) returns the op's tensors before they are cast, if these are not the given ones.
         overwrites: whether a backward that is computed once may overwrite the saved tensors.
         by_torch: by_torch(*given) computes the call instead of the op, because no backend serves the tensors.
+        checked: whether the caller has checked the arguments, by `check_arguments` or by checks that refuse as much.
     """
     if by_torch is not None:
         if key is not None:
@@ -68,7 +70,7 @@ def call_op(
             except NO_KEY:
                 key = None
     if call is None:
-        call = _new_call(op, key, given, arguments, results, views, overwrites)
+        call = _new_call(op, key, given, arguments, results, views, overwrites, checked)
         if call is None:
             return call_registered(op, arguments, results)
     return call.compute(*given)
@@ -76,7 +78,7 @@ def call_op(
 
 def _new_call(
     op: Op, key: Key | None, given: Sequence[Any], arguments: tuple[Any, ...], results: int,
-    views: Callable[..., Sequence[Tensor | None]] | None, overwrites: bool,
+    views: Callable[..., Sequence[Tensor | None]] | None, overwrites: bool, checked: bool,
 ) -> Call | None:  # fmt: skip
     """Returns a new call of a function, and stores it.
 
@@ -87,6 +89,8 @@ def _new_call(
     recorded = op.differentiable_results > 0 and records_gradient(*tensors)
     if recorded and not has_gradient(op, arguments):
         return None
+    if not checked:
+        check_arguments(op, op.signature, arguments)
     context = device_context(tensors[0].device)
     casts = _casts(op, tensors, given if views is None else views(*given))
     # A kernel that leaves out results may have another plan, and so another order of additions.

@@ -16,6 +16,7 @@ from tridal.devices.settings import restored
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import device_context
 from tridal.pytorch.path.call import CALLS, Call, Key, Results, store
+from tridal.pytorch.path.checks import check_arguments
 from tridal.pytorch.path.defined import as_tuple, check_newest, overload
 from tridal.pytorch.path.keys import NO_KEY, most_rows
 from tridal.pytorch.path.op_calls import make_call
@@ -85,6 +86,7 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
         alone = all(is_plain(tensor) and not private.is_batched_gradient(tensor) for tensor in given)
         if torch.is_grad_enabled() or private.needs_dispatcher() or not alone:
             return _registered_gradients(signature, arguments)
+        check_arguments(op, signature, arguments)
         context = device_context(given[0].device)
         overwrites = call.overwrites and not private.keeps_graph()
         made = make_call(op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)

@@ -44,6 +44,7 @@ def call_of_op(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> Call
                 return found
         except NO_KEY:
             key = None
+    check_arguments(op, signature, arguments)
     context = device_context(arguments[signature.main].device)
     call = make_call(op, signature, arguments, most_rows=most_rows(key))
     if key is not None:
@@ -55,7 +56,7 @@ def make_call(
     op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None = None, most_rows: int | None = None,
     overwrites: bool = False, bare: bool = False,
 ) -> Call:  # fmt: skip
-    """Returns a new call. The reference computes it if no kernel does.
+    """Returns a new call of arguments that have been checked. The reference computes it if no kernel does.
 
     Args:
         results: how many results are needed, by default all. These are the first ones.
@@ -65,10 +66,8 @@ def make_call(
         bare: whether `run` returns its first result instead of a tuple.
 
     Raises:
-        TypeError, DTypeError, DimensionError, LayoutError, ShapeError, TensorDeviceError: an argument is wrong.
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
-    check_arguments(op, signature, arguments)
     context, numbers = device_context(arguments[signature.main].device), signature.numbers_of(arguments)
     count, reason = len(signature.results) if results is None else results, ""
     try:

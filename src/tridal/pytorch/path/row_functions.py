@@ -16,6 +16,7 @@ from tridal.ops.argument_checks import check_choice, check_number, wrong
 from tridal.ops.arguments import Argument, element_dtype
 from tridal.ops.op import Op
 from tridal.ops.row_reduce import has_tangent
+from tridal.ops.scale_mask import check_scale_mask
 from tridal.pytorch.call_records import RECORDERS, record_torch
 from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
 from tridal.pytorch.path.checks import check, check_arguments
@@ -104,33 +105,32 @@ def apply(
 ) -> Any:  # fmt: skip
     """Computes an op of rows in the body of a function, for the function's arguments.
 
-    `call` is that of the body, see `op_function`. `modification` is (mask, scale, causal, zero_masked_rows), or empty
-    if nothing modifies the scores. Returns the first result, or a tuple of the first `results`.
+    Checks the tensors, `dim`, `dtype` and the modification; the caller has checked `numbers`. `call` is that of the
+    body, see `op_function`. `modification` is (mask, scale, causal, zero_masked_rows), or empty if nothing modifies the
+    scores. Returns the first result, or a tuple of the first `results`.
     """
     if _compiling():
         return _compiled(op, tensors, dim, dtype, numbers, modification, results)
-    input, given = tensors[0], (*tensors, *modification[:1])
+    input = tensors[0]
     if is_plain(input) and type(dim) is int and not modification and op.torch_function is not None:
         if input.is_nested or (device_context(input.device).torch_computes and not has_tangent(input)):
             return call(by_torch=lambda input, *_: _by_torch_function(op, input, dim, dtype))
     elif isinstance(input, Tensor) and input.is_nested and op.torch_function is not None:
-        arguments = (*tensors, dim, dtype or input.dtype, *numbers, *modification)
+        _check_modification(op, input, dim, modification)
+        arguments = _arguments(op, tensors, dim, dtype, numbers, modification)
         return _by_torch(op, arguments, "the tensor is nested", results)
-    for tensor, argument in zip(tensors, op.signature.arguments, strict=False):
-        if argument.role != "index" and (tensor is not None or not argument.optional):
-            check(tensor, dim if argument.role == "element" else -1, dtype, op.name, argument.name)
-    dim, context, wanted = operator.index(dim), device_context(input.device), dtype
-    if not is_distributed(*given):
+    check_arguments(op, op.signature, op.signature.complete((*tensors, dim, dtype, *numbers, *modification)))
+    dim, context = operator.index(dim), device_context(input.device)
+    if not is_distributed(*tensors, *modification[:1]):
         if torch_computes(op.name, *tensors):
-            arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
-            return _by_torch(op, arguments, None, results)
+            return _by_torch(op, _arguments(op, tensors, dim, dtype, numbers, modification), None, results)
         if context.backend is None:
             backend_computes(context, set())  # raises NoBackendError
     if dtype is None and not context.torch_computes and _autocast_active(op, context):
-        wanted = autocast_dtype(input)
-    arguments = (*tensors, dim, wanted or element_dtype(op.arguments, tensors), *numbers, *modification)
+        dtype = autocast_dtype(input)
+    arguments = _arguments(op, tensors, dim, dtype, numbers, modification)
     try:
-        return call(*op.signature.complete(arguments), results=results)
+        return call(*arguments, results=results, checked=True)
     except TypeError:
         if type(input).__torch_dispatch__ is Tensor.__torch_dispatch__ or is_distributed(input):
             raise
@@ -154,13 +154,28 @@ def _by_torch_function(op: Op, input: Tensor, dim: Any, dtype: Any) -> Tensor:
     return row_maths.with_new_memory((found,), (input,))[0]  # type: ignore[return-value]
 
 
+def _arguments(
+    op: Op, tensors: tuple[Any, ...], dim: int, dtype: torch.dtype | None, numbers: tuple[Any, ...],
+    modification: tuple[Any, ...],
+) -> tuple[Any, ...]:  # fmt: skip
+    """Returns the arguments of the registered op, from the checked arguments of the function."""
+    if len(modification) > 0:
+        mask, scale, *others = modification
+        modification = (mask, float(scale) if scale == scale else math.nan, *others)  # NaN is not equal to another NaN
+    dtype = dtype or element_dtype(op.arguments, tensors)
+    return op.signature.complete((*tensors, dim, dtype, *numbers, *modification))
+
+
+def _check_modification(op: Op, input: Tensor, dim: int, modification: tuple[Any, ...]) -> None:
+    if len(modification) > 0:
+        mask, scale, causal, zero_masked_rows = modification
+        check_scale_mask(op.name, input, dim, scale, mask, causal, "zero" if zero_masked_rows else "nan")
+
+
 def _by_torch(op: Op, arguments: tuple[Any, ...], reason: str | None, results: int) -> Any:
     """Computes a call with torch's ops. Records it with the reason, if there is one."""
-    arguments = op.signature.complete(arguments)
     if RECORDERS and reason is not None:
         record_torch(op.name, arguments[0], reason)
-    if not arguments[0].is_nested:
-        check_arguments(op, op.signature, arguments)
     return first(row_maths.compute(op, *arguments), results)
 
 
@@ -173,13 +188,16 @@ def _compiled(
     if not input.is_nested and (len(modification) > 0 or type(dim) is not int):
         check(input, dim, dtype, op.name)
         dim = operator.index(dim)
+    _check_modification(op, input, dim, modification)
     kind = input.device.type
     by_torch = input.is_nested or torch_computes(op.name, *tensors, *modification[:1])
     if not by_torch and dtype is None and op.autocast and has_autocast(kind) and torch.is_autocast_enabled(kind):
         dtype = autocast_dtype(input)
-    arguments = (*tensors, dim, dtype or element_dtype(op.arguments, tensors), *numbers, *modification)
+    arguments = _arguments(op, tensors, dim, dtype, numbers, modification)
     if not by_torch:
         return call_registered(op, arguments, results)
+    if not input.is_nested:
+        check_arguments(op, op.signature, arguments)
     return _by_torch(op, arguments, None, results)
 
 
