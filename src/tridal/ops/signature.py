@@ -150,10 +150,12 @@ class Signature:
 
     def rows(self, arguments: tuple[Any, ...]) -> Rows:
         """Returns where the rows of a call are."""
-        named, rank = self.named(arguments), max(arguments[self.main].dim(), 1)
-        if "dims" in named:
-            return Rows(rank - named["dims"], named["dims"])
-        return Rows(operator.index(named["dim"] if self.dim is None else self.dim) % rank, 1)
+        rank = max(arguments[self.main].dim(), 1)
+        if "dims" in self.names:
+            dims = arguments[self.names.index("dims")]
+            return Rows(rank - dims, dims)
+        dim = arguments[self.names.index("dim")] if self.dim is None else self.dim
+        return Rows(operator.index(dim) % rank, 1)
 
     def cast(self, named: Named) -> torch.dtype | None:
         """Returns the dtype to which a call casts tensors with a number per element, or None."""

@@ -157,15 +157,10 @@ def _plan_with(
     return replace(found, reason=f"{where} sets the configuration; {found.reason}")
 
 
-def _plan(call: KernelCall, *arguments: Any) -> LaunchPlan:
-    """Returns the plan, whose reason has the number of rows that it is made for if the call has another one."""
-    found = _plan_bucket(call, *arguments)
-    return replace(found, reason=f"{call.planned_for}; {found.reason}") if call.planned_for else found
-
-
-def _plan_bucket(
+def _plan(
     call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any], store: bool
 ) -> LaunchPlan:
+    """Returns the plan, whose reason has the number of rows that it is made for if the call has another one."""
     wrong: list[PlanError] = []
     probed: set[KernelConfig] = set()
 
@@ -182,16 +177,17 @@ def _plan_bucket(
         return compiler.resources(backend, call.specialize(config), device.target)
 
     file = PlanFile(call, backend, device, options) if store else None
-    if file is not None and (found := file.find(functools.partial(check_plan, backend, call.bucket, device))):
-        return found
-    check_functions(call.kernel, device.target, backend.interpreted)
-    launch_plan = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
-    if wrong:  # a plan that ignores this error has another configuration than the backend wanted
-        raise wrong[0]
-    check_plan(backend, call.bucket, device, launch_plan, probe)
-    if file is not None:
-        file.keep(launch_plan)
-    return launch_plan
+    found = None if file is None else file.find(functools.partial(check_plan, backend, call.bucket, device))
+    if found is None:
+        check_functions(call.kernel, device.target, backend.interpreted)
+        found = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
+        if wrong:  # a plan that ignores this error has another configuration than the backend wanted
+            raise wrong[0]
+        check_plan(backend, call.bucket, device, found, probe)
+        if file is not None:
+            file.keep(found)
+    planned_for = call.planned_for
+    return replace(found, reason=f"{planned_for}; {found.reason}") if planned_for else found
 
 
 def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers) -> Launches:

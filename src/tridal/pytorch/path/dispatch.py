@@ -57,12 +57,11 @@ def call_op(
             kept = Call(by_torch, any_rows=True, by_kernels=False)
             store(key, kept, device_context(given[0].device))
         return by_torch(*given)
-    tensors = op.signature.tensors_of(arguments)
-    if _compiling() or not is_direct(*(tensor for tensor in tensors if tensor is not None)):
-        return call_registered(op, arguments, results)
     call: Call | None = None
-    if key is None:
-        given, views = tensors, None
+    if key is None:  # a call with a key has plain tensors, and no mode or compiler has to see it
+        given, views = op.signature.tensors_of(arguments), None
+        if _compiling() or not is_direct(*(tensor for tensor in given if tensor is not None)):
+            return call_registered(op, arguments, results)
         if op.prepares:
             try:
                 key = key_function(op.signature)((op, results), *arguments)
@@ -91,13 +90,13 @@ def _new_call(
         return None
     if not checked:
         check_arguments(op, op.signature, arguments)
-    context = device_context(tensors[0].device)
     casts = _casts(op, tensors, given if views is None else views(*given))
     # A kernel that leaves out results may have another plan, and so another order of additions.
     needed, bare = None if recorded or current().batch_invariant else results, results == 1 and not recorded
-    call = make_call(op, op.signature, arguments, needed, most_rows(key), bare=bare)
-    call.add_gradient(op, arguments, results, overwrites)
+    context = device_context(arguments[op.signature.main].device)
+    call = make_call(context, op, op.signature, arguments, needed, most_rows(key), bare=bare)
     if recorded:
+        call.add_gradient(op, arguments, results, overwrites)
         call.compute = functools.partial(CallNode.apply, call)
     elif not bare and results < len(op.results):
         call.compute = functools.partial(_run, call.run, results)

@@ -117,12 +117,9 @@ def kernel_call(
     any_rows = most_rows is not None and not out
     add = _column_sums(context, inputs[0].shape[use.dim], wide) if kernel.column_writes else None
     run, by_address = make_run(context, use, inputs, written, bound, copies, given, any_rows, add, bare)
-    return Call(run, any_rows and _serves(bound, inputs[0], most_rows or 0), by_address=by_address)
-
-
-def _serves(bound: Launch, first: Tensor, most_rows: int) -> bool:
-    """Returns whether a launch serves all numbers of rows with the same key, or of columns of one row."""
-    return bound.column_range is not None if first.dim() == 1 else bound.row_range[1] >= most_rows
+    # whether the launch serves all numbers of rows with the same key, or of columns of one row
+    serves = bound.column_range is not None if inputs[0].dim() == 1 else bound.row_range[1] >= (most_rows or 0)
+    return Call(run, any_rows and serves, by_address=by_address)
 
 
 def _copied_call(context: DeviceContext, use: KernelUse, inputs: Sequence[Tensor], count: int) -> Call | None:

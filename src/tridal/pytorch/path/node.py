@@ -89,7 +89,7 @@ def _other_gradients(call: Call, tensors: Sequence[Tensor | None], key: Key | No
         check_arguments(op, signature, arguments)
         context = device_context(given[0].device)
         overwrites = call.overwrites and not private.keeps_graph()
-        made = make_call(op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)
+        made = make_call(context, op, signature, arguments, most_rows=most_rows(key), overwrites=overwrites)
         if key is not None:
             store(key, made, context)
         return made.run(*tensors)  # type: ignore[no-any-return]

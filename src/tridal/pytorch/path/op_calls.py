@@ -46,19 +46,20 @@ def call_of_op(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> Call
             key = None
     check_arguments(op, signature, arguments)
     context = device_context(arguments[signature.main].device)
-    call = make_call(op, signature, arguments, most_rows=most_rows(key))
+    call = make_call(context, op, signature, arguments, most_rows=most_rows(key))
     if key is not None:
         store(key, call, context)
     return call
 
 
 def make_call(
-    op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None = None, most_rows: int | None = None,
-    overwrites: bool = False, bare: bool = False,
+    context: DeviceContext, op: Op, signature: Signature, arguments: tuple[Any, ...], results: int | None = None,
+    most_rows: int | None = None, overwrites: bool = False, bare: bool = False,
 ) -> Call:  # fmt: skip
     """Returns a new call of arguments that have been checked. The reference computes it if no kernel does.
 
     Args:
+        context: that of the device of the tensors.
         results: how many results are needed, by default all. These are the first ones.
         most_rows: the largest number of rows with the same key, or None for an exact key. `Call.any_rows` tells if the
             call computes all of them.
@@ -68,8 +69,8 @@ def make_call(
     Raises:
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
-    context, numbers = device_context(arguments[signature.main].device), signature.numbers_of(arguments)
-    count, reason = len(signature.results) if results is None else results, ""
+    numbers, reason = signature.numbers_of(arguments), ""
+    count = len(signature.results) if results is None else results
     try:
         if signature.steps is not None and not op.prepares:  # their steps also use torch
             return _bare(Call(lambda *tensors: _by_steps(op, signature, tensors, numbers, count, overwrites)), bare)
@@ -141,13 +142,15 @@ def call_by_kernels(
         return recorded_steps(op, signature, arguments, context, wanted, most_rows, bare)
     if signature.arguments[0].optional and arguments[0] is None:
         raise NoKernel("only results after the first have a gradient")
-    with naming(op, "unsupported"):
-        reason = None if op.unsupported is None else op.unsupported(named, signature.dtypes(named))
+    reason = None
+    if op.unsupported is not None:
+        with naming(op, "unsupported"):
+            reason = op.unsupported(named, signature.dtypes(named))
     if reason is not None or signature.kernel is None:
         raise NoKernel(reason or "")
     if not any(wanted):
         return Call(lambda *_: None if bare else (None,) * len(wanted), any_rows=True)
-    return kernel_call_of(context, op, signature, arguments, wanted, most_rows, bare)
+    return kernel_call_of(context, op, signature, named, wanted, most_rows, bare)
 
 
 def _by_steps(

@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 
 def kernel_call_of(
-    context: DeviceContext, op: Op, signature: Signature, arguments: tuple[Any, ...], wanted: Sequence[bool],
+    context: DeviceContext, op: Op, signature: Signature, named: NamedArguments, wanted: Sequence[bool],
     most_rows: int | None, bare: bool,
 ) -> Call:  # fmt: skip
     """Returns the call of the kernel that computes the results that are `wanted`, see `make_call`.
@@ -35,9 +35,10 @@ def kernel_call_of(
         NoBackendError: no backend computes the dtypes, and the setting `fallback` is "error".
     """
     assert signature.kernel is not None
-    named, rows = signature.named(arguments), signature.rows(arguments)
+    arguments = tuple(named.values())
+    rows = signature.rows(arguments)
     inputs, outputs, absent = _match(signature, arguments, wanted)
-    constants = _constants(op, signature, arguments)
+    constants = _constants(op, named) if op.constants is not None and signature is op.signature else ()
     kernel = variant(signature.kernel, absent, tuple(name for _, name in outputs), constants)
     dtypes, modification = signature.dtypes(named), modification_of(op, named) if signature is op.signature else None
     mask = [] if modification is None or modification.mask is None else [signature.names.index("mask")]
@@ -77,12 +78,11 @@ def _match(
     return present, [(index, name) for index, name in outputs if wanted[index]], absent
 
 
-def _constants(op: Op, signature: Signature, arguments: tuple[Any, ...]) -> tuple[tuple[str, Any], ...]:
+def _constants(op: Op, named: NamedArguments) -> tuple[tuple[str, Any], ...]:
     """Returns the constants of the forward kernel that follow from a call."""
-    if op.constants is None or signature is not op.signature:
-        return ()
+    assert op.constants is not None
     with naming(op, "constants"):
-        constants = op.constants(NamedArguments(signature, arguments))
+        constants = op.constants(named)
     declared = [name for name, _ in op.forward.constants]
     if unknown := [name for name in constants if name not in declared]:
         known = ", ".join(declared) or "none"

@@ -18,7 +18,7 @@ from tridal.ops.op import Op
 from tridal.ops.row_reduce import has_tangent
 from tridal.ops.scale_mask import check_scale_mask
 from tridal.pytorch.call_records import RECORDERS, record_torch
-from tridal.pytorch.device_context import DeviceContext, device_context, has_autocast
+from tridal.pytorch.device_context import device_context, has_autocast
 from tridal.pytorch.path.checks import check, check_arguments
 from tridal.pytorch.path.defined import call_registered, first
 from tridal.pytorch.path.dispatch import torch_computes
@@ -122,11 +122,13 @@ def apply(
     check_arguments(op, op.signature, op.signature.complete((*tensors, dim, dtype, *numbers, *modification)))
     dim, context = operator.index(dim), device_context(input.device)
     if not is_distributed(*tensors, *modification[:1]):
-        if torch_computes(op.name, *tensors):
+        if context.torch_computes:
+            record_torch_call(op.name, None, *tensors)
             return _by_torch(op, _arguments(op, tensors, dim, dtype, numbers, modification), None, results)
         if context.backend is None:
             backend_computes(context, set())  # raises NoBackendError
-    if dtype is None and not context.torch_computes and _autocast_active(op, context):
+    autocasts = op.autocast and context.has_autocast and not context.torch_computes
+    if dtype is None and autocasts and torch.is_autocast_enabled(context.device.type):
         dtype = autocast_dtype(input)
     arguments = _arguments(op, tensors, dim, dtype, numbers, modification)
     try:
@@ -199,10 +201,6 @@ def _compiled(
     if not input.is_nested:
         check_arguments(op, op.signature, arguments)
     return _by_torch(op, arguments, None, results)
-
-
-def _autocast_active(op: Op, context: DeviceContext) -> bool:
-    return op.autocast and context.has_autocast and torch.is_autocast_enabled(context.device.type)
 
 
 def autocast_dtype(input: Tensor) -> torch.dtype | None:
