@@ -118,7 +118,7 @@ def _function(
     own = [names_of_tensors.get(name, "") for name in tensors]
     names = {name: name for name in (*op.signature.names, *own) if name in signature.parameters}
     if sizes is not None:
-        names["dims"] = f"len({sizes})"
+        names["dims"] = "row_dims"
     flexible, dims = keys.rows_along(op.signature, names)
     flexible = flexible if last is None else f"({flexible}) and ({last})"
     optional = frozenset(p.name for p in parameters if p.name in own and p.default is None)
@@ -137,7 +137,7 @@ def _function(
     given = ", ".join(name or "None" for name in own)
     kept = ", ".join([*(p.name for p in options), *([f"*{sizes}"] if sizes is not None else [])])
     lines = lines if op.prepares else ["no_key()"]
-    code = [*lines, f"call_key = ({', '.join(parts)})", *described.added, "call = CALLS.get(call_key)"]
+    code = [*lines, f"call_key = ({', '.join(parts)})", "call = CALLS.get(call_key)"]
     newline = "\n            "
     source = f"""
 def {body.__name__}{_declared(parameters)}:

@@ -39,14 +39,13 @@ VALUES = (int, float, bool, str, type(None), torch.dtype)
 
 
 class Described(NamedTuple):
-    """The code that describes the tensors of a call."""
+    """The code that describes arguments of a call."""
 
     lines: list[str]
-    """Statements. They raise an exception if a tensor has no description."""
+    """Statements that come before the key."""
     parts: list[str]
-    """Expressions, the parts of a key. The first one is the rounded number of rows, or None."""
-    added: Sequence[str] = ()
-    """Statements that add parts to the tuple `call_key`."""
+    """Expressions, the parts of a key. The first one of tensors is the rounded number of rows, or None. One raises an
+    exception if a tensor has no description."""
 
 
 def describe(
@@ -59,8 +58,8 @@ def describe(
         signature: has the roles of the tensors.
         names: the tensors of the signature, in order. They are names in the code, and empty for absent ones.
         optional: the names of those that may be None.
-        flexible: an expression with `shape`, that of the main tensor: whether rows run along its last dims, and any
-            number of them is computed alike.
+        flexible: an expression with `shape` and `main_rank` (of the main tensor): whether rows run along its last dims,
+            and any number of them is computed alike.
         dims: an expression for the number of dims of a row.
         gradients: how many of the tensors are the gradients of a backward, whose tensors require no gradient. Only
             these may be batches of torch's legacy vmap.
@@ -68,65 +67,56 @@ def describe(
     main = names[signature.tensors.index(signature.main)]
     roles = {name: signature.arguments[index].role for name, index in zip(names, signature.tensors, strict=True)}
     roles.pop("", None)
-    plain = "({0}_class := {0}.__class__) is not Tensor and {0}_class is not Parameter"
-    checks = {name: f"if {plain.format(name)}: no_key()" for name in roles}
-    checks |= {name: f"if batched({name}) or {plain.format(name)}: no_key()" for name in names[:gradients]}
-    lines = [checks[name] for name in roles if name not in optional]
+    plain = "{0}.__class__ is Tensor or {0}.__class__ is Parameter"
+    # The class comes first, because a subclass may do anything when another attribute is read.
+    classes = {name: f"{name}.__class__ if {plain.format(name)} else no_key()" for name in roles}
+    classes |= {name: f"no_key() if batched({name}) else {classes[name]}" for name in names[:gradients] if name}
     # Steps may depend on whether the rows are a multiple of 16. So do kernels that merge 16 rows, see `merges_rows`.
     has_multiple = signature.steps is not None or (signature.kernel is not None and not signature.kernel.statistics)
-    lines += _rows(main, roles, flexible, dims, has_multiple)
-    added: list[str] = []
-    parts = ["rows", "sizes", *["multiple"] * has_multiple, "len(shape)", "strides"]
+    lines = [f"main_class = {classes[main]}", *_rows(main, roles, flexible, dims, has_multiple)]
+    parts = ["rows", "sizes", *["multiple"] * has_multiple, "main_rank", "strides"]
     for name, role in roles.items():
         strides = f"{name}.is_contiguous() or ({name}.stride(), {name}.shape)"
-        found = [] if name == main else [_shape(name, role), strides]
+        found = ["main_class"] if name == main else [classes[name], _shape(name, role), strides]
         # A process has one type of accelerators, so an index, or -1 for the CPU, is a device.
-        found += [f"{name}.get_device()", f"{name}.dtype", f"{name}_class"]
+        found += [f"{name}.get_device()", f"{name}.dtype"]
         found += [f"({name}.data_ptr() or no_key()) & {ADDRESS_BITS}", f"{name}.is_neg()"]
         found += [f"recording and {name}.requires_grad and not inference()"] * (not gradients)
-        if name in optional:  # an absent tensor adds nothing to the key, and costs nothing
-            number = len(added)
-            added += [f"if {name} is not None:", f"    {checks[name]}"]
-            added += [f"    call_key += ({number}, {', '.join(found)})"]
-        else:
-            parts += found
-    parts.append(f"any_autocast() and autocast({main}.device)")
-    return Described(lines, parts, added)
+        parts += [f"None if {name} is None else ({', '.join(found)})"] if name in optional else found
+    return Described(lines, [*parts, f"any_autocast() and autocast({main}.device)"])
 
 
 def _rows(main: str, roles: Mapping[str, Any], flexible: str, dims: str, has_multiple: bool) -> list[str]:
-    """Returns the code that describes the sizes of the main tensor, as `shape`, `rows`, `sizes` and `leading`."""
-    one = dims == "1"
+    """Returns the code for the sizes of the main tensor: `shape`, `main_rank`, `rows`, `sizes`, `leading`."""
+    cols = "sizes" if dims == "1" else "cols"
+    of_rows = any(role in ("row", "index") or callable(role) for role in roles.values())
     lines = [
         f"shape, strides = {main}.shape, {main}.is_contiguous() or {main}.stride()",
-        f"if ({flexible}) and len(shape) > {dims} and (",
-        "    strides is True or (len(shape) == 2 and strides[1] == 1) or not any(strides)",
+        "main_rank = len(shape)",
+        f"if ({flexible}) and main_rank > {dims} and (",
+        "    strides is True or (main_rank == 2 and strides[1] == 1) or not any(strides)",
         "):",
-        f"    sizes = {'' if one else 'cols = '}shape[-1]",
-        *[f"    if {dims} > 1: sizes, cols = shape[-{dims}:], shape[-{dims}:].numel()"] * (not one),
-        f"    rows = {main}.numel() // {'sizes' if one else 'cols'}",
+        f"    sizes = {'' if dims == '1' else 'cols = '}shape[-1]",
+        *[f"    if {dims} > 1: sizes, cols = shape[-{dims}:], shape[-{dims}:].numel()"] * (dims != "1"),
+        f"    rows = shape[0] if main_rank == 2 else {main}.numel() // {cols}",  # torch's methods take longer
+        *[f"    leading = (rows,) if main_rank == 2 else shape[:-{dims}]"] * of_rows,
     ]
-    rounds = f"if rows > {EXACT_ROWS}: rows = row_bucket(rows, {'sizes' if one else 'cols'})[1]"
+    rounds = f"if rows > {EXACT_ROWS}: rows = row_bucket(rows, {cols})[1]"
     if has_multiple:
-        cols = "sizes" if one else "cols"
         lines.append(f"    multiple = rows % {ALIGNMENT} == 0")
         lines.append(f"    if multiple and {cols} % {ALIGNMENT}:")  # the bucket is that of the merged rows
         lines.append(f"        rows = row_bucket(rows // {ALIGNMENT}, {cols} * {ALIGNMENT})[1] * {ALIGNMENT}")
         rounds = f"el{rounds}"
-    lines.append(f"    {rounds}")
-    of_rows = any(role in ("row", "index") or callable(role) for role in roles.values())
-    lines += [f"    leading = shape[:-{dims}]"] * of_rows
-    return [*lines, "else:", "    rows, sizes, multiple, leading = None, shape, False, None"]
+    return [*lines, f"    {rounds}", "else:", "    rows, sizes, multiple, leading = None, shape, False, None"]
 
 
 def _shape(name: str, role: Any) -> str:
     """Returns the expression for the shape of a tensor that is not the main one."""
-    of_row = f"2 if {name}.shape == leading else {name}.shape"
     if role == "element":
         return f"{name}.shape == shape or {name}.shape"
-    if callable(role):
-        return f"1 if {name}.shape == shape else {of_row}"
-    return of_row if role in ("row", "index") else f"{name}.shape"
+    if callable(role):  # most have a number per row
+        return f"2 if {name}.shape == leading else 1 if {name}.shape == shape else {name}.shape"
+    return f"2 if {name}.shape == leading else {name}.shape" if role in ("row", "index") else f"{name}.shape"
 
 
 PLAIN_THREAD = (
@@ -159,10 +149,10 @@ def of_options(parameters: Sequence[Any]) -> list[str]:
 
 
 def of_sizes(name: str) -> Described:
-    """Returns the code for an argument that is a sequence of ints, as `normalized_shape` is."""
-    types = f"{name}[0].__class__ if len({name}) == 1 else tuple(map(type, {name}))"
+    """Returns the code for an argument that is a sequence of ints, as `normalized_shape` is, with length `row_dims`."""
+    types = f"{name}[0].__class__ if row_dims == 1 else tuple(map(type, {name}))"
     values = f"{name} if {name}.__class__ is tuple else tuple({name})"
-    return Described([f"if {name}.__class__ not in SIZES: no_key()"], [values, types])
+    return Described([f"if {name}.__class__ not in SIZES: no_key()", f"row_dims = len({name})"], [values, types])
 
 
 def scope() -> dict[str, Any]:
@@ -210,7 +200,7 @@ def key_function(signature: Signature) -> Callable[..., tuple[Any, ...]]:
     found, thread = describe(signature, tensors, optional, flexible, dims), of_thread("what")
     values = [f"tuple({n}) if {n}.__class__ is list else {n}" for n in numbers]
     parts = [*found.parts, *thread, *values, *(f"{n}.__class__" for n in numbers)]
-    return _compiled(", ".join(["what", *names]), [RECORDING, *found.lines], parts, found.added)
+    return _compiled(", ".join(["what", *names]), [RECORDING, *found.lines], parts)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -233,14 +223,12 @@ def backward_key_function(
     )
     found = describe(signature, names, optional, str(any_rows), str(dims), gradients)
     lines = [PLAIN_THREAD, "if grad_enabled(): no_key()", *found.lines]
-    return _compiled(", ".join(["call", *parameters]), lines, [*found.parts, "call"], found.added)
+    return _compiled(", ".join(["call", *parameters]), lines, [*found.parts, "call"])
 
 
-def _compiled(
-    parameters: str, lines: Sequence[str], parts: Sequence[str], added: Sequence[str]
-) -> Callable[..., tuple[Any, ...]]:
+def _compiled(parameters: str, lines: Sequence[str], parts: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
     names = scope()
-    body = "\n    ".join([*lines, f"call_key = ({', '.join(parts)})", *added, "return call_key"])
+    body = "\n    ".join([*lines, f"return ({', '.join(parts)})"])
     exec(f"def key({parameters}):\n    {body}\n", names)
     return names["key"]  # type: ignore[no-any-return]
 
@@ -249,9 +237,9 @@ def rows_along(signature: Signature, names: dict[str, str]) -> tuple[str, str]:
     """Returns the expressions `flexible` and `dims` of `describe`. `names` are those of arguments in the code."""
     conditions = [] if signature.any_rows else ["False"]
     if "dim" in names:
-        conditions.append(f"({names['dim']} == -1 or {names['dim']} == len(shape) - 1)")
+        conditions.append(f"({names['dim']} == -1 or {names['dim']} == main_rank - 1)")
     elif signature.dim is not None and signature.dim >= 0:
-        conditions.append(f"len(shape) == {signature.dim + 1}")
+        conditions.append(f"main_rank == {signature.dim + 1}")
     conditions += [f"{names[name]} is None" for name in ("mask",) if name in names]
     conditions += [f"{names[name]} is False" for name in ("causal",) if name in names]
     return " and ".join(conditions) or "True", names.get("dims", "1")
