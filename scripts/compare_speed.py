@@ -22,13 +22,16 @@ from pathlib import Path
 from typing import Any
 
 ROUNDS, HOST_CALLS, COMPILERS = 3, 500, 7
-SOFTMAXES, NORMS, LOSSES = ("softmax", "log_softmax"), ("rms_norm", "layer_norm"), ("cross_entropy",)
+SOFTMAXES, NORMS, LOSSES = ("softmax", "log_softmax"), ("rms_norm", "layer_norm"), ("cross_entropy", "log_probs")
+GLU, ROTARY = ("swiglu", "geglu"), "rotary_embedding"
 SHAPES: list[tuple[tuple[int, ...], int]] = [
     ((2048, 65_536), 1), ((8, 50_257), 1), ((64, 128_256), 1), ((4096, 16_384), 1), ((4096, 50_257), 1),
     ((1, 131_072), 1), ((512, 300_000), 1), ((128, 128_256), 1), ((50_257, 512), 0), ((32, 1000, 1001), 1),
     ((1, 50_257, 1024), 1), ((16, 4097, 512), 1), ((4096, 12_672), 1), ((4096, 1024), 1),
 ]  # fmt: skip
 NORM_SHAPES = ((1_048_576, 128), (131_072, 1024), (131_072, 4096), (65_536, 781), (4096, 16_384), (2048, 65_536))
+GLU_SHAPES = ((8192, 14_336), (4096, 4096), (4096, 8191), (64, 4096))
+ROTARY_SHAPES = ((4, 32, 2048, 64), (2, 32, 4096, 128), (1, 8, 128, 128))
 LOSS_SHAPES = ((32_768, 1024), (8192, 32_000), (4096, 50_257), (4096, 128_256))
 
 
@@ -51,6 +54,10 @@ def workloads(ops: list[str]) -> list[dict[str, Any]]:
                 for residual in (False, True) if op in NORMS else (False,):
                     one = {"op": op, "direction": direction, "dtype": "bfloat16", "shape": shape, "dim": -1}
                     found.append({**one, "residual": residual})
+    for op, shapes in [*((op, GLU_SHAPES) for op in GLU), (ROTARY, ROTARY_SHAPES)]:
+        for shape in shapes:
+            for direction in both:
+                found.append({"op": op, "direction": direction, "dtype": "bfloat16", "shape": shape, "dim": -1})
     return [workload for workload in found if workload["op"] in ops]
 
 
@@ -69,6 +76,13 @@ def make_call(workload: dict[str, Any]) -> Callable[[], Any]:
     if workload["op"] in NORMS:
         inputs += [torch.rand_like(x[0]) + 0.5 for _ in range(1 + (workload["op"] == "layer_norm"))]
         arguments = (x.shape[-1:], *inputs[1:])
+    if workload["op"] in GLU:
+        inputs.append(torch.randn_like(x))
+        arguments = (inputs[1],)
+    if workload["op"] == ROTARY:  # four query heads share a key head
+        inputs.append(torch.randn_like(x[:, ::4]))
+        cos_and_sin = (torch.rand((1, *x.shape[2:]), device=x.device, dtype=x.dtype) for _ in range(2))
+        arguments = (inputs[1], *cos_and_sin)
     if workload.get("residual"):
         keywords["residual"] = torch.randn_like(x)
         inputs.append(keywords["residual"])
@@ -139,7 +153,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("before", help="a folder with a checkout of tridal")
     parser.add_argument("after", help="a folder with another checkout")
-    parser.add_argument("--ops", nargs="+", choices=(*SOFTMAXES, *NORMS, *LOSSES), help="default: all")
+    parser.add_argument("--ops", nargs="+", choices=(*SOFTMAXES, *NORMS, *LOSSES, *GLU, ROTARY), help="default: all")
     parser.add_argument(
         "--workloads", type=Path,
         help="a JSON list of the calls to measure, with the keys op, direction, dtype, shape, dim and, for norms, "
@@ -147,7 +161,7 @@ def parse() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="the file for all results")
     arguments = parser.parse_args()
-    arguments.ops = arguments.ops or [*SOFTMAXES, *NORMS, *LOSSES]
+    arguments.ops = arguments.ops or [*SOFTMAXES, *NORMS, *LOSSES, *GLU, ROTARY]
     return arguments
 
 
@@ -189,7 +203,7 @@ def main() -> None:
     small = {"direction": "forward", "dtype": "float32", "shape": (8, 128), "dim": -1, "host": True}
     for op in given.ops:
         for recorded in (False, True):
-            workload = {**small, "op": op, "recorded": recorded}
+            workload = {**small, "op": op, "recorded": recorded} | ({"shape": (1, 8, 16, 64)} if op == ROTARY else {})
             old, new = (min(found) for found in measure(workers, workload))
             results.append({**workload, "before_us": old, "after_us": new, "ratio": new / old})
             what = f"host time of {op} 8x128{', recorded by autograd' * recorded}"

@@ -12,8 +12,9 @@ import torch
 
 import tridal
 from tridal.devices.types import KernelConfig
+from tridal.kernels.row_kernel import RowKernel
+from tridal.kernels.written import WrittenKernel
 from tridal.library.softmax.softmax import SOFTMAX
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
@@ -37,6 +38,12 @@ def kernel_call(
     assert layout is not None
     dtypes = (dtypes,) * (1 + len(kernel.reads)) if isinstance(dtypes, str) else dtypes
     return KernelCall(kernel, layout, dtypes, addresses, parameters, scale_mask)
+
+
+def written(call: KernelCall, config: KernelConfig = WHOLE_ROW) -> WrittenKernel:
+    """Returns the kernel that a schedule writes for a call."""
+    s = call.specialize(config)
+    return WrittenKernel(s.kernel, s.entry, tuple(dict(s.types)), dict(s.constants))
 
 
 def frames_to_launch(function: Callable[[], object]) -> tuple[int, int]:

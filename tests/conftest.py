@@ -24,13 +24,16 @@ import torch
 
 import third_party_op
 import tridal
+import written_checks
 from tridal.devices import backend_table, entry_points, plugins, registry, setting_layers, settings
 from tridal.devices.types import Backend
 from tridal.errors import TridalError
+from tridal.kernels.written import WrittenKernel
 from tridal.ops import Op, table
 from tridal.runtime import launch, plan_store
 from tridal.runtime.specialization import KernelCall
 
+WrittenKernel.__init__ = written_checks.write_and_check  # type: ignore[method-assign]
 collect_ignore = ["row_op_package"]  # tests of a package that is not installed, which test_third_party_wheels.py runs
 
 

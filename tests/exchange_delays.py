@@ -7,18 +7,17 @@ program waits for its own time: most times less than 1 us, at times up to 33 us.
 from __future__ import annotations
 
 import ast
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tridal.kernels
+from tridal.kernels import written
 from tridal.runtime import compiler, launch
 
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier"}
+shipped_text = written.helper_text
 DELAYED = ("exchange", "tile_counter")
 
 DELAY = '''
@@ -87,19 +86,19 @@ def delayed_source(module: str, seed: int) -> str:
 
 def shipped_source(module: str) -> str:
     """Returns the source of a module of kernels."""
-    return Path(tridal.kernels.__path__[0], f"{module}.py").read_text()
+    return shipped_text(module, ())
 
 
 @contextmanager
-def delayed_kernels(folder: Path, seed: int) -> Iterator[None]:
+def delayed_kernels(seed: int) -> Iterator[None]:
     """Context manager in which `tridal.runtime.compiler` compiles the kernels with delays."""
-    copy = folder / f"delayed_kernels_{seed}"
-    shutil.copytree(tridal.kernels.__path__[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for module in DELAYED:
-        (copy / f"{module}.py").write_text(delayed_source(module, seed))
+
+    def delayed(module: str, parameters: tuple[str, ...]) -> str:
+        return delayed_source(module, seed) if module in DELAYED else shipped_text(module, parameters)
+
     compiler._entry.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tridal.kernels, "__path__", [str(copy)])
+        patch.setattr(written, "helper_text", delayed)
         patch.setattr(compiler, "compile_kernel", compiler.compile_kernel.__wrapped__)  # the cache has the others
         patch.setattr(launch, "_load", _load)
         yield

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning, table
 from tridal.ops.column_sum import COLUMN_SUM
 from tridal.runtime import launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.specialization import KernelCall
 

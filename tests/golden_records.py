@@ -12,11 +12,9 @@ import importlib
 import inspect
 import json
 import pkgutil
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,28 +22,17 @@ import case_records
 import golden_plans
 import plan_records
 import tridal
-from case_records import checksum
+from call_helpers import written
 from tridal.benchmarks import workloads
 from tridal.benchmarks.op_benchmark import benchmark_of, measured_ops
-from tridal.devices.types import KernelConfig, LaunchPlan
+from tridal.devices.types import KernelConfig
 from tridal.ops import planning, table
 from tridal.ops.column_sum import COLUMN_SUM
-from tridal.runtime import batch_invariance, compiler
-from tridal.runtime.op_trial import COLS, ROWS
 from tridal.runtime.scale_mask import ScaleMask
-from tridal.runtime.specialization import Specialization
 from tridal.testing.cases import op_cases
-from tridal.testing.plan_overrides import PLAN_OVERRIDES
 
 COMMAND = "python tests/golden_records.py"
-_FULL = ("softmax", "softmax_backward", "layer_norm_backward", "cross_entropy")
-"""Kernels of one tensor, of two, with sums of columns, and with an index per row. They have all overrides of plans."""
-_FEW = ("planned", "column_loop", "cooperative+reload")
 _MASKED = ScaleMask(0.5, True, True, "uint8", 32, 2, (0, 781 * 32, 781, 1), row_distance=781)
-_BIASED = -5.5e-08
-"""An error of exp2, for which kernels have further steps."""
-_WIDE = KernelConfig("cooperative", 1, 2048, 8, programs_per_row=128, exp2_bias=_BIASED)
-"""So many programs of a row read their numbers in several steps."""
 _BACKENDS = "tridal_accelerator", "tridal_cuda", "tridal_interpreter", "tridal_npu", "tridal_rocm"
 _NOT_IMPORTED = "tridal.__main__", "tridal.kernels", "tridal.runtime.target_program", "tridal.models.repository"
 """Programs, and schedules, whose names exist in a specialised kernel only."""
@@ -124,52 +111,42 @@ def data(value: Any) -> Any:
     return getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
 
 
-def kernels() -> dict[str, list[Any]]:
-    """The number of lines and a checksum of printed kernels, by kernel, dtype, shape and plan, without comments."""
-    return {name: [text.count("\n"), checksum(text)] for name, text in _kernels()}
+def kernels() -> dict[str, str]:
+    """The text of written kernels, by kernel, dtype, shape and plan: each schedule with each of its features."""
+    return dict(_kernels())
 
 
 def _kernels() -> Iterator[tuple[str, str]]:
-    names = plan_records.kernel_names()
-    rows = [(name, "float32", (64, 781), -1) for name in names]
-    inner = [(name, "float32", (3, 300, 33), 1) for name in ("softmax", "layer_norm_backward")]
-    others = ("softmax", "bfloat16", (64, 781), -1), ("softmax", "float32", (8, 16_001), -1)
-    columns = [(name, "float32", (8, 781), -1) for name in ("layer_norm", "rms_norm without residual")]
-    for name, dtype, shape, dim in (*rows, *inner, *others, *columns):
+    wide = KernelConfig("cooperative", 1, 2048, 8, programs_per_row=16)
+    row, tile = KernelConfig("whole_row", 1, 1024), KernelConfig("whole_row", 4, 1024)
+    once, peel = replace(row, persistent=False), replace(row, peel=True)
+    lanes = KernelConfig("column_loop", 1, 256, 1, lanes=32)
+    rows: list[tuple[str, str, tuple[int, ...], int, KernelConfig]] = [
+        ("softmax", "float32", (64, 781), -1, once), ("softmax", "float32", (64, 781), -1, peel),
+        ("softmax", "bfloat16", (64, 768), -1, tile), ("softmax", "float32", (3, 300, 33), 1, replace(tile, rows=8)),
+        ("softmax", "float32", (8, 32_768), -1, wide), ("softmax", "float32", (64, 5000), -1, lanes),
+        ("softmax_backward", "float32", (64, 781), -1, replace(peel, rows=2)),
+        ("softmax_backward", "float32", (8, 32_768), -1, replace(wide, persistent=False)),
+        ("log_softmax", "float64", (64, 781), -1, once), ("cross_entropy", "float32", (64, 781), -1, tile),
+        ("cross_entropy", "float32", (8, 32_768), -1, wide), ("cross_entropy", "float32", (64, 5000), -1, lanes),
+        ("cross_entropy_backward", "float32", (64, 781), -1, once),
+        ("layer_norm", "float32", (64, 781), -1, tile),
+        ("layer_norm", "float32", (8, 781), -1, replace(row, reload=True)),
+        ("layer_norm", "float32", (64, 5000), -1, replace(lanes, peel=True)),
+        ("layer_norm_backward", "float32", (64, 781), -1, replace(row, num_stages=3)),
+        ("layer_norm_backward", "float32", (64, 5000), -1, replace(lanes, lanes=1, rows=2)),
+        ("rms_norm", "float32", (8, 32_768), -1, replace(wide, peel=True)), ("swiglu", "float32", (64, 781), -1, once),
+        ("rms_norm_backward", "float32", (8, 32_768), -1, wide),
+        ("column_sum", "float32", (64, 768), 0, replace(tile, rows=8)),
+        ("log_probs_backward", "float32", (64, 781), -1, once), ("swiglu_backward", "float32", (64, 781), -1, peel),
+    ]  # fmt: skip
+    for name, dtype, shape, dim, config in rows:
         call = golden_plans.Question("", name, dtype, shape, dim).call
-        masks = (call.scale_mask, _MASKED) if name == "softmax" and dim == -1 else (call.scale_mask,)
-        plans = PLAN_OVERRIDES if name in _FULL else ("whole_row+reload",) if shape == (8, 781) else _FEW
-        for plan, mask in product(plans, masks):
-            planned = LaunchPlan(KernelConfig("whole_row", 1 if shape == (8, 781) else 4, 1024), 8, "")
-            masked = replace(call, scale_mask=mask)
-            override = PLAN_OVERRIDES[plan]
-            launched = planned if override is None else override(planned, masked.problem)
-            shown = f"{name} {dtype} {'x'.join(map(str, shape))} {plan}{' masked' * (mask is _MASKED)}"
-            yield shown, plain(compiler.source(masked.specialize(launched.config)))
-            if plan in _FEW and name in _FULL and mask is not _MASKED:
-                biased = replace(launched.config, exp2_bias=_BIASED)
-                yield f"{shown} biased", plain(compiler.source(masked.specialize(biased)))
-    for name, persistent in product(_FULL, (False, True)):
-        call = golden_plans.Question("", name, "float32", (8, 262_144)).call
-        config = replace(_WIDE, persistent=persistent)
-        yield f"{name} of many programs, {persistent=}", plain(compiler.source(call.specialize(config)))
-    for name in _FULL:
-        call = golden_plans.Question("", name, "float32", (64, 1024)).call
-        same = batch_invariance.InvariantCall(**{entry.name: getattr(call, entry.name) for entry in fields(call)})
-        yield f"{name} batch-invariant", str(same.specialize(KernelConfig("whole_row", 4, 1024)).divisible)
-    for name, (axis, parts) in product(_FULL, ((1, False), (0, False), (1, True))):
-        sizes = {"ROWS": ROWS, "COLS": COLS, "ACC_DTYPE": "fp32", "EXP2_BIAS": None, "REPORT": None}
-        constants = {"AXIS": axis, "PARTS": parts, **sizes}
-        trial = Specialization(
-            golden_plans.kernel_of(name), "trial", (), tuple(constants.items()), (), 4, 1, None, False
-        )
-        yield f"{name} trial {axis} {parts}", plain(compiler.source(trial))
-
-
-def plain(source: str) -> str:
-    """Returns the lines of a source without comments, which begin after spaces, and without empty lines."""
-    lines = (re.sub(r"(^|\s+)# .*$", "", line) for line in source.splitlines())
-    return "".join(f"{line}\n" for line in lines if line.strip())
+        changed = [f"{f.name}={value!r}" for f in fields(config)[3:] if (value := getattr(config, f.name)) != f.default]
+        tile_of = f"{config.schedule} {config.rows}x{config.cols}"
+        yield " ".join([name, dtype, "x".join(map(str, shape)), tile_of, *changed]), written(call, config).text
+    masked = replace(golden_plans.Question("", "softmax", "float32", (64, 781)).call, scale_mask=_MASKED)
+    yield "softmax masked", written(masked, tile).text
 
 
 RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
@@ -180,7 +157,16 @@ RECORDS: Mapping[str, Callable[[], dict[str, Any]]] = {
 
 
 def file_of(name: str) -> Path:
-    return golden_plans.FOLDER / f"{name}.json"
+    return golden_plans.FOLDER / f"{name}.{'txt' if name == 'kernels' else 'json'}"
+
+
+def read(name: str) -> dict[str, Any]:
+    """Returns the record in a file."""
+    text = file_of(name).read_text()
+    if name != "kernels":
+        return json.loads(text)  # type: ignore[no-any-return]
+    parts = (part.split("\n", 1) for part in text.split("## ")[1:])
+    return {title: source.removesuffix("\n") for title, source in parts}
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
@@ -201,5 +187,7 @@ def text_of(record: Mapping[str, Any], depth: int = 2) -> str:
 
 if __name__ == "__main__":
     for name, made in RECORDS.items():
-        file_of(name).write_text(text_of(made()) + "\n")
+        record = made()
+        text = "".join(f"## {title}\n{source}\n" for title, source in record.items()) if name == "kernels" else ""
+        file_of(name).write_text(text or text_of(record) + "\n")
         print(f"writes {file_of(name)}")

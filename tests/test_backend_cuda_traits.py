@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import tridal
 from tridal.devices import registry
 from tridal.devices.types import LaunchPlan, Problem
+from tridal.kernels.row_kernel import RowKernel
 from tridal.runtime import launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 from tridal_cuda import tuning

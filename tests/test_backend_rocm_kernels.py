@@ -13,10 +13,10 @@ import pytest
 from plan_invariants import check_rocm_plan
 from tridal.devices import registry
 from tridal.devices.types import KernelConfig
+from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning, table
 from tridal.runtime import compiler, launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall

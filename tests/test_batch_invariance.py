@@ -14,11 +14,11 @@ from recording_backend import RowsDecide, serving
 from torch_versions import compiles
 from tridal.devices import registry, settings
 from tridal.devices.types import KernelConfig, Resources
+from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning
 from tridal.runtime import batch_invariance, launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall

@@ -80,7 +80,7 @@ def test_functions_of_an_op_and_of_the_schedules_are_searched(monkeypatch: pytes
     )
     call = kernel_call(kernel=library.OPS[0].forward)
     breakpoints.find_breakpoint(compiler.entry(call.specialize(WHOLE_ROW)))
-    assert {"softmax", "exp_term", "whole_row", "tile_bounds"} <= set(reached)
+    assert {"softmax", "exp_term", "whole_row", "finite"} <= set(reached)
 
 
 def test_compiling_a_kernel_with_a_breakpoint_raises_an_error_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,8 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_lines_of_code_fit_into_the_site(page: Path) -> None:
     lines = [line for match in BLOCK.finditer(page.read_text()) for line in match["text"].splitlines()]
-    assert [line for line in lines if len(line) > WIDTH] == []
+    width = 120 if page.name == "printed-kernel.md" else WIDTH  # that page has functions as they are in their files
+    assert [line for line in lines if len(line) > width] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
@@ -235,11 +236,9 @@ def test_the_pdb_session_gives_the_output_shown(tmp_path: Path) -> None:
 
     shown = re.sub(r"^\(Pdb\) .*\n", "(Pdb) ", session, flags=re.MULTILINE)  # pdb does not echo its input
     assert normalize(type_commands(re.findall(r"^\(Pdb\) (.*)$", session, re.MULTILINE))) == normalize(shown)
-    times = re.search(r"Enter `up` (\w+) times to see the schedule", page.read_text())
-    assert times is not None
-    up = ["up"] * ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight").index(times[1])
-    *_, last = re.findall(r"^\(Pdb\) > .*/(\w+)\.py\(", type_commands([*up, "c"]), re.MULTILINE)
-    assert last == "whole_row"
+    assert "Enter `up` two times to see the written kernel" in page.read_text()
+    *_, last = re.findall(r"^\(Pdb\) > <(\w+)-\w+>\(\d+\)whole_row\(", type_commands(["up", "up", "c"]), re.MULTILINE)
+    assert last == "softmax"
 
 
 def test_getting_started_logs_a_plan(tmp_path: Path) -> None:

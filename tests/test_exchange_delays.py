@@ -9,7 +9,6 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,11 +66,11 @@ def test_delayed_source_differs_by_delays_only(module: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["one_shot", "dynamic", "many_programs", "several_rows"])
-def test_delayed_kernels_compile(tmp_path: Path, case: str) -> None:
+def test_delayed_kernels_compile(case: str) -> None:
     call, configuration, _ = CASES[case]
     steps = ("ld.volatile.global", "atom.global", "bar.sync", "st.global.b64")
     shipped = compiler.compile_kernel(call.specialize(configuration), SM_90).asm["ptx"]
-    with delayed_kernels(tmp_path, 1):
+    with delayed_kernels(1):
         delayed = compiler.compile_kernel(call.specialize(configuration), SM_90).asm["ptx"]
     assert "nanosleep" not in shipped
     assert delayed.count("nanosleep.u32") >= 3
@@ -87,9 +86,7 @@ def bind(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_under_delays_are_bitwise_equal(
-    tmp_path: Path, backend: Backend, device: torch.device, case: str
-) -> None:
+def test_results_under_delays_are_bitwise_equal(backend: Backend, device: torch.device, case: str) -> None:
     if device.type != "cuda" or torch.version.cuda is None:
         pytest.skip("the delays are instructions of NVIDIA GPUs")
     call, configuration, programs = CASES[case]
@@ -109,7 +106,7 @@ def test_results_under_delays_are_bitwise_equal(
     assert not expected.isnan().any()
     assert not workspace.any(), "the launch without delays leaves words in the workspace"
     for seed in SEEDS:
-        with delayed_kernels(tmp_path, seed):
+        with delayed_kernels(seed):
             delayed = bind(call, plan, properties, tensors)
         for number in range(LAUNCHES):
             out.fill_(torch.nan)

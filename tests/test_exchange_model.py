@@ -56,7 +56,7 @@ def test_launch_of_a_seeded_fault_has_none_without_it(launch: Launch, pytestconf
 @pytest.mark.parametrize(
     ("name", "launch"),
     [
-        ("early clear", Launch(16, 3)),
+        ("early clear by groups that claim", Launch(16, 3)),
         ("missing barrier at the end", Launch(16, 3, groups=2)),
         ("one slot for claims", Launch(9, 6)),
     ],

@@ -14,11 +14,11 @@ from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from op_sources import make_kernel
 from tridal.devices import registry, settings
 from tridal.errors import PlanError, PluginError
+from tridal.kernels.function_errors import describe, reason
+from tridal.kernels.op_functions import triton_functions
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning
 from tridal.runtime import compiler, launch
-from tridal.runtime.function_errors import describe, reason
-from tridal.runtime.op_functions import triton_functions
-from tridal.runtime.row_kernel import RowKernel
 
 pytest.importorskip("triton")
 
@@ -120,7 +120,6 @@ def test_error_of_the_interpreter_names_kernel_function_line_source_and_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numpy")
-    monkeypatch.setattr(launch, "check_functions", lambda *_: None)
     helpers = {"inner": "def inner(a):\n    return a.no_such", "outer": "def outer(a):\n    return inner(a)"}
     kernel = make_kernel(tmp_path, monkeypatch, square="def square(x):\n    return outer(x)", **helpers)
     backend, device = planning.target("interpreter")

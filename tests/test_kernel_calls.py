@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 import row_tensors
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.runtime.specialization import KernelCall
 
 F32 = torch.float32

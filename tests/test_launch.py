@@ -12,9 +12,9 @@ import pytest
 from call_helpers import SM_90, WHOLE_ROW, kernel_call
 from tridal.devices.types import DeviceProperties, KernelConfig, LaunchPlan, Problem
 from tridal.errors import PlanError
+from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.runtime import compiler, launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import NO_SCALE_MASK
 

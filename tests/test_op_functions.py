@@ -1,4 +1,4 @@
-"""The packs of a kernel: schedules pass what a function names, and faults and edits of functions are noticed."""
+"""The functions of an op: schedules pass what a function names, and faults and edits of functions are noticed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from call_helpers import kernel_call, written
+from tridal.devices.types import KernelConfig
 from tridal.errors import PluginError
-from tridal.runtime.op_functions import constants_of, fingerprint, packs_of
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.kernels.op_functions import constants_of, fingerprint
+from tridal.kernels.row_kernel import RowKernel, Statistic
 
 pytest.importorskip("triton")
 
@@ -94,18 +96,24 @@ def make_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     sys.modules.pop(module, None)
 
 
-def calls(kernel: RowKernel, pack: str) -> tuple[str, ...]:
-    """Returns the calls of a kernel's functions in a schedule. Checks the kernel."""
-    constants_of(kernel)
-    return packs_of(kernel)[f"each_{pack}"]
+PEELED = KernelConfig("cooperative", 1, 128, programs_per_row=3, peel=True)
+
+
+def text(kernel: RowKernel, config: KernelConfig = PEELED, **tensors: Any) -> str:
+    """Returns the kernel that is written for a call of 64 rows of 257 columns, in one line."""
+    number = len(kernel.pointers)
+    call = kernel_call((64, 257), kernel=kernel, dtypes=("float32",) * number, parameters=(1e-3,))
+    return " ".join(written(call, config).text.split())
 
 
 def test_a_function_gets_the_arguments_that_it_names(make_kernel: Callable[..., RowKernel]) -> None:
-    kernel = make_kernel()
-    assert calls(kernel, "late_term") == ("maths.square(eps_number, b_tile, first, AXIS)",)
-    assert calls(kernel, "edge_late_term") == ("maths.square(eps_number, edge_of_b, first, 0)",)
-    assert calls(kernel, "rebased") == ("maths.shift_total(second, part_first, first, part_count)",)
-    assert calls(kernel, "formula") == ("maths.normalise(second, a_tile, part_scale, part_first, first, GUARD)",)
+    source = text(make_kernel())
+    assert "maths.square(eps_number, b, total, AXIS=1)" in source
+    assert "maths.square(eps_number, b_edge, total, AXIS=0)" in source
+    assert "return maths.shift_total(second, part_first, first, part_count)" in source
+    assert "maths.normalise(deviation, a, part_scale, part_total, total, GUARD=True)" in source
+    alone = text(make_kernel(), KernelConfig("whole_row", 1, 512))
+    assert "maths.normalise(deviation, a, 1.0, total, total, GUARD=False)" in alone, "no other program has a part"
 
 
 def test_constants_say_how_terms_are_reduced_and_padded(make_kernel: Callable[..., RowKernel]) -> None:
@@ -124,40 +132,35 @@ def test_bounds_mask_terms_if_padding_is_not_neutral_or_a_term_uses_them(
     kernel = make_kernel(statistics=statistics, neutral_padding=neutral_padding)
     assert constants_of(kernel)["MASKS_TERMS"] == (term == "bounded" or not neutral_padding)
     if term == "bounded":
-        assert calls(kernel, "late_term") == ("maths.bounded(a_tile, first, in_bounds)",)
-        assert calls(kernel, "edge_late_term") == ("maths.bounded(edge_of_a, first, edge_in_bounds)",)
+        assert "maths.bounded(a, total, in_bounds)" in text(kernel)
+        assert "maths.bounded(a_edge, total, in_bounds_edge)" in text(kernel)
 
 
 def test_a_first_term_gets_no_bounds(make_kernel: Callable[..., RowKernel]) -> None:
     with pytest.raises(PluginError, match="bounded names total, in_bounds; as term of kernel 'norm' it can name"):
-        packs_of(make_kernel(statistics=(Statistic("deviation", "sum", term="bounded"),), writes=("element",)))
+        constants_of(make_kernel(statistics=(Statistic("deviation", "sum", term="bounded"),), writes=("element",)))
 
 
 def test_an_unmasked_sum_over_rows_uses_no_statistic(make_kernel: Callable[..., RowKernel]) -> None:
     kernel = make_kernel(column_writes=("scaled",))
-    assert calls(kernel, "sum_term") == ("maths.scaled(a_tile, first)",)
+    assert "maths.scaled(a, total)" in text(kernel, KernelConfig("whole_row", 1, 512))
     with pytest.raises(PluginError, match=r"scaled is the term of a sum .* uses total.*neutral_padding=False"):
         constants_of(replace(kernel, neutral_padding=True))
     constants_of(replace(kernel, neutral_padding=True, column_writes=("element",)))
 
 
-def test_a_function_may_have_the_name_of_an_argument_of_schedules(make_kernel: Callable[..., RowKernel]) -> None:
-    source = SOURCE + "\n    @triton.jit\n    def index(a, column):\n        return a, column\n"
-    assert calls(make_kernel(source, writes=("index",)), "formula") == ("maths.index(a_tile, tile_column)",)
+@pytest.mark.parametrize("name", ["rank", "count", "collect", "a"])
+def test_a_function_may_have_the_name_of_a_variable(make_kernel: Callable[..., RowKernel], name: str) -> None:
+    function = f"\n    @triton.jit\n    def {name}(a, column):\n        return a, column\n"
+    assert f"{name}_value = maths.{name}(a, column)" in text(make_kernel(SOURCE + function, writes=(name,)))
 
 
 def test_terms_get_the_column(make_kernel: Callable[..., RowKernel]) -> None:
     source = SOURCE + "\n    @triton.jit\n    def placed(a, column):\n        return a, column\n"
     statistics = (Statistic("total", "sum", "placed"), Statistic("deviation", "sum", "placed"))
     kernel = make_kernel(source, statistics=statistics, writes=("element",))
-    assert calls(kernel, "first_term") == calls(kernel, "early_term") == ("maths.placed(a_tile, tile_column)",)
-    assert calls(kernel, "edge_first_term") == ("maths.placed(edge_of_a, edge_column)",)
-
-
-def test_a_kernel_with_one_statistic_has_no_later_term(make_kernel: Callable[..., RowKernel]) -> None:
-    kernel = make_kernel(statistics=(Statistic("total", "max", term="element"),), writes=("element",))
-    assert calls(kernel, "later_term") == calls(kernel, "rebased") == ()
-    assert [constants_of(kernel)[name] for name in ("FIRST", "SECOND", "HAS_LATE")] == ["max", None, False]
+    assert text(kernel).count("maths.placed(a, column)") == 2
+    assert text(kernel).count("maths.placed(a_edge, column_edge)") == 2
 
 
 def test_each_of_three_statistics_may_use_the_first_one(make_kernel: Callable[..., RowKernel]) -> None:
@@ -176,11 +179,11 @@ def test_each_of_three_statistics_may_use_the_first_one(make_kernel: Callable[..
     kernel = make_kernel(source)
     third = Statistic("third", "max", term="scaled", rebase="shift_third")
     kernel = replace(kernel, statistics=(*kernel.statistics, third))
-    assert calls(kernel, "late") == ("second", "statistic_2")
-    assert calls(kernel, "late_term")[1] == "maths.scaled(a_tile, first)"
-    assert calls(kernel, "rebased")[1] == "maths.shift_third(statistic_2, part_first, first)"
+    loop = text(kernel, KernelConfig("column_loop", 1, 128))
+    assert "third = maths.shift_third(third, part_total, total)" in loop
+    assert loop.index("deviation = maths.shift_total(") < loop.index("third = maths.shift_third(")
     with pytest.raises(PluginError, match=r"only_deviation names deviation; as term of kernel 'norm' it can name"):
-        packs_of(replace(kernel, statistics=(*kernel.statistics[:2], replace(third, term="only_deviation"))))
+        constants_of(replace(kernel, statistics=(*kernel.statistics[:2], replace(third, term="only_deviation"))))
 
 
 @pytest.mark.parametrize(
@@ -234,10 +237,12 @@ def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: 
         statistics=statistics, row_value="counted_total", row_writes=("deviation", "counted_total"), writes=("a",),
         source=SOURCE + "\n    @triton.jit\n    def counted_total(total, count):\n        return total, count\n",
     )  # fmt: skip
-    assert calls(kernel, "first_term") == ("b_tile",)
-    assert calls(kernel, "formula") == ("a_tile",)
-    written = ("second", "maths.counted_total(first, count)")
-    assert calls(kernel, "row_formula") == written, "a function is preferred to a variable"
+    source = text(kernel, KernelConfig("whole_row", 1, 512))
+    assert "total = tl.sum(tl.where(in_bounds, b, 0.0), 1)" in source
+    assert "tl.store(a_result + out_row + columns, a, mask=in_bounds)" in source
+    assert "tl.store(deviation_per_row + row_at, deviation, mask=row_in_bounds)" in source
+    assert "counted_total = maths.counted_total(total, count)" in source
+    assert "tl.store(counted_total_per_row + row_at, counted_total, mask=row_in_bounds)" in source
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def test_a_missing_triton_function_raises_with_its_module(make_kernel: Callable[
     kernel = make_kernel(writes=(name,))
     expected = rf"kernel 'norm' needs a Triton function '{name}' in {kernel.module}"
     with pytest.raises(PluginError, match=expected):
-        packs_of(kernel)
+        constants_of(kernel)
 
 
 @pytest.mark.parametrize(

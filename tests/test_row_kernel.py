@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops.op import Op
-from tridal.runtime.row_kernel import RowKernel, Statistic
 
 MEAN = Statistic("mean", "sum", term="element")
 SPREAD = Statistic("spread", "accurate_sum", term="square", rebase="shift_mean")

@@ -13,8 +13,8 @@ import tridal
 from call_helpers import SM_90
 from tridal import ops
 from tridal.devices.types import Backend, KernelConfig
+from tridal.kernels.row_kernel import RowKernel
 from tridal.runtime import compiler, launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall

@@ -11,10 +11,10 @@ import pytest
 from backend_helpers import run_python
 from tridal import library
 from tridal.errors import PlanError, PluginError
+from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import table
-from tridal.runtime.row_kernel import RowKernel, Statistic
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 

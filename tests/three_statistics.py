@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.kernels.row_kernel import RowKernel, Statistic
 
 
 @triton.jit

@@ -10,9 +10,9 @@ import torch
 import row_tensors
 from offboard import device, lint
 from test_row_tensors import EPS, dtypes, expected, make
+from tridal.kernels.row_kernel import RowKernel
 from tridal.runtime import launch
 from tridal.runtime.compiler import compile_kernel
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 from tridal_npu import backend

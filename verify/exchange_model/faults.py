@@ -34,7 +34,7 @@ _PUBLISH_HALVES = """halves = tl.cast(slots + rank, tl.pointer_type(tl.int32))
         tl.store(halves, tl.cast(_pack(first, second), tl.int32))
         tl.store(halves + 1, tl.cast(_pack(first, second) >> 32, tl.int32))"""
 _NO_LAST_BARRIER = (Edit("tile_counter", "    tl.debug_barrier()\n", ""),)
-_CLEAR = "last if DYNAMIC else tile - groups, rank"
+_CLEAR, _CLEAR_CLAIMED = "workspace, tile - groups, rank", "workspace, last, rank"
 _FIRST_RELEASES = (Edit("tile_counter", "== PROGRAMS_PER_ROW - 1", "== 0"),)
 _CLAIM, _READ = "+ iteration % 2, claimed", "+ iteration % 2, volatile"
 _PACK = """return ~(
@@ -42,8 +42,11 @@ _PACK = """return ~(
     )"""
 
 FAULTS = (
-    SeededFault("early clear", _STATIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
-    SeededFault("early clear by groups that claim", _DYNAMIC, (Edit("whole_row", _CLEAR, "tile, rank"),), "deadlock"),
+    SeededFault("early clear", _STATIC, (Edit("whole_row", _CLEAR, "workspace, tile, rank"),), "deadlock"),
+    SeededFault(
+        "early clear by groups that claim", _DYNAMIC,
+        (Edit("whole_row", _CLEAR_CLAIMED, "workspace, tile, rank"),), "deadlock",
+    ),
     SeededFault("missing barrier at the end", _STATIC, _NO_LAST_BARRIER, "deadlock"),
     SeededFault("missing barrier at the end, one-shot", _ONE_SHOT, _NO_LAST_BARRIER, "deadlock"),
     SeededFault(
@@ -57,7 +60,8 @@ FAULTS = (
     SeededFault("torn read", _STATIC, (Edit("exchange", _LOAD, _LOAD_HALVES),), "stale or torn word"),
     SeededFault("torn write", _STATIC, (Edit("exchange", _PUBLISH, _PUBLISH_HALVES),), "stale or torn word"),
     SeededFault(
-        "clear of the wrong tile", _STATIC, (Edit("whole_row", _CLEAR, "tile - 2 * groups, rank"),), "not zero",
+        "clear of the wrong tile", _STATIC,
+        (Edit("whole_row", _CLEAR, "workspace, tile - 2 * groups, rank"),), "not zero",
     ),
     SeededFault(
         "one slot for claims", _DYNAMIC,
@@ -70,7 +74,7 @@ FAULTS = (
     SeededFault("every program claims", _DYNAMIC, (Edit("tile_counter", "(rank == 0) & ", ""),), "deadlock"),
     SeededFault(
         "too few iterations", _TWO_GROUPS,
-        (Edit("tile_counter", "tl.cdiv(tiles, groups) * 5 // 4 + 1", "tiles // groups"),), "not computed",
+        (Edit("whole_row", "tl.cdiv(tiles, groups) * 5 // 4 + 1", "tiles // groups"),), "not computed",
     ),
     SeededFault(
         "tile counter not cleared", _DYNAMIC,
@@ -80,7 +84,7 @@ FAULTS = (
     SeededFault("group released by its first program, one-shot", _ONE_SHOT, _FIRST_RELEASES, "deadlock"),
     SeededFault(
         "group not released, one-shot", _ONE_SHOT,
-        (Edit("whole_row", "if EXCHANGE:\n        last", "if False:\n        last"),), "not zero",
+        (Edit("whole_row", "release_group(workspace, tile, tiles, group, groups, False)", "pass"),), "not zero",
     ),
     SeededFault(
         "counter cleared by the first group", _TWO_GROUPS,

@@ -87,7 +87,7 @@ class Language:
         return -(-a // b)
 
     @staticmethod
-    def range(begin: int, end: int, step: int, num_stages: int) -> range:
+    def range(begin: int, end: int, step: int = 1, num_stages: int = 1) -> range:
         """Returns a range. A pipeline moves loads of tiles only."""
         return range(begin, end, step)
 

@@ -97,24 +97,12 @@ class Launch:
     def constants(self, slots: int) -> dict[str, Any]:
         """Returns the constants of a kernel with two sums of float32 numbers. `slots`: number of slots of a tile."""
         p, rows = self.programs_per_row, self.rows
-        absent: tuple[str, ...] = (
-            "COUNTS",
-            "INT64_TILES",
-            "HAS_LATE",
-            "HAS_INDEX",
-            "HAS_COLUMNS",
-            "HAS_SUMS",
-            "PICKS",
-            "PICKS_COLUMN",
-            "MASKS_TERMS",
-        )
-        absent += ("INT64_OFFSETS", "PEEL", "SAME_MISALIGNMENT", "RELOAD", "CAUSAL", "ZERO_MASKED_ROWS")
-        return dict.fromkeys(absent, False) | dict.fromkeys(("scale", "score_mask", "EXP2_BIAS")) | {
-            "FIRST": "sum", "SECOND": "sum", "HAS_RESULTS": True, "PADDING": 0.0, "NEUTRAL_PADDING": True,
-            "ACC_DTYPE": np.float32, "AXIS": 1 if rows == 1 else 0, "ROWS": rows, "COLS": 1, "VECTOR": 1,
+        absent = "INT64_OFFSETS", "INT64_TILES", "PEEL", "SAME_MISALIGNMENT", "RELOAD", "CAUSAL", "ZERO_MASKED_ROWS"
+        return dict.fromkeys(absent, False) | {
+            "ACC_DTYPE": "fp32", "EXP2_BIAS": None, "AXIS": 1 if rows == 1 else 0, "ROWS": rows, "COLS": 1, "VECTOR": 1,
             "WARP": rows if self.tile_in_one_warp else rows - 1,
             "PROGRAMS_PER_ROW": p, "SPLIT_POW2": 1 << (p - 1).bit_length(), "SLOTS": slots,
-            "PERSISTENT": self.persistent, "NUM_STAGES": 1 if self.dynamic else 2, "misalignment": 0,
+            "PERSISTENT": self.persistent, "NUM_STAGES": 1 if self.dynamic else 2,
         }  # fmt: skip
 
 

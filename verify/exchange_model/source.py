@@ -1,7 +1,7 @@
-"""Turns the kernels' own source into generators that yield each step of the exchange (see `language`).
+"""Turns a written kernel into generators that yield each step of the exchange (see `language`).
 
-The functions are read from the files of the package `tridal`, which is not imported. So neither torch nor Triton is
-needed, and the model changes with the kernels. A fault is an edit of this source.
+The schedule of tridal writes the kernel, so the model changes with it. The package `tridal` itself is not imported,
+and neither torch nor Triton is needed. A fault is an edit of the kernel's text or of a file whose functions it calls.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 from exchange_model.language import Language
 
-MODULES = ("reductions", "tiles", "scale_mask", "column_sums", "exchange", "tile_counter", "whole_row")
-"""The modules of the kernel, each after those that it imports."""
 STEPS = {"load", "store", "atomic_xchg", "atomic_add", "debug_barrier", "max", "min", "sum"}
 """Functions of `triton.language` that are generators in the model."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a kernel's source: the text `old` of a module becomes `new`. It has to occur exactly once."""
+    """A change of a kernel's source: the text `old` of a part becomes `new`. It has to occur exactly once."""
 
-    module: str
+    part: str
+    """The name of a file with functions, or "whole_row", the kernel."""
     old: str
     new: str
 
@@ -84,59 +84,49 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
         yield from _names(child)
 
 
-def _read(module: str, edits: Sequence[Edit] = ()) -> tuple[str, Path]:
-    """Returns the source of a module of `tridal`, with the edits of a fault, and its file."""
+MATHS = SimpleNamespace(square=lambda x: x * x, first=lambda total: total, second=lambda squares: squares)
+"""The functions of an op with two statistics, each of which is also an output."""
+MATHS.square.arg_names, MATHS.first.arg_names, MATHS.second.arg_names = ["x"], ["total"], ["squares"]
+
+
+@functools.cache
+def _folder() -> Path:
+    """Returns the folder of the package `tridal`."""
     spec = importlib.util.find_spec("tridal")
     assert spec is not None
     assert spec.origin is not None
-    file = Path(spec.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
-    text = file.read_text()
+    return Path(spec.origin).parent
+
+
+@functools.cache
+def _written(constants: tuple[tuple[str, Any], ...], arguments: tuple[str, ...]) -> dict[str, str]:
+    """Returns the text of each part of the kernel, the kernel itself last."""
+    if "tridal" not in sys.modules:
+        package = ModuleType("tridal")
+        package.__path__ = [str(_folder())]
+        sys.modules["tridal"] = package
+    from tridal.kernels.row_kernel import RowKernel, Statistic
+    from tridal.kernels.written import WrittenKernel
+
+    sys.modules["exchange_model.maths"] = MATHS  # type: ignore[assignment]
+    statistics = Statistic("total", "sum", "x"), Statistic("squares", "sum", "square")
+    op = RowKernel("model", "exchange_model.maths", ("x",), statistics, ("first", "second"), neutral_padding=True)
+    written = WrittenKernel(op, "whole_row", arguments, dict(constants))
+    return {**written.helpers, "whole_row": written.text}
+
+
+@functools.cache
+def _code(
+    part: str, edits: tuple[Edit, ...], constants: tuple[tuple[str, Any], ...], arguments: tuple[str, ...]
+) -> CodeType:
+    """Returns the code of a part of the kernel as generators."""
+    text = _written(constants, arguments)[part]
     for edit in edits:
-        if module.endswith(f".{edit.module}"):
+        if edit.part == part:
             if text.count(edit.old) != 1:
-                raise ValueError(f"{file} contains {text.count(edit.old)} times, not once: {edit.old!r}")
+                raise ValueError(f"{part} contains {text.count(edit.old)} times, not once: {edit.old!r}")
             text = text.replace(edit.old, edit.new)
-    return text, file
-
-
-class _Packs(dict[str, tuple[str, ...]]):
-    """The packs of an op with two statistics, each of which is also an output. All other packs have no items."""
-
-    def __missing__(self, name: str) -> tuple[str, ...]:
-        return ()
-
-
-OUT_STRIDES = "out_outer, out_inner, out_col"
-PACKS = _Packs(
-    each_pointer=("first_ptr", "second_ptr", "x_ptr"), each_element=("x",), each_element_ptr=("x_ptr",),
-    each_at=("x_at",), each_loaded=("loaded",), each_strides=("in_outer, in_inner, in_col",), each_aligned=("False",),
-    each_first=("first",), each_first_term=("x",), each_part_first=("part_first",),
-    each_early=("second",), each_early_term=("x * x",), each_early_reduce=("'sum'",),
-    each_later=("second",), each_later_term=("x * x",), each_later_reduce=("'sum'",), each_exchanged=("second",),
-    each_group_stride=("in_outer", "in_inner", "in_col", "out_outer", "out_inner", "out_col"),
-    each_result=("first_ptr", "second_ptr"), each_result_at=("first_at", "second_at"),
-    each_result_strides=(OUT_STRIDES,) * 2, each_addend_strides=(OUT_STRIDES,) * 2,
-    each_edge=("x",), each_edge_at=("x_at",), each_edge_first_term=("x",), each_edge_early=("second",),
-    each_edge_early_term=("x",), each_edge_result_at=("first_at", "second_at"), each_edge_formula=("first", "second"),
-    each_formula=("first", "second"), each_addend=("None", "None"), each_streamed=("False", "False"),
-)  # fmt: skip
-
-
-@functools.cache
-def _code(module: str, edits: tuple[Edit, ...], parameters: frozenset[str]) -> CodeType:
-    """Returns the code of a module of kernels as generators. `parameters` are those of the kernel."""
-    text, file = _read(f"kernels.{module}", edits)
-    expanded = _expand()(text, PACKS, module if module == "whole_row" else "", parameters)
-    return compile(ast.fix_missing_locations(_Generators().visit(ast.parse(expanded))), str(file), "exec")
-
-
-@functools.cache
-def _expand() -> Callable[..., str]:
-    """Returns the function with which the runtime expands packs. It is loaded without the package."""
-    text, file = _read("runtime.packs")
-    names: dict[str, Any] = {}
-    exec(compile(text, str(file), "exec"), names)
-    return names["expand"]  # type: ignore[no-any-return]
+    return compile(ast.fix_missing_locations(_Generators().visit(ast.parse(text))), f"/kernels/{part}", "exec")
 
 
 def kernel(
@@ -144,28 +134,32 @@ def kernel(
     edits: tuple[Edit, ...],
     block: int,
     constants: dict[str, Any],
-    parameters: frozenset[str],
+    arguments: tuple[str, ...],
 ) -> Any:
     """Returns the generator function `whole_row` for one warp.
 
     `language(spread)` makes the functions of `triton.language` for the reductions of tiles and for everything else.
-    `block` is the number of slots that a program reads at once. `constants` are those of the kernel.
+    `block` is the number of slots that a program reads at once. `constants` are those of the kernel, and `arguments`
+    the names of its run-time arguments.
     """
-    names: dict[str, Any] = dict(constants)
-    for module in MODULES:
-        names = {**names, "tl": language(module == "reductions")}
-        exec(_code(module, edits, parameters), names)
-        if module == "exchange":
+    names: dict[str, Any] = {**constants, "FIRST": "sum", "SECOND": "sum", "COUNTS": False, "maths": MATHS}
+    given, exchange = (tuple(constants.items()), arguments), names
+    for part in _written(*given):
+        names = {**names, "tl": language(part == "whole_row")}
+        exec(_code(part, edits, *given), names)
+        if part == "exchange":
             assert {"BLOCK", "WARP"} <= names.keys()
             names |= {"BLOCK": block, "WARP": constants["WARP"]}
+            exchange = names
+    exchange["rebase_statistic"] = names["rebase_statistic"]
     return names["whole_row"]
 
 
 def workspace_slots(config: Any, tiles: int, programs: int) -> int:
     """Returns the number of slots of the workspace, as `tridal.runtime.specialization` counts them."""
-    text, file = _read("runtime.specialization")
+    file = Path(_folder(), "runtime", "specialization.py")
     wanted = {"exchanges", "workspace_slots"}
-    nodes = ast.walk(ast.parse(text))
+    nodes = ast.walk(ast.parse(file.read_text()))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in wanted]
     for function in functions:
         function.returns = None

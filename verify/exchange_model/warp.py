@@ -103,14 +103,15 @@ def start(
 
     arguments = launch.arguments() | {
         "x_ptr": Pointer(launch.input().ravel()),
-        "first_ptr": Pointer("first"),
-        "second_ptr": Pointer("second"),
+        "first_result": Pointer("first"),
+        "second_result": Pointer("second"),
         "workspace": Pointer(Workspace()),
     }
-    function = kernel(language, edits, launch.block, launch.constants(slots), frozenset(arguments))
+    function = kernel(language, edits, launch.block, launch.constants(slots), tuple(arguments))
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]  # the text lacks numbers without use
 
     def begin() -> Steps:
-        return function(**arguments)  # type: ignore[no-any-return]
+        return function(**{name: arguments[name] for name in names})  # type: ignore[no-any-return]
 
     if live:
         return lambda: Live(begin)

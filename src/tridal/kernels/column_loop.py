@@ -1,129 +1,157 @@
 """The schedule "column_loop" for rows that are wider than a tile: a program loops twice over blocks of columns.
 
-The first loop computes the statistics of the rows, the second loop the output. `whole_row` explains how to read it.
-With LANES above 1, a row is divided into so many lanes, which have their own statistics until the first loop ends. With
-PEEL, the statistics of the head and the tail are computed before the loop, and there is no second loop.
+The first loop computes the statistics of the rows, the second loop the output. With `lanes` above 1, a row is divided
+into so many lanes, which have their own statistics until the first loop ends. With `peel`, the statistics of the head
+and the tail are computed before the loop, and there is no second loop.
 """
 
-import triton
-import triton.language as tl
+from __future__ import annotations
 
-from tridal.kernels.column_sums import add_to_sums, zero_stored_sums
-from tridal.kernels.lanes import merge_lanes, reduce_lanes, split_lanes
-from tridal.kernels.reductions import INF, masked, merge, statistic
-from tridal.kernels.scale_mask import scale_mask
-from tridal.kernels.tiles import (
-    edge_pointers,
-    index_along,
-    load_columns,
-    load_index,
-    load_rows,
-    store_rows,
-    store_tile,
-    tile_bounds,
-    tile_pointers,
-)
+from tridal.kernels.kernel_plan import KernelPlan
+from tridal.kernels.pieces import Writer, merged
+from tridal.kernels.row_kernel import Statistic
 
-UNNORMALISED, REFINE = False, COLS >= 128
-TERM_GUARD, GUARD = True, ZERO_MASKED_ROWS  # a block of columns may be all -inf
-REBASE_BIAS = None  # the device's exp is fast enough for one number per row
-STATISTICS = ROWS * LANES
-WRITES = HAS_RESULTS or HAS_SUMS
+OUTPUTS = "writes", "column_writes"
+BLOCKS = "for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):"
 
 
-@triton.jit
-def column_loop(
-    each_pointer, score_mask, outer, inner, cols, each_group_stride, row_outer, row_inner, misalignment, each_parameter,
-    scale, queries, heads, mask_batch, mask_head, mask_query, mask_col,
-):  # fmt: skip
-    """Computes the statistics of each row, then calls the op's functions for every element."""
-    for tile in tl.range(tl.program_id(0), outer * tl.cdiv(inner, ROWS), tl.num_programs(0)):
-        each_row = load_rows(each_row_ptr, tile, inner, row_outer, row_inner)
-        index, picked, picked_column = load_index(
-            each_indexed, tile, inner, cols, row_outer, row_inner, in_outer, in_inner, in_col
-        )  # fmt: skip
-        each_first = tl.full([STATISTICS], -INF if FIRST == "max" else 0.0, ACC_DTYPE)
-        each_later = tl.full([STATISTICS], -INF if each_later_reduce == "max" else 0.0, ACC_DTYPE)
-        if FIRST is not None:
-            counted = tl.zeros([STATISTICS], ACC_DTYPE)
-            if PEEL:
-                has_edge = tl.arange(0, STATISTICS) < ROWS  # the first lane
-                # A variable keeps its type in a loop, and the loop below assigns to `_` and `count`.
-                block, row, _column, _in_bounds, edge_column, edge_in_bounds = tile_bounds(
-                    tile, 0, inner, cols, misalignment, in_outer, in_inner, VECTOR
-                )  # fmt: skip
-                each_edge_at = edge_pointers(each_element_ptr, block, row, edge_column, each_strides)
-                each_edge = tl.load(each_edge_at, mask=edge_in_bounds, other=PADDING).to(ACC_DTYPE)
-                each_edge_column = load_columns(each_column_ptr, edge_column, cols, 0, 1)
-                edge_count = tl.sum(edge_in_bounds.to(ACC_DTYPE), 0)
-                if COUNTS:
-                    count = tl.maximum(edge_count, 1.0)
-                part_first = first
-                first = statistic(each_edge_first_term, edge_in_bounds, FIRST, 0, 1)
-                each_edge_later = statistic(each_edge_later_term, edge_in_bounds, each_later_reduce, 0, 1)
-                first = tl.where(has_edge, first, part_first)
-                each_later = tl.where(has_edge, each_edge_later, each_later)
-                counted = tl.where(has_edge, edge_count, counted)
-                if COUNTS:
-                    count = tl.maximum(counted, 1.0)
-            for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):
-                block, row, column, in_bounds, _, _ = tile_bounds(
-                    tile, column_block, inner, cols, misalignment, in_outer, in_inner, COLS
-                )  # fmt: skip
-                each_at = tile_pointers(each_element_ptr, block, row, column, each_strides, AXIS, COLS, each_aligned)
-                each_element = tl.load(each_at, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-                each_score = scale_mask(
-                    each_score, in_bounds, block, row, column, inner, scale, score_mask, queries, heads, mask_batch,
-                    mask_head, mask_query, mask_col, MASK_BYTES, AXIS, COLS,
-                )  # fmt: skip
-                each_column = load_columns(each_column_ptr, column, cols, AXIS, COLS)
-                tile_column = split_lanes(column + index_along(COLS, AXIS, INT64_OFFSETS))
-                in_bounds = split_lanes(in_bounds)
-                each_element = split_lanes(each_element)
-                each_column = split_lanes(each_column)
-                part_first = first
-                first = merge(part_first, reduce_lanes(masked(each_first_term, in_bounds, FIRST), FIRST), FIRST)
-                if SECOND is not None:
-                    if COUNTS and (PEEL or LANES > 1):
-                        part_count = counted
-                        counted += reduce_lanes(in_bounds.to(ACC_DTYPE), "sum")
-                        count = tl.maximum(counted, 1.0)  # a lane may have no elements
-                    else:
-                        part_count = tl.cast(column_block * COLS, ACC_DTYPE)
-                        count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC_DTYPE)
-                each_late = each_rebased
-                each_later_part = reduce_lanes(masked(each_later_term, in_bounds, each_later_reduce), each_later_reduce)
-                each_later = merge(each_later, each_later_part, each_later_reduce)
-        count = tl.cast(cols, ACC_DTYPE)
-        if LANES > 1 and FIRST is not None:
-            part_first, part_count = first, counted
-            first = tl.full([1], merge_lanes(part_first, FIRST), ACC_DTYPE)
-            each_late = each_rebased
-            each_later = tl.full([1], merge_lanes(each_later, each_later_reduce), ACC_DTYPE)
-        part_scale = 1.0
-        each_part_first = first
-        value = each_value
-        store_rows(each_row_result, each_row_formula, tile, 0, inner, row_outer, row_inner)
-        for column_block in tl.range(0, tl.cdiv(cols, COLS) if WRITES else 0, num_stages=NUM_STAGES):
-            block, row, column, in_bounds, _, _ = tile_bounds(
-                tile, column_block, inner, cols, misalignment, in_outer, in_inner, COLS
-            )  # fmt: skip
-            each_at = tile_pointers(each_element_ptr, block, row, column, each_strides, AXIS, COLS, False)
-            each_element = tl.load(each_at, mask=in_bounds, other=PADDING).to(ACC_DTYPE)
-            each_score = scale_mask(
-                each_score, in_bounds, block, row, column, inner, scale, score_mask, queries, heads, mask_batch,
-                mask_head, mask_query, mask_col, MASK_BYTES, AXIS, COLS,
-            )  # fmt: skip
-            each_column = load_columns(each_column_ptr, column, cols, AXIS, COLS)
-            tile_column = column + index_along(COLS, AXIS, INT64_OFFSETS)
-            store_tile(
-                each_formula,
-                tile_pointers(each_result, block, row, column, each_result_strides, AXIS, COLS, False),
-                each_addend, tile, block, row, column, each_addend_strides, in_bounds, AXIS, COLS, False, False,
-            )  # fmt: skip
-            add_to_sums(
-                each_sums_result, each_sum_term, in_bounds, tile != tl.program_id(0), tl.program_id(0), column, cols
+def column_loop(w: Writer) -> None:
+    """Writes the kernel."""
+    p, k = w.plan, w.kernel
+    # A block of columns may be all -inf. The device's exp is fast enough for one number per row.
+    p.flags |= {"UNNORMALISED": False, "GUARD": p.zero_masked_rows, "TERM_GUARD": True}
+    p.flags |= {"REFINE": p.cols >= 128, "REBASE_BIAS": None}
+    with w("for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):"):
+        w.position()
+        w.rows(p.all_used)
+        w.pick()
+        if k.statistics:
+            statistics(w)
+        if p.counts:
+            w("count = tl.cast(cols, ACC)")
+        if k.statistics and p.lanes > 1:
+            merge_lanes(w)
+        w.row_value()
+        w.store_rows()
+        if k.writes or k.column_writes:
+            used = p.used(*OUTPUTS)
+            with w(BLOCKS):
+                w.bounds(f"column_block * {p.cols}", used)
+                w.load(p.body, used, aligned=False)
+                w.columns(used, [p.body])
+                w.store(p.body, aligned=False)
+                add_to_stored_sums(w)
+
+
+def counts_elements(p: KernelPlan) -> bool:
+    """Whether each row or lane counts its elements, because blocks do not have the same columns of all of them."""
+    return bool(p.counts and len(p.kernel.statistics) > 1 and (p.peel or p.lanes > 1))
+
+
+def statistics(w: Writer) -> None:
+    """Computes the statistics of each row or lane, block by block."""
+    p, k, part = w.plan, w.kernel, w.plan.body
+    (first, *laters), used = k.statistics, w.plan.used(statistics=k.statistics)
+    for s in k.statistics:
+        start = '-float("inf")' if s.reduce == "max" else "0.0"
+        w(f"{s.name} = tl.full([{p.rows * p.lanes}], {start}, ACC)")
+    if counts_elements(p):
+        w(f"counted = tl.zeros([{p.rows * p.lanes}], ACC)")
+    if p.peel:
+        edges(w)
+    with w(BLOCKS):
+        w.bounds(f"column_block * {p.cols}", used, head=not (p.peel and p.rows == 1))
+        w.load(part, used, aligned=p.peel)
+        w.columns(used, [part])
+        if p.lanes > 1:
+            column = p.column(part)
+            for name in [n for n in ("in_bounds", column, *k.reads, *k.column_reads) if n in {*used, "in_bounds"}]:
+                w(f"{name} = split_lanes({name})")
+        if f"part_{first.name}" in p.used("rebase"):
+            w(f"part_{first.name} = {first.name}")
+        w(merged(first.reduce, first.name, reduced(w, w.term(first, part), first.reduce)))
+        if "part_count" in p.used("rebase"):
+            w(
+                "part_count = PART_COUNT",
+                PART_COUNT="counted" if counts_elements(p) else f"tl.cast(column_block * {p.cols}, {p.acc})",
             )
-    if HAS_SUMS:
-        if tl.program_id(0) >= outer * tl.cdiv(inner, ROWS):
-            zero_stored_sums(each_sums_result, tl.program_id(0), cols)
+        if counts_elements(p):
+            w(f"""
+                counted += {reduced(w, "in_bounds.to(ACC)", "sum")}
+                count = tl.maximum(counted, 1.0)  # a lane may have no elements""")
+        elif p.counts and laters:
+            w("count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC)")
+        rebase(w)
+        for s in laters:
+            w(merged(s.reduce, s.name, reduced(w, w.term(s, part), s.reduce)))
+
+
+def reduced(w: Writer, term: str, how: str) -> str:
+    """Returns the reduction of a block: of its rows, or of its lanes."""
+    return w.reduced(term, how, w.plan.body) if w.plan.lanes == 1 else f'reduce_lanes({term}, "{how}")'
+
+
+def rebase(w: Writer) -> None:
+    """Adapts the later statistics of the blocks before to the new first statistic."""
+    for number, s in enumerate(w.kernel.statistics):
+        if s.rebase:
+            w(f"{s.name} = CALL", CALL=w.plan.call("rebase", s.rebase, statistic=number))
+
+
+def edges(w: Writer) -> None:
+    """Computes the statistics of heads and tails, as those of the first lane."""
+    p, k, edge = w.plan, w.kernel, w.plan.edge
+    used, first = p.used(statistics=k.statistics), k.statistics[0].name
+    if p.rows == 1:
+        w("# The head of a row is not aligned: the elements before the first vector boundary.")
+        w(f"head = {p.head('')}")
+    else:
+        w("rows_edge = INDEX", INDEX=edge.across(f"tl.arange(0, {p.rows}){p.int64}"))
+    w.edges()
+    w.load(edge, used)
+    w.columns(used, [edge])
+    w(f"has_edge = tl.arange(0, {p.rows * p.lanes}) < ROWS  # the first lane")
+    if counts_elements(p):
+        w("""
+            edge_count = tl.sum(in_bounds_edge.to(ACC), 0)
+            count = tl.maximum(edge_count, 1.0)""")
+    for s in k.statistics:
+        term = w.term(s, edge, {first: f"{first}_edge"})
+        w(f"{s.name}_edge = VALUE", VALUE=w.reduced(term, s.reduce, edge))
+    for s in k.statistics:
+        w(f"{s.name} = tl.where(has_edge, {s.name}_edge, {s.name})")
+    if counts_elements(p):
+        w("""
+            counted = tl.where(has_edge, edge_count, counted)
+            count = tl.maximum(counted, 1.0)  # a variable keeps its type in a loop""")
+
+
+def merge_lanes(w: Writer) -> None:
+    """Combines the statistics of the lanes to those of a row."""
+    first, *laters = w.kernel.statistics
+
+    def merge(s: Statistic, lanes: str) -> None:
+        w(f'{s.name} = tl.full([1], merge_lanes({lanes}, "{s.reduce}"), ACC)')
+
+    if f"part_{first.name}" in w.plan.used("rebase"):
+        w(f"part_{first.name} = {first.name}")
+    if "part_count" in w.plan.used("rebase"):
+        w("part_count = counted")
+    merge(first, first.name)
+    rebase(w)
+    for s in laters:
+        merge(s, s.name)
+
+
+def add_to_stored_sums(w: Writer) -> None:
+    """Adds the terms of a block of columns to the partial sums of the program, which are in memory."""
+    p, names = w.plan, w.kernel.column_writes
+    if names:
+        w("sum_column = column_block * COLS + tl.arange(0, COLS)")
+    for name in names:
+        term = f"tl.sum({w.sum_term(name, p.body)}, {1 - p.axis})"
+        w(f"""
+            {name}_at = {name}_sums + tl.cast(tl.program_id(0), tl.int64) * cols + sum_column
+            is_later_tile = tile != tl.program_id(0)
+            sum_of_{name} = tl.load({name}_at, mask=(sum_column < cols) & is_later_tile, other=0.0)
+            tl.store({name}_at, sum_of_{name} + TERM, mask=sum_column < cols)""", TERM=term)  # fmt: skip

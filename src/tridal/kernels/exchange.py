@@ -3,28 +3,26 @@
 Each program publishes the statistics of its part of a row, reads those of the other parts, and combines all of them.
 The workspace has SLOTS 64-bit slots per tile. A slot holds a word: zero before and after a launch, else the packed
 statistics of a part. Programs wait for each other, so all programs of a launch must be resident at the same time.
+
+A written kernel provides the constants, and the function `rebase_statistic`: it returns what the second statistic of a
+part would be if its terms had used the first statistic of the whole row. `*parameters` stands for those of the op.
 """
 
 import triton
 import triton.language as tl
 
-from tridal.kernels.reductions import merge
-from tridal.kernels.tiles import head_length
-
-INF = float("inf")
-BLOCK = 32  # number of slots that a program reads at once
-WARP = 64  # threads of a warp, at most
-REBASE_BIAS = EXP2_BIAS
+INF = tl.constexpr(float("inf"))
+BLOCK = tl.constexpr(32)  # number of slots that a program reads at once
+WARP = tl.constexpr(64)  # threads of a warp, at most
 
 
 @triton.jit
-def body_length(block, row, cols, misalignment, in_outer, in_inner):
-    """Returns the number of elements of a row between its head and its tail."""
-    if PEEL:
-        head = head_length(misalignment + block * in_outer + row * in_inner, cols)
-        return (cols - head) // VECTOR * VECTOR
+def _merge(a, b, HOW: tl.constexpr):
+    """Combines the results of two reductions."""
+    if HOW == "max":
+        return tl.maximum(a, b)
     else:
-        return cols
+        return a + b
 
 
 @triton.jit
@@ -56,13 +54,7 @@ def _poll(slots, valid):
 
 
 @triton.jit
-def _rebase(second, part_first, first, part_count, count, *each_parameter):
-    """Returns the second statistic of a part as if its terms had used the first statistic of the whole row."""
-    return each_exchanged
-
-
-@triton.jit
-def _combine(word, valid, counts, count, *each_parameter):
+def _combine(word, valid, counts, count, *parameters):
     """Returns the statistics of whole rows from words [parts] or [parts, rows], and a scale for each part's terms."""
     word = ~word
     firsts = tl.cast(tl.cast(word >> 32, tl.int32), tl.float32, bitcast=True)
@@ -71,8 +63,8 @@ def _combine(word, valid, counts, count, *each_parameter):
     second, scales = tl.zeros_like(first), tl.full(firsts.shape, 1.0, tl.float32)
     if SECOND is not None:
         seconds = tl.cast(tl.cast(word & 0xFFFFFFFF, tl.int32), tl.float32, bitcast=True)
-        scales = _rebase(scales, firsts, first, counts, count, *each_parameter)
-        seconds = _rebase(seconds, firsts, first, counts, count, *each_parameter)
+        scales = rebase_statistic(scales, firsts, first, counts, count, *parameters)
+        seconds = rebase_statistic(seconds, firsts, first, counts, count, *parameters)
         seconds = tl.where(valid, seconds, -INF if SECOND == "max" else 0.0)
         second = tl.max(seconds, 0) if SECOND == "max" else tl.sum(seconds, 0)
     return first, second, scales
@@ -112,7 +104,7 @@ def publish(workspace, tile, rank, first, second):
 
 
 @triton.jit(noinline=True)
-def _collect_row(slots, body, cols, *each_parameter):
+def _collect_row(slots, body, cols, *parameters):
     """`collect` for one row. It is not inlined, because Triton does not pipeline a loop that contains a wait."""
     index = tl.arange(0, BLOCK)
     first, second, count, done = 0.0, 0.0, 0.0, 0
@@ -121,25 +113,25 @@ def _collect_row(slots, body, cols, *each_parameter):
         word, done = _poll(slots + index, valid)
         counts = part_count(index, body, cols, COLS) if COUNTS else 0.0
         count = tl.sum(tl.where(valid, counts, 0.0), 0) if COUNTS else 0.0
-        first, second, _ = _combine(word, valid, counts, count, *each_parameter)
+        first, second, _ = _combine(word, valid, counts, count, *parameters)
         for start in tl.static_range(BLOCK, PROGRAMS_PER_ROW, BLOCK):
             valid = start + index < PROGRAMS_PER_ROW
             word, more_done = _poll(slots + start + index, valid)
             counts = part_count(start + index, body, cols, COLS) if COUNTS else 0.0
             more = tl.sum(tl.where(valid, counts, 0.0), 0) if COUNTS else 0.0
-            more_first, more_second, _ = _combine(word, valid, counts, more, *each_parameter)
-            both = merge(first, more_first, FIRST)
-            second = _rebase(second, first, both, count, count + more, *each_parameter)
-            more_second = _rebase(more_second, more_first, both, more, count + more, *each_parameter)
+            more_first, more_second, _ = _combine(word, valid, counts, more, *parameters)
+            both = _merge(first, more_first, FIRST)
+            second = rebase_statistic(second, first, both, count, count + more, *parameters)
+            more_second = rebase_statistic(more_second, more_first, both, more, count + more, *parameters)
             if SECOND is not None:
-                second = merge(second, more_second, SECOND)
+                second = _merge(second, more_second, SECOND)
             first, count = both, count + more
             done = tl.minimum(done, more_done)
     return first, second
 
 
 @triton.jit
-def _collect_rows(slots, rank, body, cols, *each_parameter):
+def _collect_rows(slots, rank, body, cols, *parameters):
     """`collect` for several rows."""
     row, part = tl.arange(0, ROWS), tl.arange(0, SPLIT_POW2)
     valid = (part < PROGRAMS_PER_ROW)[:, None] & (row < ROWS)[None, :]
@@ -150,29 +142,29 @@ def _collect_rows(slots, rank, body, cols, *each_parameter):
     # Triton 3.6 cannot compile a loop if `word` is its only used result, so `done` is used as well.
     word = tl.where(done == 0, 0, word)
     counts = part_count(part, body, cols, COLS)[:, None] if COUNTS else 0.0
-    row_first, row_second, scales = _combine(word, valid, counts, tl.cast(cols, tl.float32), *each_parameter)
+    row_first, row_second, scales = _combine(word, valid, counts, tl.cast(cols, tl.float32), *parameters)
     # The scale of this part is selected from `scales`. If it were computed from the statistic of this part, Triton
     # would keep the tile in two layouts: its own and that of the slots.
     return row_first, row_second, tl.sum(tl.where((part == rank)[:, None], scales, 0.0), 0)
 
 
 @triton.jit
-def collect(workspace, tile, rank, first, body, cols, *each_parameter):
+def collect(workspace, tile, rank, first, body, cols, *parameters):
     """Waits until all parts of a tile are published, and combines their statistics.
 
-    Returns the statistics of whole rows, and the factor of this part's terms (see `_rebase`). `first` is the first
-    statistic of this part. `body` is the number of elements of a row between its head and tail.
+    Returns the statistics of whole rows, and the factor of this part's terms, which `rebase_statistic` gives. `first`
+    is the first statistic of this part. `body` is the number of elements of a row between its head and tail.
     """
     slots = workspace + tl.cast(tile, tl.int64) * SLOTS
     if ROWS == 1:
-        row_first, row_second = _collect_row(slots, body, cols, *each_parameter)
+        row_first, row_second = _collect_row(slots, body, cols, *parameters)
         row_first, row_second = tl.full([1], row_first, tl.float32), tl.full([1], row_second, tl.float32)
         part_size = part_count(rank, body, cols, COLS) if COUNTS else 0.0
         scale = tl.full([1], 1.0, tl.float32)
-        scale = _rebase(scale, first, row_first, part_size, tl.cast(cols, tl.float32), *each_parameter)
+        scale = rebase_statistic(scale, first, row_first, part_size, tl.cast(cols, tl.float32), *parameters)
         return row_first, row_second, scale
     else:
-        return _collect_rows(slots, rank, body, cols, *each_parameter)
+        return _collect_rows(slots, rank, body, cols, *parameters)
 
 
 @triton.jit

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from tridal.kernels.reductions import reduce
-
 
 @triton.jit
 def split_lanes(x):
@@ -12,25 +10,19 @@ def split_lanes(x):
 
     If a program has LANES threads, a row of the result has the elements that one thread loaded.
     """
-    if LANES == 1:
-        return x
-    else:
-        vectors: tl.constexpr = x.shape[1] // (LANES * VECTOR)
-        return tl.reshape(tl.permute(tl.reshape(x, [vectors, LANES, VECTOR]), (1, 0, 2)), [LANES, vectors * VECTOR])
+    vectors: tl.constexpr = x.shape[1] // (LANES * VECTOR)
+    return tl.reshape(tl.permute(tl.reshape(x, [vectors, LANES, VECTOR]), (1, 0, 2)), [LANES, vectors * VECTOR])
 
 
 @triton.jit
 def reduce_lanes(x, HOW: tl.constexpr):
-    """Reduces the rows of a tile, or each lane of a tile [LANES, elements].
+    """Reduces each lane of a tile [LANES, elements].
 
     A lane's vectors are reduced first, and then their results. Triton 3.7 reduces both at once incorrectly if the
     threads of a lane are not neighbours.
     """
-    if LANES == 1:
-        return reduce(x, HOW, AXIS, 1)
-    else:
-        vectors = tl.reshape(x, [x.shape[0], x.shape[1] // VECTOR, VECTOR])
-        return tl.max(tl.max(vectors, 2), 1) if HOW == "max" else tl.sum(tl.sum(vectors, 2), 1)
+    vectors = tl.reshape(x, [x.shape[0], x.shape[1] // VECTOR, VECTOR])
+    return tl.max(tl.max(vectors, 2), 1) if HOW == "max" else tl.sum(tl.sum(vectors, 2), 1)
 
 
 @triton.jit

@@ -1,42 +1,62 @@
-"""Scale, mask and causal masking of elements after they are loaded."""
+"""Scale, mask and causal masking of elements after they are loaded.
 
-import triton
-import triton.language as tl
+Rows are numbered: row n is query n % queries of head n // queries % heads of batch n // queries // heads. The mask has
+a stride for each of these, zero where it is broadcast.
+"""
 
-from tridal.kernels.tiles import index_along, row_index
+from __future__ import annotations
 
-INF = float("inf")
+from typing import TYPE_CHECKING
+
+from tridal.kernels.kernel_plan import Part, times
+
+if TYPE_CHECKING:
+    from tridal.kernels.pieces import Writer
 
 
-@triton.jit
-def scale_mask(
-    x, in_bounds, block, row, column, inner, scale, score_mask, queries, heads, mask_batch, mask_head, mask_query,
-    mask_col, BYTES: tl.constexpr, AXIS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """Returns scale * x + mask, and -inf where a boolean mask is 0 or CAUSAL excludes a column.
+def scale_mask(w: Writer, part: Part, x: str) -> None:
+    """Writes `x` times the scale plus the mask, and -inf where a boolean mask is 0 or a column is not visible.
 
-    Elements out of bounds stay -inf, which is their PADDING, with any scale.
-
-    Rows are numbered: row n is query n % queries of head n // queries % heads of batch n // queries // heads. The mask
-    has a stride for each of these, zero where it is broadcast. The mask of a tile starts at a multiple of BYTES.
+    Elements out of bounds stay -inf, which is their padding, with any scale.
     """
-    if scale is not None:
-        x = tl.where(in_bounds, x * scale, -INF)
-    if CAUSAL or score_mask is not None:
-        number = tl.cast(block * inner + row, tl.int32) + row_index(AXIS, False)
-        query = number % queries
-        along = index_along(COLS, AXIS, INT64_OFFSETS)
-    if score_mask is not None:
-        start = tl.cast(number // queries // heads, tl.int64) * mask_batch + tl.cast(query, tl.int64) * mask_query
-        start += tl.cast(number // queries % heads, tl.int64) * mask_head
-        pointers = score_mask + (start + column * tl.cast(mask_col, tl.int64)) + along * mask_col
-        if BYTES > 1:
-            pointers = tl.multiple_of(pointers, [1, BYTES])
-        mask = tl.load(pointers, mask=in_bounds, other=0)
-        if score_mask.dtype.element_ty == tl.uint8:
-            x = tl.where(mask != 0, x, -INF)
-        else:
-            x += mask.to(x.dtype)
-    if CAUSAL:
-        x = tl.where(along <= query - column, x, -INF)
-    return x
+    p, has_mask = w.plan, "score_mask" in w.plan.arguments
+    columns = "column_edge" if part is p.edge else part("columns")
+    begin = part("begin") if part is not p.edge and (p.begins or part is p.chunk) else "0"
+    names = {"X": x, "IN_BOUNDS": part("in_bounds"), "COLUMNS": columns}
+    if "scale" in p.arguments:
+        w('X = tl.where(IN_BOUNDS, X * scale, -float("inf"))', **names)
+    query = "query" if p.number("queries") != "1" else "0"
+    terms = _mask_terms(w, query) if has_mask else []
+    used = " ".join(terms) + query * p.causal
+    if "row_number" in used or "query" in used:
+        row = part.across(f"tl.arange(0, {p.rows})") if p.rows > 1 else "0"
+        w("row_number = tl.cast(block * inner + row, tl.int32) + ROW", ROW=row)
+    if "query" in used:
+        w("query = row_number % QUERIES")
+    if has_mask:
+        w(f"mask_at = {' + '.join(['score_mask', *terms, *_along(w, begin, columns)])}")
+        if part is not p.edge and p.mask_bytes > 1:
+            w("mask_at = tl.multiple_of(mask_at, [1, MASK_BYTES])")
+        w("mask = tl.load(mask_at, mask=IN_BOUNDS, other=0)", **names)
+        w('X = tl.where(mask != 0, X, -float("inf"))' if p.mask_is_bool else "X += mask.to(ACC)", **names)
+    if p.causal:
+        w('X = tl.where(COLUMNS <= QUERY - BEGIN, X, -float("inf"))', **names, QUERY=query, BEGIN=begin)
+
+
+def _mask_terms(w: Writer, query: str) -> list[str]:
+    """Returns the terms of the position of a row in the mask."""
+    positions = {
+        "mask_batch": "tl.cast(row_number // QUERIES // HEADS, tl.int64)",
+        "mask_query": f"tl.cast({query}, tl.int64)",
+        "mask_head": "tl.cast(row_number // QUERIES % HEADS, tl.int64)",
+    }
+    strides = {name: w.plan.number(name) for name in positions}
+    return [times(position, strides[name]) for name, position in positions.items() if strides[name] != "0"]
+
+
+def _along(w: Writer, begin: str, columns: str) -> list[str]:
+    """Returns the terms of the position of each element in a row of the mask."""
+    col = w.plan.number("mask_col")
+    if col == "0":  # pointers have the shape of the tile
+        return [f"tl.zeros_like({columns})"]
+    return [times(begin, "1" if col == "1" else f"{col}.to(tl.int64)")] * (begin != "0") + [times(columns, col)]

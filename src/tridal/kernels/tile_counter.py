@@ -13,23 +13,6 @@ import triton.language as tl
 
 
 @triton.jit
-def iterations(tiles, DYNAMIC: tl.constexpr):
-    """Returns a program's rank, its group, the number of groups, and begin, end and step of its loop.
-
-    The loop is over tiles. With DYNAMIC, it is over iterations: 5/4 of the average number of tiles per group, and one
-    more.
-    """
-    rank, group = tl.program_id(0) % PROGRAMS_PER_ROW, tl.program_id(0) // PROGRAMS_PER_ROW
-    groups = tl.num_programs(0) // PROGRAMS_PER_ROW
-    if DYNAMIC:
-        return rank, group, groups, 0, tl.cdiv(tiles, groups) * 5 // 4 + 1, 1
-    elif PERSISTENT:
-        return rank, group, groups, group, tiles, groups
-    else:
-        return rank, group, groups, group, group + 1, 1
-
-
-@triton.jit
 def _counter(workspace, tiles):
     """Returns a pointer to the number of claimed tiles. The number of finished groups follows it."""
     return workspace + tl.cast(tiles, tl.int64) * SLOTS

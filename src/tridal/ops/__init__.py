@@ -1,5 +1,6 @@
 """The declarations of the ops. A third party declares its own `Op` with the names of this module."""
 
+from tridal.kernels.row_kernel import RowKernel, Statistic
 from tridal.ops.argument_checks import (
     INTEGERS,
     check_bool,
@@ -32,7 +33,6 @@ from tridal.ops.row_maths import compute, compute_gradient
 from tridal.ops.row_op import RowOp
 from tridal.ops.row_reduce import RowReduce, accumulator, has_tangent
 from tridal.ops.scale_mask import check_scale_mask
-from tridal.runtime.row_kernel import RowKernel, Statistic
 
 __all__ = [
     "DTYPE", "INTEGERS", "SCALE_MASK", "Argument", "Named", "NoKernel", "Op", "Result", "Role", "RowKernel", "RowOp",

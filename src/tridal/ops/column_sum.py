@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tridal.runtime.row_kernel import RowKernel, Statistic
+from tridal.kernels.row_kernel import RowKernel, Statistic
 
 COLUMN_SUM = RowKernel(
-    name="column_sum", module="tridal.kernels.column_sums", reads=("part",), writes=(), row_writes=("total",),
+    name="column_sum", module="tridal.kernels.numerics", reads=("part",), writes=(), row_writes=("total",),
     statistics=(Statistic("total", "sum", term="part"),), neutral_padding=True, live_tiles=1,
 )  # fmt: skip

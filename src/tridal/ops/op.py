@@ -13,10 +13,10 @@ import torch
 
 from tridal.devices.entry_points import describe_error
 from tridal.errors import PluginError
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.arguments import DIM, DTYPE, SCALE_MASK, Argument, Named, Result
 from tridal.ops.op_faults import faults
 from tridal.ops.signature import Signature
-from tridal.runtime.row_kernel import RowKernel
 
 
 class NoKernel(Exception):

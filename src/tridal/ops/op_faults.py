@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from tridal.kernels.kernel_names import names_fault
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.arguments import DTYPE, Argument, Result
 from tridal.ops.names import name_fault, parameter_fault
 from tridal.ops.signature import Signature
-from tridal.runtime.kernel_names import names_fault
-from tridal.runtime.row_kernel import RowKernel
 
 
 def faults(op: Any) -> Iterator[str]:

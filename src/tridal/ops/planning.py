@@ -20,11 +20,11 @@ from tridal.devices.types import (
     find_architecture,
 )
 from tridal.errors import DeviceUnavailableError, DTypeError, PlanError, TridalError, UnknownDeviceError, nearest
+from tridal.kernels.function_errors import reason
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import table
 from tridal.runtime import compiler, launch
 from tridal.runtime.batch_invariance import made_invariant
-from tridal.runtime.function_errors import reason
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.arguments import Argument, Named, Result, Role, RoleOf, element_dtype
 from tridal.ops.row_reduce import accumulator
-from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 _ROW_ARGUMENTS = {"dim", "dims", "dtype", "scale", "causal", "zero_masked_rows", "output_mask"}

@@ -20,8 +20,8 @@ from tridal.devices.entry_points import BUNDLED, IN_CODE, describe_error, entry_
 from tridal.devices.lock import LOCK
 from tridal.devices.settings import Settings
 from tridal.errors import PlanError, PluginError, SettingsError, nearest
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.op import Op
-from tridal.runtime.row_kernel import RowKernel
 
 GROUP = "tridal.ops"
 _LIBRARY = "tridal.library"

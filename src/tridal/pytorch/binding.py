@@ -11,14 +11,14 @@ import torch
 from tridal.devices import registry
 from tridal.devices.types import ALIGNMENT, Backend
 from tridal.errors import SettingsError
+from tridal.kernels.op_functions import triton_functions
+from tridal.kernels.row_kernel import RowKernel, cached_by_functions
 from tridal.ops import table
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.torch.private import SKIPS_FRAMES
 from tridal.runtime import batch_invariance, launch
 from tridal.runtime.kernel_files import write_source
-from tridal.runtime.op_functions import triton_functions
-from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.row_layout import FEW_ROWS, GROUPS, StrideGroups, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK, KernelCall

@@ -6,7 +6,7 @@ import inspect
 import os
 from typing import Any
 
-from tridal.runtime.function_errors import called_functions
+from tridal.kernels.function_errors import called_functions
 
 
 def find_breakpoint(*functions: Any) -> str | None:

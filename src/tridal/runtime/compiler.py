@@ -16,11 +16,11 @@ from typing import Any
 from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources, Target
 from tridal.errors import PlanError, PluginError, TridalError
+from tridal.kernels.function_errors import called_functions, describe
+from tridal.kernels.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.breakpoints import find_breakpoint
-from tridal.runtime.function_errors import called_functions, describe
-from tridal.runtime.instance import Instance
 from tridal.runtime.interpreter_mode import can_load_interpreted, interpret_flag, interpreted, interpreted_library
-from tridal.runtime.row_kernel import RowKernel, cached_by_functions
+from tridal.runtime.kernel_source import KernelSource
 from tridal.runtime.specialization import Specialization
 from tridal.runtime.triton_cache import with_cache
 
@@ -70,7 +70,7 @@ def compile_kernel(specialization: Specialization, target: Target) -> Any:
 
 @contextlib.contextmanager
 def naming_functions(specialization: Specialization, what: str) -> Iterator[None]:
-    """Turns an error of Triton in a function of the op into a PluginError with the function, its line and the reason.
+    """Turns an error of Triton into a PluginError with the function of the op, or the written kernel, and the line.
 
     The message begins with the kernel and `what`. Other errors stay as they are.
     """
@@ -79,9 +79,11 @@ def naming_functions(specialization: Specialization, what: str) -> Iterator[None
     except TridalError:
         raise
     except Exception as error:
-        kernel = specialization.kernel
-        functions = called_functions([entry(specialization)])
-        found = describe(error, [function for function, python in functions if python.__module__ == kernel.module])
+        kernel, written = specialization.kernel, entry(specialization)
+        functions = [f for f, python in called_functions([written]) if python.__module__ == kernel.module]
+        found = describe(error, functions)
+        if found is None and specialization.entry != "trial":
+            found = describe(error, [written])
         if found is None:
             raise
         raise PluginError(f"kernel {kernel.name!r}: {what} {found}") from error
@@ -103,11 +105,11 @@ def _ast_source(specialization: Specialization, triton: ModuleType) -> Any:
     from triton.compiler import ASTSource
 
     function, types = entry(specialization), dict(specialization.types)
-    index = function.arg_names.index
+    types, index = {name: types[name] for name in function.arg_names}, function.arg_names.index
     divisible = [index(name) for name in specialization.divisible if name in function.arg_names]
     if triton_version(triton) >= (3, 3):
         attributes = {(number,): [["tt.divisibility", ALIGNMENT]] for number in divisible}
-        return ASTSource(function, {name: types[name] for name in function.arg_names}, {}, attributes)
+        return ASTSource(function, types, {}, attributes)
     from triton.backends.compiler import AttrsDescriptor
 
     return ASTSource(function, types, {}, AttrsDescriptor.from_hints(dict.fromkeys(divisible, ALIGNMENT)))
@@ -120,7 +122,7 @@ def entry(specialization: Specialization, interpret: bool = False) -> Any:
         PluginError: a function of the op is missing, or has an unknown parameter.
     """
     s = specialization
-    return _entry(s.kernel, s.entry, frozenset(dict(s.types)), s.constants, interpret)
+    return _entry(s.kernel, s.entry, tuple(dict(s.types)), s.constants, interpret)
 
 
 def source(specialization: Specialization) -> str:
@@ -137,7 +139,7 @@ def source(specialization: Specialization) -> str:
     types = ", ".join(f"{n} {kind}{' (a multiple of 16)' * (n in s.divisible)}" for n, kind in s.types)
     about = (f"The kernel {s.kernel.name!r}, compiled with {options}.", f"Its arguments: {types}.")
     wrapped = (textwrap.fill(part, 78, initial_indent="# ", subsequent_indent="# ") for part in about)
-    text = Instance(s.kernel, s.entry, frozenset(dict(s.types)), dict(s.constants)).text
+    text = KernelSource(s.kernel, s.entry, tuple(dict(s.types)), dict(s.constants)).alone
     return "\n".join((*wrapped, "", text))
 
 
@@ -154,14 +156,14 @@ def _options(specialization: Specialization) -> dict[str, Any]:
 
 @cached_by_functions
 def _entry(
-    kernel: RowKernel, name: str, arguments: frozenset[str], constants: tuple[tuple[str, Any], ...], interpret: bool
+    kernel: RowKernel, name: str, arguments: tuple[str, ...], constants: tuple[tuple[str, Any], ...], interpret: bool
 ) -> Any:
     import_triton()
     with interpret_flag(False):
-        instance = Instance(kernel, name, arguments, dict(constants))
+        source = KernelSource(kernel, name, arguments, dict(constants))
         if interpret and can_load_interpreted():
-            return instance.load_interpreted()
-        function = instance.load()
+            return source.load_interpreted()
+        function = source.load()
     return interpreted(function) if interpret else function
 
 

@@ -77,9 +77,11 @@ def _rewritten(text: str, path: str) -> CodeType:
     from triton.runtime.interpreter import FunctionRewriter
 
     tree = ast.parse(text)
-    for node in tree.body:
-        node.decorator_list = []  # type: ignore[attr-defined]
-    return compile(ast.fix_missing_locations(FunctionRewriter.ast_transformer.visit(tree)), path, "exec")
+    for number, node in enumerate(tree.body):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+            tree.body[number] = FunctionRewriter.ast_transformer.visit(node)
+    return compile(ast.fix_missing_locations(tree), path, "exec")
 
 
 def can_load_interpreted() -> bool:

@@ -25,13 +25,12 @@ from tridal.devices.types import (
     Target,
 )
 from tridal.errors import PlanError
+from tridal.kernels.row_kernel import cached_by_functions
 from tridal.runtime import compiler
 from tridal.runtime.direct_launch import Count, Launches, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
-from tridal.runtime.op_trial import check_functions
 from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
-from tridal.runtime.row_kernel import cached_by_functions
 from tridal.runtime.specialization import TYPES, KernelCall, Specialization
 from tridal.runtime.target_check import check_target
 from tridal.runtime.triton_cache import with_cache
@@ -130,7 +129,7 @@ def plan(
     Raises:
         PlanError: the plan is wrong, see `check_plan`. Or Triton cannot compile for the device, see `check_target`. If
             an override chose the configuration, the message names its setting.
-        PluginError: a function of the op is wrong, see `check_functions`.
+        PluginError: Triton cannot compile a function of the op, see `compiler.compile_kernel`.
     """
     kernel, dtype, cols = call.kernel.name, call.problem.dtype, call.problem.cols
     own = (override for override in overrides if (override.kernel, override.dtype) == (kernel, dtype))
@@ -179,7 +178,6 @@ def _plan(
     file = PlanFile(call, backend, device, options) if store else None
     found = None if file is None else file.find(functools.partial(check_plan, backend, call.bucket, device))
     if found is None:
-        check_functions(call.kernel, device.target, backend.interpreted)
         found = replace(backend.plan(call.problem, device, probe, options), compilations=len(probed))
         if wrong:  # a plan that ignores this error has another configuration than the backend wanted
             raise wrong[0]

@@ -24,8 +24,8 @@ from typing import Any
 from tridal.devices.entry_points import IN_CODE, is_bundled
 from tridal.devices.lock import LOCK
 from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Resources
+from tridal.kernels.op_functions import fingerprint
 from tridal.runtime import compiler, triton_cache
-from tridal.runtime.op_functions import fingerprint
 from tridal.runtime.specialization import KernelCall
 
 FOLDER = "tridal"

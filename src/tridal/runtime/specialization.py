@@ -11,12 +11,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_32_BIT_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
-from tridal.runtime.element_packs import JUMPS, STRIDES
-from tridal.runtime.row_kernel import RowKernel
+from tridal.kernels.row_kernel import RowKernel
 from tridal.runtime.row_layout import GROUPS, RowLayout
 from tridal.runtime.scale_mask import ScaleMask
 
 _SIZES = ("outer", "inner", "cols")
+STRIDES = tuple(f"{group}_{axis}" for group in GROUPS for axis in ("outer", "inner", "col"))
+"""The arguments for the groups of strides of a `RowLayout`."""
+JUMPS = tuple(f"{group}_jump" for group in GROUPS)
+"""Those for its jumps, one for each group."""
 _ROW_STRIDES = ("row_outer", "row_inner")
 _LAUNCH_OPTIONS = ("SCHEDULE", "NUM_WARPS", "MAX_REGISTERS")
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "uint8": "u8", "int64": "i64"}
@@ -188,6 +191,7 @@ class KernelCall:
             "CAUSAL": s.causal,
             "ZERO_MASKED_ROWS": s.zero_masked_rows,
             "MASK_BYTES": self._mask_bytes(config),
+            "MASK_IS_BOOL": s.mask == "uint8",
             "SPLIT_POW2": 1 << (config.programs_per_row - 1).bit_length(),
             "SLOTS": config.programs_per_row * config.rows,
         }

@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 import torch
 
 from tridal.errors import TridalError
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning, row_maths, table
 from tridal.ops.arguments import Argument
 from tridal.ops.op import Op
 from tridal.runtime import compiler
-from tridal.runtime.op_trial import check_functions, is_own
-from tridal.runtime.row_kernel import RowKernel
 from tridal.testing.cases import TUTORIAL_SHAPE, Case, optional_tensors
 from tridal.testing.checking import Result, make_call
 from tridal.testing.exact import Call, Named
 from tridal.testing.inputs import make_tensors, make_values
+from tridal.testing.op_trial import check_functions, is_own
 from tridal.testing.raised import raised
 
 Check: TypeAlias = tuple[str, Callable[[], str | None]]

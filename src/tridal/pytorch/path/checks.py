@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DimensionError, DTypeError, TensorDeviceError
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.argument_checks import (
     INTEGERS,
     check_dtype,
@@ -22,7 +23,6 @@ from tridal.ops.argument_checks import (
 from tridal.ops.op import Op
 from tridal.ops.scale_mask import check_scale_mask
 from tridal.ops.signature import Rows, Signature
-from tridal.runtime.row_kernel import RowKernel
 
 
 def check(input: torch.Tensor, dim: int, dtype: torch.dtype | None, op: str, name: str = "input") -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.devices import registry
+from tridal.kernels.row_kernel import forget_functions
 from tridal.ops import table
 from tridal.ops.argument_checks import wrong
 from tridal.ops.op import Op
@@ -27,7 +28,6 @@ from tridal.pytorch.path.dispatch import call_op
 from tridal.pytorch.path.registered import define
 from tridal.pytorch.path.streams import call_on_stream
 from tridal.pytorch.torch.private import skip_frames
-from tridal.runtime.row_kernel import forget_functions
 
 Tensor = torch.Tensor
 P = ParamSpec("P")

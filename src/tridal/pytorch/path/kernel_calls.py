@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.column_sum import COLUMN_SUM
 from tridal.ops.op import NoKernel
 from tridal.ops.scale_mask import ScoreModification
@@ -23,7 +24,6 @@ from tridal.pytorch.path.checks import check_shapes
 from tridal.pytorch.path.run_source import KernelUse, make_run
 from tridal.pytorch.path.support import backend_computes, has_memory
 from tridal.runtime.launch import Launch
-from tridal.runtime.row_kernel import RowKernel
 from tridal.runtime.row_layout import group_strides
 from tridal.runtime.specialization import ADDRESS_BITS, NO_SCALE_MASK
 

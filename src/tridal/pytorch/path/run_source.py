@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tridal.kernels.op_functions import constants_of
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.row_reduce import accumulator
 from tridal.pytorch.binding import dtype_name
 from tridal.pytorch.call_records import RECORDERS, CallRecord, record
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.torch import private
 from tridal.runtime.launch import Launch
-from tridal.runtime.op_functions import constants_of
-from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tridal.devices.entry_points import describe_error
 from tridal.errors import PluginError, TridalError, nearest
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.signature import Signature
-from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 _DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

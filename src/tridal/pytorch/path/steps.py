@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from tridal.kernels.row_kernel import RowKernel
 from tridal.ops.op import NoKernel, Op
 from tridal.ops.signature import Signature
 from tridal.pytorch.device_context import DeviceContext
 from tridal.pytorch.path.kernel_calls import launch_kernel, variant
 from tridal.pytorch.path.run_source import KernelUse
 from tridal.pytorch.path.step_checks import check_launch
-from tridal.runtime.row_kernel import RowKernel
 
 Tensor = torch.Tensor
 

@@ -12,14 +12,18 @@ from typing import Any
 from tridal.devices.lock import LOCK
 from tridal.devices.types import Target
 from tridal.errors import PluginError
+from tridal.kernels.function_errors import error_chain
+from tridal.kernels.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime import compiler
-from tridal.runtime.function_errors import error_chain
 from tridal.runtime.interpreter_mode import interpreting
-from tridal.runtime.row_kernel import RowKernel, cached_by_functions
 from tridal.runtime.specialization import Specialization
 
 ROWS, COLS = 4, 8
 _TRIALS = ({"AXIS": 1, "PARTS": False}, {"AXIS": 0, "PARTS": False}, {"AXIS": 1, "PARTS": True})
+_PLAN = {
+    "ROWS": ROWS, "COLS": COLS, "ACC_DTYPE": "fp32", "EXP2_BIAS": None, "PROGRAMS_PER_ROW": 1, "PEEL": False,
+    "VECTOR": 1, "INT64_OFFSETS": False, "ZERO_MASKED_ROWS": False,
+}  # fmt: skip
 _HINT = (
     f". A tile of {ROWS} rows and {COLS} columns has the shape ({ROWS}, {COLS}), or ({COLS}, {ROWS}) if columns come "
     f"first; a number per row has the shape ({ROWS},): expand it with tl.expand_dims(number, AXIS)"
@@ -53,8 +57,7 @@ def try_functions(kernel: RowKernel, target: Target | None) -> None:
         PluginError: see `check_functions`.
     """
     for trial in _TRIALS:
-        sizes = {"ROWS": ROWS, "COLS": COLS, "ACC_DTYPE": "fp32", "EXP2_BIAS": None}
-        constants = (*trial.items(), *sizes.items(), ("REPORT", _Report(kernel, target is None)))
+        constants = (*_PLAN.items(), *trial.items(), ("report", _Report(kernel, target is None)))
         specialization = Specialization(kernel, "trial", (), constants, (), 4, 1, None, False)
         try:
             if target is None:
@@ -91,7 +94,7 @@ class _Finished(Exception):
 
 
 class _Report:
-    """The function REPORT of a trial. Triton's compiler takes it for one of its builtin functions."""
+    """The function `report` of a trial. Triton's compiler takes it for one of its builtin functions."""
 
     __triton_builtin__ = True
 

@@ -51,7 +51,7 @@ class Statistic:
 class RowKernel:
     """A kernel over rows: the tensors it reads and writes, the statistics of a row, and its Triton functions.
 
-    It does not depend on tiles, programs or devices. `tridal.runtime.op_functions` lists the parameters of functions.
+    It does not depend on tiles, programs or devices. `tridal.kernels.op_functions` lists the parameters of functions.
     Compared and hashed by identity.
 
     Attributes:

@@ -1,0 +1,73 @@
+"""The names that tensors, numbers and statistics cannot have, because all functions or schedules use them."""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from collections import Counter
+
+from tridal.kernels.row_kernel import RowKernel
+
+RESERVED = frozenset({
+    "count", "part_count", "column", "in_bounds", "picked", "part_scale", "AXIS", "EXP2_BIAS", "REFINE", "UNNORMALISED",
+    "GUARD", "ZERO_MASKED_ROWS",
+})  # fmt: skip
+"""The parameters of functions that have a meaning in every kernel, see `tridal.kernels.op_functions`."""
+SCHEDULE_NAMES = frozenset({
+    "after_picked", "await_claim", "begin", "begin_chunk", "block", "body", "body_chunk", "chunk", "claim", "claimed",
+    "clear_slots", "collect", "cols", "column_block", "column_chunk", "column_edge", "columns", "columns_chunk",
+    "counted", "edge", "edge_count", "end", "flat", "float", "group", "groups", "has_edge", "head", "head_edge",
+    "heads", "in_bounds_chunk", "in_bounds_edge", "in_col", "in_inner", "in_jump", "in_outer", "in_row", "inner",
+    "is_column", "is_later_tile", "iteration", "last", "narrow_index", "mask", "mask_at", "mask_batch", "mask_col",
+    "mask_head", "mask_query", "maths", "merge_lanes", "minor_blocks", "misalignment", "next_claim", "out_col",
+    "out_inner", "out_jump", "out_outer", "out_row", "outer", "picked_at", "picked_column", "publish", "queries",
+    "query", "rank", "read_claim", "rebase_statistic", "reduce_lanes", "release_group", "row", "row_at",
+    "row_in_bounds", "row_index", "row_inner", "row_number", "row_outer", "rows", "rows_edge", "scale", "score_mask",
+    "split_lanes", "sum_column", "tail", "third_col", "third_inner", "third_jump", "third_outer", "third_row",
+    "tile", "tiles", "tl", "triton", "unused", "workspace", "zero",
+})  # fmt: skip
+"""The variables, arguments and functions of written kernels that are not named by the op."""
+_VARIABLES = {
+    "reads": ("{}_ptr", "{}", "{}_edge", "{}_chunk"), "added": ("{}_ptr", "{}", "{}_edge", "{}_chunk"),
+    "row_reads": ("{}_ptr", "{}"), "row_index": ("{}_ptr", "{}"),
+    "column_reads": ("{}_ptr", "{}", "{}_edge", "{}_chunk"), "parameters": ("{}_number",),
+    "writes": ("{}_result", "{}_at", "{}_at_edge", "{}_at_chunk"), "row_writes": ("{}_per_row",),
+    "column_writes": ("{}_sums", "{}_at", "sum_of_{}"), "statistic_names": ("{}", "{}_edge"), "row_value": ("{}",),
+}  # fmt: skip
+"""The variables of a schedule for a name in each field of `RowKernel`."""
+
+
+def names_fault(kernel: RowKernel) -> str | None:
+    """Returns why a kernel cannot have one of its names, or None if it can."""
+    for name in kernel.names:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            return f"kernel {kernel.name!r}: expected a name of Python's syntax, found {name!r}"
+        if name in RESERVED or name in _derived(kernel):
+            return f"kernel {kernel.name!r}: the functions of all kernels get {name!r}: choose another name"
+    variables = _variables(kernel)
+    counted = Counter(variable for variable, _ in variables)
+    for variable, name in sorted(variables):
+        if variable in SCHEDULE_NAMES or counted[variable] > 1:
+            return f"kernel {kernel.name!r}: schedules have another variable {variable!r}: rename {name!r}"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def taken_names(kernel: RowKernel) -> frozenset[str]:
+    """Returns the variables of a written kernel, without those for the results of functions."""
+    return frozenset({*RESERVED, *SCHEDULE_NAMES, *_derived(kernel), *(variable for variable, _ in _variables(kernel))})
+
+
+def _derived(kernel: RowKernel) -> list[str]:
+    first = [f"part_{statistic.name}" for statistic in kernel.statistics[:1]]
+    return [*first, *(f"picked_{name}" for name in kernel.column_reads[:1])]
+
+
+def _variables(kernel: RowKernel) -> set[tuple[str, str]]:
+    """Returns the variables for the names of a kernel, each with the name."""
+    fields = {field: getattr(kernel, field, None) or () for field in _VARIABLES}
+    fields |= {field: (value,) for field, value in fields.items() if isinstance(value, str)}
+    fields["statistic_names"] = tuple(statistic.name for statistic in kernel.statistics)
+    return {
+        (form.format(name), name) for field, names in fields.items() for name in names for form in _VARIABLES[field]
+    }

@@ -1,0 +1,272 @@
+"""The pieces of a kernel that several schedules write: bounds, loads, statistics and stores.
+
+Variables of a kernel: `tile`, some neighboring rows; `block` and `row`, the position of its first row; `rows` and
+`columns`, the indices of the elements of a tile; `begin`, the first column of the program's part of the row; `column`,
+that of each element; `in_row` and `out_row`, where the first row begins in memory. Variables of unaligned heads and
+tails end in `_edge`, those of a chunk of a row in `_chunk`. Inputs, statistics and results have the names of the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from tridal.kernels.kernel_names import taken_names
+from tridal.kernels.kernel_plan import KernelPlan, Part, times
+from tridal.kernels.op_functions import OpFunction
+from tridal.kernels.row_kernel import Statistic
+from tridal.kernels.scale_mask import scale_mask
+from tridal.kernels.text import Text
+
+
+class Writer(Text):
+    """Writes the pieces of a kernel."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        super().__init__(plan.literals)
+        self.plan, self.kernel = plan, plan.kernel
+
+    # --- where a tile is
+
+    def position(self) -> None:
+        """The block of a tile, its first row, and where this row begins in memory."""
+        p = self.plan
+        tiles = "inner" if p.rows == 1 else f"tl.cdiv(inner, {p.rows})"
+        self("""
+            # A tensor has `outer` blocks of `inner` rows.
+            block = tl.cast(tile // TILES, tl.int64)
+            row = tl.cast(tile % TILES, tl.int64) * ROWS""", TILES=tiles)  # fmt: skip
+        for group in p.used_groups:
+            jump = f" + block // minor_blocks * {group}_jump" if self.kernel.split else ""
+            outer, inner = p.number(f"{group}_outer"), p.number(f"{group}_inner")
+            self(f"{group}_row = block * OUTER + row * INNER{jump}", OUTER=outer, INNER=inner)
+        if p.has_rows:
+            self("row_at = block * ROW_OUTER + row * ROW_INNER")
+            self("row_index = tl.arange(0, ROWS)")
+            if p.rows > 1:
+                self("row_in_bounds = row_index < tl.cast(tl.minimum(inner - row, ROWS), tl.int32)")
+
+    def indices(self, part: Part, cols: int = 0) -> None:
+        """The indices of the columns and the rows of a tile."""
+        p = self.plan
+        self("COLUMNS = INDEX", **part.names, INDEX=part.along(f"tl.arange(0, {cols or p.cols}){p.int64}"))
+        for each in p.parts if p.rows > 1 and part is p.body else ():
+            self("INDICES = INDEX", INDICES=each("rows"), INDEX=each.across(f"tl.arange(0, {p.rows}){p.int64}"))
+
+    def bounds(
+        self, offset: str, used: Collection[str], part: Part | None = None, cols: int = 0, head: bool = True
+    ) -> None:
+        """The elements of a tile that are in bounds. The tile begins at column `offset` of a row, after its head.
+
+        Arguments:
+            used: the names that are used in the tile.
+            head: whether the length of the head is still to be computed.
+
+        Indices are computed for each tile. If they were computed before the loop over tiles, they would stay in
+        registers.
+        """
+        p, part = self.plan, part or self.plan.body
+        self.indices(part, cols)
+        if p.peel:
+            if head:
+                self("# The head of a row is not aligned: the elements before the first vector boundary.")
+                self(f"head = {p.head('rows')}")
+            self("BODY = BODY_LENGTH - OFFSET", **part.names, OFFSET=offset or 0)
+            if p.rows > 1:
+                self("BODY = tl.where(rows < inner - row, BODY, 0)", **part.names)
+            self("IN_BOUNDS = COLUMNS < tl.multiple_of(BODY, VECTORS)", **part.names)
+            self.begin(f"head + {offset}" if offset else "head", used, part)
+        else:
+            self.begin(offset, used, part)
+            limit = f"{part('columns')} < cols" + (f" - {part('begin')}" if offset else "")
+            if p.rows == 1:
+                rows = ""
+            elif p.masks_terms:  # in 32 bits, because some devices compare no 64-bit tiles
+                rows = "(rows < tl.cast(tl.minimum(inner - row, ROWS), tl.int32)) & "
+            else:
+                rows = "(rows < inner - row) & "
+            self(f"IN_BOUNDS = {rows}{f'({limit})' if rows else limit}", **part.names)
+
+    def begin(self, offset: str, used: Collection[str], part: Part) -> None:
+        """The first column of a program's part of a row, and the column of each element."""
+        if offset:
+            self("BEGIN = OFFSET", **part.names, OFFSET=offset)
+            if self.plan.needs_column(used):
+                self("COLUMN = BEGIN + COLUMNS", **part.names)
+
+    def edges(self) -> None:
+        """The columns of heads and tails. The first program of a row computes them."""
+        p, head = self.plan, "head"
+        if not p.peel:
+            return
+        if p.rows > 1:
+            head = "head_edge"
+            self(f"head_edge = {p.head('rows_edge')}")
+        self("edge = tl.arange(0, 2 * VECTOR)[:, None]  # the head, then the tail")
+        self("tail = HEAD + (cols - HEAD) // VECTOR * VECTOR", HEAD=head)
+        self("column_edge = tl.where(edge < VECTOR, edge, tail + edge - VECTOR)")
+        self("in_bounds_edge = column_edge < tl.where(edge < VECTOR, HEAD, cols)", HEAD=head)
+        if p.rank:  # Triton 3.3's interpreter cannot combine a tensor with a Python bool, so rank becomes a tensor
+            self("in_bounds_edge = in_bounds_edge & (tl.cast(rank, tl.int32) == 0)")
+        if p.rows > 1:
+            self("in_bounds_edge = in_bounds_edge & (rows_edge < inner - row)")
+
+    # --- loads
+
+    def load(self, part: Part, names: Collection[str], policy: str = "", aligned: bool = True) -> None:
+        """Loads elements. The first tensor's are scaled and masked, if the call has a scale or a mask."""
+        p, first = self.plan, self.kernel.reads[0]
+        policy = f', eviction_policy="{policy}"' if policy else ""
+        for name in [name for name in self.kernel.reads if name in names]:
+            is_aligned = aligned and bool(p.peel if name == first else p.same_misalignment)
+            at = p.at(f"{name}_ptr", part, is_aligned)
+            self(f"X = tl.load(AT, mask=IN_BOUNDS, other=PADDING{policy}).to(ACC)", X=part(name), AT=at, **part.names)
+        if self.kernel.scale_mask and first in names:
+            scale_mask(self, part, part(first))
+
+    def columns(self, names: Collection[str], parts: Collection[Part] = ()) -> None:
+        """Loads numbers per column.
+
+        A load with two axes has the layout of one row. In a tile of several rows, Triton would compute elements in this
+        layout, and again in that of the tile. So the load has one axis there. With `peel`, rows may begin at different
+        columns.
+        """
+        p, flat = self.plan, self.plan.loads_flat
+        names = [name for name in self.kernel.column_reads if name in names]
+        if names and flat:
+            self(f"flat = {'begin + ' * p.begins}tl.arange(0, COLS)INT64")
+        for part in parts or p.parts:
+            for name in names:
+                at = "flat" if flat else p.column(part)
+                self(
+                    f"X = {part.along('NUMBER') if flat else 'NUMBER'}", X=part(name),
+                    NUMBER=f"tl.load({name}_ptr + {at}, mask={at} < cols, other=0).to({p.acc})",
+                )  # fmt: skip
+
+    def rows(self, names: Collection[str]) -> None:
+        """Loads numbers per row."""
+        for name in [name for name in self.kernel.row_reads if name in names]:
+            self(f"{name} = tl.load({self.plan.row_at(f'{name}_ptr')}{self._row_mask()}).to(ACC)")
+
+    def pick(self) -> None:
+        """Loads the column index of each row, and the element and the number of the column that it picks."""
+        p, k = self.plan, self.kernel
+        if not p.has_index:
+            return
+        self(f"{k.row_index} = narrow_index(tl.load({p.row_at(f'{k.row_index}_ptr')}{self._row_mask()}))")
+        if p.picks or p.picks_column:
+            self("""
+                is_column = (INDEX >= 0) & (INDEX < cols)
+                picked_column = tl.cast(tl.where(is_column, INDEX, 0), tl.int64)""", INDEX=k.row_index)  # fmt: skip
+        if p.picks:
+            inner = p.number("in_inner")
+            inner = f"tl.cast({inner}, tl.int64)" if p.int64_offsets and inner != "1" else inner
+            self(f"picked_at = {k.reads[0]}_ptr + in_row + {times('row_index', inner)} + picked_column * IN_COL")
+            self(
+                """
+                picked = tl.load(picked_at, MASK).to(ACC)
+                picked = tl.where(is_column, picked, float("nan"))""",
+                MASK=self._row_mask("is_column")[2:],
+            )
+        if p.picks_column:
+            name = k.column_reads[0]
+            at = f"{name}_ptr + picked_column"
+            self(f"picked_{name} = tl.load({at}{self._row_mask('is_column')}).to(ACC)")
+
+    def _row_mask(self, also: str = "") -> str:
+        """Returns the arguments of a load of a number per row. The only row of a tile is always in bounds."""
+        conditions = ["row_in_bounds"] * (self.plan.rows > 1) + [also] * bool(also)
+        return f", mask={' & '.join(conditions)}, other=0" if conditions else ""
+
+    # --- statistics
+
+    def reduced(self, term: str, how: str, part: Part) -> str:
+        """Returns the reduction of a tile. An accurate sum adds four neighbors first, so its chain of roundings is
+        shorter.
+        """
+        p = self.plan
+        if how == "max":
+            return f"tl.max({term}, {part.axis})"
+        if how == "accurate_sum" and p.exp2_bias and part.axis == 1 and p.cols >= 2048 and not p.loops:
+            term = f"tl.sum(tl.reshape({term}, [{p.rows}, {p.cols // 4}, 4]), 2)"
+        return f"tl.sum({term}, {part.axis})"
+
+    def term(self, statistic: Statistic, part: Part, other: Mapping[str, str] | None = None) -> str:
+        """Writes the term of a statistic and returns its variable. A term out of bounds is neutral."""
+        name = self.evaluated("term", statistic.term, part, self.kernel.statistics.index(statistic), other)
+        neutral = '-float("inf")' if statistic.reduce == "max" else "0.0"
+        return name if self.plan.neutral_padding else f"tl.where({part('in_bounds')}, {name}, {neutral})"
+
+    def statistics(self, statistics: Iterable[Statistic]) -> None:
+        """Computes statistics of the body and of the edges of a tile, and merges them."""
+        for s in statistics:
+            for part in self.plan.parts:
+                value = self.reduced(self.term(s, part), s.reduce, part)
+                self("STATISTIC = VALUE", STATISTIC=part(s.name), VALUE=value)
+            if self.plan.peel:
+                self(merged(s.reduce, s.name, f"{s.name}_edge"))
+
+    # --- results
+
+    def evaluated(
+        self, role: str, name: str, part: Part | None = None, number: int = 0, other: Mapping[str, str] | None = None
+    ) -> str:
+        """Writes the call of an op's function and returns the variable of its result, which has the function's name.
+
+        If another variable has this name, that of the result is longer. If a variable stands for the function, nothing
+        is written.
+        """
+        call = self.plan.call(role, name, part, number, other or {})
+        if self.plan.functions[OpFunction(role, name, number)] is None:
+            return call
+        variable = f"{name}_value" if name in taken_names(self.kernel) else name
+        variable = part(variable) if part else variable
+        self("RESULT = CALL", RESULT=variable, CALL=call)
+        return variable
+
+    def row_value(self) -> None:
+        """The number per row that outputs use."""
+        if name := self.kernel.row_value:
+            self("VALUE = CALL", VALUE=name, CALL=self.plan.call("row_value", name))
+
+    def store_rows(self) -> None:
+        """Stores numbers per row. The first program of a row stores them."""
+        conditions = ["row_in_bounds"] * (self.plan.rows > 1) + ["rank == 0"] * bool(self.plan.rank)
+        mask = (
+            f", mask={conditions[0] if len(conditions) == 1 else 'row_in_bounds & (rank == 0)'}" if conditions else ""
+        )
+        for name in self.kernel.row_writes:
+            value = name if name == self.kernel.row_value else self.evaluated("row_writes", name)
+            self(f"tl.store({self.plan.row_at(f'{name}_per_row')}, VALUE{mask})", VALUE=value)
+
+    def store(self, part: Part, stream: bool = False, aligned: bool = True) -> None:
+        """Computes and stores elements. The addend is added to the first result.
+
+        Pointers come before the first result, if there are several: the gradient of GEGLU needs 56 registers instead of
+        72 on sm_90.
+        """
+        p, k = self.plan, self.kernel
+        aligned = bool(aligned and p.same_misalignment)
+        for name in k.writes:
+            self("POINTERS = AT", POINTERS=part(f"{name}_at"), AT=p.at(f"{name}_result", part, aligned))
+        for name in k.writes:
+            is_first, value = name == k.writes[0], self.evaluated("writes", name, part)
+            if is_first and k.added:
+                names = part.names | {"ADDEND": part(k.added), "AT": p.at(f"{k.added}_ptr", part, aligned)}
+                self("ADDEND = tl.load(AT, mask=IN_BOUNDS, other=0).to(ACC)", **names)
+                value += f" + {part(k.added)}"
+            evict = ', eviction_policy="evict_first"' if stream and is_first and part is not p.edge else ""
+            self(f"tl.store(AT, VALUE, mask=IN_BOUNDS{evict})", AT=part(f"{name}_at"), VALUE=value, **part.names)
+
+    def sum_term(self, name: str, part: Part) -> str:
+        """Writes the term of a sum over rows and returns its variable.
+
+        Columns out of bounds are never stored, so only rows out of bounds need a mask.
+        """
+        term = self.evaluated("column_writes", name, part)
+        masks = self.plan.rows > 1 and not self.plan.neutral_padding
+        return f"tl.where({part('in_bounds')}, {term}, 0.0)" if masks else term
+
+
+def merged(how: str, statistic: str, other: str) -> str:
+    """Returns the statement that combines a statistic with the result of another reduction."""
+    return f"{statistic} = tl.maximum({statistic}, {other})" if how == "max" else f"{statistic} += {other}"
