@@ -29,7 +29,7 @@ import torch
 
 import record_kernels
 import tridal
-from tridal.library.losses import steps as loss_steps
+from tridal.library.losses import cross_entropy as loss_kernels
 from tridal.runtime import launch
 from tridal.testing.cases import TUTORIAL_SHAPE
 
@@ -109,15 +109,15 @@ def without_launches(plans: str) -> Iterator[None]:
         with record_kernels.recording(plans) as recorder, tridal.use(device=recorder.name):
             yield
         return
-    prepare, check = launch.prepare, loss_steps.check_range
+    prepare, check = launch.prepare, loss_kernels.check_range
     launch.prepare = lambda *args: prepare(*args)._replace(launch=lambda *_: None)
-    loss_steps.check_range = lambda *_: None  # only the interpreter checks targets
+    loss_kernels.check_range = lambda *_: None  # only the interpreter checks targets
     tridal.registry.clear()
     try:
         with tridal.use(device="interpreter"):
             yield
     finally:
-        launch.prepare, loss_steps.check_range = prepare, check
+        launch.prepare, loss_kernels.check_range = prepare, check
         tridal.registry.clear()
 
 

@@ -60,7 +60,7 @@ TESTS = {
     "src/tridal/library/*/modules.py": ("test_nn",),
     "src/tridal/models/environment.py": ("test_run",),
     "src/tridal/library/*/dtensor.py": ("test_dtensor",),
-    "src/tridal/library/losses/linear_functions.py": ("test_dtensor",),
+    "src/tridal/library/losses/functions.py": ("test_dtensor",),
     "src/tridal/library/softmax/*": ("test_functions", "test_scale_mask", "test_softmax_errors", "test_conformance"),
     "src/tridal/library/norms/*": ("test_norms", "test_kernelize", "test_conformance"),
     "src/tridal/library/rotary/*": ("test_rotary", "test_kernelize_rotary"),

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import tridal
 from tridal.devices.types import KernelConfig
-from tridal.library.losses import steps
+from tridal.library.losses import cross_entropy as kernels
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.runtime import compiler
 from tridal.runtime.row_layout import row_layout
@@ -53,7 +53,7 @@ def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...],
     for kernel in CROSS_ENTROPY.kernels:
         can_be_absent = (*kernel.column_reads, *(kernel.parameters if len(kernel.parameters) > 1 else ()))
         constants = {name: None for name in absent if name in can_be_absent}
-        base = next(k for k in vars(steps).values() if getattr(k, "name", None) == kernel.name)
+        base = next(k for k in vars(kernels).values() if getattr(k, "name", None) == kernel.name)
         base = base if softcap is None else replace(base, neutral_padding=False)
         bound = base.bind(SOFTCAP=softcap, IGNORE_INDEX=-100, **constants)
         kinds = {f"{bound.row_index}_ptr": "int64", **dict.fromkeys(bound.element_pointers, "bfloat16")}

@@ -47,11 +47,11 @@ def test_chunks_follow_from_shapes_and_dtypes(
 
 
 def test_rows_of_logits_are_aligned_only_for_a_kernel_that_reads_many_16_bit_classes() -> None:
-    with mock.patch.object(linear_chunks, "_sums_in", return_value=True):
+    with mock.patch.object(linear_chunks, "sums_in", return_value=True):
 
         def vector(columns: int = 129, dtype: torch.dtype = torch.bfloat16, **given: bool) -> int:
             call: Any = SimpleNamespace(**{"torch_computes": False, "batch_invariant": False, **given})
-            return linear_chunks._vector(call, torch.zeros(4, 3, dtype=dtype), columns)
+            return linear_chunks.vector_of(call, torch.zeros(4, 3, dtype=dtype), columns)
 
         assert vector() == 8
         assert vector(128) == vector(dtype=torch.float32) == 1
@@ -80,11 +80,11 @@ def test_what_fake_tensors_support_is_not_taken_for_real_ones() -> None:
     """torch.compile and torch.export may compute a loss with fake tensors first."""
     linear_chunks._made_sums_in.cache_clear()
     given = torch.device("cpu"), torch.bfloat16, torch.float32
-    expected = linear_chunks._sums_in(*given)
+    expected = linear_chunks.sums_in(*given)
     linear_chunks._made_sums_in.cache_clear()
     with FakeTensorMode():
-        linear_chunks._sums_in(*given)
-    assert linear_chunks._sums_in(*given) is expected
+        linear_chunks.sums_in(*given)
+    assert linear_chunks.sums_in(*given) is expected
 
 
 def test_the_gradient_of_the_weight_is_rounded_once(device: torch.device) -> None:
@@ -124,7 +124,7 @@ def test_the_gradient_of_a_float32_input_is_rounded_once_under_autocast(device: 
 @pytest.fixture
 def with_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes calls align and split the logits, as on a GPU. New memory is NaN."""
-    monkeypatch.setattr(linear_chunks, "_needs_vectors", lambda device, dtype: True)
+    monkeypatch.setattr(linear_chunks, "needs_vectors", lambda device, dtype: True)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
-from tridal.library.losses import steps
+from tridal.library.losses import cross_entropy as kernels
 from tridal.ops import NoKernel
 
 AXES: dict[str, list[Any]] = {
@@ -127,7 +127,7 @@ def test_one_kernel_computes_losses_and_gradients(
             )  # fmt: skip
         assert [record.op for record in records] == operations
         found.append((loss, *torch.autograd.grad(loss, (x, linear_weight))))
-        monkeypatch.setattr(steps, "losses_with_gradient", raise_no_kernel)
+        monkeypatch.setattr(kernels.Logits, "losses_with_gradient", raise_no_kernel)
     eps = torch.finfo(dtype).eps
     for one, two in zip(*found, strict=True):
         assert_close(one, two, rtol=4 * eps, atol=8 * eps * float(two.detach().abs().max()))
@@ -149,7 +149,7 @@ def test_smoothed_losses_and_batch_invariant_ones_have_kernels_of_their_own(devi
 def test_targets_out_of_range_give_nan_where_kernels_do_not_check_them(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "check_range", lambda *_: None)  # the interpreter checks them
+    monkeypatch.setattr(kernels, "check_range", lambda *_: None)  # the interpreter checks them
     x, matrix = (torch.randn(n, 4, device=device, requires_grad=True) for n in (4, 7))
     target = torch.tensor([6, 7, -1, -100], device=device)
     losses = tridal.linear_cross_entropy(x, matrix, target, reduction="none")

@@ -26,8 +26,7 @@ else:
     from tridal import nn
     from tridal.library.glu.functions import geglu, swiglu
     from tridal.library.log_probs.functions import log_probs, token_log_probs
-    from tridal.library.losses.functions import cross_entropy
-    from tridal.library.losses.linear_functions import linear_cross_entropy
+    from tridal.library.losses.functions import cross_entropy, linear_cross_entropy
     from tridal.library.norms.functions import layer_norm, rms_norm
     from tridal.library.rotary.functions import rotary_embedding
     from tridal.library.softmax.functions import log_softmax, softmax

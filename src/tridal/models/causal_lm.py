@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses.linear_functions import linear_cross_entropy
+from tridal.library.losses.functions import linear_cross_entropy
 from tridal.models.losses import causal_lm_loss, shifted_loss
 from tridal.models.replacements import COMPARING, Replacement, hooks_of, is_traced, origin, torch_computes
 from tridal.models.unread_logits import UnreadLogits

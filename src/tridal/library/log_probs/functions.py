@@ -10,9 +10,8 @@ import torch
 from tridal.errors import ShapeError
 from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
-from tridal.library.losses.checks import check_ignore_index, check_softcap, is_positive
-from tridal.library.losses.linear_checks import check_layer, matmul_dtype_of
-from tridal.ops import check_bool, check_floating, check_index, check_number, check_shape, wrong
+from tridal.library.losses.checks import check_layer, check_numbers
+from tridal.ops import check_bool, check_floating, check_index, check_shape, wrong
 from tridal.pytorch import (
     autocast_enabled,
     call_op,
@@ -100,16 +99,13 @@ def log_probs(
         >>> tridal.log_probs(logits, target, temperature=0.5, return_entropy=True)
         (tensor([-0.0360, -2.2395]), tensor([0.1773, 0.6656]))
     """
-    options: dict[str, Any] = {
-        "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "return_entropy": return_entropy
-    }  # fmt: skip
-    name = LOG_PROBS.name
+    op = LOG_PROBS.name
     check_tensors(LOG_PROBS.signature, logits=logits, target=target)
-    numbers = _numbers(name, **options)
-    check_floating(name, "logits", logits)
+    numbers = _checked_numbers(op, temperature, softcap, ignore_index, return_entropy)
+    check_floating(op, "logits", logits)
     if not logits.dim():
-        raise ShapeError(wrong(name, "logits", "have the shape (..., C)", "()"))
-    target = _checked_target(name, target, logits=logits)
+        raise ShapeError(wrong(op, "logits", "have the shape (..., C)", "()"))
+    target = _checked_target(op, target, "logits", logits)
     if is_distributed(logits, target):
         from tridal.library.losses.dtensor import distributed
 
@@ -174,58 +170,45 @@ def token_log_probs(
         >>> tridal.token_log_probs(hidden, weight, torch.tensor([0, 3]))
         tensor([-0.7437, -1.7437])
     """
-    given = (input, linear_weight, target, linear_bias)
-    options: dict[str, Any] = {
-        "temperature": temperature, "softcap": softcap, "ignore_index": ignore_index, "return_entropy": return_entropy
-    }  # fmt: skip
-    chunks: dict[str, Any] = {"chunk_size": chunk_size, "accum_dtype": accum_dtype}
-    keywords = {"linear_bias": linear_bias, **options, **chunks}
-    name, layer = TOKEN_LOG_PROBS.name, {"input": input, "linear_weight": linear_weight}
-    check_tensors(TOKEN_LOG_PROBS.signature, **layer, target=target, linear_bias=linear_bias)
-    numbers = _numbers(name, **options)
-    autocast = autocast_enabled(input.device.type)
+    op, signature, given = TOKEN_LOG_PROBS.name, TOKEN_LOG_PROBS.signature, (input, linear_weight, target, linear_bias)
+    check_tensors(signature, input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias)
+    numbers = _checked_numbers(op, temperature, softcap, ignore_index, return_entropy)
     if linear_weight.dim() != 2:
-        raise ShapeError(wrong(name, "linear_weight", "have the shape (C, H)", tuple(linear_weight.shape)))
-    check_layer(name, input, linear_weight, keywords, autocast)
-    shape = input.shape[:-1]
-    target = _checked_target(name, target, input=input)
-    dtype = matmul_dtype_of(input, autocast)
-    accum_dtype = accum_dtype or torch.promote_types(dtype, torch.float32)
+        raise ShapeError(wrong(op, "linear_weight", "have the shape (C, H)", tuple(linear_weight.shape)))
+    autocast = autocast_enabled(input.device.type)
+    _, chunks = check_layer(op, input, linear_weight, linear_bias, chunk_size, accum_dtype, autocast)
+    shape, target = input.shape[:-1], _checked_target(op, target, "input", input)
     one_dim = len(shape) == 1  # a view of the same shape would make compiled gradients of DTensors fail
     x, index = (input, target) if one_dim else (input.reshape(-1, input.shape[-1]), target.reshape(-1))
-    flat = (x, linear_weight, index, linear_bias)
-    arguments = (*flat, *numbers, dtype, accum_dtype, chunk_size or 0)
+    arguments = (x, linear_weight, index, linear_bias, *numbers, *chunks)
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
     if is_distributed(*given) and (_compiling() or not transforms_active()):
         from tridal.library.losses.dtensor import in_chunks
 
-        named = TOKEN_LOG_PROBS.signature.named(arguments)
-        found: Any = in_chunks(named, functools.partial(_of_logits, numbers))
+        found: Any = in_chunks(signature.named(arguments), functools.partial(_of_logits, numbers))
     else:
         found = call(*arguments, results=2, checked=True)
-    results = tuple(result if one_dim else result.view(shape) for result in found[: 2 if return_entropy else 1])
+    results = tuple(result if one_dim else result.view(shape) for result in found[: 1 + return_entropy])
     return results if return_entropy else results[0]
 
 
-def _numbers(
-    op: str, temperature: Any, softcap: Any, ignore_index: Any, return_entropy: bool
+def _checked_numbers(
+    op: str, temperature: float, softcap: float | None, ignore_index: int | None, return_entropy: bool
 ) -> tuple[float, float | None, int | None, bool]:
     """Checks the arguments that are not tensors. Returns them as those of the registered ops."""
     if ignore_index is not None:
-        check_ignore_index(op, ignore_index)
-    check_softcap(op, softcap)
-    check_number(op, "temperature", temperature, "be a positive number", is_positive)
+        check_numbers(op, ignore_index=ignore_index)
+        ignore_index = int(ignore_index)
+    check_numbers(op, softcap=softcap, temperature=temperature)
     check_bool(op, "return_entropy", return_entropy)
-    cap = None if softcap is None else float(softcap)
-    return float(temperature), cap, None if ignore_index is None else int(ignore_index), return_entropy
+    return float(temperature), None if softcap is None else float(softcap), ignore_index, return_entropy
 
 
-def _checked_target(op: str, target: Tensor, **rows: Tensor) -> Tensor:
+def _checked_target(op: str, target: Tensor, name: str, rows: Tensor) -> Tensor:
     """Checks the targets of the rows of a tensor. Returns them in int64."""
     check_index(op, "target", target)
-    for name, tensor in rows.items():
-        hint = f"an index per row of {name}, which has the shape {tuple(tensor.shape)}"
-        check_shape(op, "target", target, tensor.shape[:-1], hint)
+    hint = f"an index per row of {name}, which has the shape {tuple(rows.shape)}"
+    check_shape(op, "target", target, rows.shape[:-1], hint)
     return target.long()  # an ignore_index of -100 would wrap to 156 in uint8
 
 

@@ -5,12 +5,15 @@ Classes are the last dim of the logits. Scores are the logits, capped by `softca
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from tridal.library.losses.cross_entropy import launch
 from tridal.library.losses.maths import capped, check_range
-from tridal.library.losses.steps import launch
 from tridal.ops import (
     Named,
     Op,
@@ -28,6 +31,7 @@ from tridal.pytorch import Steps, has_values
 Tensor = torch.Tensor
 Numbers = tuple[float, float | None, int | None]
 """temperature, softcap and ignore_index."""
+numbers_of = operator.itemgetter("temperature", "softcap", "ignore_index")
 
 WITH_ENTROPY = RowKernel(
     name="log_probs_and_entropy", module="tridal.library.log_probs.kernels.log_probs", reads=("x",), row_index="index",
@@ -53,7 +57,7 @@ BACKWARD = replace(
 
 
 def row_results(
-    call: Steps, logits: Tensor, target: Tensor, numbers: Numbers, wanted: tuple[bool, ...]
+    call: Steps, logits: Tensor, target: Tensor, numbers: Numbers, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Returns the `row_writes` of the kernel for each row, if they are wanted. The first one always is.
 
@@ -63,18 +67,18 @@ def row_results(
     temperature, softcap, ignore_index = numbers
     if call.interpreted:
         call.run(check_range, call.op.name, target, logits.shape[-1], ignore_index)
-    kernel = WITH_ENTROPY if wanted[1] else FORWARD
-    writes = [name for name, want in zip(WITH_ENTROPY.row_writes, wanted, strict=True) if want]
+    kernel, names = WITH_ENTROPY if wanted[1] else FORWARD, WITH_ENTROPY.row_writes
+    writes = [name for name, want in zip(names, wanted, strict=True) if want]
     found = launch(
-        call, kernel, [logits, target], ignore_index=ignore_index, softcap=softcap, writes=writes,
+        call, kernel, (logits, target), ignore_index, softcap, writes=writes,
         dtypes=(accumulator(logits),) * len(writes), inverse_temperature=_inverse(temperature),
     )  # fmt: skip
     results = dict(zip(writes, found, strict=True))
-    return tuple(results.get(name) for name in WITH_ENTROPY.row_writes)
+    return tuple(results.get(name) for name in names)
 
 
 def logits_gradient(
-    call: Steps, logits: Tensor, target: Tensor, rows: tuple[Tensor | None, ...], numbers: Numbers,
+    call: Steps, logits: Tensor, target: Tensor, rows: Sequence[Tensor | None], numbers: Numbers,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Returns the gradient of the logits. `rows` are the `row_reads` of the kernel; the last two may be None.
@@ -84,8 +88,8 @@ def logits_gradient(
     """
     temperature, softcap, ignore_index = numbers
     found = launch(
-        call, BACKWARD, [logits, *rows, target], ignore_index=ignore_index, softcap=softcap, dtypes=(logits.dtype,),
-        out=out, inverse_temperature=_inverse(temperature),
+        call, BACKWARD, (logits, *rows, target), ignore_index, softcap, dtypes=(logits.dtype,), out=out,
+        inverse_temperature=_inverse(temperature),
     )  # fmt: skip
     return found[0]  # type: ignore[no-any-return]
 
@@ -95,28 +99,32 @@ def _inverse(temperature: float) -> float | None:
 
 
 def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
-    input, target, *numbers, _ = named.values()
-    return row_results(call, input, target, tuple(numbers), tuple(call.wanted))
+    return row_results(call, named["input"], named["target"], numbers_of(named), call.wanted)
 
 
 def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor]:
-    grad, entropy_grad, input, target, row_max, log_sum, entropy, *numbers = named.values()
+    grad, entropy_grad, input, target, row_max, log_sum, entropy, *_ = named.values()
     grad = call.torch(torch.zeros_like, log_sum) if grad is None else grad
     rows = (row_max, log_sum, grad, entropy_grad, None if entropy_grad is None else entropy)
-    return (logits_gradient(call, input, target, rows, tuple(numbers)),)
+    return (logits_gradient(call, input, target, rows, numbers_of(named)),)
 
 
 def _of_scores(
-    input: Tensor, reduce: RowReduce, temperature: float, softcap: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns the capped logits, the maximum of the scores, the scores minus it, their exponentials, and their sum."""
+    input: Tensor, target: Tensor, reduce: RowReduce, numbers: Numbers
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the capped logits, the maximum of the scores, the scores minus it, their exponentials, and their sum.
+
+    Also returns whether each target is ignored, and whether it is a class.
+    """
+    temperature, softcap, ignore_index = numbers
     y = capped(input, softcap)
     x = y if temperature == 1 else y * (1 / temperature)
     row_max = reduce(x, "max").detach()  # it cancels out
     row_max = torch.where(row_max == -torch.inf, 0.0, row_max)
     differences = x - row_max
     exp = differences.exp()
-    return y, row_max, differences, exp, reduce(exp, "sum")
+    ignored = torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
+    return y, row_max, differences, exp, reduce(exp, "sum"), ignored, (target >= 0) & (target < reduce.count)
 
 
 def _entropy(differences: Tensor, exp: Tensor, row_sum: Tensor, reduce: RowReduce) -> Tensor:
@@ -124,36 +132,31 @@ def _entropy(differences: Tensor, exp: Tensor, row_sum: Tensor, reduce: RowReduc
     return row_sum.log() - reduce(exp * differences.masked_fill(exp == 0, 0.0), "sum") / row_sum
 
 
-def reference(
-    input: Tensor, target: Tensor, reduce: RowReduce, temperature: float, softcap: float | None,
-    ignore_index: int | None, return_entropy: bool,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+def _reference(input: Tensor, target: Tensor, reduce: RowReduce, **numbers: Any) -> tuple[Tensor | None, ...]:
     """Returns the log-probability of each row's target, the entropy, the maximum m, and log(sum(exp(score - m)))."""
-    _, row_max, differences, exp, row_sum = _of_scores(input, reduce, temperature, softcap)
-    ignored = torch.zeros_like(target, dtype=torch.bool) if ignore_index is None else target == ignore_index
+    _, row_max, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, numbers_of(numbers))
     if reduce.sharded:
         picked = reduce(torch.where(reduce.columns(differences) == target, differences, 0.0), "sum")
     else:
         if input.is_cpu and has_values(input, target):
-            check_range(LOG_PROBS.name, target, reduce.count, ignore_index)
+            check_range(LOG_PROBS.name, target, reduce.count, numbers["ignore_index"])
         picked = differences.gather(reduce.dim, target.clamp(0, reduce.count - 1))
-    picked = torch.where((target >= 0) & (target < reduce.count), picked, torch.nan)
-    log_prob = torch.where(ignored, 0.0, picked - row_sum.log())
-    if not return_entropy:
-        return log_prob, None, row_max, row_sum.log()
-    entropy = torch.where(ignored, 0.0, _entropy(differences, exp, row_sum, reduce))
+    log_prob = torch.where(ignored, 0.0, torch.where(valid, picked, torch.nan) - row_sum.log())
+    entropy = None
+    if numbers["return_entropy"]:
+        entropy = torch.where(ignored, 0.0, _entropy(differences, exp, row_sum, reduce))
     return log_prob, entropy, row_max, row_sum.log()
 
 
-def gradient(
+def _gradient(
     grad: Tensor | None, entropy_grad: Tensor | None, input: Tensor, target: Tensor, row_max: Tensor, log_sum: Tensor,
-    entropy: Tensor | None, reduce: RowReduce, temperature: float, softcap: float | None, ignore_index: int | None,
+    entropy: Tensor | None, reduce: RowReduce, **numbers: Any,
 ) -> Tensor:  # fmt: skip
     """Returns (grad * (1 of the target - p) - entropy_grad * p * (log(p) + entropy)) / temperature, through the cap."""
-    y, _, differences, exp, row_sum = _of_scores(input, reduce, temperature, softcap)
-    p, ignored = exp / row_sum, target == ignore_index if ignore_index is not None else torch.zeros_like(target).bool()
-    peak = torch.zeros_like(row_sum) if grad is None else grad
-    peak = torch.where((target >= 0) & (target < reduce.count), peak, torch.nan).masked_fill(ignored, 0.0)
+    temperature, softcap, _ = given = numbers_of(numbers)
+    y, _, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, given)
+    p, peak = exp / row_sum, torch.zeros_like(row_sum) if grad is None else grad
+    peak = torch.where(valid, peak, torch.nan).masked_fill(ignored, 0.0)
     dx = torch.where(reduce.columns(y) == target, peak, 0.0) - p * peak
     if entropy_grad is not None:
         deviation = (differences - row_sum.log()).masked_fill(exp == 0, 0.0)
@@ -170,23 +173,18 @@ NUMBERS = (
 RETURN_ENTROPY = number("return_entropy", type="bool", range=(True, False))
 
 
-def has_entropy(named: Named) -> bool:
-    """Returns whether a call has entropies."""
-    return named["return_entropy"]  # type: ignore[no-any-return]
-
-
 LOG_PROBS = Op(
     name="log_probs",
     arguments=(per_element("input"), index_per_row("target"), *NUMBERS, RETURN_ENTROPY),
     results=(
         Result("log_prob", "row", gradient="grad"),
-        Result("entropy", "row", needs=has_entropy, gradient="entropy_grad"),
+        Result("entropy", "row", needs=operator.itemgetter("return_entropy"), gradient="entropy_grad"),
         Result("row_max", "row", returned=False),
         Result("log_sum", "row", returned=False),
     ),
     kernels=(FORWARD, BACKWARD, WITH_ENTROPY),
-    reference=reference,
-    gradient=gradient,
+    reference=_reference,
+    gradient=_gradient,
     steps=_steps,
     gradient_steps=_gradient_steps,
     any_rows=True,

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
 from tridal.library.losses.linear_chunks import LAYER, chunk_rows, logits_of
-from tridal.library.losses.maths import MEAN, NONE, target_weights
+from tridal.library.losses.maths import MEAN, NONE, Options, target_weights
 from tridal.ops import Named, accumulator
 from tridal.pytorch import call_op
 
@@ -32,40 +32,39 @@ def distributed(*tensors: Any, like: Sequence[Any] = ()) -> list[Any]:
     ]  # fmt: skip
 
 
-def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, reduction: int, ignore_index: int) -> Tensor:
+def _reduced(rows: Tensor, target: DTensor, weight: DTensor | None, options: Options) -> Tensor:
     """Returns the losses of rows, reduced over all ranks."""
-    if reduction != MEAN:
-        return rows if reduction == NONE else rows.sum()
+    if options.reduction != MEAN:
+        return rows if options.reduction == NONE else rows.sum()
     if target.is_floating_point():
         return rows.sum() / (rows.numel() if target.numel() else 0)
     full = None if weight is None else weight.full_tensor()
-    local = target_weights(target.to_local(), full, ignore_index, rows.dtype)
+    local = target_weights(target.to_local(), full, options.ignore_index, rows.dtype)
     layout: dict[str, Any] = {"run_check": False, "shape": target.shape, "stride": target.stride()}
     return rows.sum() / DTensor.from_local(local, target.device_mesh, target.placements, **layout).sum()
 
 
+def _losses(logits: Tensor, target: Tensor, weight: Tensor | None, options: Options, results: int = 1) -> Any:
+    """Returns the loss of each row, and its log-sum-exp if there are two results."""
+    of_rows, dtype = options._replace(reduction=NONE), accumulator(logits, target, weight)
+    return call_op(CROSS_ENTROPY, None, (), logits, target, weight, *of_rows, dtype, results=results)
+
+
 def reduced(
-    input: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *numbers: Any
+    input: Tensor, target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of distributed logits, reduced over all ranks, and the log-sum-exp of each row."""
-    *rest, dtype = numbers
     x, targets, weights = distributed(input, target, weight)
-    wide = accumulator(input, target, weight)
-    results: Any = call_op(CROSS_ENTROPY, None, (), x, targets, weights, NONE, *rest, wide, results=2)
-    return _reduced(results[0], targets, weights, reduction, rest[0]).to(dtype), results[1]
+    rows, lse = _losses(x, targets, weights, options, results=2)
+    return _reduced(rows, targets, weights, options).to(dtype), lse
 
 
 def linear_cross_entropy(named: Named) -> Tensor:
     """Returns the loss of distributed tensors, for the arguments of the registered op by name."""
-    weight, numbers = named["weight"], tuple(named[n] for n in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
-    targets, weights = distributed(named["target"], weight, like=[named[name] for name in LAYER])
-
-    def losses(logits: Tensor, target: Tensor) -> Any:
-        wide = accumulator(logits, target, weight)
-        return (call_op(CROSS_ENTROPY, None, (), logits, target, weights, NONE, *numbers, wide),)
-
-    (rows,) = in_chunks(named, losses)
-    return _reduced(rows, targets, weights, named["reduction"], numbers[0]).to(named["dtype"])
+    layer, options = [named[name] for name in LAYER], Options.of(named)
+    targets, weights = distributed(named["target"], named["weight"], like=layer)
+    (rows,) = in_chunks(named, lambda logits, target: (_losses(logits, target, weights, options),))
+    return _reduced(rows, targets, weights, options).to(named["dtype"])
 
 
 def in_chunks(named: Named, function: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Cross-entropy: the public function."""
+"""The public functions cross_entropy and linear_cross_entropy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 
 from tridal.errors import REMOVED, ShapeError, unexpected
-from tridal.library.losses.checks import check_numbers, check_target, check_weight
+from tridal.library.losses.checks import check_layer, check_target, check_weight, checked_options
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
-from tridal.library.losses.maths import REDUCTIONS, classes_dim
+from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from tridal.library.losses.maths import classes_dim
 from tridal.ops import check_bool, check_floating, wrong
 from tridal.pytorch import (
     autocast_enabled,
@@ -17,12 +18,17 @@ from tridal.pytorch import (
     is_distributed,
     op_function,
     records_gradient,
+    reference,
+    saves_through_hooks,
+    tracing_state,
+    transforms_active,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
 REMOVED["inplace_backward"] = "use tridal.linear_cross_entropy, which needs no more memory"
 
 
@@ -105,31 +111,30 @@ def cross_entropy(
     """
     if removed:
         raise unexpected(cross_entropy, removed)
-    name = CROSS_ENTROPY.name
-    check_bool(name, "return_lse", return_lse)
-    check_numbers(name, reduction, ignore_index, label_smoothing, z_loss, softcap)
+    op = CROSS_ENTROPY.name
+    check_bool(op, "return_lse", return_lse)
+    options = checked_options(
+        op, reduction, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
+    )
     check_tensors(CROSS_ENTROPY.signature, input=input, target=target, weight=weight)
-    check_floating(name, "input", input)
+    check_floating(op, "input", input)
     if not input.dim():
-        raise ShapeError(wrong(name, "input", "have the shape (C,), (N, C) or (N, C, d1, ...)", "()"))
+        raise ShapeError(wrong(op, "input", "have the shape (C,), (N, C) or (N, C, d1, ...)", "()"))
     autocast, dim = autocast_enabled(input.device.type), classes_dim(input)
-    check_target(name, input.shape, dim, target, ignore_index)
-    check_weight(name, input.shape[dim], input.dtype, target, weight, autocast)
+    check_target(op, input.shape, dim, target, ignore_index)
+    check_weight(op, input.shape[dim], input.dtype, target, weight, autocast)
     target = target.long() if target.dtype is torch.uint8 else target  # an ignore_index of -100 would wrap to 156
-    number = REDUCTIONS[reduction]
-    cap = None if softcap is None else float(softcap)
-    dtype = result_dtype(input.dtype, target, weight, autocast)
-    numbers = (int(ignore_index), float(label_smoothing), float(z_loss), cap, dtype)
-    if is_distributed(input, target, weight) and not records_gradient(weight):
-        from tridal.library.losses.dtensor import reduced
+    dtype = _result_dtype(input.dtype, target, weight, autocast)
+    if not is_distributed(input, target, weight) or records_gradient(weight):
+        results = 1 + return_lse
+        return call(input, target, weight, *options, dtype, results=results, checked=True)  # type: ignore[no-any-return]
+    from tridal.library.losses.dtensor import reduced
 
-        loss, lse = reduced(input, target, weight, number, *numbers)
-    else:
-        return call(input, target, weight, number, *numbers, results=1 + return_lse, checked=True)  # type: ignore[no-any-return]
+    loss, lse = reduced(input, target, weight, options, dtype)
     return (loss, lse) if return_lse else loss
 
 
-def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
+def _result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, autocast: bool) -> torch.dtype:
     """Returns the dtype of the loss of logits of a dtype, as torch promotes it."""
     if autocast:
         dtype = torch.promote_types(dtype, torch.float32)
@@ -137,3 +142,96 @@ def result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, auto
         dtype = torch.promote_types(dtype, target.dtype)
         dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)
     return dtype
+
+
+@op_function(LINEAR_CROSS_ENTROPY)
+def linear_cross_entropy(
+    call: Any,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    chunk_size: int | None = None,
+    accum_dtype: torch.dtype | None = None,
+    stream: Any = None,
+) -> Tensor:
+    """cross_entropy(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
+
+    Args:
+        input: shape (H,), (N, H) or (B, T, H).
+        linear_weight: shape (C, H), or (C, d1, ..., H) for the logits (N, C, d1, ...).
+        target: indices of shape (), (N,), (B, T) or (N, d1, ...), in int64 or uint8; or probabilities of the shape of
+            the logits, (C,), (N, C), (B, T, C) or (N, C, d1, ...).
+        linear_bias: shape (C,) or (C, d1, ...).
+        weight: a factor for each class, of shape (C,).
+        ignore_index: None is -100 for indices. It cannot be given for probabilities.
+        reduction, label_smoothing, z_loss, softcap: see `tridal.cross_entropy`.
+        chunk_size: the number of rows whose logits exist at the same time. By default, it follows from shapes and
+            dtypes. With "mean" and "sum", the forward computes the gradients of the arguments that need one; with
+            "none", the backward computes the logits again.
+        accum_dtype: the dtype in which gradients of the weight and the bias are summed over chunks; float32 by default
+            (float64 for float64). 16 bits save memory: the sum takes half of the bytes, and default chunks are smaller.
+        stream: see `tridal.softmax`. Matmuls and the backward use it, too.
+
+    Returns:
+        The loss in the dtype of the logits; in torch's promoted dtype for probabilities; in float32 under autocast.
+        With reduction "none", one for each target index, or for each row of probabilities.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, DTypeError, LayoutError, IndexError, StreamError: an argument is wrong, see
+            `tridal.cross_entropy`.
+
+    Example:
+        >>> hidden, weight = torch.eye(2, 3), torch.eye(4, 3, requires_grad=True)
+        >>> loss = tridal.linear_cross_entropy(hidden, weight, torch.tensor([0, 3]))
+        >>> loss.backward()
+        >>> weight.grad.shape
+        torch.Size([4, 3])
+    """
+    op, given = LINEAR_CROSS_ENTROPY.name, (input, linear_weight, target, linear_bias, weight)
+    check_tensors(
+        LINEAR_CROSS_ENTROPY.signature, input=input, linear_weight=linear_weight, target=target,
+        linear_bias=linear_bias, weight=weight,
+    )  # fmt: skip
+    autocast = autocast_enabled(input.device.type)
+    options = checked_options(
+        op, reduction, ignore_index=-100 if ignore_index is None else ignore_index, label_smoothing=label_smoothing,
+        z_loss=z_loss, softcap=softcap,
+    )  # fmt: skip
+    shape, chunks = check_layer(op, input, linear_weight, linear_bias, chunk_size, accum_dtype, autocast)
+    dim, hint = input.dim() - 1, ""
+    # The last comparison would be a guard of an exported program, so it is made only for an error.
+    is_wrong = input.dim() == 2 and target.dim() == 1 and target.shape[0] != input.shape[0]
+    if is_wrong and target.shape[0] == linear_weight.shape[0]:
+        hint = "the first argument is the input, and the second one linear_weight"
+    check_target(op, shape, dim, target, ignore_index, hint)
+    check_weight(op, shape[dim], input.dtype, target, weight, autocast)
+    dtype = _result_dtype(chunks[0], target, weight, autocast)
+    x, index = input, target.long() if target.dtype is torch.uint8 else target
+    if not dim:
+        x, index = input.unsqueeze(0), index.unsqueeze(0) if target.shape == shape else index.reshape(1)
+    elif dim > 1:
+        x, index = input.flatten(0, -2), index.flatten(0, dim - 1)
+    needs = [records_gradient(tensor) and reduction != "none" for tensor in (input, linear_weight, linear_bias)]
+    arguments = (x, linear_weight, index, linear_bias, weight, *options, dtype, *chunks, needs)
+    # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
+    if is_distributed(*given) and (_compiling() or not transforms_active()):
+        from tridal.library.losses.dtensor import linear_cross_entropy as distributed
+
+        loss: Tensor | None = distributed(LINEAR_CROSS_ENTROPY.signature.named(arguments))
+    elif not _compiling() and tracing_state() is not None:
+        # torch.jit.trace does not support lists of bools
+        loss = reference(LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY.signature, arguments)[0]
+    else:
+        # A hook may keep the saved gradients, so the backward must not overwrite them.
+        overwrites = not _compiling() and not saves_through_hooks()
+        loss = call(*arguments, overwrites=overwrites, checked=True)
+    assert loss is not None
+    return loss if reduction != "none" else loss.view((*input.shape[:-1], *linear_weight.shape[1:-1]))

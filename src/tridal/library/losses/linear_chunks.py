@@ -14,20 +14,27 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tridal.ops import Argument, Named, number
-from tridal.pytorch import Steps
+from tridal.ops import Argument, Named, number, whole
+from tridal.pytorch import Steps, without_autocast
 
 Tensor = torch.Tensor
 LAYER = ("input", "linear_weight", "linear_bias")
 """The differentiable tensors of a linear layer."""
+LAYER_TENSORS = (
+    whole("input", differentiable=True), whole("linear_weight", differentiable=True), whole("target"),
+    whole("linear_bias", optional=True, differentiable=True),
+)  # fmt: skip
+"""The first arguments of the registered ops of a linear layer."""
 CHUNK_NUMBERS = (
     Argument("matmul_dtype", "ScalarType"), Argument("accum_dtype", "ScalarType"),
     number("chunk_size", type="int", range=(16, 64)),
 )  # fmt: skip
 """The arguments of the registered ops of a linear layer that say how chunks are computed."""
 _CHUNK_BYTES = 2**28
-"""Matmuls of fewer rows leave multiprocessors idle. The host prepares a chunk more slowly than a GPU computes it."""
+"""Matmuls of fewer rows leave multiprocessors idle, and the host prepares a chunk more slowly than a GPU computes it.
+8,192 x 1,024 x 50,257 on an H100 takes 5.48 ms, and 11.53 with 2**26."""
 _MAX_NARROW_TERMS = 16
+"""Sums of 8,192 rows in bfloat16 have an error of .0018 of their norm with one term, .0036 with 8."""
 
 
 def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype: torch.dtype) -> int:
@@ -54,7 +61,7 @@ def chunk_rows(rows: int, linear_weight: Tensor, dtype: torch.dtype, accum_dtype
     return min(math.ceil(even / 128) * 128, limit)
 
 
-def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
+def sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
     """Returns whether torch's matmul on a device adds products of `dtype` to a sum in `accum_dtype`."""
     # Matmuls of fake tensors have every dtype, also for a device whose matmuls do not.
     return _made_sums_in(type(torch.empty(0, device=device)), device, dtype, accum_dtype)
@@ -62,7 +69,7 @@ def _sums_in(device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype)
 
 @functools.cache
 def _made_sums_in(kind: type[Tensor], device: torch.device, dtype: torch.dtype, accum_dtype: torch.dtype) -> bool:
-    """Implements `_sums_in` for tensors of a kind: those that torch makes now."""
+    """Implements `sums_in` for tensors of a kind: those that torch makes now."""
     try:
         factor = torch.ones(16, 16, dtype=dtype, device=device)
         total = torch.zeros(16, 16, dtype=accum_dtype, device=device)
@@ -75,7 +82,7 @@ def _made_sums_in(kind: type[Tensor], device: torch.device, dtype: torch.dtype, 
 
 def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
     """Writes left @ right to `out`, or adds it. The products are summed in the dtype of `out`, or in a wider one."""
-    if left.dtype is not out.dtype and not _sums_in(left.device, left.dtype, out.dtype):
+    if left.dtype is not out.dtype and not sums_in(left.device, left.dtype, out.dtype):
         left, right = left.to(out.dtype), right.to(out.dtype)
     options: Any = {} if left.dtype is out.dtype else {"out_dtype": out.dtype}
     if adds:
@@ -84,36 +91,20 @@ def _product(left: Tensor, right: Tensor, out: Tensor, adds: bool) -> None:
         torch.mm(left, right, **options, out=out)
 
 
-def _needs_vectors(device: torch.device, dtype: torch.dtype) -> bool:
+def needs_vectors(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether matmuls on a device are several times slower for sizes or strides without whole 16 bytes.
 
     They are on GPUs, where matmuls of 16-bit tensors write float32, too.
     """
-    return dtype.itemsize == 2 and _sums_in(device, dtype, torch.float32)
+    return dtype.itemsize == 2 and sums_in(device, dtype, torch.float32)
 
 
-def _vector(call: Steps, x: Tensor, columns: int) -> int:
+def vector_of(call: Steps, x: Tensor, columns: int) -> int:
     """Returns the number of elements in 16 bytes if rows of logits should be aligned, or 1."""
     if call.torch_computes or call.batch_invariant:  # batch-invariant kernels read contiguous tensors only
         return 1
     vector = 16 // x.element_size()
-    return vector if columns > 16 * vector and _needs_vectors(x.device, x.dtype) else 1
-
-
-def _logits_memory(rows: int, columns: int, like: Tensor, vector: int) -> Tensor:
-    """Returns memory for the logits of a chunk, whose rows start at multiples of `vector` elements.
-
-    The unused elements between rows are zero, because a matmul may read them: torch's bfloat16 matmul on CPUs does.
-    """
-    memory = like.new_empty(rows, math.ceil(columns / vector) * vector)
-    memory[:, columns:] = 0
-    return memory[:, :columns]
-
-
-def _parts(columns: int, vector: int) -> list[slice]:
-    """Returns the columns in one part, or in two: whole vectors, and the rest."""
-    whole = columns // vector * vector
-    return [slice(0, whole), slice(whole, columns)] if 0 < whole < columns else [slice(0, columns)]
+    return vector if columns > 16 * vector and needs_vectors(x.device, x.dtype) else 1
 
 
 def _input_gradient(dlogits: Tensor, matrix: Tensor, columns: list[slice], out: Tensor) -> None:
@@ -133,39 +124,45 @@ def in_chunks(
     Returns the gradients of input, weight and bias that `needs` selects, in the dtypes in which matmuls write them.
     `compute` returns the gradient of the logits then, else None.
     """
-    input, linear_weight = named["input"], named["linear_weight"]
-    matmul_dtype, accum_dtype, bias = named["matmul_dtype"], named["accum_dtype"], named["linear_bias"]
+    input, linear_weight, bias = (named[name] for name in LAYER)
+    matmul_dtype, accum_dtype = named["matmul_dtype"], named["accum_dtype"]
     x, matrix = input.detach().to(matmul_dtype), linear_weight.detach().flatten(0, -2).to(matmul_dtype)
     bias = None if bias is None else bias.detach().flatten().to(matmul_dtype)
-    rows, shape = x.shape[0], linear_weight.shape[:-1]
+    rows, classes, shape = x.shape[0], matrix.shape[0], linear_weight.shape[:-1]
     grads: list[Any] = [
         x.new_empty(x.shape) if needs[0] else None,
         x.new_empty(matrix.shape, dtype=accum_dtype) if needs[1] else None,
-        x.new_zeros(matrix.shape[0], dtype=accum_dtype) if needs[2] else None,
+        x.new_zeros(classes, dtype=accum_dtype) if needs[2] else None,
     ]
-    step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
-    vector = _vector(call, x, matrix.shape[0])
-    memory, columns = _logits_memory(min(step, rows), matrix.shape[0], x, vector), _parts(matrix.shape[0], vector)
     if needs[1] and not rows:
         grads[1].zero_()
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
-        flat = memory[: rows - start]
-        for columns_part in columns:
-            if bias is None:
-                torch.mm(x[part], matrix[columns_part].t(), out=flat[:, columns_part])
-            else:
-                torch.addmm(bias[columns_part], x[part], matrix[columns_part].t(), out=flat[:, columns_part])
-        dlogits = compute(flat.view(flat.shape[0], *shape), part)
-        if dlogits is None:
-            continue
-        flat = dlogits.reshape(flat.shape)
-        if needs[0]:
-            _input_gradient(flat, matrix, columns, grads[0][part])
-        for columns_part in columns if needs[1] else []:
-            _product(flat[:, columns_part].t(), x[part], grads[1][columns_part], adds=start > 0)
-        if grads[2] is not None:
-            grads[2] += flat.sum(0, dtype=accum_dtype)
+    step = named["chunk_size"] or chunk_rows(rows, linear_weight, matmul_dtype, accum_dtype)
+    vector = vector_of(call, x, classes)
+    memory = x.new_empty(min(step, rows), math.ceil(classes / vector) * vector)
+    if memory.shape[1] > classes:
+        memory[:, classes:] = 0  # a matmul may read between rows: torch's bfloat16 matmul on CPUs does
+        memory = memory[:, :classes]
+    whole = classes // vector * vector
+    columns = [slice(0, whole), slice(whole, classes)] if 0 < whole < classes else [slice(0, classes)]
+    with without_autocast(x.device.type):
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            flat = memory[: rows - start]
+            for of in columns:
+                if bias is None:
+                    torch.mm(x[part], matrix[of].t(), out=flat[:, of])
+                else:
+                    torch.addmm(bias[of], x[part], matrix[of].t(), out=flat[:, of])
+            dlogits = compute(flat.view(flat.shape[0], *shape), part)
+            if dlogits is None:
+                continue
+            flat = dlogits.reshape(flat.shape)
+            if needs[0]:
+                _input_gradient(flat, matrix, columns, grads[0][part])
+            for of in columns if needs[1] else []:
+                _product(flat[:, of].t(), x[part], grads[1][of], adds=start > 0)
+            if needs[2]:
+                grads[2] += flat.sum(0, dtype=accum_dtype)
     return grads
 
 

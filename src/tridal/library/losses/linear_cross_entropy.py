@@ -13,137 +13,107 @@ from typing import Any
 import torch
 
 from tridal.library.losses import maths
-from tridal.library.losses import steps as of_logits
-from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS
+from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS, Logits
 from tridal.library.losses.linear_chunks import (
     CHUNK_NUMBERS,
     LAYER,
+    LAYER_TENSORS,
     as_tensors,
     in_chunks,
     layer_gradients,
     logits_of,
 )
-from tridal.library.losses.maths import MEAN, NONE
-from tridal.ops import (
-    DTYPE,
-    Argument,
-    Named,
-    NoKernel,
-    Op,
-    Result,
-    RowReduce,
-    accumulator,
-    compute,
-    compute_gradient,
-    whole,
-)
-from tridal.pytorch import Steps, record_torch_call, without_autocast
+from tridal.library.losses.maths import MEAN, NONE, Options
+from tridal.ops import DTYPE, Argument, Named, NoKernel, Op, Result, accumulator, compute, compute_gradient, whole
+from tridal.pytorch import Steps, record_torch_call
 
 Tensor = torch.Tensor
 
 
-def reference(
+def _reference(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
-    reduce: RowReduce, reduction: int, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
-    matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int, needs: list[bool],
+    reduce: Any, **numbers: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the loss. It computes all logits at once, and no gradients: autograd differentiates it."""
-    logits = logits_of(input, linear_weight, linear_bias, matmul_dtype)
-    numbers = (reduction, ignore_index, label_smoothing, z_loss, softcap, accumulator(logits, target, weight))
-    return compute(CROSS_ENTROPY, logits, target, weight, *numbers)[0], None, None, None, None
+    logits = logits_of(input, linear_weight, linear_bias, numbers["matmul_dtype"])
+    dtype = accumulator(logits, target, weight)
+    return compute(CROSS_ENTROPY, logits, target, weight, *Options.of(numbers), dtype)[0], None, None, None, None
 
 
-def gradient(
+def _gradient(
     grad: Tensor, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None,
-    weight: Tensor | None, input_grad: Tensor | None, weight_grad: Tensor | None, bias_grad: Tensor | None,
-    denominator: Tensor | None, reduce: RowReduce, reduction: int, ignore_index: int, label_smoothing: float,
-    z_loss: float, softcap: float | None, matmul_dtype: torch.dtype, accum_dtype: torch.dtype, chunk_size: int,
-    needs: list[bool], output_mask: list[bool],
+    weight: Tensor | None, *_: Any, output_mask: list[bool], **numbers: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of input, weight and bias. It computes all logits again, and reads no saved gradient."""
-    logits = logits_of(input, linear_weight, linear_bias, matmul_dtype)
-    numbers = (reduction, ignore_index, label_smoothing, z_loss, softcap)
+    options, logits = Options.of(numbers), logits_of(input, linear_weight, linear_bias, numbers["matmul_dtype"])
     lse = logits.sum(1, dtype=accumulator(logits, target, weight))  # its shape and dtype: the gradient computes it
-    _, total = maths.reduce_rows(lse, target, weight, reduction, ignore_index)
-    given = (grad, None, logits, target, weight, lse, total, *numbers, [True, False])
-    dlogits = compute_gradient(CROSS_ENTROPY, *given)[0]
+    total = maths.mean_denominator(target, weight, options, lse.dtype)
+    dlogits = compute_gradient(
+        CROSS_ENTROPY, grad, None, logits, target, weight, lse, total, *options, [True, False]
+    )[0]  # fmt: skip
     assert dlogits is not None
-    return layer_gradients(dlogits, input, linear_weight, matmul_dtype, output_mask)
+    return layer_gradients(dlogits, input, linear_weight, numbers["matmul_dtype"], output_mask)
 
 
 def _losses(
-    call: Steps, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None,
-    numbers: of_logits.Numbers,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    call: Steps, logits: Tensor, target: Tensor, weight: Tensor | None, row_grad: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor | None]:
     """Returns the loss of each row, and with `row_grad` the gradient of the logits, which kernels write into them."""
-    if row_grad is not None:
-        with suppress(NoKernel):
-            return of_logits.losses_with_gradient(call, logits, target, weight, row_grad, numbers)
-    lse: Tensor | None
+    found: Any
+    given = (logits, target, weight)
     try:
-        keeps_lse = row_grad is not None or call.batch_invariant  # as cross_entropy
-        losses, lse = of_logits.losses(call, logits, target, weight, numbers, needs_lse=keeps_lse)
+        kernels = Logits(call, *given, options)
+        if row_grad is not None:
+            with suppress(NoKernel):
+                return kernels.losses_with_gradient(row_grad)
+        found = kernels.losses(None, needs_lse=row_grad is not None or call.batch_invariant)  # as cross_entropy
     except NoKernel as reason:
-        _record(CROSS_ENTROPY.name, reason, logits, target)
-        wide = accumulator(logits, target, weight)
-        results: Any = compute(CROSS_ENTROPY, logits, target, weight, NONE, *numbers, wide)
-        losses, lse, _ = results
+        record_torch_call(CROSS_ENTROPY.name, None, logits, target, otherwise=str(reason) or None)
+        found = compute(CROSS_ENTROPY, *given, *options, accumulator(*given))
+    losses, lse = found[:2]
     if row_grad is None:
         return losses, None
-    assert lse is not None
-    lse = lse.view(row_grad.shape)
     try:
-        given = (logits, target, weight, lse, row_grad, None, numbers)
-        return losses, of_logits.logits_gradient(call, *given, overwrites=True)
+        return losses, Logits(call, *given, options).gradient(lse, row_grad, None, overwrites=True)
     except NoKernel as reason:
-        _record(CROSS_ENTROPY.gradient_signature.name, reason, row_grad, logits, target)
-    saved = (logits, target, weight, lse, None)
-    return losses, compute_gradient(CROSS_ENTROPY, row_grad, None, *saved, NONE, *numbers, [True, False])[0]
-
-
-def _record(op: str, reason: NoKernel, *tensors: Tensor) -> None:
-    record_torch_call(op, None, *tensors, otherwise=str(reason) or None)
+        name = CROSS_ENTROPY.gradient_signature.name
+        record_torch_call(name, None, row_grad, logits, target, otherwise=str(reason) or None)
+    return losses, compute_gradient(CROSS_ENTROPY, row_grad, None, *given, lse, None, *options, [True, False])[0]
 
 
 def _chunked(
-    call: Steps, named: Named, needs: Sequence[bool], row_grad: Tensor | None
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Returns the loss of each row, and the gradients of input, weight and bias that `needs` selects.
+    call: Steps, named: Named, needs: Sequence[bool], losses: Tensor, row_grad: Tensor | None
+) -> list[Tensor | None]:
+    """Writes the loss of each row. Returns the gradients of input, weight and bias that `needs` selects.
 
     `row_grad` is the gradient of each row's loss; None is one. It may be a number or a tensor that can be broadcast.
     """
-    target, weight = named["target"].detach(), named["weight"]
-    numbers = tuple(named[name] for name in ("ignore_index", "label_smoothing", "z_loss", "softcap"))
-    losses = _rows(named)
+    target, weight, options = named["target"].detach(), named["weight"], Options.of(named)._replace(reduction=NONE)
     row_grad = losses.new_ones(()) if row_grad is None else row_grad.to(losses.dtype)
     row_grad = row_grad.expand(losses.shape)
 
     def of_chunk(logits: Tensor, rows: slice) -> Tensor | None:
         given = row_grad[rows] if any(needs) else None
-        found, dlogits = _losses(call, logits, target[rows], weight, given, numbers)
-        losses[rows] = found.view(losses[rows].shape)
+        losses[rows], dlogits = _losses(call, logits, target[rows], weight, given, options)
         return dlogits
 
-    return losses, in_chunks(call, named, needs, of_chunk)
+    return in_chunks(call, named, needs, of_chunk)
 
 
-def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Returns the loss and the gradients of the mean or of the sum, in the dtypes in which matmuls write them.
 
     The backward multiplies them and rounds them to the dtypes of the tensors in one operation.
     Gradients of a mean in float16 are divided by the denominator in the backward, after the scale of the loss.
     """
-    rows, target, weight, reduction = _rows(named), named["target"], named["weight"], named["reduction"]
-    denominator = None
-    if reduction == MEAN:
-        denominator = maths.reduce_rows(rows, target, weight, MEAN, named["ignore_index"])[1]
-        denominator = rows.new_full((), rows.numel()) if denominator is None else denominator
-    divides_later = _divides_later(named)
-    with without_autocast(rows.device.type):
-        row_grad = None if denominator is None or divides_later else 1 / denominator
-        losses, grads = _chunked(call, named, named["needs"], row_grad)
-        loss = maths.reduce_rows(losses, target, weight, reduction, named["ignore_index"])[0].to(named["dtype"])
-    return loss, *grads, denominator if divides_later else None
+    rows, target, weight, options = _rows(named), named["target"], named["weight"], Options.of(named)
+    denominator = maths.mean_denominator(target, weight, options, rows.dtype)
+    if denominator is None and options.reduction == MEAN:
+        denominator = rows.new_full((), rows.numel())
+    later = _divides_later(named)
+    grads = _chunked(call, named, named["needs"], rows, None if denominator is None or later else 1 / denominator)
+    loss = maths.reduce_rows(rows, target, weight, options, named["dtype"])[0]
+    return loss, *grads, denominator if later else None
 
 
 def _rows(named: Named) -> Tensor:
@@ -153,29 +123,28 @@ def _rows(named: Named) -> Tensor:
     return input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=dtype)  # type: ignore[no-any-return]
 
 
-def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Multiplies the gradients of the forward with that of the loss, or computes those of each row's loss.
 
     It may overwrite the saved gradients.
     """
-    grad, target, mask = named["grad"], named["target"], named["output_mask"]
-    tensors = [named[name] for name in LAYER]
+    grad, target, mask, options = named["grad"], named["target"], named["output_mask"], Options.of(named)
     if any(wanted and not has for wanted, has in zip(mask, named["needs"], strict=True)):
-        rows, reduction = _rows(named), named["reduction"]
-        total = maths.reduce_rows(rows, target, named["weight"], reduction, named["ignore_index"])[1]
-        with without_autocast(rows.device.type):
-            row_grad = maths.row_gradient(grad.to(rows.dtype), rows.numel(), total, reduction)
-            _, grads = _chunked(call, named, mask, row_grad)
-    else:
-        saved = (named["input_grad"], named["weight_grad"], named["bias_grad"])
-        grads = [found if wanted else None for found, wanted in zip(saved, mask, strict=True)]
-        factors = [grad] * 3
-        if (denominator := named["denominator"]) is not None:
-            grad = grad / denominator
-            kept = _kept(target, named["ignore_index"], tensors[0].shape[0])
-            factors = [torch.where(some, grad, 0.0) for some in kept]
-        given = zip(grads, factors, tensors, strict=True)
-        grads = [None if g is None else _scaled(g, factor, t.dtype, call.overwrites) for g, factor, t in given]
+        rows = _rows(named)
+        total = maths.mean_denominator(target, named["weight"], options, rows.dtype)
+        row_grad = maths.row_gradient(grad.to(rows.dtype), rows.numel(), total, options.reduction)
+        return as_tensors(_chunked(call, named, mask, rows, row_grad), named)
+    factors, denominator = [grad] * 3, named["denominator"]
+    if denominator is not None:
+        grad = grad / denominator
+        kept = _kept(target, options.ignore_index, named["input"].shape[0])
+        factors = [torch.where(some, grad, 0.0) for some in kept]
+    saved = [named[name] for name in ("input_grad", "weight_grad", "bias_grad")]
+    given = zip(saved, factors, LAYER, mask, strict=True)
+    grads = [
+        _scaled(found, factor, named[name].dtype, call.overwrites) if wanted and found is not None else None
+        for found, factor, name, wanted in given
+    ]
     return as_tensors(grads, named)
 
 
@@ -221,11 +190,7 @@ def _saved(index: int, argument: str, shape: Callable[[Tensor], torch.Size], dty
 _NUMBERS = (*CHUNK_NUMBERS, Argument("needs", "bool[]"))
 LINEAR_CROSS_ENTROPY = Op(
     name="linear_cross_entropy",
-    arguments=(
-        whole("input", differentiable=True), whole("linear_weight", differentiable=True), whole("target"),
-        whole("linear_bias", optional=True, differentiable=True), whole("weight", optional=True), *NUMBERS, DTYPE,
-        *_NUMBERS,
-    ),
+    arguments=(*LAYER_TENSORS, whole("weight", optional=True), *NUMBERS, DTYPE, *_NUMBERS),
     results=(
         Result("loss", "whole", new=_new_loss, gradient="grad"),
         _saved(0, "input", lambda tensor: tensor.shape, "matmul_dtype"),
@@ -234,10 +199,10 @@ LINEAR_CROSS_ENTROPY = Op(
         Result("denominator", "number", needs=_divides_later, returned=False),
     ),
     kernels=(),
-    reference=reference,
-    gradient=gradient,
-    steps=steps,
-    gradient_steps=gradient_steps,
+    reference=_reference,
+    gradient=_gradient,
+    steps=_steps,
+    gradient_steps=_gradient_steps,
     prepares=False,
     dim=-1,
     saves=(

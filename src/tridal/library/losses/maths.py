@@ -6,7 +6,8 @@ of the rows exchange only reductions.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,6 +18,21 @@ from tridal.pytorch import has_values, transforms_active
 Tensor = torch.Tensor
 NONE, MEAN, SUM = range(3)
 REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
+
+
+class Options(NamedTuple):
+    """The options of a loss, in the order in which the registered ops have them."""
+
+    reduction: int
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any]) -> Options:
+        """Returns those among the arguments of a call."""
+        return cls(*[named[name] for name in cls._fields])
 
 
 def classes_dim(input: Tensor) -> int:
@@ -42,25 +58,27 @@ def target_weights(target: Tensor, weight: Tensor | None, ignore_index: int, dty
     return torch.where(kept, found, 0.0)
 
 
-def denominator_of(target: Tensor, weight: Tensor | None, ignore_index: int, dtype: torch.dtype) -> Tensor:
-    """Returns the sum of the weights of target indices, by which the sum of the losses is divided for the mean."""
+def mean_denominator(target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype) -> Tensor | None:
+    """Returns the sum of the weights of target indices, by which a mean is divided. Other losses have None."""
+    if options.reduction != MEAN or target.is_floating_point():
+        return None
     if weight is None:
-        return (target != ignore_index).sum(dtype=dtype)
-    return target_weights(target, weight, ignore_index, dtype).sum()
+        return (target != options.ignore_index).sum(dtype=dtype)
+    return target_weights(target, weight, options.ignore_index, dtype).sum()
 
 
 def reduce_rows(
-    rows: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+    rows: Tensor, target: Tensor, weight: Tensor | None, options: Options, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the reduced loss, and for the mean over target indices also the sum of their weights."""
-    if reduction == NONE:
-        return rows, None
-    if reduction == SUM:
-        return rows.sum(), None
-    if target.is_floating_point():
-        return rows.sum() / (rows.numel() if target.numel() else 0), None
-    denominator = denominator_of(target, weight, ignore_index, rows.dtype)
-    return rows.sum() / denominator, denominator
+    """Returns the reduced loss in a dtype, and its `mean_denominator`."""
+    if options.reduction == NONE:
+        return rows.to(dtype), None
+    denominator, loss = mean_denominator(target, weight, options, rows.dtype), rows.sum()
+    if denominator is not None:
+        loss = loss / denominator
+    elif options.reduction == MEAN:
+        loss = loss / (rows.numel() if target.numel() else 0)
+    return loss.to(dtype), denominator
 
 
 def row_gradient(grad: Tensor, rows: int, denominator: Tensor | None, reduction: int) -> Tensor:
@@ -75,54 +93,53 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
-def targets(
-    y: Tensor, target: Tensor, weight: Tensor | None, reduce: RowReduce, ignore_index: int, label_smoothing: float
-) -> tuple[Tensor, Tensor]:
+def _targets(
+    y: Tensor, target: Tensor, weight: Tensor | None, reduce: RowReduce, options: Options
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns the weighted target of each class, and the weight of each row that z_loss and the mean use.
 
     The weight of a row is zero if its target is ignored, and NaN if the target is out of range.
     """
+    smoothing, classes = options.label_smoothing, max(reduce.count, 1)
     if target.is_floating_point():
-        mixed = torch.lerp(target, torch.full_like(y, 1 / max(reduce.count, 1)), label_smoothing)
+        mixed = torch.lerp(target, torch.full_like(y, 1 / classes), smoothing)
         return (mixed if weight is None else mixed * weight), torch.ones_like(mixed.sum(reduce.dim, keepdim=True))
-    kept = target != ignore_index
+    kept = target != options.ignore_index
     invalid = kept & ((target < 0) | (target >= reduce.count))
     one_hot = (reduce.columns(y) == target).to(y.dtype)
     scale = kept.to(y.dtype) if weight is None else kept * reduce(one_hot * weight, "sum")
     scale = torch.where(invalid, torch.nan, scale)
-    wanted = one_hot * scale * (1 - label_smoothing)
-    if label_smoothing:
-        spread = kept.to(y.dtype) * (label_smoothing / max(reduce.count, 1))
+    wanted = one_hot * scale * (1 - smoothing)
+    if smoothing:
+        spread = kept.to(y.dtype) * (smoothing / classes)
         wanted = wanted + (spread if weight is None else spread * weight)
     return wanted, scale
 
 
 def reference(
-    input: Tensor, target: Tensor, weight: Tensor | None, reduce: RowReduce, reduction: int, ignore_index: int,
-    label_smoothing: float, z_loss: float, softcap: float | None,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    input: Tensor, target: Tensor, weight: Tensor | None, reduce: RowReduce, **numbers: Any
+) -> tuple[Tensor | None, ...]:
     """Returns the loss, the log-sum-exp of each row, and the denominator of the mean over indices."""
-    x, dim, probabilities = capped(input, softcap), reduce.dim, target.is_floating_point()
-    dual = has_tangent(input, target, weight)
+    options, dim, probabilities = Options(**numbers), reduce.dim, target.is_floating_point()
+    x, ignore_index, dual = capped(input, options.softcap), options.ignore_index, has_tangent(input, target, weight)
     if reduce.sharded or dual:
         if dual and input.is_cpu and not probabilities and has_values(input, target):
             check_range("cross_entropy", target, reduce.count, ignore_index)
         row_max = reduce(x, "max")
         row_max = torch.where(row_max.isfinite(), row_max, 0.0)
         lse = row_max + reduce((x - row_max).exp(), "sum").log()
-        wanted, scale = targets(x, target, weight, reduce, ignore_index, label_smoothing)
+        wanted, scale = _targets(x, target, weight, reduce, options)
         rows = reduce(torch.where(wanted == 0, 0.0, wanted * (lse - x)), "sum")
         rows = torch.where(scale.isnan(), torch.nan, rows)
     else:
         # torch needs a class. Of a DTensor, torch does not squeeze a dim that it has kept.
         lse = x.logsumexp(dim).unsqueeze(dim) if x.shape[dim] else reduce(x, "sum") - torch.inf
-        flat = None if weight is None else weight.flatten()
-        given = x, target if probabilities else target.squeeze(dim), flat
+        flat, index = None if weight is None else weight.flatten(), target if probabilities else target.squeeze(dim)
         # torch's smoothing of indices writes into a tensor, which may have no batch under vmap.
-        smoothing = 0.0 if probabilities or not transforms_active() else label_smoothing
-        numbers: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing - smoothing}
+        smoothing = 0.0 if probabilities or not transforms_active() else options.label_smoothing
+        given: Any = {"ignore_index": ignore_index, "label_smoothing": options.label_smoothing - smoothing}
         try:
-            rows = cross_entropy(*given, **numbers, reduction="none").unsqueeze(dim)
+            rows = cross_entropy(x, index, flat, **given, reduction="none").unsqueeze(dim)
         except IndexError:
             if has_values(input, target):  # torch's message does not name the op
                 check_range("cross_entropy", target, reduce.count, ignore_index)
@@ -131,12 +148,12 @@ def reference(
         if smoothing:
             smooth = reduce(lse - x if weight is None else (lse - x) * weight, "sum") / max(reduce.count, 1)
             rows = (1 - smoothing) * rows + torch.where(target == ignore_index, 0.0, smoothing * smooth)
-    if z_loss:
-        rows = rows + torch.where(scale == 0, 0.0, z_loss * lse.square() * scale)
-    if reduction == NONE:
+    if options.z_loss:
+        rows = rows + torch.where(scale == 0, 0.0, options.z_loss * lse.square() * scale)
+    if options.reduction == NONE:
         return rows, lse, None
     loss = reduce.total(rows)
-    if reduction == SUM:
+    if options.reduction == SUM:
         return loss, lse, None
     if probabilities:
         return loss / (reduce.rows if reduce.count else 0), lse, None
@@ -146,32 +163,30 @@ def reference(
 
 def gradient(
     grad: Tensor | None, lse_grad: Tensor | None, input: Tensor, target: Tensor, weight: Tensor | None, lse: Tensor,
-    denominator: Tensor | None, reduce: RowReduce, reduction: int, ignore_index: int, label_smoothing: float,
-    z_loss: float, softcap: float | None, output_mask: list[bool],
+    denominator: Tensor | None, reduce: RowReduce, output_mask: list[bool], **numbers: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Returns the gradients of the logits and of target probabilities."""
-    y, probabilities = capped(input, softcap), target.is_floating_point()
+    options, with_target = Options(**numbers), target.is_floating_point() and output_mask[1]
+    y, z_loss = capped(input, options.softcap), options.z_loss
     row_max = reduce(y, "max").detach()  # it cancels out
     exp = (y - row_max).exp()
     row_sum = reduce(exp, "sum")
     p, exact_lse = exp / row_sum, torch.where(row_max.isfinite(), row_max, 0.0) + row_sum.log()
     factor, wanted, target_gradient = torch.zeros_like(row_sum), torch.zeros_like(y), None
     if grad is not None:
-        rows = row_gradient(grad, reduce.rows, denominator, reduction)
-        if probabilities and output_mask[1]:
-            target_gradient = (exact_lse - y) * (1 - label_smoothing) * rows
+        rows = row_gradient(grad, reduce.rows, denominator, options.reduction)
+        if with_target:
+            target_gradient = (exact_lse - y) * (1 - options.label_smoothing) * rows
             target_gradient = target_gradient if weight is None else target_gradient * weight
-        wanted, scale = targets(y, target, weight, reduce, ignore_index, label_smoothing)
-        if not probabilities:
-            rows = torch.where(target == ignore_index, 0.0, rows)
+        wanted, scale = _targets(y, target, weight, reduce, options)
+        if not target.is_floating_point():
+            rows = torch.where(target == options.ignore_index, 0.0, rows)
         factor = reduce(wanted, "sum")
         factor = rows * (factor + 2 * z_loss * exact_lse * scale if z_loss else factor)
         wanted = wanted * rows
-    elif probabilities and output_mask[1]:
+    elif with_target:
         target_gradient = torch.zeros_like(target)
     if lse_grad is not None:
         factor = factor + lse_grad
     dx = p * factor - wanted
-    if softcap is not None:
-        dx = dx * (1 - (y / softcap).square())
-    return dx, target_gradient
+    return dx if options.softcap is None else dx * (1 - (y / options.softcap).square()), target_gradient

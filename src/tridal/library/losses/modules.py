@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tridal.errors import unexpected
-from tridal.library.losses.checks import check_label_smoothing
-from tridal.library.losses.functions import cross_entropy
+from tridal.library.losses.checks import check_numbers
+from tridal.library.losses.functions import cross_entropy, linear_cross_entropy
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
-from tridal.library.losses.linear_functions import linear_cross_entropy
 from tridal.ops import check_shape
 
 Tensor = torch.Tensor
@@ -107,7 +106,7 @@ class LinearCrossEntropyLoss(_Linear):
         op = LINEAR_CROSS_ENTROPY.name
         if weight is not None:
             check_shape(op, "weight", weight, (num_classes,), "a number per class")
-        check_label_smoothing(op, label_smoothing)
+        check_numbers(op, label_smoothing=label_smoothing)
         torch.nn.Module.__init__(self)
         self.register_buffer("weight", weight)
         self.reduction: Any = reduction
