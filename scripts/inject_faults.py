@@ -66,7 +66,7 @@ TESTS = {
     "src/tridal/library/rotary/*": ("test_rotary", "test_kernelize_rotary"),
     "src/tridal/library/glu/*": ("test_glu", "test_kernelize_glu"),
     "src/tridal/library/log_probs/*": ("test_log_probs",),
-    "src/tridal/library/losses/*": ("test_cross_entropy", "test_cross_entropy_errors", "test_linear_cross_entropy"),
+    "src/tridal/library/losses/*": ("test_cross_entropy", "test_loss_arguments", "test_linear_cross_entropy"),
     "src/tridal/runtime/target_*.py": ("test_target_check", "test_cli_doctor"),
     "src/tridal/runtime/source_text.py": ("test_source",),
     "src/tridal/models/*": ("test_kernelize", "test_kernelize_losses", "test_kernelize_modules"),

@@ -31,21 +31,17 @@ CASES: Any = covering_rows(AXES, lambda row: True)
 UNITS = {torch.float64: 2**-52, torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 
-def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
-
-
 def arguments(
     shape: tuple[int, ...], dtype: torch.dtype, probabilities: bool, weighted: bool, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    classes = shape[min(1, len(shape) - 1)]
+    dim = min(1, len(shape) - 1)
     x = (torch.randn(shape, device=device) * 2).to(dtype).requires_grad_()
     if probabilities:
         target = torch.rand(shape, device=device).to(dtype)
     else:
-        target = torch.randint(classes, rows_of(shape), device=device)
+        target = torch.randint(shape[dim], (*shape[:dim], *shape[dim + 1 :]), device=device)
         target.view(-1)[1:2] = -100
-    return x, target, torch.rand(classes, device=device).to(dtype) if weighted else None
+    return x, target, torch.rand(shape[dim], device=device).to(dtype) if weighted else None
 
 
 def test_float64_weights_make_float64_sums(device: torch.device) -> None:
@@ -66,41 +62,28 @@ def test_loss_and_gradients_agree_with_float64(device: torch.device, case: dict[
         loss, lse = tridal.cross_entropy(x, target, weight, reduction=reduction, return_lse=True, **options)
     assert loss.dtype is dtype
     assert {record.backend == "torch" for record in records} == {case["probabilities"]}
-    wide = x.detach().double().requires_grad_()
-    wide_target = target.double() if case["probabilities"] else target
-    numbers = (maths.REDUCTIONS[reduction], -100, *options.values(), torch.float64)
-    results = compute(CROSS_ENTROPY, wide, wide_target, None if weight is None else weight.double(), *numbers)
+    tensors = [x.detach().double().requires_grad_()]
+    wide_weight, wide_target = None if weight is None else weight.double(), target
+    if case["probabilities"]:
+        tensors.append(wide_target := target.double().requires_grad_())
+    numbers = (maths.REDUCTIONS[reduction], -100, *options.values())
+    results = compute(CROSS_ENTROPY, tensors[0], wide_target, wide_weight, *numbers, torch.float64)
     count = 2 if case["lse_gradient"] else 1
     grads = [torch.randn(t.shape, device=device).to(t.dtype) for t in (loss, lse)][:count]
     (gradient,) = torch.autograd.grad([loss, lse][:count], x, grads)
-    (expected,) = torch.autograd.grad(results[:count], wide, [grad.double() for grad in grads])
+    wide_grads = [grad.double() for grad in grads]
+    expected = torch.autograd.grad(results[:count], tensors, wide_grads, allow_unused=True)
     # The loss and the gradient are rounded once to the dtype. Before, sums have float32's errors, a few units each.
     largest = sum(float(grad.abs().max()) for grad in grads) * 8
     accumulator = 64 * max(UNITS[dtype] if dtype is torch.float64 else 0, UNITS[torch.float32] * (dtype.itemsize < 8))
     assert_close(loss.double(), results[0], rtol=UNITS[dtype] + accumulator, atol=accumulator)
     assert_close(lse.double(), results[1], rtol=accumulator, atol=accumulator)
-    assert_close(gradient.double(), expected, rtol=UNITS[dtype] + accumulator, atol=largest * accumulator + 1e-7)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_gradient_formula_agrees_with_autograd_of_the_reference(case: dict[str, Any]) -> None:
-    x, target, weight = arguments(
-        case["shape"], torch.float64, case["probabilities"], case["weight"], torch.device("cpu")
-    )
-    tensors = [x, target.requires_grad_()] if case["probabilities"] else [x]
-    numbers = (-100, case["label_smoothing"], case["z_loss"], case["softcap"])
-    reduction = maths.REDUCTIONS[case["reduction"]]
-    loss, lse, denominator = compute(CROSS_ENTROPY, x, target, weight, reduction, *numbers, torch.float64)
-    assert loss is not None
-    assert lse is not None
-    grads = (torch.randn_like(loss), torch.randn_like(lse) if case["lse_gradient"] else None)
-    outputs = [loss, lse] if case["lse_gradient"] else [loss]
-    expected = torch.autograd.grad(outputs, tensors, [g for g in grads if g is not None], allow_unused=True)
-    given = (*grads, x, target, weight, lse, denominator, reduction, *numbers)
-    found = compute_gradient(CROSS_ENTROPY, *given, [True, case["probabilities"]])
-    assert_close(found[0], expected[0])
-    if case["probabilities"]:
-        assert_close(found[1], expected[1])
+    assert_close(gradient.double(), expected[0], rtol=UNITS[dtype] + accumulator, atol=largest * accumulator + 1e-7)
+    # The formula of the gradient is that of autograd.
+    saved = (tensors[0], wide_target, wide_weight, *results[1:], *numbers)
+    given = (*wide_grads, *[None] * (2 - count), *saved)
+    formula = compute_gradient(CROSS_ENTROPY, *given, [True, case["probabilities"]])
+    assert_close(list(formula[: len(tensors)]), list(expected))
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -115,6 +98,7 @@ def test_gradient_formula_agrees_with_autograd_of_the_reference(case: dict[str, 
         ((5,), torch.tensor(-100)),
         pytest.param((5,), torch.tensor([2]), marks=target_of_one_row, id="one_row-target_of_shape_1"),
         ((2, 5), torch.tensor([2, 4], dtype=torch.uint8)),
+        *((shape, torch.randn(shape)) for shape in ((2, 0), (2, 0, 3), (0,))),
     ],
     ids=str,
 )
@@ -219,8 +203,6 @@ def test_an_ignored_index_may_need_64_bits(device: torch.device, ignored: int, l
         loss = tridal.cross_entropy(mine, target, ignore_index=ignored)
     assert_close(loss, expected)
     assert_close(torch.autograd.grad(loss, mine), torch.autograd.grad(expected, leaf))
-    with pytest.raises(ValueError, match="64 bits"):
-        tridal.cross_entropy(x, target, ignore_index=2**63)
 
 
 @pytest.mark.parametrize("make", [lambda x: x[::2], lambda x: x[:1].expand(5)], ids=["sliced", "expanded"])
@@ -234,14 +216,6 @@ def test_one_row_of_logits_has_any_stride(device: torch.device, make: Any, proba
     assert_close(torch.autograd.grad(loss, leaf, retain_graph=True), torch.autograd.grad(expected, leaf))
 
 
-def test_the_gradient_of_the_lse_alone_leaves_probabilities_without_one(device: torch.device) -> None:
-    for _ in range(3):  # the first call is new
-        x, target = (torch.rand(3, 4, device=device, requires_grad=True) for _ in range(2))
-        tridal.cross_entropy(x, target, return_lse=True)[1].sum().backward()
-        assert_close(x.grad, x.detach().softmax(1))
-        assert target.grad is None or not target.grad.any()
-
-
 @pytest.mark.parametrize("cap", [0.5, 30.0, 1e5, 1e20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_large_softcap_rounds_no_more_than_torch(device: torch.device, cap: float, dtype: torch.dtype) -> None:
@@ -250,16 +224,6 @@ def test_a_large_softcap_rounds_no_more_than_torch(device: torch.device, cap: fl
     expected = functional.cross_entropy(cap * torch.tanh(x.to(dtype).double() / cap), target)
     loss = tridal.cross_entropy(x.to(device, dtype), target.to(device), softcap=cap)
     assert_close(loss.cpu().double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
-
-
-@pytest.mark.parametrize("shape", [(2, 0), (2, 0, 3), (0,), (0, 5)])
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_losses_of_probabilities_without_elements_equal_torch(
-    device: torch.device, shape: tuple[int, ...], reduction: Any
-) -> None:
-    x, target = (torch.randn(shape, device=device) for _ in range(2))
-    expected = functional.cross_entropy(x, target, reduction=reduction)
-    assert_close(tridal.cross_entropy(x, target, reduction=reduction), expected, equal_nan=True)
 
 
 def test_rows_of_a_tile_may_be_far_apart_in_memory(device: torch.device) -> None:
@@ -272,14 +236,6 @@ def test_rows_of_a_tile_may_be_far_apart_in_memory(device: torch.device) -> None
     x.copy_(torch.randn(34, 32))
     expected = functional.cross_entropy(x.clone().float(), target, reduction="none")
     assert_close(tridal.cross_entropy(x, target, reduction="none").float(), expected, rtol=2e-3, atol=2e-3)
-
-
-def test_no_classes_have_the_loss_of_torch(device: torch.device) -> None:
-    loss = tridal.linear_cross_entropy(
-        torch.randn(2, 3, device=device), torch.randn(0, 3, device=device), torch.tensor([-100, -100], device=device),
-        weight=torch.rand(0, device=device), label_smoothing=0.3,
-    )  # fmt: skip
-    assert loss.isnan()
 
 
 @pytest.mark.parametrize("of_layer", [False, True], ids=["cross_entropy", "linear_cross_entropy"])

@@ -30,41 +30,6 @@ AXES: dict[str, list[Any]] = {
 }
 CASES: Any = covering_rows(AXES, lambda row: len(row.get("outputs", ())) < 2 or len(row.get("batch", "1")) == 1)  # type: ignore[arg-type]
 UNITS = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-Tensors = dict[str, torch.Tensor | None]
-
-
-def make(case: dict[str, Any], device: torch.device) -> tuple[Tensors, torch.Tensor]:
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device).to(case["dtype"]).requires_grad_()
-
-    batch, outputs = case["batch"], case["outputs"]
-    tensors: Tensors = {"input": random(*batch, 6), "linear_weight": random(*outputs, 6)}
-    tensors["linear_bias"] = random(*outputs) if case["bias"] else None
-    tensors["weight"] = torch.rand(outputs[:1], device=device).to(case["dtype"]) if case["weight"] else None
-    if case["probabilities"]:
-        return tensors, torch.rand((*batch, *outputs), device=device).to(case["dtype"])
-    target = torch.randint(outputs[0], (*batch, *outputs[1:]), device=device)
-    target.view(-1)[1:2] = -100
-    return tensors, target
-
-
-def expected(case: dict[str, Any], tensors: Tensors, target: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
-    """The loss in float64, and its inputs."""
-    wide: Tensors = {
-        name: None if tensor is None else tensor.detach().double().requires_grad_() for name, tensor in tensors.items()
-    }
-    x, matrix, bias, weight = wide.values()
-    assert x is not None
-    assert matrix is not None
-    logits = functional.linear(x.reshape(-1, 6), matrix.flatten(0, -2), None if bias is None else bias.flatten())
-    logits = logits.view(-1, *case["outputs"])
-    flat = target.double() if case["probabilities"] else target
-    flat = flat.reshape(logits.shape if case["probabilities"] else (-1, *case["outputs"][1:]))
-    options = {name: case[name] for name in ("reduction", "label_smoothing", "z_loss", "softcap")}
-    with tridal.use(device="auto"):
-        loss = tridal.cross_entropy(logits, flat, None if weight is None else weight.detach(), **options)
-    assert isinstance(loss, torch.Tensor)
-    return loss, wide
 
 
 def raise_no_kernel(*_: Any) -> Any:
@@ -73,24 +38,36 @@ def raise_no_kernel(*_: Any) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_loss_and_gradients_agree_with_float64(device: torch.device, case: dict[str, Any]) -> None:
-    tensors, target = make(case, device)
-    options = {name: case[name] for name in ("reduction", "label_smoothing", "z_loss", "softcap")}
-    arguments: Any = {**tensors, **options, "chunk_size": case["chunk_size"], "accum_dtype": case["accum_dtype"]}
-    loss = tridal.linear_cross_entropy(target=target, **arguments)
-    wanted, wide = expected(case, tensors, target)
-    assert loss.dtype is case["dtype"]
+    dtype, batch, outputs, unit = case["dtype"], case["batch"], case["outputs"], UNITS[case["dtype"]]
+    shapes = [(*batch, 6), (*outputs, 6), *[outputs] * case["bias"]]
+    leaves = [torch.randn(shape, device=device).to(dtype).requires_grad_() for shape in shapes]
+    weight = torch.rand(outputs[:1], device=device).to(dtype) if case["weight"] else None
+    if case["probabilities"]:
+        target = torch.rand((*batch, *outputs), device=device).to(dtype)
+    else:
+        target = torch.randint(outputs[0], (*batch, *outputs[1:]), device=device)
+        target.view(-1)[1:2] = -100
+    options: Any = {name: case[name] for name in ("reduction", "label_smoothing", "z_loss", "softcap")}
+    bias, chunks = leaves[2] if case["bias"] else None, {name: case[name] for name in ("chunk_size", "accum_dtype")}
+    loss = tridal.linear_cross_entropy(*leaves[:2], target, linear_bias=bias, weight=weight, **options, **chunks)
+    assert loss.dtype is dtype
     if case["reduction"] == "none":
-        assert loss.shape == (*case["batch"], *case["outputs"][1:])
-    unit = UNITS[case["dtype"]]
-    assert_close(loss.double(), wanted.view(loss.shape), rtol=unit, atol=8 * unit)
-    names = [name for name in ("input", "linear_weight", "linear_bias") if tensors[name] is not None]
-    grad = torch.randn(loss.shape, device=device).to(loss.dtype)
-    found = torch.autograd.grad(loss, [tensors[name] for name in names], grad)  # type: ignore[misc]
-    exact = torch.autograd.grad(wanted, [wide[name] for name in names], grad.double().view(wanted.shape))  # type: ignore[misc]
-    for name, ours, reference in zip(names, found, exact, strict=True):
-        assert ours.dtype is case["dtype"]
-        scale = max(1.0, float(reference.abs().max()))
-        assert_close(ours.double(), reference, rtol=unit, atol=4 * unit * scale, msg=lambda m, n=name: f"{n}: {m}")
+        assert loss.shape == (*batch, *outputs[1:])
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    logits = functional.linear(
+        wide[0].reshape(-1, 6), wide[1].flatten(0, -2), wide[2].flatten() if bias is not None else None
+    )
+    flat = target.double().view(-1, *outputs) if case["probabilities"] else target.view(-1, *outputs[1:])
+    with tridal.use(device="auto"):
+        exact: Any = tridal.cross_entropy(
+            logits.view(-1, *outputs), flat, None if weight is None else weight.double(), **options
+        )
+    assert_close(loss.double(), exact.view(loss.shape), rtol=unit, atol=8 * unit)
+    grad = torch.randn(loss.shape, device=device).to(dtype)
+    found = torch.autograd.grad(loss, leaves, grad)
+    for ours, wanted in zip(found, torch.autograd.grad(exact, wide, grad.double().view(exact.shape)), strict=True):
+        assert ours.dtype is dtype
+        assert_close(ours.double(), wanted, rtol=unit, atol=4 * unit * max(1.0, float(wanted.abs().max())))
 
 
 def test_only_requested_gradients_are_computed(device: torch.device) -> None:
@@ -161,14 +138,6 @@ def test_targets_out_of_range_give_nan_where_kernels_do_not_check_them(
     assert gradient[3].count_nonzero() == 0
 
 
-def test_no_grad_computes_the_loss_only(device: torch.device) -> None:
-    x, matrix = (torch.randn(3, 4, device=device, requires_grad=True) for _ in range(2))
-    with torch.no_grad(), tridal.record_calls() as records:
-        loss = tridal.linear_cross_entropy(x, matrix, torch.tensor([1, 2, 0], device=device))
-    assert not loss.requires_grad
-    assert [record.op for record in records] == ["cross_entropy"]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_keeps_float32_gradients_of_the_weight(device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randn(3, 4, device=device, dtype=dtype, requires_grad=True)
@@ -198,14 +167,18 @@ def test_float16_gradients_of_a_mean_keep_small_numbers(device: torch.device) ->
     assert_close(found.double(), torch.autograd.grad(exact, wide)[0], rtol=1e-2, atol=1e-6)
 
 
-def test_empty_batch_equals_torch(device: torch.device) -> None:
-    x, matrix = torch.randn(0, 4, device=device, requires_grad=True), torch.randn(5, 4, device=device)
-    target = torch.zeros(0, dtype=torch.long, device=device)
-    assert tridal.linear_cross_entropy(x, matrix, target).isnan()
-    assert tridal.linear_cross_entropy(x, matrix, target, reduction="sum") == 0
-    loss = tridal.linear_cross_entropy(x, matrix, target, reduction="none")
-    assert loss.shape == (0,)
-    assert torch.autograd.grad(loss.sum(), x)[0].shape == (0, 4)
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(("rows", "outputs"), [(0, (5,)), (7, (5, 0)), (2, (0,))])
+def test_no_rows_outputs_or_classes_have_the_loss_of_torch(
+    device: torch.device, rows: int, outputs: tuple[int, ...], reduction: Any
+) -> None:
+    x, matrix = (torch.randn(*size, 6, device=device, requires_grad=True) for size in ((rows,), outputs))
+    target = torch.full((rows, *outputs[1:]), -100, device=device)
+    loss = tridal.linear_cross_entropy(x, matrix, target, reduction=reduction)
+    expected = functional.cross_entropy(torch.randn(rows, *outputs, device=device), target, reduction=reduction)
+    assert_close(loss, expected, equal_nan=True, check_stride=False)
+    gradients = torch.autograd.grad(loss.sum(), (x, matrix))
+    assert [gradient.shape for gradient in gradients] == [x.shape, matrix.shape]
 
 
 def test_the_backward_does_not_overwrite_gradients_that_hooks_keep() -> None:

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 import tridal
 from pairwise import covering_rows
-from tridal.errors import DTypeError, LayoutError, ShapeError
 from tridal.library.log_probs import log_probs as of_logits
 from tridal.testing.implementation import implementation
 
@@ -187,58 +186,3 @@ def test_autocast_computes_logits_in_its_dtype_and_results_in_float32(device: to
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype is torch.float32
         assert_close(one, other, rtol=2e-2, atol=2e-2)
-
-
-X, TARGET = torch.randn(4, 5), torch.tensor([0, 4, 1, 2])
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "zero temperature": ({"temperature": 0}, ValueError, "temperature must be a positive number, got 0"),
-    "negative temperature": ({"temperature": -1.0}, ValueError, "temperature must be a positive number, got -1.0"),
-    "infinite temperature": ({"temperature": float("inf")}, ValueError, "temperature must be a positive number"),
-    "temperature per row": ({"temperature": torch.ones(4)}, TypeError, "must be a positive number, got tensor"),
-    "softcap": ({"softcap": 0.0}, ValueError, "softcap must be a positive number or None, got 0.0"),
-    "ignore_index": ({"ignore_index": 1.5}, TypeError, "ignore_index must be an int of 64 bits, got 1.5"),
-    "return_entropy": ({"return_entropy": 1}, TypeError, "return_entropy must be a bool, got 1"),
-    "target dtype": ({"target": TARGET.int()}, DTypeError, "got torch.int32: use target.long"),
-    "target shape": ({"target": TARGET[:3]}, ShapeError, r"target must have the shape \(4,\), got .*: an index per"),
-    "target type": ({"target": [0, 1]}, TypeError, "target must be a torch.Tensor, got list"),
-    "target device": (
-        {"target": TARGET.to("meta")},
-        RuntimeError,
-        "target must be on cpu, as (logits|input) is, got meta",
-    ),
-}
-OF_LOGITS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "dtype": ({"logits": X.int()}, DTypeError, "logits must have a floating-point dtype, got torch.int32"),
-    "no classes": (
-        {"logits": torch.tensor(1.0), "target": TARGET[0]},
-        ShapeError,
-        r"logits must have the shape \(..., C\)",
-    ),
-    "layout": ({"logits": X.to_sparse()}, LayoutError, "log_probs: logits must be a dense tensor, got the layout"),
-}
-OF_LAYER: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "weight": ({"linear_weight": torch.ones(2, 5, 5)}, ShapeError, r"linear_weight must have the shape \(C, H\)"),
-    "features": ({"linear_weight": torch.ones(7, 4)}, ShapeError, r"linear_weight must have the shape \(C, 5\)"),
-    "bias": ({"linear_bias": torch.ones(6)}, RuntimeError, r"linear_bias must have the shape \(7,\), got \(6,\)"),
-    "dtypes": (
-        {"linear_weight": torch.ones(7, 5).half()},
-        DTypeError,
-        "linear_weight must have the dtype torch.float32",
-    ),
-    "chunk_size": ({"chunk_size": 0}, ValueError, "chunk_size must be a positive int or None"),
-    "input dtype": ({"input": X.int()}, DTypeError, "input must have a floating-point dtype, got torch.int32"),
-}
-
-
-@pytest.mark.parametrize("case", [*BAD, *OF_LOGITS])
-def test_wrong_arguments_of_log_probs(case: str) -> None:
-    arguments, kind, message = (BAD | OF_LOGITS)[case]
-    with pytest.raises(kind, match=message):
-        tridal.log_probs(**{"logits": X, "target": TARGET, **arguments})
-
-
-@pytest.mark.parametrize("case", [*BAD, *OF_LAYER])
-def test_wrong_arguments_of_token_log_probs(case: str) -> None:
-    arguments, kind, message = (BAD | OF_LAYER)[case]
-    with pytest.raises(kind, match=message):
-        tridal.token_log_probs(**{"input": X, "linear_weight": torch.ones(7, 5), "target": TARGET, **arguments})

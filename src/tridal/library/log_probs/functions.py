@@ -12,14 +12,7 @@ from tridal.library.log_probs.log_probs import LOG_PROBS
 from tridal.library.log_probs.token_log_probs import TOKEN_LOG_PROBS
 from tridal.library.losses.checks import check_layer, check_numbers
 from tridal.ops import check_bool, check_floating, check_index, check_shape, wrong
-from tridal.pytorch import (
-    autocast_enabled,
-    call_op,
-    check_tensors,
-    is_distributed,
-    op_function,
-    transforms_active,
-)
+from tridal.pytorch import autocast_enabled, call_op, check_tensors, is_distributed, op_function, transforms_active
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,16 +52,9 @@ def log_probs(
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(LOG_PROBS, names={"logits": "input"})
 def log_probs(
-    call: Any,
-    logits: Tensor,
-    target: Tensor,
-    *,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    ignore_index: int | None = None,
-    return_entropy: bool = False,
-    stream: Any = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    call: Any, logits: Tensor, target: Tensor, *, temperature: float = 1.0, softcap: float | None = None,
+    ignore_index: int | None = None, return_entropy: bool = False, stream: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The log-probability of each target token: log_softmax(logits / temperature) at the target.
 
     Args:
@@ -130,20 +116,11 @@ def token_log_probs(
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(TOKEN_LOG_PROBS)
 def token_log_probs(
-    call: Any,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    ignore_index: int | None = None,
-    return_entropy: bool = False,
-    chunk_size: int | None = None,
-    accum_dtype: torch.dtype | None = None,
+    call: Any, input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+    temperature: float = 1.0, softcap: float | None = None, ignore_index: int | None = None,
+    return_entropy: bool = False, chunk_size: int | None = None, accum_dtype: torch.dtype | None = None,
     stream: Any = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """log_probs(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
 
     The forward and the backward compute the logits of a chunk of rows at a time. The backward computes them again.

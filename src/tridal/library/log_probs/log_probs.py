@@ -132,7 +132,7 @@ def _entropy(differences: Tensor, exp: Tensor, row_sum: Tensor, reduce: RowReduc
     return row_sum.log() - reduce(exp * differences.masked_fill(exp == 0, 0.0), "sum") / row_sum
 
 
-def _reference(input: Tensor, target: Tensor, reduce: RowReduce, **numbers: Any) -> tuple[Tensor | None, ...]:
+def reference(input: Tensor, target: Tensor, reduce: RowReduce, **numbers: Any) -> tuple[Tensor | None, ...]:
     """Returns the log-probability of each row's target, the entropy, the maximum m, and log(sum(exp(score - m)))."""
     _, row_max, differences, exp, row_sum, ignored, valid = _of_scores(input, target, reduce, numbers_of(numbers))
     if reduce.sharded:
@@ -148,7 +148,7 @@ def _reference(input: Tensor, target: Tensor, reduce: RowReduce, **numbers: Any)
     return log_prob, entropy, row_max, row_sum.log()
 
 
-def _gradient(
+def gradient(
     grad: Tensor | None, entropy_grad: Tensor | None, input: Tensor, target: Tensor, row_max: Tensor, log_sum: Tensor,
     entropy: Tensor | None, reduce: RowReduce, **numbers: Any,
 ) -> Tensor:  # fmt: skip
@@ -183,8 +183,8 @@ LOG_PROBS = Op(
         Result("log_sum", "row", returned=False),
     ),
     kernels=(FORWARD, BACKWARD, WITH_ENTROPY),
-    reference=_reference,
-    gradient=_gradient,
+    reference=reference,
+    gradient=gradient,
     steps=_steps,
     gradient_steps=_gradient_steps,
     any_rows=True,

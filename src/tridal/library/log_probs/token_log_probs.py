@@ -11,29 +11,17 @@ from typing import Any
 
 import torch
 
-from tridal.library.log_probs.log_probs import (
-    LOG_PROBS,
-    NUMBERS,
-    RETURN_ENTROPY,
-    logits_gradient,
-    numbers_of,
-    row_results,
-)
-from tridal.library.losses.linear_chunks import (
-    CHUNK_NUMBERS,
-    LAYER_TENSORS,
-    as_tensors,
-    in_chunks,
-    layer_gradients,
-    logits_of,
-)
+from tridal.library.log_probs import log_probs as of_logits
+from tridal.library.log_probs.log_probs import LOG_PROBS, NUMBERS, RETURN_ENTROPY, numbers_of
+from tridal.library.losses import linear_chunks
+from tridal.library.losses.linear_chunks import CHUNK_NUMBERS, LAYER_TENSORS, in_chunks, logits_of
 from tridal.ops import Named, NoKernel, Op, Result, accumulator, compute, compute_gradient
 from tridal.pytorch import Steps
 
 Tensor = torch.Tensor
 
 
-def _reference(
+def reference(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, reduce: Any, **numbers: Any
 ) -> tuple[Tensor | None, ...]:
     """Returns the results of log_probs. It computes all logits at once."""
@@ -41,7 +29,7 @@ def _reference(
     return compute(LOG_PROBS, logits, target, *numbers_of(numbers), numbers["return_entropy"])
 
 
-def _gradient(
+def gradient(
     grad: Tensor | None, entropy_grad: Tensor | None, input: Tensor, linear_weight: Tensor, target: Tensor,
     linear_bias: Tensor | None, row_max: Tensor, log_sum: Tensor, entropy: Tensor | None, *_: Any,
     output_mask: list[bool], **numbers: Any,
@@ -51,7 +39,7 @@ def _gradient(
     given = (grad, entropy_grad, logits, target, row_max, log_sum, entropy, *numbers_of(numbers))
     dlogits = compute_gradient(LOG_PROBS, *given)[0]
     assert dlogits is not None
-    return layer_gradients(dlogits, input, linear_weight, numbers["matmul_dtype"], output_mask)
+    return linear_chunks.layer_gradients(dlogits, input, linear_weight, numbers["matmul_dtype"], output_mask)
 
 
 def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
@@ -60,7 +48,7 @@ def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
 
     def of_chunk(logits: Tensor, rows: slice) -> None:
         try:
-            found = row_results(call, logits, target[rows], numbers, call.wanted)
+            found = of_logits.row_results(call, logits, target[rows], numbers, call.wanted)
         except NoKernel:
             found = compute(LOG_PROBS, logits, target[rows], *numbers, named["return_entropy"])
         for result, part in zip(results, found, strict=True):
@@ -79,12 +67,12 @@ def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     def of_chunk(logits: Tensor, rows: slice) -> Tensor:
         given = [None if tensor is None else tensor[rows] for tensor in per_row]
         try:
-            return logits_gradient(call, logits, target[rows], given, numbers, out=logits)
+            return of_logits.logits_gradient(call, logits, target[rows], given, numbers, out=logits)
         except NoKernel:
             saved = (*given[2:4], logits, target[rows], *given[:2], given[4])
             return compute_gradient(LOG_PROBS, *saved, *numbers)[0]  # type: ignore[return-value]
 
-    return as_tensors(in_chunks(call, named, named["output_mask"], of_chunk), named)
+    return linear_chunks.as_tensors(in_chunks(call, named, named["output_mask"], of_chunk), named)
 
 
 def _per_row(named: Named) -> Tensor:
@@ -103,8 +91,8 @@ TOKEN_LOG_PROBS = Op(
         Result("log_sum", "whole", new=_per_row, returned=False),
     ),
     kernels=(),
-    reference=_reference,
-    gradient=_gradient,
+    reference=reference,
+    gradient=gradient,
     steps=_steps,
     gradient_steps=_gradient_steps,
     prepares=False,

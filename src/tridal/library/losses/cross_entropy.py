@@ -173,9 +173,9 @@ class Logits:
         `row_grad` is the gradient of each row's loss, in the accumulator's dtype. There is no such kernel for label
         smoothing, and with `batch_invariant`, where the losses must equal those of a call without gradients.
         """
-        if self.options.label_smoothing or self.call.batch_invariant:
-            raise NoKernel
         input, target, classes = self.input, self.target, self.input.shape[1]
+        if self.options.label_smoothing or self.call.batch_invariant or not classes:
+            raise NoKernel
         self._check_targets()
         logit = input.gather(1, target.clamp(0, classes - 1).unsqueeze(1)).squeeze(1).to(self.wide)
         logit.masked_fill_((target < 0) | (target >= classes), torch.nan)  # the kernel ignores it for ignored targets
@@ -224,7 +224,7 @@ def _reduced(call: Steps, rows: Tensor, named: Named) -> tuple[Tensor, Tensor | 
     return call.torch(maths.reduce_rows, rows, target, named["weight"], options, dtype)  # type: ignore[no-any-return]
 
 
-def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Returns the loss, the log-sum-exp of each row, and the denominator of the mean."""
     options, dtype, input = Options.of(named), named["dtype"], named["input"]
     logits = Logits(call, input, named["target"], named["weight"], options)
@@ -237,11 +237,13 @@ def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     return loss, lse, denominator
 
 
-def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Returns the gradient of the logits."""
     grad, lse_grad, input, target, weight, lse, denominator, *_ = named.values()
     options = Options.of(named)
     logits = Logits(call, input, target, weight, options)
+    if not call.wanted[0]:
+        raise NoKernel
     row_grad = call.torch(_row_grad, grad, lse, denominator, options.reduction)
     return logits.gradient(lse, row_grad, lse_grad, overwrites=False), None
 
@@ -280,8 +282,8 @@ CROSS_ENTROPY = Op(
     kernels=(FORWARD, BACKWARD, BACKWARD_WITH_LSE, WITH_GRADIENT, SMOOTH),
     reference=maths.reference,
     gradient=maths.gradient,
-    steps=_steps,
-    gradient_steps=_gradient_steps,
+    steps=steps,
+    gradient_steps=gradient_steps,
     any_rows=True,
     dim=1,
     saves=("input", "target", "weight", "lse", "denominator"),

@@ -9,6 +9,7 @@ import torch
 from tridal.errors import REMOVED, ShapeError, unexpected
 from tridal.library.losses.checks import check_layer, check_target, check_weight, checked_options
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY
+from tridal.library.losses.linear_chunks import LAYER
 from tridal.library.losses.linear_cross_entropy import LINEAR_CROSS_ENTROPY
 from tridal.library.losses.maths import classes_dim
 from tridal.ops import check_bool, check_floating, wrong
@@ -60,21 +61,10 @@ def cross_entropy(
 ) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 @op_function(CROSS_ENTROPY)
 def cross_entropy(
-    call: Any,
-    /,
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    reduction: Literal["none", "mean", "sum"] = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    return_lse: bool = False,
-    stream: Any = None,
-    **removed: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
+    call: Any, /, input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
+    reduction: Literal["none", "mean", "sum"] = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
+    softcap: float | None = None, return_lse: bool = False, stream: Any = None, **removed: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The cross-entropy of logits and targets, as torch.nn.functional.cross_entropy defines it.
 
     Args:
@@ -146,22 +136,11 @@ def _result_dtype(dtype: torch.dtype, target: Tensor, weight: Tensor | None, aut
 
 @op_function(LINEAR_CROSS_ENTROPY)
 def linear_cross_entropy(
-    call: Any,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: Literal["none", "mean", "sum"] = "mean",
-    ignore_index: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    chunk_size: int | None = None,
-    accum_dtype: torch.dtype | None = None,
-    stream: Any = None,
-) -> Tensor:
+    call: Any, input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+    weight: Tensor | None = None, reduction: Literal["none", "mean", "sum"] = "mean", ignore_index: int | None = None,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float | None = None, chunk_size: int | None = None,
+    accum_dtype: torch.dtype | None = None, stream: Any = None,
+) -> Tensor:  # fmt: skip
     """cross_entropy(linear(input, linear_weight, linear_bias), target), without the memory of the logits.
 
     Args:
@@ -195,11 +174,9 @@ def linear_cross_entropy(
         >>> weight.grad.shape
         torch.Size([4, 3])
     """
-    op, given = LINEAR_CROSS_ENTROPY.name, (input, linear_weight, target, linear_bias, weight)
-    check_tensors(
-        LINEAR_CROSS_ENTROPY.signature, input=input, linear_weight=linear_weight, target=target,
-        linear_bias=linear_bias, weight=weight,
-    )  # fmt: skip
+    op, signature = LINEAR_CROSS_ENTROPY.name, LINEAR_CROSS_ENTROPY.signature
+    given = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
+    check_tensors(signature, **given, weight=weight)
     autocast = autocast_enabled(input.device.type)
     options = checked_options(
         op, reduction, ignore_index=-100 if ignore_index is None else ignore_index, label_smoothing=label_smoothing,
@@ -219,16 +196,16 @@ def linear_cross_entropy(
         x, index = input.unsqueeze(0), index.unsqueeze(0) if target.shape == shape else index.reshape(1)
     elif dim > 1:
         x, index = input.flatten(0, -2), index.flatten(0, dim - 1)
-    needs = [records_gradient(tensor) and reduction != "none" for tensor in (input, linear_weight, linear_bias)]
+    needs = [records_gradient(given[name]) and reduction != "none" for name in LAYER]
     arguments = (x, linear_weight, index, linear_bias, weight, *options, dtype, *chunks, needs)
     # A transform hides the placements of its tensors, and `call` computes it with torch's ops.
-    if is_distributed(*given) and (_compiling() or not transforms_active()):
+    if is_distributed(*given.values(), weight) and (_compiling() or not transforms_active()):
         from tridal.library.losses.dtensor import linear_cross_entropy as distributed
 
-        loss: Tensor | None = distributed(LINEAR_CROSS_ENTROPY.signature.named(arguments))
+        loss: Tensor | None = distributed(signature.named(arguments))
     elif not _compiling() and tracing_state() is not None:
         # torch.jit.trace does not support lists of bools
-        loss = reference(LINEAR_CROSS_ENTROPY, LINEAR_CROSS_ENTROPY.signature, arguments)[0]
+        loss = reference(LINEAR_CROSS_ENTROPY, signature, arguments)[0]
     else:
         # A hook may keep the saved gradients, so the backward must not overwrite them.
         overwrites = not _compiling() and not saves_through_hooks()

@@ -12,17 +12,9 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses import maths
+from tridal.library.losses import linear_chunks, maths
 from tridal.library.losses.cross_entropy import CROSS_ENTROPY, NUMBERS, Logits
-from tridal.library.losses.linear_chunks import (
-    CHUNK_NUMBERS,
-    LAYER,
-    LAYER_TENSORS,
-    as_tensors,
-    in_chunks,
-    layer_gradients,
-    logits_of,
-)
+from tridal.library.losses.linear_chunks import CHUNK_NUMBERS, LAYER, LAYER_TENSORS, as_tensors, logits_of
 from tridal.library.losses.maths import MEAN, NONE, Options
 from tridal.ops import DTYPE, Argument, Named, NoKernel, Op, Result, accumulator, compute, compute_gradient, whole
 from tridal.pytorch import Steps, record_torch_call
@@ -30,7 +22,7 @@ from tridal.pytorch import Steps, record_torch_call
 Tensor = torch.Tensor
 
 
-def _reference(
+def reference(
     input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None, weight: Tensor | None,
     reduce: Any, **numbers: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
@@ -40,7 +32,7 @@ def _reference(
     return compute(CROSS_ENTROPY, logits, target, weight, *Options.of(numbers), dtype)[0], None, None, None, None
 
 
-def _gradient(
+def gradient(
     grad: Tensor, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None,
     weight: Tensor | None, *_: Any, output_mask: list[bool], **numbers: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
@@ -52,7 +44,7 @@ def _gradient(
         CROSS_ENTROPY, grad, None, logits, target, weight, lse, total, *options, [True, False]
     )[0]  # fmt: skip
     assert dlogits is not None
-    return layer_gradients(dlogits, input, linear_weight, numbers["matmul_dtype"], output_mask)
+    return linear_chunks.layer_gradients(dlogits, input, linear_weight, numbers["matmul_dtype"], output_mask)
 
 
 def _losses(
@@ -97,10 +89,10 @@ def _chunked(
         losses[rows], dlogits = _losses(call, logits, target[rows], weight, given, options)
         return dlogits
 
-    return in_chunks(call, named, needs, of_chunk)
+    return linear_chunks.in_chunks(call, named, needs, of_chunk)
 
 
-def _steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+def steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Returns the loss and the gradients of the mean or of the sum, in the dtypes in which matmuls write them.
 
     The backward multiplies them and rounds them to the dtypes of the tensors in one operation.
@@ -123,7 +115,7 @@ def _rows(named: Named) -> Tensor:
     return input.new_empty((input.shape[0], *linear_weight.shape[1:-1]), dtype=dtype)  # type: ignore[no-any-return]
 
 
-def _gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
+def gradient_steps(call: Steps, named: Named) -> tuple[Tensor | None, ...]:
     """Multiplies the gradients of the forward with that of the loss, or computes those of each row's loss.
 
     It may overwrite the saved gradients.
@@ -199,10 +191,10 @@ LINEAR_CROSS_ENTROPY = Op(
         Result("denominator", "number", needs=_divides_later, returned=False),
     ),
     kernels=(),
-    reference=_reference,
-    gradient=_gradient,
-    steps=_steps,
-    gradient_steps=_gradient_steps,
+    reference=reference,
+    gradient=gradient,
+    steps=steps,
+    gradient_steps=gradient_steps,
     prepares=False,
     dim=-1,
     saves=(

@@ -26,18 +26,10 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """
 
     def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: Any = None,
-        ignore_index: int = -100,
-        reduce: Any = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        *,
-        z_loss: float = 0.0,
-        softcap: float | None = None,
+        self, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100, reduce: Any = None,
+        reduction: str = "mean", label_smoothing: float = 0.0, *, z_loss: float = 0.0, softcap: float | None = None,
         **removed: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if removed:
             raise unexpected(CrossEntropyLoss, removed)
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
@@ -68,6 +60,7 @@ if TYPE_CHECKING:
     _Linear = torch.nn.Module
 else:
     _Linear = getattr(torch.nn, "LinearCrossEntropyLoss", torch.nn.Module)
+_OPTIONS = ("reduction", "ignore_index", "label_smoothing", "z_loss", "softcap", "chunk_size", "accum_dtype")
 
 
 class LinearCrossEntropyLoss(_Linear):
@@ -86,23 +79,11 @@ class LinearCrossEntropyLoss(_Linear):
     weight: Tensor | None
 
     def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        out_features: tuple[int, ...] = (),
-        bias: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        reduction: str = "mean",
-        weight: Tensor | None = None,
-        ignore_index: int | None = None,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        softcap: float | None = None,
-        chunk_size: int | None = None,
-        accum_dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_features: int, num_classes: int, *, out_features: tuple[int, ...] = (), bias: bool = False,
+        device: Any = None, dtype: torch.dtype | None = None, reduction: str = "mean", weight: Tensor | None = None,
+        ignore_index: int | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+        softcap: float | None = None, chunk_size: int | None = None, accum_dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         op = LINEAR_CROSS_ENTROPY.name
         if weight is not None:
             check_shape(op, "weight", weight, (num_classes,), "a number per class")
@@ -118,19 +99,13 @@ class LinearCrossEntropyLoss(_Linear):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Returns the loss of inputs (H,), (N, H) or (B, T, H)."""
-        shape = (self.num_classes, *self.out_features)
-        bias = self.linear.bias
+        shape, layer = (self.num_classes, *self.out_features), self.linear
+        matrix, bias = layer.weight.view(*shape, layer.in_features), layer.bias
+        options = {name: getattr(self, name) for name in _OPTIONS}
         return linear_cross_entropy(
-            input, self.linear.weight.view(*shape, self.linear.in_features), target,
-            linear_bias=None if bias is None else bias.view(shape), weight=self.weight, reduction=self.reduction,
-            ignore_index=self.ignore_index, label_smoothing=self.label_smoothing, z_loss=self.z_loss,
-            softcap=self.softcap, chunk_size=self.chunk_size, accum_dtype=self.accum_dtype,
-        )  # fmt: skip
+            input, matrix, target, linear_bias=None if bias is None else bias.view(shape), weight=self.weight, **options
+        )
 
     def extra_repr(self) -> str:
         """Returns the arguments, except those of the submodule `linear`."""
-        names = (
-            "num_classes", "out_features", "reduction", "ignore_index", "label_smoothing", "z_loss", "softcap",
-            "chunk_size", "accum_dtype",
-        )  # fmt: skip
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        return ", ".join(f"{name}={getattr(self, name)}" for name in ("num_classes", "out_features", *_OPTIONS))

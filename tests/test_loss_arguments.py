@@ -1,0 +1,95 @@
+"""Arguments of the losses: torch's types of errors, and correct ones that are unusual. A list has all messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.testing import assert_close
+
+import tridal
+from tridal.errors import ShapeError
+
+X, TARGET = torch.randn(4, 5), torch.tensor([0, 4, 1, 2])
+WRONG: dict[str, dict[str, Any]] = {
+    "reduction": {"reduction": "avg"},
+    "smoothing": {"label_smoothing": 1.5},
+    "ignore_index": {"ignore_index": 1.5},
+    "weight shape": {"weight": torch.rand(4)},
+    "weight rank": {"weight": torch.rand(1, 5)},
+    "weight dtype": {"weight": torch.rand(5).double()},
+    "integer weight": {"weight": torch.ones(5, dtype=torch.int64)},
+    "weight device": {"weight": torch.rand(5, device="meta")},
+    "too large": {"target": torch.tensor([0, 5, 1, 2])},
+    "negative": {"target": torch.tensor([0, -1, 1, 2])},
+    "float index": {"target": torch.ones(4)},
+    "int32 index": {"target": TARGET.int()},
+    "batch": {"target": TARGET[:3]},
+    "integer probabilities": {"target": torch.ones(4, 5, dtype=torch.int64)},
+    "ignored probabilities": {"target": torch.rand(4, 5), "ignore_index": 1},
+    "target type": {"target": [0, 1, 2, 3]},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("linear", [False, True])
+def test_errors_have_the_types_of_torch(device: torch.device, case: str, linear: bool) -> None:
+    if device.type != "cpu":
+        pytest.skip("the tensors are on the CPU")
+    given = {"target": TARGET, **WRONG[case]}
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        functional.cross_entropy(X, **given)
+    with pytest.raises(theirs.type, match=f"cross_entropy: {[*WRONG[case]][-1]} must"):
+        tridal.linear_cross_entropy(X, torch.eye(5), **given) if linear else tridal.cross_entropy(X, **given)
+
+
+@pytest.mark.parametrize("function", [tridal.cross_entropy, tridal.log_probs])
+@pytest.mark.parametrize("served", [True, False])
+def test_targets_out_of_range_of_logits_with_tangents_raise(device: torch.device, function: Any, served: bool) -> None:
+    if device.type != "cpu":
+        pytest.skip("the range is checked on the CPU")
+    with tridal.use(device=None if served else "auto"), forward_ad.dual_level():
+        logits = forward_ad.make_dual(X, torch.ones_like(X))
+        with pytest.raises(IndexError, match="target must hold classes from 0 to 4, got 5"):
+            function(logits, torch.tensor([0, 5, 1, 2]))
+
+
+def test_a_byte_target_can_have_the_class_to_which_ignore_index_would_wrap(device: torch.device) -> None:
+    x, target = torch.randn(3, 200, device=device), torch.tensor([156, 0, 7], device=device)
+    assert_close(tridal.cross_entropy(x, target.byte()), functional.cross_entropy(x, target))
+    features, matrix = torch.randn(3, 8, device=device), torch.randn(200, 8, device=device)
+    expected = functional.cross_entropy(features @ matrix.t(), target)
+    assert_close(tridal.linear_cross_entropy(features, matrix, target.byte()), expected)
+
+
+def test_the_weight_of_another_class_may_be_infinite_if_a_row_is_ignored(device: torch.device) -> None:
+    x, weight = torch.randn(4, 5, device=device), torch.ones(5, device=device)
+    weight[0] = torch.inf
+    target = torch.tensor([1, -100, 4, 2], device=device)
+    assert_close(tridal.cross_entropy(x, target, weight), functional.cross_entropy(x, target, weight))
+
+
+def test_numbers_of_numpy_are_accepted(device: torch.device) -> None:
+    numpy = pytest.importorskip("numpy")
+    x, target = torch.randn(4, 5, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    expected = functional.cross_entropy(x, target, label_smoothing=0.25)
+    assert_close(tridal.cross_entropy(x, target, label_smoothing=numpy.float32(0.25)), expected)
+
+
+def test_meta_tensors_have_a_meta_loss() -> None:
+    x, target = torch.empty(7, 5, device="meta"), torch.empty(7, dtype=torch.int64, device="meta")
+    assert tridal.cross_entropy(x, target, reduction="none").shape == (7,)  # type: ignore[union-attr]
+    assert tridal.linear_cross_entropy(x, torch.empty(3, 5, device="meta"), target).device.type == "meta"
+
+
+def test_the_registered_op_checks_its_arguments() -> None:
+    x, op = torch.randn(3, 5), torch.ops.tridal.cross_entropy
+    numbers = (1, -100, 0.0, 0.0, None, torch.float32)
+    with pytest.raises(ShapeError, match="target must have the shape"):
+        op(x, torch.zeros(4, dtype=torch.long), None, *numbers)
+    given = (x, torch.zeros(3, dtype=torch.long), None, torch.zeros(3), None)
+    with pytest.raises(ShapeError, match=r"grad must have the shape \(\), got \(3,\): one number"):
+        torch.ops.tridal.cross_entropy_backward(torch.ones(3), None, *given, *numbers[:-1], [True, False])
