@@ -16,8 +16,7 @@ _FORMULAS = {"_log_softmax": lambda x, dim, half_to_float: x - x.logsumexp(dim, 
 
 def _tensors(case: Case) -> dict[str, Tensor]:
     """Returns targets, some of which are ignored, and weights of classes."""
-    empty = torch.empty(case.shape, device="meta")
-    dim = classes_dim(empty)
+    dim = classes_dim(torch.empty(case.shape, device="meta"))
     classes, rows = case.shape[dim], (*case.shape[:dim], *case.shape[dim + 1 :])
     generator = torch.Generator().manual_seed(3)
     target = torch.randint(classes, rows, generator=generator)
@@ -30,11 +29,6 @@ def layer_tensors(case: Case) -> dict[str, Tensor]:
     rows, classes = case.shape
     shapes = {"input": (rows, _FEATURES), "linear_weight": (classes, _FEATURES), "linear_bias": (classes,)}
     return {name: make_values("normal", shape, 0, seed=i + 1) * 0.5 for i, (name, shape) in enumerate(shapes.items())}
-
-
-def _linear_tensors(case: Case) -> dict[str, Tensor]:
-    """Returns the tensors of a linear layer, and targets of its logits."""
-    return _tensors(case) | layer_tensors(case)
 
 
 def _is_defined(case: Case) -> bool:
@@ -54,4 +48,6 @@ CROSS_ENTROPY = OpCases(
     options=(number("return_lse", False, range=(False, True)),),
     formulas=_FORMULAS,
 )
-LINEAR_CROSS_ENTROPY = OpCases(tensors=_linear_tensors, is_defined=is_small_matrix, formulas=_FORMULAS)
+LINEAR_CROSS_ENTROPY = OpCases(
+    tensors=lambda case: _tensors(case) | layer_tensors(case), is_defined=is_small_matrix, formulas=_FORMULAS
+)  # fmt: skip

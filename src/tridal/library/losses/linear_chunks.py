@@ -103,7 +103,7 @@ def vector_of(call: Steps, x: Tensor, columns: int) -> int:
     """Returns the number of elements in 16 bytes if rows of logits should be aligned, or 1."""
     if call.torch_computes or call.batch_invariant:  # batch-invariant kernels read contiguous tensors only
         return 1
-    vector = 16 // x.element_size()
+    vector = 16 // x.element_size()  # few classes gain nothing from it
     return vector if columns > 16 * vector and needs_vectors(x.device, x.dtype) else 1
 
 
