@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tridal
-from tridal.models.norm_comparison import describe, find_form
+from tridal.models.norm_comparison import find_form
 from tridal.models.norm_forms import NormForm, _parameter
 
 
@@ -74,9 +74,9 @@ def test_dtypes_with_another_order_of_rounding_are_left_to_the_class() -> None:
     module = SomeNorm(lambda m, x: ((1 + m.weight).float() * normalised(x.float())).to(x.dtype)).bfloat16()
     form = find_form(module)
     assert isinstance(form, NormForm)
-    assert (torch.float32, torch.float32, False) in form.castings
-    assert (torch.bfloat16, torch.bfloat16, False) not in form.castings
-    (text,) = describe(form, module)
+    assert isinstance(form.castings[torch.float32, torch.float32, False], tuple)
+    assert isinstance(form.castings[torch.bfloat16, torch.bfloat16, False], str)
+    (text,) = form.describe(module)
     assert text.startswith("it computes these itself: bfloat16 inputs (the order of rounding differs: ")
     x = torch.randn(2, 16, dtype=torch.bfloat16)
     assert form.compute(module, x) is None

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tridal.models.comparison import TOLERANCE, difference, find, in_both_modes
+from tridal.models.comparison import error, find, in_both_modes, nearest, with_gradients
 from tridal.models.reads import NOTHING, Reads, Recorder
 from tridal.models.replacements import torch_computes
 
@@ -24,7 +24,6 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "torch.nn.functional.gelu, approximate='tanh'": functools.partial(functional.gelu, approximate="tanh"),
     "torch.nn.functional.silu": functional.silu,
 }
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -57,43 +56,28 @@ def find_form(module: torch.nn.Module) -> ActivationForm | str | None:
     """
     if module._modules or module._parameters:
         return None
-    found = find("activation", _compare, module, _CPU)
+    found = find("activation", _compare, module, torch.device("cpu"))
     return None if isinstance(found, ActivationForm) and found.function is None else found
 
 
-def _compare(recorder: Recorder, module: Any, device: torch.device) -> ActivationForm | str:
-    forward, x, counter = recorder.copy(module), _numbers(torch.float32), _Counter()
+def _compare(recorder: Recorder, module: Any, device: torch.device) -> ActivationForm:
+    forward, counter = recorder.copy(module), _Counter()
     recorder.set_mode(training=False)
+    # Small and large numbers of both signs, where activations differ from each other.
+    magnitudes = torch.logspace(-4, 2, 1000, dtype=torch.float32, device=device)
+    x = torch.cat((-magnitudes, torch.linspace(-8, 8, 1001, dtype=torch.float32, device=device), magnitudes))
     with counter, torch.no_grad():
         forward(x)
     if counter.count == 1:
         return ActivationForm(None)
-    results = [
-        torch.stack(in_both_modes(recorder, functools.partial(_computed, forward, dtype))).double()  # type: ignore[arg-type]
-        for dtype in (torch.float64, torch.float32)
-    ]
-    exact = {name: torch.stack(_computed(function, torch.float64)) for name, function in FUNCTIONS.items()}
-    errors = {name: max(difference(found, expected) for found in results) for name, expected in exact.items()}
-    name = min(errors, key=lambda name: errors[name])
-    if not errors[name] <= TOLERANCE:
-        return f"it differs from the nearest function, {name}, by {errors[name]:.1e}"
-    return ActivationForm(name)
 
+    def computed(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        own = x.to(dtype, copy=True).requires_grad_()
+        return torch.stack(with_gradients(function(own), [own], [own]))
 
-def _numbers(dtype: torch.dtype) -> Tensor:
-    """Returns an input with small and large numbers of both signs, where activations differ from each other."""
-    magnitudes = torch.logspace(-4, 2, 1000, dtype=torch.float32, device="cpu")
-    dense = torch.linspace(-8, 8, 1001, dtype=torch.float32, device="cpu")
-    return torch.cat((-magnitudes, dense, magnitudes)).to(dtype)
-
-
-def _computed(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Returns the results and the gradients of a function."""
-    x = _numbers(dtype).requires_grad_()
-    y = function(x)
-    if y.shape != x.shape or y.dtype is not dtype:
-        raise TypeError(f"it returned {y.dtype} of shape {list(y.shape)} for {dtype} of shape {list(x.shape)}")
-    return [y.detach(), *torch.autograd.grad(y.sum(), x)]
+    found = in_both_modes(recorder, lambda: [computed(forward, dtype) for dtype in (torch.float64, torch.float32)])
+    exact = {name: computed(function, torch.float64) for name, function in FUNCTIONS.items()}
+    return ActivationForm(nearest("function", {name: [error(y, exact[name]) for y in found] for name in exact}))
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]

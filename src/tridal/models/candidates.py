@@ -52,59 +52,55 @@ def class_name(module: torch.nn.Module) -> str:
 
 def may_be_replaced(module: torch.nn.Module) -> bool:
     """Returns whether a module is a candidate: `decide` or `decide_loss` has a decision for it."""
-    if isinstance(module, Replacement):
-        return _has_loss(module)
-    return (
-        _has_loss(module) or _may_be_norm(module) or _may_be_function(module) or glu_parts.may_be_glu(module)
-        or experts.may_be_experts(module) or rotary.function_name(module) is not None
-        or (_may_be_activation(module) and activations.find_form(module) is not None)
-    )  # fmt: skip
+    find = None if isinstance(module, Replacement) else _kind_of(module)[1]
+    is_activation = find is activations.find_form
+    return _has_loss(module) or (activations.find_form(module) is not None if is_activation else find is not None)
 
 
 def decide(module: torch.nn.Module) -> Decision | None:
     """Returns the decision for a module, without the loss of a model. Returns None if the module is no candidate."""
     if isinstance(module, Replacement):
         return None
-    if _may_be_activation(module):
-        return _decide_form(module, Layer, activations.find_form)
-    if glu_parts.may_be_glu(module):
-        return _decide_form(module, Layer, glu.find_form)
-    if rotary.function_name(module) is not None:
-        return _decide_form(module, rotary.Attention, rotary.find_form)
-    if experts.may_be_experts(module):
-        return _decide_form(module, experts.Experts, experts.find_form)
-    if not _may_be_norm(module) and not _may_be_function(module):
+    replacement, find_form = _kind_of(module)
+    if find_form is None:
         return None
-    reason = _why_not(module)
-    if reason is not None:
-        return Decision(reason=reason)
-    function = next((kind for kind in FUNCTIONS if isinstance(module, kind)), None)
-    if function is not None:
-        if origin(type(module).forward) != _FORWARD:
-            return Decision(reason=f"it has its own forward, which is not that of torch.nn.{function.__name__}")
-        name = "softmax" if function is torch.nn.Softmax else "log_softmax"
-        return Decision(Function, FUNCTIONS[function], f"tridal.{name}")
+    found = _why_not(module) or find_form(module)
+    if isinstance(found, (str, Decision, type(None))):
+        return Decision(reason=found) if isinstance(found, str) else found
+    return Decision(replacement, found, str(found), COMPILED)
+
+
+def _kind_of(module: torch.nn.Module) -> tuple[type[Replacement], Callable[[Any], Any] | None]:
+    """Returns how a module may be replaced, and the function that finds its form. This is None for other modules.
+
+    The function returns a form or a decision, or why there is none, or None if the module is no candidate.
+    """
+    if _may_be_activation(module):
+        return Layer, activations.find_form
+    if glu_parts.may_be_glu(module):
+        return Layer, glu.find_form
+    if rotary.function_name(module) is not None:
+        return rotary.Attention, rotary.find_form
+    if experts.may_be_experts(module):
+        return experts.Experts, experts.find_form
+    if _may_be_function(module):
+        return Function, _decide_function
+    return Layer, _decide_norm if _may_be_norm(module) else None
+
+
+def _decide_function(module: torch.nn.Module) -> Decision | str:
+    function, ours = next((kind, ours) for kind, ours in FUNCTIONS.items() if isinstance(module, kind))
+    if origin(type(module).forward) != _FORWARD:
+        return f"it has its own forward, which is not that of torch.nn.{function.__name__}"
+    return Decision(Function, ours, "tridal.softmax" if function is torch.nn.Softmax else "tridal.log_softmax")
+
+
+def _decide_norm(module: torch.nn.Module) -> Decision | str:
     form = norm_comparison.find_form(module)
     if isinstance(form, str):
-        return Decision(reason=form)
-    reasons = [COMPILED] if form.compiler_is_faster else []
-    reasons += norm_comparison.describe(form, module)
+        return form
+    reasons = [*([COMPILED] if form.compiler_is_faster else []), *form.describe(module)]
     return Decision(Layer, form, str(form), "; ".join(reasons) or None)
-
-
-def _decide_form(
-    module: torch.nn.Module, kind: type[Replacement], find_form: Callable[[torch.nn.Module], object]
-) -> Decision | None:
-    """Returns the decision for a module that a compiler computes better.
-
-    `find_form` returns a form, or why there is none, or None if the module is no candidate.
-    """
-    if (reason := _why_not(module)) is not None:
-        return Decision(reason=reason)
-    found = find_form(module)
-    if found is None:
-        return None
-    return Decision(reason=found) if isinstance(found, str) else Decision(kind, found, str(found), COMPILED)
 
 
 def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[tuple[torch.nn.Module, Decision]]:
@@ -114,15 +110,9 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
     """
     if not _has_loss(model):
         return []
-    if not _calls_loss_function(model):
-        reason = "loss: it computes its loss in its own forward, not with transformers' loss_function"
-        return [(model, Decision(reason=reason))]
-    if (name := getattr(model.loss_function, "__name__", "a function without a name")) != LOSS:
-        return [(model, Decision(reason=f"loss: its loss_function is {name}, and tridal computes {LOSS}"))]
+    if (reason := _why_not_loss(model)) is not None:
+        return [(model, Decision(reason=f"loss: {reason}"))]
     loss, by = LossFunction.of(model.loss_function), "tridal.cross_entropy for the loss"
-    different = _why_not(model) or loss_comparison.difference(loss)
-    if different is not None:
-        return [(model, Decision(reason=f"loss: {different}"))]
     if not fused:
         return [(model, Decision(CausalLM, CausalLMForm(loss), by, COMPILED))]
     changed = None if head is None else _why_not(head)
@@ -132,12 +122,17 @@ def decide_loss(model: Any, head: torch.nn.Module | None, fused: bool) -> list[t
     name, softcap = found
     by = "tridal.linear_cross_entropy for the loss in training" + (f", softcap={softcap}" if softcap else "")
     assert head is not None
-    compiled = "__class__" not in own_forward(model).__code__.co_freevars  # it does not call super()
-    form = CausalLMForm(loss, name, compiled)
-    return [
-        (model, Decision(CausalLM, form, by, None if compiled else COMPILED)),
-        (head, Decision(Head, True, "the fused loss")),
-    ]
+    is_compiled = "__class__" not in own_forward(model).__code__.co_freevars  # it does not call super()
+    fused_loss = Decision(CausalLM, CausalLMForm(loss, name, is_compiled), by, None if is_compiled else COMPILED)
+    return [(model, fused_loss), (head, Decision(Head, True, "the fused loss"))]
+
+
+def _why_not_loss(model: Any) -> str | None:
+    if not _calls_loss_function(model):
+        return "it computes its loss in its own forward, not with transformers' loss_function"
+    if (name := getattr(model.loss_function, "__name__", "a function without a name")) != LOSS:
+        return f"its loss_function is {name}, and tridal computes {LOSS}"
+    return _why_not(model) or loss_comparison.difference(LossFunction.of(model.loss_function))
 
 
 def _may_be_norm(module: torch.nn.Module) -> bool:

@@ -1,11 +1,13 @@
-"""Compares what a module computes with functions of tridal and torch, and remembers the results.
+"""Compares two callables, a module's own and tridal's: results, gradients, rounding, both modes and dtypes.
 
-A comparison calls copies of the module with random tensors, in training and in evaluation mode.
+A comparison calls copies of a module with random tensors, in training and in evaluation mode. Norms, gated MLPs,
+experts, activations, rotary embeddings and losses are compared by the functions of this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,49 +16,57 @@ import torch
 from tridal.models.isolation import plain_mode
 from tridal.models.reads import OF_MODULES, Different, Reads, Recorder, fixed
 from tridal.models.replacements import base_of, origin
-from tridal.models.report import unsupported
 
 Tensor = torch.Tensor
 Form = TypeVar("Form")
+Pair = tuple[Tensor, Tensor]
+"""A tensor that tridal computed, and that of the other callable."""
 NARROW = (torch.bfloat16, torch.float16)
+CASTINGS = ("transformers", "")
+"""The orders of rounding of gated MLPs and rotary embeddings."""
 FLIPS = 0.02
 """The share of 16-bit elements that may differ by a rounding. Another order of rounding changes more than a tenth."""
 TOLERANCE = 1e-6
-"""The largest `difference` from a module that computes the same."""
+"""The largest `error` of the same function in float32 and float64."""
 
-_results: dict[Any, tuple[Reads | str, Any]] = {}
+_found: dict[Any, tuple[Reads | str, Any]] = {}
 
 
 def find(kind: str, compare: Callable[..., Form | str], module: torch.nn.Module, device: torch.device) -> Form | str:
     """Returns the form that `compare` finds with what the module reads, or why the module cannot be replaced.
 
-    `kind` names the form in the reason.
-
-    Results are remembered for modules with the same classes, methods, attributes and shapes.
+    Results are remembered for modules with the same classes, methods, attributes and shapes. `kind` names the form in
+    the reason.
     """
     children = tuple((name, _signature(child)) for name, child in module._modules.items() if child is not None)
     key = compare, device.type, _signature(module), children
-    reads, result = _results.get(key, ("", None))
-    if key not in _results or (isinstance(reads, Reads) and reads.changed(module)):
+    reads, found = _found.get(key, ("", None))
+    if key not in _found or (isinstance(reads, Reads) and reads.changed(module)):
+        recorder = Recorder()
         with plain_mode(device):
-            reads, result = _results[key] = _compare(kind, compare, module, device)
-    return result if isinstance(result, str) else replace(result, reads=result.reads.of(module))
+            found = attempt(kind, compare, recorder, module, device)
+        reads = recorder.reads()
+        if isinstance(reads, str) and not (isinstance(found, str) and not found.startswith(UNSUPPORTED)):
+            found = reads
+        _found[key] = reads, found
+    return found if isinstance(found, str) else replace(found, reads=reads.of(module))  # type: ignore
 
 
-def _compare(
-    kind: str, compare: Callable[..., Any], module: torch.nn.Module, device: torch.device
-) -> tuple[Reads | str, Any]:
-    recorder, raised = Recorder(), False
+UNSUPPORTED = "this form of "
+
+
+def attempt(kind: str, compare: Callable[..., Form | str], *arguments: Any) -> Form | str:
+    """Returns the result of a comparison. The compared code may raise any exception for inputs that it does not expect.
+
+    `kind` names the form in the reason.
+    """
     try:
-        result = compare(recorder, module, device)
+        return compare(*arguments)
     except Different as reason:
-        result = str(reason)
-    except Exception as error:  # the module's own code may raise any exception for inputs that it does not expect
-        result, raised = unsupported(kind, error), True
-    reads = recorder.reads()
-    if isinstance(reads, str):
-        return reads, result if isinstance(result, str) and not raised else reads
-    return reads, result if isinstance(result, str) else replace(result, reads=reads)
+        return str(reason)
+    except Exception as error:
+        raised = f"the comparison raised {type(error).__name__}: {error}"
+        return f"{UNSUPPORTED}{kind} is not supported: {raised}".split("\n")[0]
 
 
 def _signature(module: torch.nn.Module) -> Any:
@@ -73,6 +83,27 @@ def _identity(value: Any, owner: Any) -> Any:
         return fixed(value, owner)
     except TypeError as error:  # a module that reads it is not replaced
         return str(error)
+
+
+def with_gradients(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    like: Sequence[Tensor] = (),
+    allow_unused: bool = False,
+) -> list[Any]:
+    """Returns outputs and the gradients of the inputs, for random gradients of the outputs.
+
+    Raises:
+        TypeError: the outputs have not the shapes and dtypes of `like`.
+    """
+    outputs = [outputs] if isinstance(outputs, Tensor) else [*outputs]
+    for y, expected in zip(outputs, like, strict=False):
+        if y.shape != expected.shape or y.dtype is not expected.dtype:
+            wanted = f"for {expected.dtype} of shape {list(expected.shape)}"
+            raise TypeError(f"it returned {y.dtype} of shape {list(y.shape)} {wanted}")
+    generator = torch.Generator("cpu").manual_seed(1)
+    given = [torch.randn(y.shape, generator=generator, device="cpu").to(y) for y in outputs]
+    return [*(y.detach() for y in outputs), *torch.autograd.grad(outputs, inputs, given, allow_unused=allow_unused)]
 
 
 def in_both_modes(recorder: Recorder, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
@@ -97,7 +128,40 @@ def _is_same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a, b, rtol=few, atol=few * float(b.detach().nan_to_num(0, 0, 0).abs().max()), equal_nan=True)
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference of two tensors, relative to 1 + |expected|; inf for NaN."""
-    error = float(((found - expected).abs() / (1 + expected.abs())).max())
-    return error if error == error else float("inf")
+def error(found: Tensor | None, expected: Tensor | None, row_dims: int = 0) -> float:
+    """Returns the largest difference of two tensors, relative to the largest element of its row; inf for NaN.
+
+    The last `row_dims` dims are a row. By default, the difference of each element is relative to 1 + |expected|.
+    """
+    if found is None or expected is None or found.shape != expected.shape:
+        return 0.0 if found is expected else math.inf
+    a, b = (tensor.detach().cpu().double() for tensor in (found, expected))
+    scale = b.abs().amax(tuple(range(-row_dims, 0)), keepdim=True) if row_dims else 1 + b.abs()
+    largest = float(((a - b).abs() / scale).max())
+    return math.inf if math.isnan(largest) else largest
+
+
+def flips(found: Tensor, expected: Tensor) -> float:
+    """Returns the share of elements that differ. Small ones do not count: torch's gelu has no exact digits there."""
+    return float((found != expected)[expected.abs() > 1e-3].double().mean())
+
+
+def nearest(what: str, errors: Mapping[Form, Sequence[float]], tolerance: float = TOLERANCE, unit: str = "") -> Form:
+    """Returns the form whose first error, that of the result, is the smallest.
+
+    Raises:
+        Different: one of its errors is larger than the tolerance.
+    """
+    form = min(errors, key=lambda form: errors[form][0])
+    largest = max(errors[form])
+    if not largest <= tolerance:
+        raise Different(f"it differs from the nearest {what}, {form}, by {largest:.1e}{unit}")
+    return form
+
+
+def find_casting(outputs: Callable[[str, torch.dtype], Iterable[Pair]]) -> str | None:
+    """Returns the casting of `CASTINGS` with which tridal rounds 16-bit tensors in the same order, or None."""
+    for casting in CASTINGS:
+        if all(flips(*pair) <= FLIPS for dtype in NARROW for pair in outputs(casting, dtype)):
+            return casting
+    return None

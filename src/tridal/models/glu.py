@@ -6,8 +6,7 @@ Its dropout is replaced by fixed factors, and is called as before in the module.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +14,14 @@ import torch
 
 from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
-from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference, find, in_both_modes
+from tridal.models.comparison import Pair, error, find, find_casting, in_both_modes, nearest, with_gradients
 from tridal.models.glu_parts import Parts, Roles, find_parts, roles_of
 from tridal.models.reads import NOTHING, Reads, Recorder
 from tridal.models.replacements import hooks_of, torch_computes
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
-_SIZE, _ROWS = 32, 64
-_CASTINGS = ("transformers", "")
-_CPU = torch.device("cpu")
+_SIZE, _ROWS = 32, 64  # enough 16-bit elements to see another order of rounding
 Call = Callable[[Any, dict[str, Any], Tensor], Tensor]
 """Returns the output of a copy of a module, given its layers by name and an input."""
 
@@ -107,7 +104,7 @@ class _Marked(torch.nn.Module):
 def find_form(module: torch.nn.Module) -> GluForm | str:
     """Returns the gated MLP that a module computes, or why it is none. The module is not called."""
     parts = find_parts(module)
-    return parts if isinstance(parts, str) else find("gated MLP", _compare, module, _CPU)
+    return parts if isinstance(parts, str) else find("gated MLP", _compare, module, torch.device("cpu"))
 
 
 def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> GluForm | str:
@@ -120,24 +117,21 @@ def compare(
 ) -> GluForm | str:
     """Returns the gated MLP that calls of copies of a module compute, with layers in one of several roles."""
     forms = [GluForm(approximate, *names, *parts) for names in roles for approximate in (None, "none", "tanh")]
-    results_of = functools.partial(_results, recorder, module, call)
-    results = {form: results_of(form, torch.float64) for form in forms}
-    errors = {form: max(map(difference, *pair)) for form, pair in results.items()}
-    form = min(errors, key=lambda form: errors[form])
-    if not errors[form] <= TOLERANCE:
-        return f"it differs from the nearest product, {form}, by {errors[form]:.1e}"
-    for casting in _CASTINGS:
-        rounded = replace(form, casting=casting)
-        pairs = (results_of(rounded, dtype) for dtype in NARROW)
-        if all(_flips(got[0], wanted[0]) <= FLIPS for got, wanted in pairs):
-            return rounded
-    return f"it differs from {form} in 16-bit dtypes: the order of rounding differs"
+
+    def pairs(form: GluForm, dtype: torch.dtype) -> Iterator[Pair]:
+        return _pairs(recorder, module, call, form, dtype)
+
+    form = nearest("product", {form: [error(*pair) for pair in pairs(form, torch.float64)] for form in forms})
+    casting = find_casting(lambda casting, dtype: [next(pairs(replace(form, casting=casting), dtype))])
+    if casting is None:
+        return f"it differs from {form} in 16-bit dtypes: the order of rounding differs"
+    return replace(form, casting=casting)
 
 
-def _results(
+def _pairs(
     recorder: Recorder, module: torch.nn.Module, call: Call, form: GluForm, dtype: torch.dtype
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the product and its gradients, computed by the op's reference and by a copy of the module."""
+) -> Iterator[Pair]:
+    """Yields the product and its gradients, computed by the op's reference and by a copy of the module."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def linear(name: str, outputs: int) -> torch.nn.Linear:
@@ -157,19 +151,8 @@ def _results(
     copy = recorder.copy(module, _modules={**module._modules, **layers, **inside})
     x = torch.randn(_ROWS, _SIZE, generator=generator, device="cpu")
     x = (x * torch.logspace(-1, 1, _ROWS, device="cpu")[:, None]).to(dtype).requires_grad_()
-    weights = [layer.weight for name, layer in layers.items() if name != form.down]
-    computed = form.reference(layers[form.gate](x), None if form.up is None else layers[form.up](x))
-    computed = layers[form.down](computed if form.dropout is None else _Marked()(computed))
-
-    def with_gradients(y: Tensor) -> list[Tensor]:
-        if y.shape != computed.shape or y.dtype is not computed.dtype:
-            raise TypeError(f"it returned {y.dtype} of shape {list(y.shape)}")
-        return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *weights))]
-
-    expected: Any = in_both_modes(recorder, lambda: with_gradients(call(copy, layers, x)))
-    return with_gradients(computed), expected
-
-
-def _flips(got: Tensor, wanted: Tensor) -> float:
-    """Returns the share of elements that differ. Small ones do not count: torch's gelu has no exact digits there."""
-    return float((got != wanted)[wanted.abs() > 1e-3].double().mean())
+    inputs = [x, *(layer.weight for name, layer in layers.items() if name != form.down)]
+    product = form.reference(layers[form.gate](x), None if form.up is None else layers[form.up](x))
+    computed = layers[form.down](product if form.dropout is None else _Marked()(product))
+    results = in_both_modes(recorder, lambda: with_gradients(call(copy, layers, x), inputs, [computed]))
+    yield from zip(with_gradients(computed, inputs), results, strict=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
+from tridal.models.comparison import error, with_gradients
 from tridal.models.isolation import plain_mode
 from tridal.models.losses import causal_lm_loss
 from tridal.models.replacements import FORM, replaced_class
@@ -21,23 +23,18 @@ HIDDEN = 8
 @functools.cache
 def difference(loss: LossFunction) -> str | None:
     """Returns how a loss function differs from tridal's, or None if it computes the same."""
-    theirs = loss.function
-    generator = torch.Generator("cpu").manual_seed(0)
-    logits = torch.randn(2, 5, 11, generator=generator, device="cpu")
+    logits = torch.randn(2, 5, 11, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     labels = torch.tensor([[1, 2, -100, 4, 10], [0, -100, 3, 3, 7]], device="cpu")
+    five = torch.tensor(5, device="cpu")
+    functions = loss.function, functools.partial(causal_lm_loss, loss.function)
     with plain_mode("cpu"):
-        for dtype, number in (
-            (torch.float32, None),
-            (torch.float32, torch.tensor(5, device="cpu")),
-            (torch.bfloat16, None),
-        ):
+        for dtype, number in ((torch.float32, None), (torch.float32, five), (torch.bfloat16, None)):
             results = []
-            for function in (theirs, functools.partial(causal_lm_loss, theirs)):
+            for function in functions:
                 x = logits.to(dtype, copy=True).requires_grad_()
                 value = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
-                results.append((value, *torch.autograd.grad(value, x)))
-            reason = _differs(results[0], results[1], 1e-5 if dtype is torch.float32 else 2e-2)
-            if reason is not None:
+                results.append(with_gradients(value, [x]))
+            if (reason := _differs(*results, 1e-5 if dtype is torch.float32 else 2e-2)) is not None:
                 return reason
     return None
 
@@ -57,15 +54,15 @@ def find_fused(model: Any, head: torch.nn.Module | None) -> tuple[str, float | N
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed accelerators too
         hidden, small = torch.randn(1, 5, HIDDEN), torch.nn.Linear(HIDDEN, head.out_features, head.bias is not None)
         torch.nn.init.normal_(small.weight)
+        softcaps: list[float | None] = []
         try:
-            expected, _ = _results(model, name, hidden, small, False)
-            computed, softcaps = _results(model, name, hidden, small, True)
-            reason = _differs(expected, computed, 1e-3)
+            expected = _results(model, name, hidden, small)
+            reason = _differs(expected, _results(model, name, hidden, small, softcaps), 1e-3)
             if reason is None and softcaps:
                 return name, softcaps[0]
             reason = reason or "it reads or changes the logits"
-        except Exception as error:  # the model's own code may raise any exception without its other modules
-            reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        except Exception as raised:  # the model's own code may raise any exception without its other modules
+            reason = f"{type(raised).__name__}: {raised}".split("\n")[0]
     return f"the model does not compute its loss from {name} alone: {reason}"
 
 
@@ -108,32 +105,32 @@ class _Recorder(Head):
         return super().forward(input, request)
 
 
-def _results(
-    model: Any, name: str, hidden: Tensor, head: Any, fused: bool
-) -> tuple[tuple[Tensor, ...], list[float | None]]:
-    """Returns the loss of a copy of the model, its gradients of hidden and weight, and the softcaps of fused losses."""
+def _results(model: Any, name: str, hidden: Tensor, head: Any, softcaps: Any = None) -> list[Tensor]:
+    """Returns the loss of a copy of the model, and its gradients of hidden and weight.
+
+    The loss is fused if there is a list for the softcaps of fused losses.
+    """
     hidden = hidden.detach().requires_grad_()
     base: Any = type(model)
-    kind = replaced_class(CausalLM, base) if fused else base
+    kind = base if softcaps is None else replaced_class(CausalLM, base)
     copy = object.__new__(kind)
     copy.__dict__.update(model.__dict__)
     copy._modules = {child: _Constant(hidden) for child, module in model._modules.items() if module is not None}
     small: Any = torch.nn.Linear(HIDDEN, head.out_features, device="meta")
-    small.weight, small.bias, copy.training, small.softcaps = head.weight, head.bias, True, []
-    copy._modules[name] = small
-    if fused:
+    small.weight, small.bias, copy.training, copy._modules[name] = head.weight, head.bias, True, small
+    if softcaps is not None:
         copy.__dict__[FORM] = CausalLMForm(LossFunction.of(model.loss_function), name)
-        small.__class__ = replaced_class(_Recorder, torch.nn.Linear)
+        small.__class__, small.softcaps = replaced_class(_Recorder, torch.nn.Linear), softcaps
     labels = torch.tensor([[1, 2, -100, 0, 3]])
     takes = inspect.signature(base.forward).parameters
     options = {"output_router_logits": False} if "output_router_logits" in takes else {}  # routers are not compared
     loss = kind.forward(copy, input_ids=labels.clamp(min=0), labels=labels, **options).loss
-    return (loss, *torch.autograd.grad(loss, (hidden, head.weight))), small.softcaps
+    return with_gradients(loss, [hidden, head.weight])
 
 
-def _differs(expected: tuple[Tensor, ...], got: tuple[Tensor, ...], tolerance: float) -> str | None:
-    for what, a, b in zip(("the loss", "the gradient", "the gradient of the weight"), got, expected, strict=False):
-        error = float(((a - b).abs().max() / b.abs().max()).detach())
-        if a.dtype is not b.dtype or not error <= tolerance:
-            return f"{what} differs by {error:.1e} of its largest element"
+def _differs(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str | None:
+    for what, a, b in zip(("the loss", "the gradient", "the gradient of the weight"), found, expected, strict=False):
+        largest = error(a[None], b[None], a.dim() + 1)
+        if a.dtype is not b.dtype or not largest <= tolerance:
+            return f"{what} differs by {largest:.1e} of its largest element"
     return None

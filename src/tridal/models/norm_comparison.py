@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from tridal.models import comparison
-from tridal.models.comparison import FLIPS, NARROW, in_both_modes
-from tridal.models.norm_forms import Key, NormForm
+from tridal.models.comparison import FLIPS, NARROW, error, find, flips, in_both_modes, nearest, with_gradients
+from tridal.models.norm_forms import Casting, Key, NormForm, name_of, parameters_of
 from tridal.models.reads import Different, Recorder
 
 Tensor = torch.Tensor
@@ -37,25 +36,8 @@ DTYPES = (
 def find_form(module: torch.nn.Module) -> NormForm | str:
     """Returns the norm that a module computes, or why there is none. The module is not called, and keeps its tensors.
 
-    It is compared on the device of its parameters.
+    It is compared on the device of its parameters, or on the CPU if they have no memory.
     """
-    reason = _why_not(module)
-    return comparison.find("norm", _compare, module, device_of(module)) if reason is None else reason
-
-
-def parameters_of(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters by name, without those that are None and those of other modules inside."""
-    return {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
-
-
-def device_of(module: torch.nn.Module) -> torch.device:
-    """Returns the device for a comparison: that of a module's parameters, or the CPU if they have no memory."""
-    devices = (tensor.device for tensor in parameters_of(module).values() if not tensor.is_meta)
-    return next(devices, torch.device("cpu"))
-
-
-def _why_not(module: torch.nn.Module) -> str | None:
-    """Returns why a module cannot be compared, or None."""
     if module._modules:
         return f"it calls the modules {', '.join(module._modules)}, and a norm calls none"
     found = parameters_of(module)
@@ -67,53 +49,47 @@ def _why_not(module: torch.nn.Module) -> str | None:
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     if len([p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]) != 1:
         return f"its forward takes ({', '.join(p.name for p in parameters)}), and a norm takes one tensor"
-    return None
+    devices = (tensor.device for tensor in found.values() if not tensor.is_meta)
+    return find("norm", _compare, module, next(devices, torch.device("cpu")))
 
 
 def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> NormForm | str:
     shape = _shape(module)
     make_sample = functools.partial(_Sample, recorder, module, device, shape)
     sample = make_sample((torch.float32, torch.float32, False))
-    (expected,) = in_both_modes(recorder, lambda: [sample.forward()])
-    errors = {form: _row_error(form.reference(sample.module, sample.x), expected) for form in _forms(module, shape)}
-    form = min(errors, key=lambda form: errors[form])
-    if not errors[form] <= _tolerance(torch.float32):
-        return f"it differs from the nearest norm, {form}, by {errors[form]:.1e} of the largest element"
-    if (reason := _other_dims(sample, shape, expected)) is not None:
-        return reason
-    differences: dict[Key, str] = {}
-    castings = {}
-    for dtypes, autocast in itertools.product(DTYPES, (False, True)):
-        key: Key = (dtypes[0], dtypes[1] if form.weight else None, autocast)
-        if key not in castings and key not in differences:
-            found = _casting(make_sample, key, form)
-            if isinstance(found, str):
-                differences[key] = found
-            elif found is not None:
-                castings[key] = found
-    single: Key = (torch.float32, torch.float32 if form.weight else None, False)
-    if single not in castings:
-        return f"it differs from {form}: {differences.get(single, 'its gradient cannot be computed')}"
-    return replace(form, castings=castings, differences=differences)
+    (expected,) = in_both_modes(recorder, lambda: [sample.theirs()])
+    forms = _forms(module, shape)
+    errors = {form: [error(form.reference(sample.module, sample.x), expected, len(shape))] for form in forms}
+    form = nearest("norm", errors, _tolerance(torch.float32), " of the largest element")
+    _check_dims(sample, shape, expected)
+    castings: dict[Key, Casting | str] = {}
+    for (dtype, weight), autocast in itertools.product(DTYPES, (False, True)):
+        key: Key = (dtype, weight if form.weight else None, autocast)
+        if key not in castings and (found := _casting(make_sample, key, form)) is not None:
+            castings[key] = found
+    single = castings.get((torch.float32, torch.float32 if form.weight else None, False))
+    if not isinstance(single, tuple):
+        return f"it differs from {form}: {single or 'its gradient cannot be computed'}"
+    return replace(form, castings=castings)
 
 
-def _other_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> str | None:
-    """Returns why a module that normalises rows is no norm over the last dims of inputs with more dims, or None."""
+def _check_dims(sample: _Sample, shape: tuple[int, ...], expected: Tensor) -> None:
+    """Raises Different if a module that normalizes rows is no norm over the last dims of inputs with more dims."""
     rows = expected.shape[0]
     for outer in ((2, rows // 2), (2, 3, rows // 6)):
+        dims = len(outer) + len(shape)
         try:
             y = sample.module(sample.x.view(*outer, *shape)).flatten(0, len(outer) - 1)
-        except Exception as error:
+        except Exception as raised:
             if len(outer) > 2:
                 continue  # the module refuses such inputs
-            return f"its forward raised {type(error).__name__} for an input of {len(outer) + len(shape)} dims"
-        if not _row_error(y, expected) <= _tolerance(torch.float32):
-            return f"it does not normalise the last dims of an input of {len(outer) + len(shape)} dims"
-    return None
+            raise Different(f"its forward raised {type(raised).__name__} for an input of {dims} dims") from None
+        if not error(y, expected, len(shape)) <= _tolerance(torch.float32):
+            raise Different(f"it does not normalise the last dims of an input of {dims} dims")
 
 
 def _shape(module: torch.nn.Module) -> tuple[int, ...]:
-    """Returns the sizes that the module normalises, for an input of the comparison."""
+    """Returns the sizes that the module normalizes, for an input of the comparison."""
     for parameter in parameters_of(module).values():
         return tuple(parameter.shape)
     given = getattr(module, "normalized_shape", None)
@@ -138,59 +114,47 @@ def _forms(module: torch.nn.Module, shape: tuple[int, ...]) -> Iterator[NormForm
 
 
 class _Sample:
-    """A copy of a module with random weights, an input of rows of several magnitudes, and a gradient of the output."""
+    """A copy of a module with random weights, and an input with rows of several magnitudes."""
 
     def __init__(
         self, recorder: Recorder, module: torch.nn.Module, device: torch.device, shape: tuple[int, ...], key: Key
     ) -> None:
         rows = len(SCALES) * math.ceil(ELEMENTS / (len(SCALES) * math.prod(shape)))
-        generator = torch.Generator("cpu").manual_seed(0)
-        random = functools.partial(torch.randn, generator=generator, device="cpu")
-        x = random((rows, *shape)) + 0.5
+        random = functools.partial(torch.randn, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         scales = torch.tensor(SCALES, device="cpu").repeat(rows // len(SCALES))
-        self.x = (x * scales.view(-1, *[1] * len(shape))).to(device, key[0]).requires_grad_()
-        self.grad = (random((rows, *shape)) / 16).to(device)
-        self.kind, self.autocast = device.type, key[2]
-        dtype = key[1] or torch.float32
-        self.parameters = {
-            name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, dtype))
+        x = (random((rows, *shape)) + 0.5) * scales.view(-1, *[1] * len(shape))
+        self.x = x.to(device, key[0]).requires_grad_()
+        own = {
+            name: torch.nn.Parameter((random(p.shape) / 2 + 0.3).to(device, key[1]))
             for name, p in parameters_of(module).items()
         }
-        parameters = {name: self.parameters.get(name) for name in module._parameters}
-        self.recorder, self.module = recorder, recorder.copy(module, _parameters=parameters)
+        self.inputs: dict[str, Tensor] = {"x": self.x, **own}
+        self.recorder = recorder
+        self.module = recorder.copy(module, _parameters={name: own.get(name) for name in module._parameters})
+        dtype = key[0] if key[0] in NARROW else torch.bfloat16
+        self.scope: Any = functools.partial(torch.autocast, device.type, dtype) if key[2] else nullcontext
 
-    def forward(self) -> Tensor:
+    def theirs(self) -> Tensor:
         """Returns the output of the module's own forward, without hooks."""
-        dtype = self.x.dtype if self.x.dtype in NARROW else torch.bfloat16
-        scope: Any = torch.autocast(self.kind, dtype) if self.autocast else nullcontext()
-        with scope:
+        with self.scope():
             result = self.module(self.x)
         if not isinstance(result, Tensor):
             raise TypeError(f"it returned {type(result).__name__}")
         return result
 
-    def forward_and_gradients(self) -> list[Any]:
-        """Returns the output and the gradients, which are the same in both modes."""
-
-        def compute() -> list[Any]:
-            y = self.forward()
-            return [y, *self.gradients(y)]
-
-        return list(in_both_modes(self.recorder, compute))
-
-    def gradients(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Returns the gradients of input and parameters."""
-        return torch.autograd.grad(y, (self.x, *self.parameters.values()), self.grad.to(y.dtype), allow_unused=True)
+    def with_gradients(self, compute: Callable[[], Tensor]) -> list[Any]:
+        """Returns an output and the gradients of input and parameters."""
+        return with_gradients(compute(), list(self.inputs.values()), allow_unused=True)
 
 
-def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) -> tuple[str, bool] | str | None:
+def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) -> Casting | str | None:
     """Returns the casting with which tridal computes the same as a module, or why there is none.
 
     Returns None if the module itself does not compute these dtypes.
     """
     try:
         sample = make_sample(key)
-        expected, *gradients = sample.forward_and_gradients()
+        expected = in_both_modes(sample.recorder, lambda: sample.with_gradients(sample.theirs))
     except Different:
         raise
     except Exception:  # for example, a dtype that the device or the module does not support
@@ -201,61 +165,33 @@ def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) ->
         widenings = (key[1] in NARROW,)  # tridal.layer_norm does not take weights with a smaller dtype than the input
     for widens, casting in itertools.product(widenings, ("gemma", "llama", "") if form.op == "rms_norm" else ("",)):
         y = form.reference(sample.module, sample.x, casting, widens)
-        difference = _difference(y, expected) or _gradient_difference(sample, y, tuple(gradients))
+        difference = _difference(sample, y, expected)
         if difference is None:
             return casting, widens
         why = why or difference
     return why
 
 
-def _gradient_difference(sample: _Sample, y: Tensor, expected: tuple[Tensor, ...]) -> str | None:
-    """Returns how a gradient of y differs, or None. A parameter is compared as one row."""
-    tolerance = 8 * _tolerance(min(sample.x.dtype, y.dtype, key=lambda dtype: dtype.itemsize))
-    for name, *pair in zip(("x", *sample.parameters), sample.gradients(y), expected, strict=True):
-        got, wanted = pair if name == "x" else (t if t is None else t.flatten()[None] for t in pair)
-        error = _row_error(got, wanted)
-        if not error <= tolerance:
-            return f"the gradient of {name} differs by {error:.1e} of its largest element"
-    return None
-
-
-def _difference(got: Tensor, expected: Tensor) -> str | None:
-    """Returns how two outputs differ, or None if they differ only by single roundings."""
-    if got.dtype is not expected.dtype or got.shape != expected.shape:
-        return f"the result is {_short(expected.dtype)} of shape {list(expected.shape)[1:]}"
-    error = _row_error(got, expected)
-    if not error <= _tolerance(got.dtype):
-        return f"the result differs by {error:.1e} of the largest element"
-    share = float((got != expected).double().mean())
-    if got.dtype in NARROW and share > FLIPS:
+def _difference(sample: _Sample, y: Tensor, expected: list[Any]) -> str | None:
+    """Returns how an output and its gradients differ, or None if they differ only by single roundings."""
+    wanted, *gradients = expected
+    if y.dtype is not wanted.dtype or y.shape != wanted.shape:
+        return f"the result is {name_of(wanted.dtype)} of shape {list(wanted.shape)[1:]}"
+    found = error(y, wanted, y.dim() - 1)
+    if not found <= _tolerance(y.dtype):
+        return f"the result differs by {found:.1e} of the largest element"
+    if y.dtype in NARROW and (share := flips(y, wanted)) > FLIPS:
         return f"the order of rounding differs: {share:.0%} of the elements are rounded to another number"
+    tolerance = 8 * _tolerance(min(sample.x.dtype, y.dtype, key=lambda dtype: dtype.itemsize))
+    for (name, x), got, gradient in zip(
+        sample.inputs.items(), sample.with_gradients(lambda: y)[1:], gradients, strict=True
+    ):
+        found = error(got, gradient, x.dim() - (x is sample.x))  # a parameter is one row
+        if not found <= tolerance:
+            return f"the gradient of {name} differs by {found:.1e} of its largest element"
     return None
-
-
-def _row_error(got: Tensor | None, expected: Tensor | None) -> float:
-    """Returns the largest error of an element, relative to the largest element of its row; inf for NaN."""
-    if got is None or expected is None or got.shape != expected.shape:
-        return 0.0 if got is expected else math.inf
-    a, b = (tensor.detach().cpu().double().flatten(1) for tensor in (got, expected))
-    error = float(((a - b).abs().amax(1) / b.abs().amax(1)).max())
-    return error if error == error else math.inf
 
 
 def _tolerance(dtype: torch.dtype) -> float:
     """Returns the error of a few roundings in a dtype, relative to the largest element of a row."""
     return {torch.float32: 1e-5, torch.float64: 1e-12}.get(dtype, 2 * torch.finfo(dtype).eps)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def describe(form: NormForm, module: torch.nn.Module) -> list[str]:
-    """Returns for which inputs a module computes itself, given the dtype of its parameters: one text, or none."""
-    dtypes = {tensor.dtype for tensor in parameters_of(module).values()}
-    texts = []
-    for (dtype, weight, autocast), why in form.differences.items():
-        if autocast or (weight is None and dtype is torch.float64) or (weight is not None and weight not in dtypes):
-            continue
-        texts.append(f"{_short(dtype)} inputs ({why})")
-    return [f"it computes these itself: {', '.join(texts)}"] if texts else []

@@ -23,6 +23,8 @@ MAX_COMPILED_COLS = 8192
 """A compiler fuses norms of at most this many columns with other operations. Rows must begin at aligned addresses."""
 Key = tuple[torch.dtype, torch.dtype | None, bool]
 """The dtype of the input, the dtype of the weight, and whether autocast is enabled."""
+Casting = tuple[str, bool]
+"""The casting of `tridal.rms_norm`, and whether tensors are cast to float32."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DISABLED = torch.nn.Parameter.__torch_function__
 """The `__torch_function__` of subclasses that do not override torch's functions, for example of DTensor."""
@@ -41,10 +43,8 @@ class NormForm:
     eps: float | None
     """None is the eps of the dtype of statistics."""
     weight_offset: float = 0.0
-    castings: Mapping[Key, tuple[str, bool]] = field(default_factory=dict, hash=False)
-    """For each key for which the module computes the same: the casting, and whether tensors are cast to float32."""
-    differences: Mapping[Key, str] = field(default_factory=dict, hash=False)
-    """For each key for which the module computes something else: how it differs."""
+    castings: Mapping[Key, Casting | str] = field(default_factory=dict, hash=False)
+    """For each key: the casting with which tridal computes the same, or how the module differs."""
     reads: Reads = NOTHING
 
     @property
@@ -74,7 +74,7 @@ class NormForm:
             return None
         autocast = private.autocast_enabled(x.device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
-        if found is None or not self.reads.hold(module):
+        if not isinstance(found, tuple) or not self.reads.hold(module):
             return None
         if not autocast:
             return self._call(module, x, shape, weight, *found)
@@ -110,9 +110,28 @@ class NormForm:
     def __str__(self) -> str:
         text = f"tridal.{self.op}"
         text += f", weight_offset={self.weight_offset:g}" if self.weight_offset else ""
-        narrow = (torch.bfloat16, None if self.weight is None else torch.bfloat16, False)
-        casting, _ = self.castings.get(narrow, ("", False))
-        return text + (f", casting={casting!r}" if casting else "")
+        narrow = self.castings.get((torch.bfloat16, None if self.weight is None else torch.bfloat16, False))
+        return text + (f", casting={narrow[0]!r}" if isinstance(narrow, tuple) and narrow[0] else "")
+
+    def describe(self, module: torch.nn.Module) -> list[str]:
+        """Returns for which inputs a module computes itself, given the dtype of its parameters: one text, or none."""
+        dtypes = {tensor.dtype for tensor in parameters_of(module).values()}
+        texts = []
+        for (dtype, weight, autocast), why in self.castings.items():
+            is_told = not autocast and (weight in dtypes if weight is not None else dtype is not torch.float64)
+            if isinstance(why, str) and is_told:
+                texts.append(f"{name_of(dtype)} inputs ({why})")
+        return [f"it computes these itself: {', '.join(texts)}"] if texts else []
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the parameters by name, without those that are None and those of other modules inside."""
+    return {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _has_torch_function(tensor: Any) -> bool:

@@ -16,11 +16,6 @@ _WRAPPER = textwrap.TextWrapper(
 """Breaks the lines of a report as text."""
 
 
-def unsupported(kind: str, error: Exception) -> str:
-    """Returns the reason for a class whose code raises an exception for the tensors of a comparison."""
-    return f"this form of {kind} is not supported: the comparison raised {type(error).__name__}: {error}".split("\n")[0]
-
-
 @dataclass(frozen=True)
 class Entry:
     """One module that tridal may compute."""

@@ -19,11 +19,10 @@ import torch
 
 from tridal.library.rotary.functions import rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
-from tridal.models.comparison import FLIPS, NARROW, TOLERANCE, difference
-from tridal.models.forward_names import forward_names, names_in, own_forward
+from tridal.models.comparison import NARROW, TOLERANCE, Pair, attempt, error, find_casting, with_gradients
+from tridal.models.forward_names import names_in, own_forward
 from tridal.models.isolation import isolated, plain_mode
 from tridal.models.replacements import Replacement, is_patched, torch_computes
-from tridal.models.report import unsupported
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
@@ -34,7 +33,6 @@ NAME = re.compile("rotary|(^|_)m?rope(_|$)", re.IGNORECASE)
 METHOD = re.compile("^_*apply_", re.IGNORECASE)
 """A method with such a `NAME` rotates, and does not compute angles."""
 _KIND = "rotary embedding"
-_CASTINGS = ("transformers", "")
 _SIZES = (2, 3, 8, 64)
 """The sizes of a query in the comparison: batch, heads, length and dim. A key has one head."""
 
@@ -68,7 +66,7 @@ def function_name(module: torch.nn.Module) -> str | None:
     forward = None if isinstance(module, torch.jit.ScriptModule) else own_forward(module)
     if forward is None:
         return None
-    names = [name for name in forward_names(module) if NAME.search(name)]
+    names = [name for name in names_in(forward.__code__) if NAME.search(name)]
     functions = [name for name in names if _is_function(forward.__globals__.get(name))]
     methods = (name for name in names if METHOD.search(name) and callable(getattr(type(module), name, None)))
     return next(iter((*functions, *methods)), None)
@@ -86,7 +84,7 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
     function = inspect.unwrap(forward).__globals__.get(name)
     if not _is_function(function):
         return f"this form of {_KIND} is not supported: {name} is a method, and not a function of its Python module"
-    found = _compare(function, name)
+    found = _find(function, name)
     # The function that was compared is remembered here.
     if isinstance(found, RotaryForm) and _with_ours(forward, found) is forward:
         return f"a decorator of its forward keeps the code that calls {name} in another place than its closure"
@@ -94,7 +92,7 @@ def find_form(module: torch.nn.Module) -> RotaryForm | str:
 
 
 @functools.cache
-def _compare(function: Rotate, name: str) -> RotaryForm | str:
+def _find(function: Rotate, name: str) -> RotaryForm | str:
     """Returns the form of a function with this name, or how the function differs."""
     try:
         parameters = inspect.signature(function)
@@ -102,51 +100,39 @@ def _compare(function: Rotate, name: str) -> RotaryForm | str:
     except TypeError:
         takes = f"{name} takes ({', '.join(parameters.parameters)})"
         return f"this form of {_KIND} is not supported: {takes}, and not (query, key, cos, sin, unsqueeze_dim)"
-    try:
-        with plain_mode("cpu"):
-            exact = [_results(function, dims, torch.float64, torch.float64, "") for dims in (1, 2)]
-            error = max(difference(*pair) for pairs in exact for pair in pairs)
-            if not error <= TOLERANCE:
-                return f"its rotary embedding differs from tridal.rotary_embedding by {error:.1e}"
-            wide = [pair for dtype in NARROW for pair in _results(function, 1, dtype, torch.float32, "")[:2]]
-            if not max(difference(*pair) for pair in wide) <= TOLERANCE:
-                return "its rotary embedding differs from tridal.rotary_embedding for wider cos and sin"
-            for casting in _CASTINGS:
-                pairs = [pair for dtype in NARROW for pair in _results(function, 1, dtype, dtype, casting)[:2]]
-                if all(float((got != wanted).double().mean()) <= FLIPS for got, wanted in pairs):
-                    return RotaryForm(name, casting)
-    except Exception as error:  # the function may raise any exception for arguments that it does not expect
-        return unsupported(_KIND, error)
-    return "its rotary embedding differs from tridal.rotary_embedding in 16-bit dtypes: the order of rounding differs"
+    with plain_mode("cpu"):
+        return attempt(_KIND, _compare, function, name)
 
 
-def _results(
-    function: Rotate, heads: int, dtype: torch.dtype, other: torch.dtype, casting: str
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns pairs of the function's and of tridal's query, key and gradients. `other` is the dtype of cos and sin."""
+def _compare(function: Rotate, name: str) -> RotaryForm | str:
+    differs = "its rotary embedding differs from tridal.rotary_embedding"
+    exact = max(error(*pair) for dim in (1, 2) for pair in _pairs(function, dim, torch.float64, torch.float64))
+    if not exact <= TOLERANCE:
+        return f"{differs} by {exact:.1e}"
+    if not max(error(*pair) for dtype in NARROW for pair in _pairs(function, 1, dtype, torch.float32)[:2]) <= TOLERANCE:
+        return f"{differs} for wider cos and sin"
+    casting = find_casting(lambda casting, dtype: _pairs(function, 1, dtype, dtype, casting)[:2])
+    if casting is None:
+        return f"{differs} in 16-bit dtypes: the order of rounding differs"
+    return RotaryForm(name, casting)
+
+
+def _pairs(function: Rotate, heads: int, dtype: torch.dtype, other: torch.dtype, casting: str = "") -> list[Pair]:
+    """Returns query, key and gradients of tridal and of the function. `other` is the dtype of cos and sin."""
     generator = torch.Generator("cpu").manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device="cpu")
-
     batch, count, length, dim = _SIZES
-    query, key = (random(batch, n, length, dim).to(dtype).requires_grad_() for n in (count, 1))
-    cos, sin = (random(batch, length, dim).to(other) for _ in range(2))
-    given = query, key
-    if heads == 2:
-        query, key = query.transpose(1, 2), key.transpose(1, 2)
-    options = {} if heads == 1 else {"unsqueeze_dim": heads}
-    pairs = []
-    results = row_maths.compute(ROTARY_EMBEDDING, query, key, cos, sin, heads, casting)
-    for y, ours in zip(function(query, key, cos, sin, **options), results, strict=True):
-        assert ours is not None
-        if y.shape != ours.shape or y.dtype is not ours.dtype:
-            given_dtypes = f"for a query of {dtype} with cos and sin of {other}"
+    shapes = (batch, count, length, dim), (batch, 1, length, dim), *2 * [(batch, length, dim)]
+    query, key, cos, sin = (torch.randn(shape, generator=generator, device="cpu") for shape in shapes)
+    inputs = [x.to(dtype).requires_grad_() for x in (query, key)]
+    tensors = [x.transpose(1, 2) if heads == 2 else x for x in inputs] + [cos.to(other), sin.to(other)]
+    results = [*function(*tensors, **({} if heads == 1 else {"unsqueeze_dim": heads}))]
+    ours: Any = row_maths.compute(ROTARY_EMBEDDING, *tensors, heads, casting)
+    for y, expected in zip(results, ours, strict=True):
+        if y.shape != expected.shape or y.dtype is not expected.dtype:
+            given = f"for a query of {dtype} with cos and sin of {other}"
             computed = f"{y.dtype} of shape {list(y.shape)}, and tridal.rotary_embedding"
-            raise TypeError(f"{given_dtypes}, it returns {computed} {ours.dtype} of shape {list(ours.shape)}")
-        pairs.append((y, ours))
-    gradients = [torch.autograd.grad([y.square().sum() for y in both], given) for both in zip(*pairs, strict=True)]
-    return [(got.detach(), wanted.detach()) for got, wanted in (*pairs, *zip(*gradients, strict=True))]
+            raise TypeError(f"{given}, it returns {computed} {expected.dtype} of shape {list(expected.shape)}")
+    return list(zip(with_gradients(ours, inputs), with_gradients(results, inputs), strict=True))
 
 
 @functools.cache
@@ -159,7 +145,7 @@ def _with_ours(forward: Any, form: RotaryForm) -> Any:
     function = inner.__globals__.get(form.name)
     if form.name not in names_in(inner.__code__) or not _is_function(function):
         return forward
-    if isolated(_compare, function, form.name) != form:
+    if isolated(_find, function, form.name) != form:
         return forward
     names = _Names(inner.__globals__, form.name, _rotate(function, form))
     return _decorated(forward, inner, _copy(inner, names, inner.__closure__)) or forward
