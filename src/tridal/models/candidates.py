@@ -13,9 +13,10 @@ import torch
 from tridal.library.losses import modules as loss_modules
 from tridal.library.norms import modules as norm_modules
 from tridal.library.softmax import modules as nn
-from tridal.models import activations, experts, glu, glu_parts, loss_comparison, norm_comparison, rotary
-from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
-from tridal.models.forward_names import forward_names, own_forward
+from tridal.models import activations, glu, glu_parts, loss_comparison, norm_comparison, rotary
+from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
+from tridal.models.losses import Head
+from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Function, Layer, Replacement, origin
 
 NORM = re.compile(r"(rms|layer|l2)_?norm", re.IGNORECASE)
@@ -81,8 +82,8 @@ def _kind_of(module: torch.nn.Module) -> tuple[type[Replacement], Callable[[Any]
         return Layer, glu.find_form
     if rotary.function_name(module) is not None:
         return rotary.Attention, rotary.find_form
-    if experts.may_be_experts(module):
-        return experts.Experts, experts.find_form
+    if glu_parts.may_be_experts(module):
+        return glu.Experts, glu.find_form_of_experts
     if _may_be_function(module):
         return Function, _decide_function
     return Layer, _decide_norm if _may_be_norm(module) else None
@@ -163,7 +164,7 @@ def _has_loss(model: Any) -> bool:
 
 
 def _calls_loss_function(model: Any) -> bool:
-    return "loss_function" in forward_names(model)
+    return "loss_function" in names_in(own_forward(model))
 
 
 def _why_not(module: torch.nn.Module) -> str | None:

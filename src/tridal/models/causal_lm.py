@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses.functions import linear_cross_entropy
-from tridal.models.losses import causal_lm_loss, shifted_loss
+from tridal.models.losses import Head, Request, causal_lm_loss
 from tridal.models.replacements import COMPARING, Replacement, hooks_of, is_traced, origin, torch_computes
 from tridal.models.unread_logits import UnreadLogits
 from tridal.pytorch.device_context import log
@@ -65,35 +64,6 @@ class CausalLMForm:
             log.warning("the loss of %s is not fused: %s", model, reason)
 
 
-class Request:
-    """A request for a fused loss, which a call of the head computes."""
-
-    loss: Any = None
-    """The loss, expanded to one element for each position."""
-
-    def __init__(self, softcap: float | None, labels: Tensor, options: dict[str, Any]) -> None:
-        self.softcap, self.labels, self.options = softcap, labels, options
-
-    def compute(self, head: Any, hidden: Tensor) -> Tensor:
-        """Returns the loss as the output of the head. It has the dims of logits, because hooks may redistribute it."""
-        # Sums in the weight's 16 bits halve the peak memory of the loss.
-        compute = functools.partial(
-            linear_cross_entropy, hidden.flatten(0, -2), head.weight, linear_bias=head.bias, softcap=self.softcap,
-            accum_dtype=head.weight.dtype if head.weight.dtype.itemsize == 2 else None,
-        )  # fmt: skip
-        loss = shifted_loss(compute, hidden, self.labels, **self.options)
-        self.loss = loss.expand(*hidden.shape[:-1], 1).clone()  # FSDP cannot see an in-place change of a view
-        return self.loss  # type: ignore[no-any-return]
-
-
-class Head(Replacement):
-    """The forward of the last linear layer. It returns a loss instead of logits for a call that has a request."""
-
-    def forward(self: Any, input: Tensor, request: Request | None = None) -> Tensor:
-        """Returns the logits, or the loss, which is computed here, because FSDP gathers the weight for this forward."""
-        return super().forward(input) if request is None else request.compute(self, input)  # type: ignore[misc]
-
-
 class FusedCall:
     """The `self` of a model's forward in one call. Its attributes are those of the model, except head and loss."""
 
@@ -101,13 +71,12 @@ class FusedCall:
     _tridal_model: Any = None
     _tridal_head: Any = None
     _tridal_name = ""
-    _tridal_losses: tuple[bool, ...] = ()
-    """For each call of the loss function, whether it was fused."""
+    _tridal_fused = False
+    """Whether a call of the loss function was fused."""
 
     def __init__(self, model: Any, name: str, head: Any) -> None:
-        object.__setattr__(self, "_tridal_model", model)
-        object.__setattr__(self, "_tridal_head", head)
-        object.__setattr__(self, "_tridal_name", name)
+        for own, value in (("model", model), ("head", head), ("name", name)):
+            object.__setattr__(self, f"_tridal_{own}", value)
 
     def __getattr__(self, name: str) -> Any:
         if name == self._tridal_name:
@@ -126,14 +95,12 @@ class FusedCall:
         """Returns the loss. It is fused for logits that nothing else has read or changed."""
         head = self._tridal_head
         softcap = logits.softcap() if isinstance(logits, UnreadLogits) and not logits.is_read() else 0.0
-        fused = softcap != 0.0 and vocab_size == head.out_features
-        object.__setattr__(self, "_tridal_losses", (*self._tridal_losses, fused))
-        if not fused:
+        if softcap == 0.0 or vocab_size != head.out_features:
             logits = logits.read() if isinstance(logits, UnreadLogits) else logits
             return self._tridal_model.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)  # type: ignore[no-any-return]
-        options = {"num_items_in_batch": None, "ignore_index": -100, "shift_labels": None}
-        request = Request(softcap, labels, {name: kwargs.get(name, default) for name, default in options.items()})
+        request = Request(softcap, labels, kwargs)
         head(logits.hidden, request=request)
+        object.__setattr__(self, "_tridal_fused", True)
         return request.loss.flatten()[0].clone()  # type: ignore[no-any-return]
 
     def complete(self, outputs: Any) -> Any:
@@ -141,7 +108,7 @@ class FusedCall:
         logits = outputs.get("logits")
         if not isinstance(logits, UnreadLogits):
             return outputs
-        if logits.is_read() or not any(self._tridal_losses):
+        if logits.is_read() or not self._tridal_fused:
             return type(outputs)(**{**outputs, "logits": logits.read()})
         return type(outputs)(**{name: value for name, value in outputs.items() if name != "logits"})
 
@@ -204,7 +171,7 @@ class CausalLM(Replacement):
         if reason is None:
             call = FusedCall(self, form.head, head)
             outputs = call.complete(self._tridal_base.forward(call, *args, **kwargs))
-            reason = None if any(call._tridal_losses) else "its forward reads or changes the logits"
+            reason = None if call._tridal_fused else "its forward reads or changes the logits"
         else:
             outputs = super().forward(*args, **kwargs)  # type: ignore[misc]
         if reason is not None and not (compiling or get_ident() in COMPARING) and torch.is_grad_enabled():

@@ -41,7 +41,7 @@ def find(kind: str, compare: Callable[..., Form | str], module: torch.nn.Module,
     children = tuple((name, _signature(child)) for name, child in module._modules.items() if child is not None)
     key = compare, device.type, _signature(module), children
     reads, found = _found.get(key, ("", None))
-    if key not in _found or (isinstance(reads, Reads) and reads.changed(module)):
+    if key not in _found or (isinstance(reads, Reads) and reads.of(module) != reads):
         recorder = Recorder()
         with plain_mode(device):
             found = attempt(kind, compare, recorder, module, device)

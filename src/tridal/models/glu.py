@@ -1,7 +1,9 @@
-"""Replaces the product of a gated MLP, activation(gate) * up, by `tridal.swiglu` or `tridal.geglu`, if it is the same.
+"""Replaces the product of gated MLPs and experts, activation(gate) * up, by `tridal.swiglu` or `tridal.geglu`.
 
 A copy of the module with small random weights is compared. Its last layer is a permutation, so it returns the product.
-Its dropout is replaced by fixed factors, and is called as before in the module.
+Its dropout is replaced by fixed factors, and is called as before in the module. transformers multiplies the weights of
+all experts at once, and calls a method of their class for the product. This method is compared. The experts are not
+called.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import torch
 from tridal.library.glu.functions import geglu, swiglu
 from tridal.library.glu.glu import GEGLU, SWIGLU
 from tridal.models.comparison import Pair, error, find, find_casting, in_both_modes, nearest, with_gradients
-from tridal.models.glu_parts import Parts, Roles, find_parts, roles_of
+from tridal.models.glu_parts import Roles, find_parts, parts_of, roles_of
 from tridal.models.reads import NOTHING, Reads, Recorder
-from tridal.models.replacements import hooks_of, torch_computes
+from tridal.models.replacements import Replacement, hooks_of, torch_computes
 from tridal.ops import row_maths
 
 Tensor = torch.Tensor
 _SIZE, _ROWS = 32, 64  # enough 16-bit elements to see another order of rounding
+_METHOD = "_apply_gate"
+"""transformers' name of the method for the product of experts."""
 Call = Callable[[Any, dict[str, Any], Tensor], Tensor]
 """Returns the output of a copy of a module, given its layers by name and an input."""
 
@@ -48,11 +52,11 @@ class GluForm:
         Modules inside are called as before, except the activation. A compiler fuses the operations of the module's
         class as well, so compiled functions get them.
         """
-        modules = module._modules
-        if not self.computes(module, x) or _weight_dtype(modules[self.gate]) is not _weight_dtype(modules[self.down]):
+        gate, down = (module._modules[name] for name in (self.gate, self.down))
+        if not self.computes(module, x) or _weight_dtype(gate) is not _weight_dtype(down):
             return None  # the class may cast the product to the dtype of the last layer, as T5 does
-        product = self.product(module, modules[self.gate](x), None if self.up is None else modules[self.up](x))
-        return modules[self.down](product)  # type: ignore[no-any-return]
+        up = None if self.up is None else module._modules[self.up]
+        return down(self.product(module, gate(x), None if up is None else up(x)))  # type: ignore[no-any-return]
 
     def computes(self, module: Any, x: Any) -> bool:
         """Returns whether tridal computes the product of a module for an input."""
@@ -72,7 +76,7 @@ class GluForm:
         return product if self.dropout is None else module._modules[self.dropout](product)
 
     def reference(self, gate: Tensor, up: Tensor | None) -> Tensor:
-        """Returns the same, computed by the op's reference in torch's ops."""
+        """Returns the product, computed by the op's reference in torch's ops."""
         if up is None:
             gate, up = gate.chunk(2, -1)
         op, numbers = (SWIGLU, ()) if self.approximate is None else (GEGLU, (self.approximate,))
@@ -85,6 +89,20 @@ class GluForm:
         return f"{name}, casting={self.casting!r}" if self.casting else name
 
 
+class Experts(Replacement):
+    """The product of experts. The class multiplies with the weights of the experts."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the outputs of the class's forward, which calls `_apply_gate`."""
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def _apply_gate(self, gate_up: Tensor) -> Any:
+        form = self._tridal_form
+        if form is None or not form.computes(self, gate_up):
+            return super()._apply_gate(gate_up)  # type: ignore[misc]
+        return form.product(self, gate_up, None)
+
+
 def _is_called(activation: Any) -> bool:
     """Returns whether a call of an activation is a call of its class's forward: no hook reads or changes the result."""
     return not hooks_of(activation) and getattr(activation.forward, "__func__", None) is type(activation).forward
@@ -94,28 +112,39 @@ def _weight_dtype(layer: Any) -> torch.dtype | None:
     return getattr(getattr(layer, "weight", None), "dtype", None)
 
 
-class _Marked(torch.nn.Module):
-    """Stands for a dropout in the comparison: doubles every other column, which is exact in all dtypes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + torch.arange(x.shape[-1], device=x.device) % 2).to(x.dtype)
-
-
 def find_form(module: torch.nn.Module) -> GluForm | str:
     """Returns the gated MLP that a module computes, or why it is none. The module is not called."""
     parts = find_parts(module)
     return parts if isinstance(parts, str) else find("gated MLP", _compare, module, torch.device("cpu"))
 
 
+def find_form_of_experts(module: Any) -> GluForm | str:
+    """Returns the product of both halves that experts compute, or why they compute another one."""
+    implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if not hasattr(type(module), _METHOD) or not getattr(module, "has_gate", False):
+        return (
+            f"tridal computes the product of experts whose class has the method {_METHOD} of transformers, and a gate"
+        )
+    if implementation == "eager":
+        return f"its experts_implementation is 'eager', which does not call {_METHOD}"
+    parts = parts_of(module)
+    return parts if isinstance(parts, str) else find("experts", _compare_experts, module, torch.device("cpu"))
+
+
 def _compare(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> GluForm | str:
-    parts: Any = find_parts(module)
-    return compare(recorder, module, parts, roles_of(module), lambda copy, layers, x: copy(x))
+    return _find_product(recorder, module, roles_of(module), lambda copy, layers, x: copy(x))
 
 
-def compare(
-    recorder: Recorder, module: torch.nn.Module, parts: Parts, roles: Iterable[Roles], call: Call
-) -> GluForm | str:
+def _compare_experts(recorder: Recorder, module: torch.nn.Module, device: torch.device) -> GluForm | str:
+    def call(copy: Any, layers: dict[str, Any], x: Tensor) -> Tensor:
+        return layers["down"](copy._apply_gate(layers["gate_up"](x)))  # type: ignore[no-any-return]
+
+    return _find_product(recorder, module, [("gate_up", None, "down")], call)
+
+
+def _find_product(recorder: Recorder, module: torch.nn.Module, roles: Iterable[Roles], call: Call) -> GluForm | str:
     """Returns the gated MLP that calls of copies of a module compute, with layers in one of several roles."""
+    parts: Any = parts_of(module)
     forms = [GluForm(approximate, *names, *parts) for names in roles for approximate in (None, "none", "tanh")]
 
     def pairs(form: GluForm, dtype: torch.dtype) -> Iterator[Pair]:
@@ -126,6 +155,13 @@ def compare(
     if casting is None:
         return f"it differs from {form} in 16-bit dtypes: the order of rounding differs"
     return replace(form, casting=casting)
+
+
+class _Marked(torch.nn.Module):
+    """Stands for a dropout in the comparison: doubles every other column, which is exact in all dtypes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + torch.arange(x.shape[-1], device=x.device) % 2).to(x.dtype)
 
 
 def _pairs(
@@ -142,12 +178,12 @@ def _pairs(
         return made
 
     names = (name for name in (form.gate, form.up, form.down) if name is not None)
-    layers = {name: linear(name, _SIZE * (1 + (name == form.gate and form.up is None))) for name in names}
-    inside: dict[str, Any] = {}
+    layers: dict[str, Any] = {
+        name: linear(name, _SIZE * (1 + (name == form.gate and form.up is None))) for name in names
+    }
+    inside: dict[str, Any] = {} if form.dropout is None else {form.dropout: _Marked()}
     if form.activation is not None:
         inside[form.activation] = recorder.copy(module._modules[form.activation], form.activation)  # type: ignore[arg-type]
-    if form.dropout is not None:
-        inside[form.dropout] = _Marked()
     copy = recorder.copy(module, _modules={**module._modules, **layers, **inside})
     x = torch.randn(_ROWS, _SIZE, generator=generator, device="cpu")
     x = (x * torch.logspace(-1, 1, _ROWS, device="cpu")[:, None]).to(dtype).requires_grad_()

@@ -1,4 +1,4 @@
-"""What identifies a module that may be a gated MLP: its layers, its activation, its dropout and its forward."""
+"""What identifies modules that may be gated MLPs or experts: layers, activation, dropout and forward."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tridal.models.forward_names import forward_names
+from tridal.models.reads import names_in, own_forward
 
 NAME = re.compile("swiglu|geglu|gated_?(mlp|linear|dense|act|ffn|feed)", re.IGNORECASE)
 """A name of a class that says that it is a gated MLP."""
+EXPERTS = re.compile("expert", re.IGNORECASE)
+"""A name of a class for experts of a mixture."""
 ACTIVATION = re.compile("gelu|silu|swish|glu|sigmoid|relu|(^|_)act(_|$|ivation)", re.IGNORECASE)
 """A name of an activation that a forward calls or reads."""
 DROPOUT = (
@@ -33,19 +35,19 @@ class Parts(NamedTuple):
     """The dropout of the product, or None."""
 
 
-def layers_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Returns the linear layers inside, also adapters of peft and quantized layers, which are called as modules."""
-    children = ((name, child) for name, child in module._modules.items() if child is not None)
-    return {name: child for name, child in children if all(isinstance(size, int) for size in _sizes(child))}
+def _layers_of(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Returns the sizes of the linear layers inside, also of adapters and quantized ones, which are called."""
+    named = ((name, (getattr(m, "out_features", None), getattr(m, "in_features", None))) for name, m in _inside(module))
+    return {name: sizes for name, sizes in named if all(isinstance(size, int) for size in sizes)}
 
 
-def _sizes(layer: Any) -> tuple[Any, Any]:
-    return getattr(layer, "out_features", None), getattr(layer, "in_features", None)
+def _inside(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def roles_of(module: torch.nn.Module) -> Iterator[Roles]:
     """Yields the roles that the layers of a module may have."""
-    sizes = {name: _sizes(layer) for name, layer in layers_of(module).items()}
+    sizes = _layers_of(module)
     for names in itertools.permutations(sizes) if len(sizes) in (2, 3) else ():
         first, down = sizes[names[0]], sizes[names[-1]]
         if len(names) == 2 and first[0] == 2 * down[1]:
@@ -62,16 +64,23 @@ def may_be_glu(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule) or not module._modules:
         return False
     if NAME.search(type(module).__name__):
-        return bool(layers_of(module))
-    return any(roles_of(module)) and (bool(_others(module)[0]) or any(map(ACTIVATION.search, forward_names(module))))
+        return bool(_layers_of(module))
+    names = names_in(own_forward(module))
+    return any(roles_of(module)) and (bool(_others(module)[0]) or any(map(ACTIVATION.search, names)))
+
+
+def may_be_experts(module: torch.nn.Module) -> bool:
+    """Returns whether a module has the weights of several experts: tensors with a dim of experts."""
+    own = (parameter for parameter in module._parameters.values() if parameter is not None)
+    return bool(EXPERTS.search(type(module).__name__)) and any(parameter.dim() > 1 for parameter in own)
 
 
 def _others(module: torch.nn.Module) -> tuple[list[str], list[str], list[str]]:
     """Returns the names of the modules that may be an activation, of those that may be a dropout, and of all others."""
-    layers = layers_of(module)
+    layers = _layers_of(module)
     names: tuple[list[str], list[str], list[str]] = [], [], []
-    for name, child in module._modules.items():
-        if child is not None and name not in layers:
+    for name, child in _inside(module):
+        if name not in layers:
             leaf = not (child._modules or child._parameters or child._buffers)
             names[1 if isinstance(child, DROPOUT) else 0 if leaf else 2].append(name)
     return names

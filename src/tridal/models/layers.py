@@ -18,35 +18,17 @@ from tridal.models.replacements import FORM, torch_computes
 from tridal.pytorch.device_context import log
 
 
-class _Layer(torch.nn.Module):
-    can_torch_compile = has_backward = True
+def _layer(name: str, find: Callable[[Any], Any]) -> Any:
+    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        return _compute(self, hidden_states, find)
+
+    return type(name, (torch.nn.Module,), {"forward": forward, "can_torch_compile": True, "has_backward": True})
 
 
-class Norm(_Layer):
-    """Computes the norm of the module's class."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return _compute(self, hidden_states, norm_comparison.find_form)
-
-
-class Activation(_Layer):
-    """Computes the activation of the module's class by one function of torch."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return _compute(self, hidden_states, activations.find_form)
-
-
-class MLP(_Layer):
-    """Computes the gated MLP of the module's class, with one call for the activation and the product."""
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return _compute(self, hidden_states, glu.find_form)
-
-
-SwiGLUMLP = GeGLUMLP = MLP
-RMSNorm = RMSNormZeroCentered = LayerNorm = Norm
-GeLU = NewGELU = FastGELU = Activation
-"""The names of layers for classes whose modules tridal may compute: those of transformers, if it has one."""
+RMSNorm = RMSNormZeroCentered = LayerNorm = Norm = _layer("Norm", norm_comparison.find_form)
+"""The layers have the names of those of transformers, if it has one."""
+SwiGLUMLP = GeGLUMLP = _layer("MLP", glu.find_form)
+GeLU = NewGELU = FastGELU = _layer("Activation", activations.find_form)
 
 
 def _compute(module: Any, x: Any, find: Callable[[Any], Any]) -> torch.Tensor:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from tridal.models.causal_lm import CausalLM, CausalLMForm, Head, LossFunction
+from tridal.models.causal_lm import CausalLM, CausalLMForm, LossFunction
 from tridal.models.comparison import error, with_gradients
 from tridal.models.isolation import plain_mode
-from tridal.models.losses import causal_lm_loss
+from tridal.models.losses import Head, causal_lm_loss
 from tridal.models.replacements import FORM, replaced_class
 
 Tensor = torch.Tensor
@@ -34,7 +34,8 @@ def difference(loss: LossFunction) -> str | None:
                 x = logits.to(dtype, copy=True).requires_grad_()
                 value = function(logits=x, labels=labels, vocab_size=11, num_items_in_batch=number)
                 results.append(with_gradients(value, [x]))
-            if (reason := _differs(*results, 1e-5 if dtype is torch.float32 else 2e-2)) is not None:
+            tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+            if (reason := _differs(results[0], results[1], tolerance)) is not None:
                 return reason
     return None
 

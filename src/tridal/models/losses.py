@@ -10,49 +10,42 @@ from typing import Any
 import torch
 
 from tridal.library.losses.functions import cross_entropy
-from tridal.models.replacements import torch_computes
+from tridal.library.losses.linear_functions import linear_cross_entropy
+from tridal.models.replacements import Replacement, torch_computes
 from tridal.pytorch.torch import private
 
 Tensor = torch.Tensor
 
 
 def causal_lm_loss(
-    theirs: Callable[..., Tensor],
-    logits: Tensor,
-    labels: Tensor | None,
-    vocab_size: int,
+    theirs: Callable[..., Tensor], logits: Tensor, labels: Any, vocab_size: int, **options: Any
+) -> Tensor:
+    """Returns the loss of transformers' ForCausalLMLoss in float32, without a copy of the logits in float32.
+
+    `theirs` is transformers' function, which computes calls on devices without a backend. The other arguments are those
+    of this function.
+    """
+    if torch_computes(logits.device):
+        return theirs(logits=logits, labels=labels, vocab_size=vocab_size, **options)
+    logits = logits.float() if logits.dtype is torch.float64 else logits
+    return _shifted_loss(functools.partial(cross_entropy, logits.view(-1, vocab_size)), logits, labels, **options)
+
+
+def _shifted_loss(
+    compute: Callable[..., Any],
+    tensor: Tensor,
+    labels: Any,
     num_items_in_batch: Any = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
-    **kwargs: Any,
+    **_: Any,
 ) -> Tensor:
-    """Computes the loss of transformers' ForCausalLMLoss in float32, without a copy of the logits in float32.
+    """Returns the loss in float32. `compute` takes the labels, and `tensor` is its argument.
 
-    Args:
-        theirs: transformers' function, which computes calls on devices without a backend.
-        logits: shape (..., vocab_size).
-        labels: shape (...). Position i has the label of position i + 1. Not used if `shift_labels` is given.
-        num_items_in_batch: divides the sum of the losses. By default, the number of labels that are not ignored.
-        ignore_index, shift_labels: the ignored label, and labels that have been shifted already.
-        **kwargs: are ignored, as by transformers' function.
+    Position i has the label of position i + 1, unless there are `shift_labels`. `num_items_in_batch` divides the sum of
+    the losses. By default, this is the number of labels that are not ignored. transformers' function ignores others.
     """
-    if torch_computes(logits.device):
-        return theirs(
-            logits=logits, labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
-            ignore_index=ignore_index, shift_labels=shift_labels, **kwargs,
-        )  # fmt: skip
-    logits = logits.float() if logits.dtype is torch.float64 else logits
-    compute = functools.partial(cross_entropy, logits.view(-1, vocab_size))
-    return shifted_loss(compute, logits, labels, shift_labels, num_items_in_batch, ignore_index)
-
-
-def shifted_loss(
-    compute: Callable[..., Any], tensor: Tensor, labels: Tensor | None, shift_labels: Tensor | None,
-    num_items_in_batch: Any, ignore_index: int,
-) -> Tensor:  # fmt: skip
-    """Returns the loss of shifted labels in float32. `compute` takes the labels, and `tensor` is its argument."""
     if shift_labels is None:
-        assert labels is not None
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.contiguous().to(tensor.device).view(-1)
     kind = tensor.device.type
@@ -65,3 +58,32 @@ def shifted_loss(
     if num_items_in_batch is None:
         return loss
     return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch)
+
+
+class Request:
+    """A request for a fused loss, which a call of the head computes."""
+
+    loss: Any = None
+    """The loss, expanded to one element for each position."""
+
+    def __init__(self, softcap: float | None, labels: Tensor, options: dict[str, Any]) -> None:
+        self.softcap, self.labels, self.options = softcap, labels, options
+
+    def compute(self, head: Any, hidden: Tensor) -> Tensor:
+        """Returns the loss as the output of the head. It has the dims of logits, because hooks may redistribute it."""
+        # Sums in the weight's 16 bits halve the peak memory of the loss.
+        compute = functools.partial(
+            linear_cross_entropy, hidden.flatten(0, -2), head.weight, linear_bias=head.bias, softcap=self.softcap,
+            accum_dtype=head.weight.dtype if head.weight.dtype.itemsize == 2 else None,
+        )  # fmt: skip
+        loss = _shifted_loss(compute, hidden, self.labels, **self.options)
+        self.loss = loss.expand(*hidden.shape[:-1], 1).clone()  # FSDP cannot see an in-place change of a view
+        return self.loss  # type: ignore[no-any-return]
+
+
+class Head(Replacement):
+    """The forward of the last linear layer. It returns a loss instead of logits for a call that has a request."""
+
+    def forward(self: Any, input: Tensor, request: Request | None = None) -> Tensor:
+        """Returns the logits, or the loss, which is computed here, because FSDP gathers the weight for this forward."""
+        return super().forward(input) if request is None else request.compute(self, input)  # type: ignore[misc]

@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -172,7 +172,7 @@ def _casting(make_sample: Callable[[Key], _Sample], key: Key, form: NormForm) ->
     return why
 
 
-def _difference(sample: _Sample, y: Tensor, expected: list[Any]) -> str | None:
+def _difference(sample: _Sample, y: Tensor, expected: Sequence[Any]) -> str | None:
     """Returns how an output and its gradients differ, or None if they differ only by single roundings."""
     wanted, *gradients = expected
     if y.dtype is not wanted.dtype or y.shape != wanted.shape:

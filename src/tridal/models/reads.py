@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import inspect
 import types
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ def fixed(value: Any, owner: Any) -> Any:
     if isinstance(value, _ATOMS):
         return value
     if isinstance(value, (tuple, list)):
-        return tuple(fixed(item, owner) for item in value)
+        items = tuple(fixed(item, owner) for item in value)
+        return value if items == value else items  # `Reads.changed` compares the same object in less time
     if isinstance(value, dict):
         return (dict, *((name, fixed(item, owner)) for name, item in value.items()))
     if isinstance(value, functools.partial):
@@ -50,8 +52,9 @@ def fixed(value: Any, owner: Any) -> Any:
 
 
 def _is_equal(found: Any, value: Any, owner: Any) -> bool:
+    """Returns whether an owner's attribute has a value of `fixed`."""
     try:
-        return bool(fixed(found, owner) == fixed(value, owner))
+        return found is value or bool(fixed(found, owner) == value)
     except TypeError:
         return False
 
@@ -62,6 +65,7 @@ class _Part(NamedTuple):
     child: str | None
     """The name of a module inside, or None for the module itself."""
     kind: type
+    names: frozenset[str]
     attributes: tuple[tuple[str, Any], ...]
     """Names of attributes of the module, with values that do not change."""
     members: tuple[tuple[type, str, Any], ...]
@@ -74,9 +78,16 @@ class Reads:
 
     parts: tuple[_Part, ...] = ()
 
-    def changed(self, module: Any) -> str | None:
+    def hold(self, module: Any) -> bool:
+        """Returns whether a module still has what its copy has read. Logs the first change of a class."""
+        name = self._changed(module)
+        if name is not None and not torch.compiler.is_dynamo_compiling():
+            log_changed(type(module).__name__, name)
+        return name is None
+
+    def _changed(self, module: Any) -> str | None:
         """Returns the name of something that has another value than in the comparison, or None."""
-        for child, kind, attributes, members in self.parts:
+        for child, kind, _, attributes, members in self.parts:
             owner = module if child is None else module._modules[child]
             if child is not None and base_of(owner) is not kind:
                 return child
@@ -93,25 +104,9 @@ class Reads:
                     return f"{kind.__name__}.{name}"
         return None
 
-    def hold(self, module: Any) -> bool:
-        """Returns whether a module still has what its copy has read. Logs the first change of a class."""
-        name = self.changed(module)
-        if name is not None and not torch.compiler.is_dynamo_compiling():
-            log_changed(type(module).__name__, name)
-        return name is None
-
     def of(self, module: Any) -> Reads:
-        """Returns equal reads with a module's own objects, which takes less time to compare."""
-
-        def attribute(owner: Any, name: str, value: Any) -> Any:
-            found = owner.__dict__.get(name, value)
-            return name, value if isinstance(found, (list, dict, types.MethodType)) else found
-
-        owners = (module if part.child is None else module._modules[part.child] for part in self.parts)
-        parts = zip(self.parts, owners, strict=True)
-        return Reads(
-            tuple(p._replace(attributes=tuple(attribute(owner, *pair) for pair in p.attributes)) for p, owner in parts)
-        )
+        """Returns what another module has under the names that were read."""
+        return Reads(tuple(_part(p.child, _inside(module, p.child), p.names) for p in self.parts))
 
     def __deepcopy__(self, memo: Any) -> Reads:
         return Reads(tuple(p._replace(attributes=copy.deepcopy(p.attributes, memo)) for p in self.parts))
@@ -123,6 +118,10 @@ class Reads:
 
 NOTHING = Reads()
 """The reads of a form that is not compared yet."""
+
+
+def _inside(module: Any, child: str | None) -> Any:
+    return module if child is None else module._modules[child]
 
 
 def _saved(value: Any) -> Any:
@@ -173,8 +172,9 @@ class Recorder:
         """Returns what the copies have read, or why it may change unnoticed."""
         if self._set:
             return f"its forward sets the attribute {min(self._set)}"
+        copies = ((child, module, frozenset(self._read[child])) for child, (module, _) in self._copies.items())
         try:
-            return Reads(tuple(_part(name, module, self._read[name]) for name, (module, _) in self._copies.items()))
+            return Reads(tuple(_part(*copy) for copy in copies))
         except Different as reason:
             return str(reason)
 
@@ -198,7 +198,7 @@ def _recording(base: Any) -> Any:
     return type(base)(base.__name__, (base,), names)
 
 
-def _part(child: str | None, module: Any, names: set[str]) -> _Part:
+def _part(child: str | None, module: Any, names: frozenset[str]) -> _Part:
     if read := names & module._buffers.keys() or ("_buffers" in names and module._buffers.keys()):
         raise Different(f"its forward reads the buffer {min(read)}, whose numbers may change")
     base, own, attributes, members = base_of(module), module.__dict__, [], []
@@ -209,7 +209,7 @@ def _part(child: str | None, module: Any, names: set[str]) -> _Part:
         elif not name.startswith("__") and of_class is not getattr(torch.nn.Module, name, Absent):
             parents = (kind for kind in base.__mro__[1:] if name in vars(kind) and kind is not torch.nn.Module)
             members += [(kind, name, _checked(name, getattr(kind, name), kind)) for kind in (base, *parents)]
-    return _Part(child, base, tuple(attributes), tuple(members))
+    return _Part(child, base, names, tuple(attributes), tuple(members))
 
 
 def _checked(name: str, value: Any, owner: Any) -> Any:
@@ -217,3 +217,16 @@ def _checked(name: str, value: Any, owner: Any) -> Any:
         return fixed(value, owner)
     except TypeError as error:
         raise Different(f"its forward reads the attribute {name}, {error}") from None
+
+
+def own_forward(module: torch.nn.Module) -> Any:
+    """Returns the function of a class's forward without its decorators, or None if it is no function of Python."""
+    forward = inspect.unwrap(type(module).forward)
+    return forward if isinstance(forward, types.FunctionType) else None
+
+
+def names_in(function: Any) -> list[str]:
+    """Returns the globals and attributes that a function of Python uses, also in functions inside. [] for None."""
+    code = function if isinstance(function, types.CodeType) else getattr(function, "__code__", None)
+    inside = () if code is None else (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return [] if code is None else [*code.co_names, *(name for const in inside for name in names_in(const))]

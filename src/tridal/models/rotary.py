@@ -20,8 +20,8 @@ import torch
 from tridal.library.rotary.functions import rotary_embedding
 from tridal.library.rotary.rotary import ROTARY_EMBEDDING
 from tridal.models.comparison import NARROW, TOLERANCE, Pair, attempt, error, find_casting, with_gradients
-from tridal.models.forward_names import names_in, own_forward
 from tridal.models.isolation import isolated, plain_mode
+from tridal.models.reads import names_in, own_forward
 from tridal.models.replacements import Replacement, is_patched, torch_computes
 from tridal.ops import row_maths
 
@@ -66,7 +66,7 @@ def function_name(module: torch.nn.Module) -> str | None:
     forward = None if isinstance(module, torch.jit.ScriptModule) else own_forward(module)
     if forward is None:
         return None
-    names = [name for name in names_in(forward.__code__) if NAME.search(name)]
+    names = [name for name in names_in(forward) if NAME.search(name)]
     functions = [name for name in names if _is_function(forward.__globals__.get(name))]
     methods = (name for name in names if METHOD.search(name) and callable(getattr(type(module), name, None)))
     return next(iter((*functions, *methods)), None)
@@ -143,7 +143,7 @@ def _with_ours(forward: Any, form: RotaryForm) -> Any:
     """
     inner: Any = inspect.unwrap(forward)
     function = inner.__globals__.get(form.name)
-    if form.name not in names_in(inner.__code__) or not _is_function(function):
+    if form.name not in names_in(inner) or not _is_function(function):
         return forward
     if isolated(_find, function, form.name) != form:
         return forward

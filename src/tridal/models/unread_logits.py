@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-Tensor = torch.Tensor
-
 
 class UnreadLogits:
     """The logits of one call of a head. The steps of a softcap are recorded: division, tanh and multiplication.
@@ -23,14 +21,14 @@ class UnreadLogits:
     _steps: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     _logits: Any = None
 
-    def __init__(self, hidden: Tensor, head: Any, steps: Any = ()) -> None:
+    def __init__(self, hidden: torch.Tensor, head: Any, steps: Any = ()) -> None:
         self.hidden, self._head, self._steps = hidden, head, steps
 
     def is_read(self) -> bool:
         """Returns whether the logits have been computed."""
         return self._logits is not None
 
-    def read(self) -> Tensor:
+    def read(self) -> torch.Tensor:
         """Returns the logits. They are computed once, because a program may change them in place."""
         if self._logits is None:
             logits = self._head(self.hidden)
@@ -44,38 +42,12 @@ class UnreadLogits:
         steps = [step for step in self._steps if step[0] != "float"]  # the loss is computed in float32
         if not steps:
             return None
-        names = [name for name, _ in steps]
-        is_softcap = names == ["div", "tanh", "mul"] and steps[0][1] == steps[2][1]
+        is_softcap = [name for name, _ in steps] == ["div", "tanh", "mul"] and steps[0][1] == steps[2][1]
         return max(float(steps[0][1][0]), 0.0) if is_softcap else 0.0
-
-    def _record(self, name: str, *arguments: Any) -> Any:
-        if self.is_read() or not all(type(argument) in (int, float) for argument in arguments):
-            return getattr(self.read(), name)(*arguments)
-        if arguments == (1,):
-            return self  # a scale of the logits is 1 by default
-        return UnreadLogits(self.hidden, self._head, (*self._steps, (name, arguments)))
-
-    def div(self, other: Any) -> Any:
-        """Returns the logits divided by a number."""
-        return self._record("div", other)
-
-    def mul(self, other: Any) -> Any:
-        """Returns the logits multiplied by a number."""
-        return self._record("mul", other)
-
-    def tanh(self) -> Any:
-        """Returns the hyperbolic tangent of the logits."""
-        return self._record("tanh")
-
-    def float(self) -> Any:
-        """Returns the logits in float32."""
-        return self._record("float")
 
     def contiguous(self) -> Any:
         """Returns the logits: those of a linear layer are contiguous."""
         return self.read().contiguous() if self.is_read() else self
-
-    __truediv__, __mul__, __rmul__ = div, mul, mul
 
     def __getattr__(self, name: str) -> Any:
         if name == "device":
@@ -100,13 +72,26 @@ def _read(value: Any) -> Any:
     return value.read() if isinstance(value, UnreadLogits) else value
 
 
+def _step(name: str) -> Callable[..., Any]:
+    def record(self: UnreadLogits, *arguments: Any) -> Any:
+        if self.is_read() or not all(type(argument) in (int, float) for argument in arguments):
+            return getattr(self.read(), name)(*arguments)
+        if arguments == (1,):
+            return self  # a scale of the logits is 1 by default
+        return UnreadLogits(self.hidden, self._head, (*self._steps, (name, arguments)))
+
+    return record
+
+
 def _operator(name: str) -> Callable[..., Any]:
-    def call(self: UnreadLogits, *arguments: Any) -> Any:
-        return getattr(self.read(), name)(*map(_read, arguments))
-
-    return call
+    return lambda self, *arguments: getattr(self.read(), name)(*map(_read, arguments))
 
 
+for _name, _names in {
+    "div": ("div", "__truediv__"), "mul": ("mul", "__mul__", "__rmul__"), "tanh": ("tanh",), "float": ("float",),
+}.items():  # fmt: skip
+    for _alias in _names:
+        setattr(UnreadLogits, _alias, _step(_name))
 for _name in (
     "add", "radd", "sub", "rsub", "rtruediv", "floordiv", "pow", "rpow", "mod", "matmul", "rmatmul", "neg", "abs", "eq",
     "ne", "lt", "le", "gt", "ge", "and", "or", "invert", "getitem", "setitem", "len", "iter", "bool", "contains",
