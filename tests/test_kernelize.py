@@ -12,7 +12,6 @@ import torch
 import tridal
 from model_helpers import assert_same_step, build, check_step, ops_of, step
 from tridal.devices.types import Backend
-from tridal.models import loss_comparison
 
 NORMS = {"Bert": "layer_norm", "GPT2": "layer_norm", "Cohere": "layer_norm"}
 GLUS = {**dict.fromkeys(("Llama", "Qwen3", "Mistral", "Phi3"), "swiglu"), **dict.fromkeys(("Gemma", "Gemma2"), "geglu")}
@@ -268,7 +267,6 @@ def test_comparisons_are_not_recorded(device: torch.device) -> None:
         """Not compared before."""
 
     norm, model = Own(8).to(device), build("Llama").to(device)
-    loss_comparison.difference.cache_clear()
     with tridal.override_torch(), tridal.record_calls() as calls:
         tridal.kernelize(model, fused_loss=True)
         tridal.kernelize(norm)

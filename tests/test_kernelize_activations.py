@@ -12,7 +12,6 @@ from torch.nn import functional
 
 import tridal
 from model_helpers import assert_same_step, build, step
-from tridal.models import activations
 
 transformers_activations: Any = pytest.importorskip("transformers.activations")
 TANH = "torch.nn.functional.gelu, approximate='tanh'"
@@ -55,7 +54,6 @@ def entry_of(act: torch.nn.Module) -> Any:
 @pytest.mark.parametrize("name", ["NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation"])
 def test_activations_of_several_operations_are_replaced(name: str) -> None:
     assert entry_of(getattr(transformers_activations, name)()).replaced_by == TANH
-    assert str(activations.find_form(getattr(transformers_activations, name)())) == TANH
 
 
 def test_activations_of_one_operation_are_no_candidates() -> None:
@@ -123,12 +121,11 @@ def test_a_compiler_gets_the_operations_of_the_class(device: torch.device) -> No
 
 
 def test_an_activation_computes_as_before_on_a_device_without_a_backend() -> None:
-    act = transformers_activations.NewGELUActivation()
+    act, x = transformers_activations.NewGELUActivation(), torch.randn(3, 5)
+    expected = act(x)
     tridal.kernelize(Block(act))
-    counter, x = activations._Counter(), torch.randn(3, 5)
-    with tridal.use(device="auto"), counter:
-        act(x)
-    assert counter.count > 1
+    with tridal.use(device="auto"):
+        assert torch.equal(act(x), expected), "torch's function rounds once"
 
 
 def test_training_step_of_gpt2(device: torch.device) -> None:

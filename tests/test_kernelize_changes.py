@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import tridal
 from model_helpers import ODD, build, ops_of, transformers
-from test_kernelize_experts import Experts
+from test_kernelize_glu import Experts
 from torch_versions import compiles_transformers
 
 Patch = pytest.MonkeyPatch
@@ -83,7 +83,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], str, Callable[[Any, Patch], None]]] 
     "product of experts": (
         lambda: Experts(36), "swiglu", set_method(Experts, "_apply_gate", lambda self, x: x[..., :36]),
     ),
-    "activation of experts": (lambda: Experts(36), "swiglu", set_activation),
+    "activation of experts": (lambda: Experts(36), "swiglu", set_method(torch.nn.SiLU)),
     "function": (
         lambda: mlp(transformers.activations.GELUTanh()), "geglu", set_attribute("act_fn.act", functional.gelu),
     ),

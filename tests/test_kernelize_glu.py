@@ -1,4 +1,4 @@
-"""Gated MLPs: which are replaced, which are left with the difference, and what a replaced one keeps."""
+"""Gated MLPs and experts: which are replaced, which are left with the reason, and what a replaced one keeps."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import tridal
-from model_helpers import HEADS, SMALL, build, ops_of, step, transformers
+from model_helpers import HEADS, SMALL, build, check_step, ops_of, step, transformers
+from torch_versions import compiles_transformers
 
 Tensor = torch.Tensor
+SWIGLU = "tridal.swiglu, casting='transformers'"
 
 
 class Gated(torch.nn.Module):
@@ -60,14 +62,9 @@ class Wide(Gated):
         return self.w2(self.act(gate) * up)
 
 
-class Scaled(Gated):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.act(self.w1(x)) * self.w3(x) * 1.001)
-
-
-class WrongGradient(Gated):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(self.act(self.w1(x)) * self.w3(x.detach()))
+def own(forward: Callable[[Any, Tensor], Tensor], base: Any = Gated) -> Any:
+    """Returns a module with another forward."""
+    return type("Own", (base,), {"forward": forward})()
 
 
 class Functional(Gated):
@@ -92,11 +89,6 @@ class Dropped(Gated):
         return self.w2(self.dropout(self.act(self.w1(x)) * self.w3(x)))
 
 
-class DroppedAfter(Dropped):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.w2(self.act(self.w1(x)) * self.w3(x)))
-
-
 class TwoLayers(torch.nn.Module):
     """An MLP without a gate."""
 
@@ -108,18 +100,48 @@ class TwoLayers(torch.nn.Module):
         return self.down(self.act(self.up(x)))
 
 
+class Experts(torch.nn.Module):
+    """Multiplies with the weights of two experts, as transformers does."""
+
+    has_gate = True
+
+    def __init__(self, size: int = 8) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(2, size, 2 * size))
+        self.down_proj = torch.nn.Parameter(torch.randn(2, size, size))
+        self.act = torch.nn.SiLU()
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.act(gate) * up
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._apply_gate(x @ self.gate_up_proj) @ self.down_proj
+
+
+class InterleavedExperts(Experts):
+    """Has gate and up in turn, such as those of gpt-oss."""
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        return self.act(gate_up[..., ::2]) * gate_up[..., 1::2]
+
+
+class UngatedExperts(Experts):
+    has_gate = False
+
+
 @pytest.mark.parametrize(
     ("make", "replaced_by"),
     [
-        (Gated, "tridal.swiglu, casting='transformers'"), (Wide, "tridal.swiglu"),
+        (Gated, SWIGLU), (Wide, "tridal.swiglu"), (Functional, SWIGLU), (Experts, SWIGLU),
         (lambda: Gated(torch.nn.GELU("tanh")), "tridal.geglu, approximate='tanh', casting='transformers'"),
         (Halves, "tridal.geglu, approximate='none', casting='transformers'"),
-        (Functional, "tridal.swiglu, casting='transformers'"),
     ],
 )  # fmt: skip
-def test_replaced_mlps_compute_the_same(device: torch.device, make: Callable[[], Any], replaced_by: str) -> None:
+def test_replaced_modules_compute_the_same(device: torch.device, make: Callable[[], Any], replaced_by: str) -> None:
+    torch.manual_seed(0)
     model = make().to(device)
-    x = torch.randn(4, 3, 8, device=device, requires_grad=True)
+    x = torch.randn(2, 3, 8, device=device, requires_grad=True)
     expected = model(x)
     gradients = torch.autograd.grad(expected.sum(), (x, *model.parameters()))
     (entry,) = tridal.kernelize(model).entries
@@ -134,17 +156,20 @@ def test_replaced_mlps_compute_the_same(device: torch.device, make: Callable[[],
     assert ops_of(lambda: model(x)) == set()
 
 
+NEAREST = "it differs from the nearest product, tridal."
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Gated(torch.nn.ReLU()), "it differs from the nearest product, tridal"),
-        (Scaled, "it differs from the nearest product, tridal.swiglu, by"),
-        (WrongGradient, "it differs from the nearest product, tridal.swiglu, by"),
-        (Exchanged, "it differs from the nearest product, tridal."),
-        (DroppedAfter, "it differs from the nearest product, tridal."),
+        (lambda: Gated(torch.nn.ReLU()), NEAREST), (Exchanged, NEAREST), (InterleavedExperts, NEAREST),
+        (lambda: own(lambda m, x: m.w2(m.act(m.w1(x)) * m.w3(x) * 1.001)), f"{NEAREST}swiglu, by"),
+        (lambda: own(lambda m, x: m.w2(m.act(m.w1(x)) * m.w3(x.detach()))), f"{NEAREST}swiglu, by"),
+        (lambda: own(lambda m, x: m.dropout(m.w2(m.act(m.w1(x)) * m.w3(x))), Dropped), NEAREST),
+        (UngatedExperts, "tridal computes the product of experts whose class has the method _apply_gate"),
     ],
-)
-def test_other_mlps_are_left_with_the_difference(make: Callable[[], Any], reason: str) -> None:
+)  # fmt: skip
+def test_other_modules_are_left_with_the_reason(make: Callable[[], Any], reason: str) -> None:
     (entry,) = tridal.kernelize(make()).entries
     assert entry.replaced_by is None
     assert str(entry.reason).startswith(reason)
@@ -206,7 +231,7 @@ def test_dropout_of_the_product_is_called_as_before(device: torch.device) -> Non
 
     expected = [call(), model.eval()(x)]
     model.train()
-    assert tridal.kernelize(model).entries[0].replaced_by == "tridal.swiglu, casting='transformers'"
+    assert tridal.kernelize(model).entries[0].replaced_by == SWIGLU
     assert ops_of(call) == {"swiglu"}
     assert_close([call(), model.eval()(x)], expected)
 
@@ -226,27 +251,20 @@ def test_class_computes_if_the_last_layer_has_another_dtype(device: torch.device
     assert model(x).dtype is torch.float32
 
 
-def test_another_forward_of_the_activation_computes(device: torch.device) -> None:
-    model, x = Gated().to(device), torch.randn(2, 8, device=device)
+@pytest.mark.parametrize("make", [Gated, Experts])
+def test_class_computes_if_its_activation_changes_or_has_hooks(device: torch.device, make: Callable[[], Any]) -> None:
+    model, x = make().to(device), torch.randn(2, 3, 8, device=device)
+    plain, seen = copy.deepcopy(model), []
     tridal.kernelize(model)
-    assert ops_of(lambda: model(x)) == {"swiglu"}
-    model.act.forward = functional.relu
-    assert ops_of(lambda: model(x)) == set()
-    assert_close(model(x), model.w2(functional.relu(model.w1(x)) * model.w3(x)))
-
-
-def test_hook_or_another_activation_makes_the_class_compute(device: torch.device) -> None:
-    model, x = Gated().to(device), torch.randn(2, 8, device=device)
-    tridal.kernelize(model)
-    seen: list[Tensor] = []
     handle = model.act.register_forward_hook(lambda module, args, y: seen.append(y))
     assert ops_of(lambda: model(x)) == set()
     assert len(seen) == 1
     handle.remove()
     assert ops_of(lambda: model(x)) == {"swiglu"}
-    model.act = torch.nn.ReLU()
-    assert ops_of(lambda: model(x)) == set()
-    assert_close(model(x), model.w2(functional.relu(model.w1(x)) * model.w3(x)))
+    plain.act = torch.nn.ReLU()
+    for change in (lambda: setattr(model.act, "forward", functional.relu), lambda: setattr(model, "act", plain.act)):
+        change()
+        assert ops_of(lambda: assert_close(model(x), plain(x), rtol=0, atol=0)) == set()
 
 
 def test_layers_are_called_with_their_hooks(device: torch.device) -> None:
@@ -258,8 +276,23 @@ def test_layers_are_called_with_their_hooks(device: torch.device) -> None:
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("name", ["Llama", "Phi3", "Gemma"])
-def test_skipped_mlps_are_left(device: torch.device, name: str) -> None:
-    model = build(name).to(device)
-    tridal.kernelize(model, skip="*.mlp")
-    assert not {"swiglu", "geglu"} & ops_of(lambda: step(model))
+def test_experts_of_transformers_give_the_same_step(device: torch.device) -> None:
+    for implementation, products in (("grouped_mm", {"swiglu", "swiglu_backward"}), ("eager", set())):
+        model = build("Mixtral").to(device)
+        model.set_experts_implementation(implementation)
+        expected = step(model)
+        report = tridal.kernelize(model, skip=["", "*norm", "*.self_attn"])
+        reasons = {entry.class_name: str(entry.reason) for entry in report.entries}
+        check_step(model, expected, products)
+    assert reasons["MixtralExperts"] == "its experts_implementation is 'eager', which does not call _apply_gate"
+
+
+@compiles_transformers
+@pytest.mark.parametrize("make", [Gated, Experts])
+def test_compiled_modules_are_left_to_the_compiler(device: torch.device, make: Callable[[], Any]) -> None:
+    model, x = make().to(device), torch.randn(2, 5, 8, device=device)
+    expected = model(x)
+    tridal.kernelize(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert ops_of(lambda: compiled(x)) == set()
+    assert_close(compiled(x), expected)

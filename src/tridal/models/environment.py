@@ -44,19 +44,14 @@ class _AfterImport(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
             load = loader.exec_module
-
-            def load_and_change(module: ModuleType) -> None:
-                load(module)
-                _change(module)
-
-            loader.exec_module = load_and_change
+            loader.exec_module = lambda module: _change(load(module) or module)
         return spec
 
 
-def _change(module: ModuleType) -> None:
+def _change(module: Any) -> None:
     """Makes transformers' base class replace the modules of a model when the model's constructor ends."""
     base = module.PreTrainedModel
     post_init = base.post_init

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from tridal.devices import registry
-from tridal.models import replacements
 from tridal.models.candidates import decide
 from tridal.models.isolation import isolated
 from tridal.models.kernelize import device_notes
 from tridal.models.norm_forms import NormForm
-from tridal.models.replacements import FORM
+from tridal.models.replacements import FORM, is_replaced
 from tridal.pytorch.device_context import is_served, log
 
 __all__ = ["LAYER", "kernel_mapping", "repository"]
@@ -45,8 +44,7 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Returns a mapping of a model's norms for `kernels.use_kernel_mapping` or `kernels.register_kernel_mapping`.
 
     The norms are compared as by `tridal.kernelize`. `kernels` finds a module by the layer name of its class. A class
-    without one, for example of a version of transformers that does not support the installed version of `kernels`,
-    gets the name `LAYER`, with a condition that only norms of models given to this function satisfy.
+    without one gets the name `LAYER`, with a condition that only norms of models given to this function satisfy.
 
     The mapping is for the device types of the model, and those that a backend serves under the current settings.
     `kernels` may call a device as its backend is called, so the names of backends are added.
@@ -67,6 +65,10 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     from kernels.layer.device import Device
     from kernels.layer.repos import DeviceRepos
 
+    for module in model.modules():
+        decision = None if FORM in module.__dict__ else isolated(decide, module)
+        if decision is not None and isinstance(decision.form, NormForm):
+            module.__dict__[FORM] = decision.form
     names = {_layer_name(type(module)) for module in model.modules() if _is_computed(module)}
     notes = device_notes(model) if names else ["it has no norm that tridal computes; tridal.kernelize(model) says why"]
     for note in notes:
@@ -83,17 +85,9 @@ def kernel_mapping(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     return {layer: dict.fromkeys(types, LocalLayerRepository(repository(), layer_name="Norm")) for layer in names}
 
 
-def _is_compared(module: torch.nn.Module) -> bool:
-    """Returns whether a module is a norm of a model that was given to `kernel_mapping`, and tridal computes it."""
-    return isinstance(module.__dict__.get(FORM), NormForm) and not replacements.is_replaced(module)
-
-
 def _is_computed(module: torch.nn.Module) -> bool:
-    """Returns whether tridal computes a norm. Compares it the first time, and stores in the module what it computes."""
-    decision = None if FORM in module.__dict__ else isolated(decide, module)
-    if decision is not None and isinstance(decision.form, NormForm):
-        module.__dict__[FORM] = decision.form
-    return _is_compared(module)
+    """Returns whether a module is a norm of a model that was given to `kernel_mapping`, and tridal computes it."""
+    return isinstance(module.__dict__.get(FORM), NormForm) and not is_replaced(module)
 
 
 def _layer_name(kind: Any) -> str:
@@ -102,7 +96,7 @@ def _layer_name(kind: Any) -> str:
         import kernels
 
         try:
-            kernels.replace_kernel_forward_from_hub(kind, LAYER, condition=_is_compared)
+            kernels.replace_kernel_forward_from_hub(kind, LAYER, condition=_is_computed)
         except TypeError as error:
             found = f"kernels {kernels.__version__} cannot give {kind.__qualname__} a layer name"
             raise ImportError(f"{found}: pip install 'kernels>=0.17'") from error

@@ -21,8 +21,7 @@ Result = TypeVar("Result")
 def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
     """Calls a function in a new thread, and returns its result.
 
-    Autocast, grad mode, inference mode, the default device, other modes, transforms, hooks of saved tensors and the
-    blocks of `tridal.use` are those of a thread. A new thread has none.
+    Autocast, grad mode, other modes, transforms, hooks of saved tensors and blocks of `tridal.use` belong to a thread.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function, *arguments).result()
@@ -32,8 +31,7 @@ def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
 def plain_mode(device: torch.device | str) -> Iterator[None]:
     """A context that sets what all threads share to torch's defaults. It also leaves out records and warnings."""
     device, thread = torch.device(device), get_ident()
-    others = [] if device.type == "cpu" else [device]
-    kinds = {} if device.type == "cpu" else {"device_type": device.type}
+    others, kinds = ([], {}) if device.type == "cpu" else ([device], {"device_type": device.type})
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(others, **kinds))
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed accelerators, too

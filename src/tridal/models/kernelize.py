@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -24,11 +25,11 @@ def kernelize(model: torch.nn.Module, *, fused_loss: bool = False, skip: Skip | 
 
     These are replaced: RMSNorm and LayerNorm modules, torch.nn.Softmax and torch.nn.LogSoftmax, activation and product
     of gated MLPs and experts, the rotary embedding of attention modules, and the loss of causal language models of
-    transformers. The report names all modules of these kinds, those that are left unchanged with the reason.
-    An activation that takes several operations is replaced by torch's function. A class is replaced only if tridal
-    computes the same, including the order of rounding: both are compared with random tensors. Parameters, hooks, state
-    dicts, copies and pickles are as before. On devices that no backend serves, and for dtypes for which the class
-    computes something else, its own forward runs.
+    transformers. An activation that takes several operations is replaced by torch's function. The report also names
+    the modules of these kinds that are left unchanged, with the reason.
+    A class is replaced only if tridal computes the same, including the order of rounding: both are compared with
+    random tensors. Its own forward runs on devices that no backend serves, and for dtypes for which it computes
+    something else. Parameters, hooks, state dicts, copies and pickles are as before.
 
     Args:
         model: any module. Its submodules are searched, too.
@@ -92,23 +93,18 @@ def replace_modules(model: torch.nn.Module, fused_loss: bool = False, skip: Skip
     return Report(type(model).__name__, tuple(entries), _notes(model, entries), replaced)
 
 
-def _decide(
-    module: torch.nn.Module, skipped: set[torch.nn.Module], fused_loss: bool
-) -> list[tuple[torch.nn.Module, Decision]]:
+def _decide(module: Any, skipped: set[torch.nn.Module], fused_loss: bool) -> list[tuple[torch.nn.Module, Decision]]:
     """Returns the decision for a module, also for its head if its loss is fused. Returns [] if it is no candidate."""
     if replacements.is_replaced(module):
         return [(module, Decision(reason="it is replaced already; tridal.models.restore(model) undoes it"))]
     if module in skipped:
         return [(module, Decision(reason="it is skipped"))] if may_be_replaced(module) else []
-    norm = decide(module)
-    return [(module, norm)] if norm is not None else decide_loss(module, _head(module, skipped), fused_loss)
-
-
-def _head(module: torch.nn.Module, skipped: set[torch.nn.Module]) -> torch.nn.Module | None:
-    """Returns the linear layer that computes the logits of a model of transformers, or None."""
-    find = getattr(module, "get_output_embeddings", None)
-    head = find() if callable(find) else None
-    return None if head in skipped else head
+    decision = decide(module)
+    if decision is not None:
+        return [(module, decision)]
+    find_head = getattr(module, "get_output_embeddings", None)
+    head = find_head() if callable(find_head) else None
+    return decide_loss(module, None if head in skipped else head, fused_loss)
 
 
 def _skipped(model: torch.nn.Module, skip: Skip | Sequence[Skip]) -> set[torch.nn.Module]:
@@ -135,10 +131,9 @@ def _check_model(model: object) -> None:
 
 def _notes(model: torch.nn.Module, entries: Sequence[Entry]) -> tuple[str, ...]:
     """Returns what a user should know about the whole model."""
+    nothing = "it has no norm, no gated MLP, no rotary embedding, no softmax module and no loss that tridal may compute"
     if not entries:
-        return (
-            "it has no norm, no gated MLP, no rotary embedding, no softmax module and no loss that tridal may compute",
-        )
+        return (nothing,)
     return tuple(device_notes(model)) if any(entry.replaced_by for entry in entries) else ()
 
 

@@ -54,13 +54,7 @@ class NormForm:
         return 0 < cols <= MAX_COMPILED_COLS and cols % ALIGNMENT == 0
 
     def compute(self, module: Any, x: Any) -> torch.Tensor | None:
-        """Returns the module's output, or None if the module computes this input itself.
-
-        The module computes inputs of a compiled function whose compiler is faster, inputs with dtypes for which it does
-        not compute the same as tridal, inputs on devices without a backend, tensors with `__torch_function__`, and
-        inputs of another size, for which its error is clearer. It computes all inputs if the program has changed what
-        its forward reads, or has registered another parameter.
-        """
+        """Returns the module's output, or None if the module computes this input itself."""
         weight = _parameter(module, self.weight)
         if not isinstance(x, torch.Tensor) or _has_torch_function(x) or _has_torch_function(weight) or x.is_nested:
             return None
@@ -71,7 +65,7 @@ class NormForm:
                 return None  # it was registered later
         shape = x.shape[x.dim() - len(self.shape) :]
         if shape != self.shape and self.shape != (0,):
-            return None
+            return None  # the error of the module is clearer
         autocast = private.autocast_enabled(x.device.type)
         found = self.castings.get((x.dtype, None if weight is None else weight.dtype, autocast))
         if not isinstance(found, tuple) or not self.reads.hold(module):

@@ -137,9 +137,7 @@ def is_replaced(module: torch.nn.Module) -> bool:
 
 def hooks_of(module: Any) -> list[Any]:
     """Returns the hooks that run in a call of a module, also those of all modules."""
-    own = (
-        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    )  # fmt: skip
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return [hook for hooks in (*own, *private.GLOBAL_HOOKS) for hook in hooks.values()]
 
 
@@ -148,11 +146,9 @@ class Layer(Replacement):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output. The module's class computes what its form does not."""
-        if len(args) == 1 and not kwargs and self._tridal_form is not None:
-            result = self._tridal_form.compute(self, args[0])
-            if result is not None:
-                return result
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
+        form = self._tridal_form if len(args) == 1 and not kwargs else None
+        result = None if form is None else form.compute(self, args[0])
+        return result if result is not None else super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
 class Function(Replacement):
