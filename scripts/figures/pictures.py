@@ -11,9 +11,8 @@ import model_plots
 from model_tables import Result
 
 from figures.stored import BENCHMARKS, Results
-from tridal.benchmarks import line_plot, plot_style, plots, report
-from tridal.benchmarks.plot_text import UNITS, compact, describe_rates, describe_run, summarise
-from tridal.benchmarks.results import distinct, select
+from tridal.benchmarks import plot_style, plots, report
+from tridal.benchmarks.results import select
 
 SHOWN_OF_OTHER_GPUS = ("suite-bfloat16-forward", "suite-bfloat16-backward")
 """The pictures of ops on other GPUs than the H200. The tables have all results."""
@@ -22,22 +21,11 @@ IMAGE = re.compile(r'(?P<before>!\[|<img alt=")[^\]"]*(?P<after>\]\(|" src=")(?P
 
 
 def plot_front(document: Mapping[str, Any]) -> plot_style.Picture:
-    """Plots the share of copy of softmax's forward in bfloat16 against the number of columns."""
+    """Plots the share of copy of softmax's forward in bfloat16 by the number of columns."""
     rows = select(document["measurements"], dtype="bfloat16", direction="forward")
-    rows = sorted((row for row in rows if row["group"] in ("rows", "wide")), key=lambda row: row["cols"])
-    names, cols = report.providers(rows, skipped=False), distinct(rows, "cols")
-    title = f"{document['op']} forward, bfloat16, on {document['machine']['name']}"
-    caption = f"{describe_rates(document['machine'], 'share_of_copy')} {line_plot.SPREAD} {describe_run(document)}"
-    figure, (axis,) = plot_style.make_figure(
-        title, f"{UNITS['share_of_copy']}, by columns of a row", caption, [(250, 30)], above=14
-    )
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(cols[0] * 0.8, cols[-1] * 1.1)
-    ticks = [width for width in cols if width & (width - 1) == 0]
-    axis.set_xticks(ticks, [compact(width) for width in ticks])
-    line_plot.plot_lines(axis, [[(row["cols"], row) for row in rows]], names, "share_of_copy", rows)
-    description = f"{title}: share of copy of rows with {compact(cols[0])} to {compact(cols[-1])} columns; "
-    return plot_style.Picture("front", figure, description + summarise(rows, names, "share_of_copy") + ".")
+    rows = [row for row in rows if row["group"] in ("rows", "wide")]
+    title = f"{document['op']}, bfloat16, on {document['machine']['name']}"
+    return plots.plot_by_columns("front", title, rows, "share_of_copy", document)
 
 
 def make_pictures(stored: Results) -> tuple[dict[Path, str], dict[Path, str]]:

@@ -1,6 +1,6 @@
-"""The style of all pictures: sizes in CSS pixels, colours and names of providers, bars, PNG and SVG files.
+"""The style of all pictures: sizes in CSS pixels, colors and names of providers, bars, PNG and SVG files.
 
-Pictures are drawn for a light page. `svg_texts` also returns them in the colours for a dark page. Needs matplotlib.
+Pictures are drawn for a light page. `svg_texts` also returns them in the colors for a dark page. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ PIXEL = 0.75  # of a point, in which matplotlib measures fonts, lines and marker
 TIMES = "\N{MULTIPLICATION SIGN}"
 COPY_LINE: Mapping[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (1, 2)), "zorder": 2}
 """The properties of the line for the rate of a copy."""
+LEFT, RIGHT = 44, 24  # space beside a panel, in CSS pixels
+PANEL_WIDTH = WIDTH - LEFT - RIGHT
+_ABOVE = 30  # space above each row of panels, in CSS pixels
+_KEYS_PER_LINE = 6
 _INCH = 96  # CSS pixels
 _QUIET_BAR = 0.45  # opacity
 _EDGE = 10  # space at the borders of a picture, in CSS pixels
@@ -37,7 +41,7 @@ LETTER = 7.4  # width of a letter of SMALL text, in CSS pixels
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The colours of a provider on a light and on a dark page, and its marker."""
+    """The colors of a provider on a light and on a dark page, and its marker."""
 
     light: str
     dark: str
@@ -59,7 +63,7 @@ DARK: Mapping[str, str] = {
     **{look.light: look.dark for look in (*_LOOKS.values(), _OTHER)},
     QUIET: "#9198a1", FAINT: "#30363d", PAPER: "#0f1216",
 }  # fmt: skip
-"""The colour on a dark page for each colour of a picture."""
+"""The color on a dark page for each color of a picture."""
 _SAME_LOOK = {"reference": "torch"}
 _TITLES = {"torch": "PyTorch"}
 _LAYOUT_FONT = "DejaVu Sans"
@@ -91,7 +95,7 @@ def title_of(provider: str) -> str:
 
 
 def look_of(provider: str) -> Look:
-    """Returns the colours and the marker of a provider."""
+    """Returns the colors and the marker of a provider."""
     return _LOOKS.get(_SAME_LOOK.get(provider, provider), _OTHER)
 
 
@@ -107,21 +111,21 @@ def make_figure(
     sizes: Sequence[tuple[float, float]],
     *,
     columns: int = 1,
-    left: float = 44,
-    right: float = 112,
-    header: float = 0,
-    above: float = 30,
+    left: float = LEFT,
+    right: float = RIGHT,
+    key: Sequence[str] = (),
 ) -> tuple[Figure, list[Any]]:
     """Returns a figure, and its panels row by row. All sizes are in CSS pixels.
 
-    `sizes` are the height of each row of panels and the space below it. `above` is the space above each row, `left`
-    that to the left of all panels, `right` that to the right of each panel, and `header` that below the subtitle.
+    `sizes` are the height of each row of panels and the space below it. `left` is the space to the left of all panels,
+    `right` that to the right of each panel. `key` are the providers whose markers are explained below the subtitle.
     """
     from matplotlib.figure import Figure
 
     lines = textwrap.wrap(caption, _CAPTION_LETTERS)
-    top = _EDGE + _LINE * (TITLE + TEXT) + header
-    total = top + sum(above + height + below for height, below in sizes) + _LINE * SMALL * len(lines) + 2 * _EDGE
+    top = _EDGE + _LINE * (TITLE + TEXT)
+    key_top, top = top, top + 22 * -(-len(key) // _KEYS_PER_LINE)
+    total = top + sum(_ABOVE + height + below for height, below in sizes) + _LINE * SMALL * len(lines) + 2 * _EDGE
     figure = Figure(figsize=(WIDTH / _INCH, total / _INCH))
 
     def write(text: str, down: float, size: float, **look: Any) -> None:
@@ -133,12 +137,27 @@ def make_figure(
         write(line, total - _EDGE - _LINE * SMALL * (len(lines) - index), SMALL, color=QUIET)
     width, axes = (WIDTH - left) / columns, []
     for height, below in sizes:
-        top += above
+        top += _ABOVE
         for column in range(columns):
             box = (left + column * width, total - top - height, width - right, height)
             axes.append(figure.add_axes((box[0] / WIDTH, box[1] / total, box[2] / WIDTH, box[3] / total)))
         top += height + below
+    if key:
+        _add_key(figure, key, key_top)
     return figure, axes
+
+
+def _add_key(figure: Figure, names: Sequence[str], top: float) -> None:
+    from matplotlib.lines import Line2D
+
+    marks = [Line2D([], [], ls="", marker=look_of(name).marker, color=look_of(name).light, ms=5) for name in names]
+    key = figure.legend(
+        marks, [title_of(name) for name in names], loc="upper left", ncols=_KEYS_PER_LINE, borderpad=0, borderaxespad=0,
+        handlelength=1, handletextpad=0.2, columnspacing=1.2, fontsize=TEXT * PIXEL,
+        bbox_to_anchor=(7 / figure.bbox.width, 1 - (top + 7) / figure.bbox.height),
+    )  # fmt: skip
+    for name, text in zip(names, key.get_texts(), strict=True):
+        text.set(**emphasis(name))
 
 
 class Picture(NamedTuple):

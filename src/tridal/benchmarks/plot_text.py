@@ -23,30 +23,13 @@ def compact(number: int) -> str:
     return str(number)
 
 
-def compact_shape(shape: str) -> str:
-    """Returns the label of a workload with compact numbers, and without its dimension."""
+def shape_label(shape: str) -> str:
+    """Returns the label of a workload in two lines, with compact numbers and without its dimension."""
     sizes, _, rest = shape.partition(" ")
-    return TIMES.join(compact(int(size)) for size in sizes.split("x")) + (" slice" if "slice" in rest else "")
-
-
-def span_of(shapes: Sequence[str]) -> str:
-    """Describes a list of shapes by the first and the last one."""
-    first, last = compact_shape(shapes[0]), compact_shape(shapes[-1])
-    return first if len(shapes) == 1 else f"{first} to {last}"
-
-
-def shape_labels(shapes: Sequence[str], only_widths: bool = True) -> list[str]:
-    """Returns labels for the shapes on an axis.
-
-    They are the widths if `only_widths` is True and the shapes are matrices of different widths. Otherwise they are
-    the shapes. Those of matrices have two lines.
-    """
-    labels = [compact_shape(shape) for shape in shapes]
-    if any(shape.count("x") != 1 or " dim" in shape for shape in shapes):
-        return labels
-    widths = [label.partition(TIMES)[2] for label in labels]
-    is_enough = only_widths and len(set(widths)) == len(widths)
-    return widths if is_enough else [label.replace(TIMES, f"\n{TIMES}") for label in labels]
+    text = f"\n{TIMES}".join(
+        [compact(int(sizes.split("x")[0])), TIMES.join(compact(int(n)) for n in sizes.split("x")[1:])]
+    )
+    return text + (" slice" if "slice" in rest else "")
 
 
 def describe_run(document: Mapping[str, Any]) -> str:
@@ -68,7 +51,7 @@ def describe_rates(machine: Mapping[str, Any], column: str) -> str:
     return explained if column == "share_of_copy" else "L2 cache flushed between calls."
 
 
-def summarise(rows: Rows, names: Sequence[str], column: str) -> str:
+def summarize(rows: Rows, names: Sequence[str], column: str) -> str:
     """Returns the geometric mean of each provider's values, and the range of tridal's, as text for a description."""
     parts, total = [], len(distinct(rows, "shape"))
     for name in names:

@@ -1,25 +1,25 @@
-"""The pictures of a run. This module needs matplotlib, which `pip install 'tridal[bench]'` installs."""
+"""The pictures of a run: lines by shape or by number of columns, and bars of host times. Needs matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tridal.benchmarks import plot_style as look
-from tridal.benchmarks.line_plot import SPREAD, plot_lines
-from tridal.benchmarks.plot_style import PIXEL, TIMES, Bar, Picture, draw_bars, emphasis, look_of, make_figure, title_of
-from tridal.benchmarks.plot_text import UNITS, describe_rates, describe_run, span_of, summarise
+from tridal.benchmarks.plot_style import LETTER, PIXEL, TIMES, Bar, Picture, draw_bars, look_of, make_figure, title_of
+from tridal.benchmarks.plot_text import UNITS, compact, describe_rates, describe_run, shape_label, summarize
 from tridal.benchmarks.providers import COPY, OURS
-from tridal.benchmarks.report import geometric_mean, has_shares, providers, quantiles, values
-from tridal.benchmarks.results import Rows, distinct, select
-from tridal.benchmarks.suite_plot import plot_suite
+from tridal.benchmarks.report import has_shares, providers, quantiles
+from tridal.benchmarks.results import Row, Rows, distinct, select
 from tridal.benchmarks.workloads import SHAPE_CLASSES
 
-_MAX_TICKS = 7  # of columns
-_NAMES_WIDTH, _VALUES_WIDTH = 206, 50  # of the names of classes and of the values in an overview, in CSS pixels
-_STEP, _GAP, _MIN_ROW = 9, 16, 38  # between providers, between classes, and of a class, in CSS pixels
-_KEYS_PER_LINE = 6
+SPREAD = "Medians, with lines from the 20% to the 80% quantile. Hollow: unreliable. k = 1024, M = 1024k."
+_MAX_MARKERS = 20  # lines with more points have a band instead of markers and bars
+_MAX_RATIO = 50  # of rates on a linear axis
+_GAP = 18  # between classes, in CSS pixels
+_TITLE_LETTER = 7.9  # width of a letter of a title, in CSS pixels
 
 
 def write_plots(document: Mapping[str, Any], folder: Path) -> dict[Path, str]:
@@ -34,111 +34,138 @@ def write_plots(document: Mapping[str, Any], folder: Path) -> dict[Path, str]:
 def make_pictures(document: Mapping[str, Any]) -> Iterator[Picture]:
     """Yields each picture for which the run has data."""
     rows = document["measurements"]
-    grid = select(rows, group="grid")
-    suite = [row for row in rows if row["group"] != "grid"]
-    for dtype in distinct(grid, "dtype"):
-        yield _plot_grid(select(grid, dtype=dtype), document)
-    for dtype in distinct(suite, "dtype"):
-        chosen = select(suite, dtype=dtype)
-        if has_shares(chosen):
-            yield _plot_overview(chosen, document)
-        for direction in distinct(chosen, "direction"):
-            yield plot_suite(select(chosen, direction=direction), document)
+    for dtype in distinct(rows, "dtype"):
+        chosen = select(rows, dtype=dtype)
+        if grid := select(chosen, group="grid"):
+            title = f"{grid[0]['op']} of {grid[0]['rows']:,} rows, {dtype}"
+            yield plot_by_columns(f"grid-{dtype}", title, grid, "gbps", document)
+        suite = [row for row in chosen if row["group"] != "grid"]
+        for direction in distinct(suite, "direction"):
+            yield _plot_by_shape(select(suite, direction=direction), document)
     if document["host"]:
         yield _plot_host_times(document)
 
 
-def _plot_grid(rows: Rows, document: Mapping[str, Any]) -> Picture:
-    """Plots rates against N in one panel per direction, with the rate of `copy_` as reference."""
-    from matplotlib.ticker import MaxNLocator
-
-    op, dtype, directions = rows[0]["op"], rows[0]["dtype"], distinct(rows, "direction")
-    names = [*providers(rows, skipped=False), COPY]
-    title = f"{op} of {rows[0]['rows']:,} rows, {dtype}"
-    caption = f"{describe_rates(document['machine'], 'gbps')} {SPREAD} {describe_run(document)}"
-    figure, axes = make_figure(title, f"{UNITS['gbps']}, by number of columns", caption, [(220, 26)] * len(directions))
+def plot_by_columns(name: str, title: str, rows: Rows, column: str, document: Mapping[str, Any]) -> Picture:
+    """Plots rates or shares of copy by the number of columns, in one panel per direction."""
+    names, directions = _shown(rows), distinct(rows, "direction")
+    cols = sorted(distinct(rows, "cols"))
+    powers = [1 << power for power in range(32) if cols[0] <= 1 << power <= cols[-1]] or [cols[0]]
+    unit, panels = f"{UNITS[column]}, by number of columns", [(230.0, 26.0)] * len(directions)
+    figure, axes = make_figure(title, unit, _caption(document, column), panels, key=names)
     for axis, direction in zip(axes, directions, strict=True):
-        chosen = sorted(select(rows, direction=direction), key=lambda row: row["cols"])
-        cols = distinct(chosen, "cols")
-        ticks = cols if len(cols) <= _MAX_TICKS else MaxNLocator(_MAX_TICKS).tick_values(cols[0], cols[-1])
-        ticks = [value for value in ticks if cols[0] <= value <= cols[-1]]
-        axis.set_xticks(ticks, [f"{value:,.0f}" for value in ticks])
-        margin = 0.02 * (cols[-1] - cols[0]) or 1
-        axis.set_xlim(cols[0] - 2 * margin, cols[-1] + margin)
+        points = [(row["cols"], row) for row in sorted(select(rows, direction=direction), key=lambda row: row["cols"])]
+        axis.set_xscale("log", base=2)
+        axis.set_xlim(cols[0] * 0.9, cols[-1] * 1.1)
+        axis.set_xticks(powers, [compact(power) for power in powers])
+        axis.set_xticks([], minor=True)
         axis.set_title(direction)
-        plot_lines(axis, [[(row["cols"], row) for row in chosen]], names, "gbps", rows)
-    found = (f"{direction}: {summarise(select(rows, direction=direction), names, 'gbps')}" for direction in directions)
-    return Picture(f"grid-{dtype}", figure, f"{title}: {UNITS['gbps']}; {'; '.join(found)}.")
+        _plot_lines(axis, [points], names, column, rows)
+    found = (f"{one}: {summarize(select(rows, direction=one), names, column)}" for one in directions)
+    return Picture(name, figure, f"{title}: {UNITS[column]}; {'; '.join(found)}.")
 
 
-def _plot_overview(rows: Rows, document: Mapping[str, Any]) -> Picture:
-    """Returns a picture of the rows of one dtype, with one panel per direction."""
-    names, groups = providers(rows, skipped=False), [name for name in SHAPE_CLASSES if select(rows, group=name)]
-    directions, title = distinct(rows, "direction"), f"{rows[0]['op']} by class of shapes, {rows[0]['dtype']}"
-    row_height = max(_MIN_ROW, _STEP * (len(names) - 1) + _GAP)
-    caption = (
-        "Dots and values: geometric mean of the class. Lines: down to its worst shape. Hollow: not all shapes ran."
-    )
-    caption = f"{caption} {describe_rates(document['machine'], 'share_of_copy')} {describe_run(document)}"
-    header = 22.0 * -(-len(names) // _KEYS_PER_LINE)
-    figure, axes = make_figure(
-        title, "share of copy (1.0 = as fast as y.copy_(x))", caption, [(row_height * len(groups), 26)],
-        columns=len(directions), left=_NAMES_WIDTH, right=_VALUES_WIDTH, header=header,
-    )  # fmt: skip
-    for axis, direction in zip(axes, directions, strict=True):
-        axis.set_title(direction)
-        axis.set(xlim=(0, 1.2), ylim=(row_height * len(groups), 0), yticks=[])
-        axis.set_xticks([0, 0.5, 1], ["0", "0.5", "1.0"])
-        axis.grid(visible=True, axis="x")
-        axis.axvline(1, **look.COPY_LINE)
-        for index, group in enumerate(groups):
-            chosen, top = select(rows, direction=direction, group=group), index * row_height
-            if index:
-                axis.axhline(top, color=look.FAINT, lw=0.6)
-            for offset, name in enumerate(names):
-                middle = top + row_height / 2 + (offset - (len(names) - 1) / 2) * _STEP
-                _draw_dot(axis, middle, name, select(chosen, provider=name))
-    for index, group in enumerate(groups):
-        middle = (index + 0.5) * row_height
-        place = {"transform": axes[0].get_yaxis_transform(), "va": "center_baseline"}
-        left = (12 - _NAMES_WIDTH) / axes[0].bbox.width
-        axes[0].text(left, middle - 8, SHAPE_CLASSES[group].title, **place)
-        shapes = span_of(distinct(select(rows, group=group), "shape"))
-        axes[0].text(left, middle + 8, shapes, color=look.QUIET, fontsize=look.SMALL * PIXEL, **place)
-    _add_key(figure, names)
-    found = (f"{one}: {summarise(select(rows, direction=one), names, 'share_of_copy')}" for one in directions)
-    return Picture(f"overview-{rows[0]['dtype']}", figure, f"{title}: share of copy; {'; '.join(found)}.")
+class _Class(NamedTuple):
+    """A class of shapes in a panel, with its ends and the places of its shapes in CSS pixels."""
+
+    name: str
+    start: float
+    places: Mapping[str, float]
+    end: float
 
 
-def _draw_dot(axis: Any, y: float, name: str, rows: Rows) -> None:
-    """Draws the mean share of a provider, and a line to its lowest one. Writes tridal's mean beside the panel."""
-    found, own = values(rows), look_of(name)
-    mean = geometric_mean(found)
-    if mean is None:
+def _plot_by_shape(rows: Rows, document: Mapping[str, Any]) -> Picture:
+    """Plots the share of `copy_`'s rate at every shape, or the rate on a CPU. A panel has one class or several."""
+    column = "share_of_copy" if has_shares(rows) else "gbps"
+    names, title = _shown(rows), f"{rows[0]['op']} {rows[0]['direction']}, {rows[0]['dtype']}"
+    panels = _share_panels({name: distinct(select(rows, group=name), "shape") for name in SHAPE_CLASSES})
+    sizes = [(116.0, 40.0)] * len(panels)
+    figure, axes = make_figure(title, f"{UNITS[column]}, by shape", _caption(document, column), sizes, key=names)
+    for axis, panel in zip(axes, panels, strict=True):
+        axis.set_xlim(0, panel[-1].end)
+        ticks = {x: shape_label(shape) for one in panel for shape, x in one.places.items()}
+        axis.set_xticks(list(ticks), list(ticks.values()))
+        for one in panel:
+            place = {"xytext": (0, 7 * PIXEL), "textcoords": "offset points", "xycoords": ("data", "axes fraction")}
+            axis.annotate(SHAPE_CLASSES[one.name].title, (one.start, 1), fontweight="bold", **place)
+        parts = [[(one.places[row["shape"]], row) for row in select(rows, group=one.name)] for one in panel]
+        _plot_lines(axis, parts, names, column, rows)
+    name = f"suite-{rows[0]['dtype']}-{rows[0]['direction']}"
+    return Picture(name, figure, f"{title}: {UNITS[column]} by shape; {summarize(rows, names, column)}.")
+
+
+def _share_panels(classes: Mapping[str, Sequence[str]]) -> list[list[_Class]]:
+    """Places the shapes of each class. Successive classes share a panel that has space for them."""
+    panels: list[list[_Class]] = []
+    x = float(look.PANEL_WIDTH)
+    for name, shapes in classes.items():
+        letters = max((len(line) for shape in shapes for line in shape_label(shape).split("\n")), default=0)
+        width = max((letters * LETTER + 8) * len(shapes), len(SHAPE_CLASSES[name].title) * _TITLE_LETTER)
+        if shapes and x + width > look.PANEL_WIDTH:
+            panels.append([])
+            x = 0
+        if shapes:
+            step = width / len(shapes)
+            panels[-1].append(
+                _Class(name, x, {shape: x + step * (i + 0.5) for i, shape in enumerate(shapes)}, x + width)
+            )
+            x += width + _GAP
+    return panels
+
+
+def _shown(rows: Rows) -> list[str]:
+    """Returns the providers of a picture.."""
+    return [*providers(rows, skipped=False), COPY]
+
+
+def _caption(document: Mapping[str, Any], column: str) -> str:
+    return f"{describe_rates(document['machine'], column)} {SPREAD} {describe_run(document)}"
+
+
+def _plot_lines(
+    axis: Any, parts: Sequence[Sequence[tuple[float, Row]]], names: Sequence[str], column: str, scaled: Rows
+) -> None:
+    """Plots the rows of each provider at their places on the x axis. The parts are not connected.
+
+    The y axis fits the rows `scaled`. It is logarithmic if rates differ too much, as in the interpreter.
+    """
+    values = [row[column] for row in scaled if row[column]]
+    if column == "share_of_copy":
+        axis.set_ylim(0, max(1.12, 1.05 * min(max(values), 2)))
+        axis.set_yticks([0, 0.5, 1], ["0", "0.5", "1.0"])
+        axis.axhline(1, **look.COPY_LINE)
+    elif values and max(values) > _MAX_RATIO * min(values):
+        axis.set_yscale("log")
+        axis.set_ylim(min(values) / 1.5, max(values) * 1.5)
+    elif values:
+        axis.set_ylim(0, max(values) * 1.1)
+    if column != "share_of_copy":
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    for part, name in product(parts, names):
+        _plot_line(axis, name, [(x, row) for x, row in part if row["provider"] == name], column)
+
+
+def _plot_line(axis: Any, name: str, points: Sequence[tuple[float, Row]], column: str) -> None:
+    """Plots a provider's values with their spread. Skipped rows are gaps. Unreliable points are hollow."""
+    if not points or (name == COPY and column == "share_of_copy"):
         return
-    is_ours, is_hollow = name == OURS, len(found) < len(rows)
-    axis.hlines(y, min(found), mean, color=own.light, lw=2 if is_ours else 1)
-    axis.plot(
-        mean, y, own.marker, color=own.light, mfc=look.PAPER if is_hollow else own.light, clip_on=False,
-        ms=6 if is_ours else 4.5, mew=0.9, zorder=4,
-    )  # fmt: skip
-    if is_ours:
-        axis.annotate(f"{mean:.2f}", (1, y), (8 * PIXEL, 0), ("axes fraction", "data"), "offset points",
-                      va="center_baseline", **emphasis(name))  # fmt: skip
-
-
-def _add_key(figure: Any, names: Sequence[str]) -> None:
-    """Adds the marker and the name of each provider below the subtitle."""
-    from matplotlib.lines import Line2D
-
-    marks = [Line2D([], [], ls="", marker=look_of(name).marker, color=look_of(name).light, ms=5) for name in names]
-    key = figure.legend(
-        marks, [title_of(name) for name in names], loc="upper left", ncols=_KEYS_PER_LINE, borderpad=0, borderaxespad=0,
-        handlelength=1, handletextpad=0.2, columnspacing=1.2, fontsize=look.TEXT * PIXEL,
-        bbox_to_anchor=(7 / figure.bbox.width, 1 - 56 / figure.bbox.height),
-    )  # fmt: skip
-    for name, text in zip(names, key.get_texts(), strict=True):
-        text.set(**emphasis(name))
+    nan, noisy = float("nan"), "share_noisy" if column == "share_of_copy" else "noisy"
+    x, own, front = [at for at, _ in points], look_of(name), 4 if name == OURS else 3
+    low, high = zip(*(quantiles(row, column) if row["ms"] else (nan, nan) for _, row in points), strict=True)
+    values = [nan if row[column] is None else row[column] for _, row in points]
+    line = {"color": own.light, "lw": 2 if name == OURS else 1, "zorder": front}
+    if name == COPY:
+        axis.plot(x, values, **{**look.COPY_LINE, "marker": own.marker if len(x) == 1 else None})
+        return
+    marker = {"marker": own.marker, "ms": 4.5 if name == OURS else 3.5, "mew": 0} if len(x) <= _MAX_MARKERS else {}
+    axis.plot(x, values, **line, **marker)
+    if marker:
+        axis.vlines(x, low, high, color=own.light, lw=0.8, alpha=0.7, zorder=front)
+    else:
+        axis.fill_between(x, low, high, color=own.light, alpha=0.15, lw=0)
+    if hollow := [(at, row[column]) for at, row in points if row["ms"] and row[noisy]]:
+        axis.scatter(*zip(*hollow, strict=True), marker=own.marker, s=16, linewidths=0.9, zorder=front + 0.5,
+                     facecolors=look.PAPER, edgecolors=own.light)  # fmt: skip
 
 
 def _plot_host_times(document: Mapping[str, Any]) -> Picture:
