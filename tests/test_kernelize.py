@@ -161,17 +161,17 @@ def test_skipped_modules_are_left_unchanged_and_reported(device: torch.device, s
     assert len(report.replaced) == 6 - len(skipped)
 
 
-def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
-        tridal.kernelize("gpt2")  # type: ignore[arg-type]
-    for fused_loss in ("no", 1, None):
-        with pytest.raises(TypeError, match="kernelize: fused_loss must be a bool, got"):
-            tridal.kernelize(torch.nn.Linear(2, 2), fused_loss=fused_loss)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"skip='norm' is the name of no module: see the names in"):
-        tridal.kernelize(torch.nn.Linear(2, 2), skip="norm")
-    for skip in (3, [3]):
-        with pytest.raises(TypeError, match="skip takes names of modules and classes of modules, got 3"):
-            tridal.kernelize(torch.nn.Linear(2, 2), skip=skip)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("error", "arguments", "options"),
+    [
+        (TypeError, "gpt2", {}), (TypeError, None, {"fused_loss": "no"}), (TypeError, None, {"fused_loss": 1}),
+        (TypeError, None, {"fused_loss": None}), (ValueError, None, {"skip": "norm"}), (TypeError, None, {"skip": 3}),
+        (TypeError, None, {"skip": [3]}),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(error: Any, arguments: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=f"{next(iter(options), 'model')}.*{next(iter(options.values()), 'str')}"):
+        tridal.kernelize(arguments or torch.nn.Linear(2, 2), **options)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
         tridal.models.restore("gpt2")  # type: ignore[arg-type]
 

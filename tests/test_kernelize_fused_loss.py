@@ -171,8 +171,10 @@ USES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 
 @compiles_transformers
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("use", "compiled"),
+    [*((use, False) for use in USES), *((use, True) for use in ("softcap", "shape", "scale", "in place", "list"))],
+)
 def test_a_forward_that_uses_its_logits_later_gets_them(device: torch.device, use: str, compiled: bool) -> None:
     plain, model = (OwnForCausalLM(build("Llama").config).to(device).train() for _ in range(2))
     model.load_state_dict(plain.state_dict())

