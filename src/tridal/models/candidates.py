@@ -66,8 +66,10 @@ def decide(module: torch.nn.Module) -> Decision | None:
     if find_form is None:
         return None
     found = _why_not(module) or find_form(module)
-    if isinstance(found, (str, Decision, type(None))):
-        return Decision(reason=found) if isinstance(found, str) else found
+    if isinstance(found, str):
+        return Decision(reason=found)
+    if found is None or isinstance(found, Decision):
+        return found
     return Decision(replacement, found, str(found), COMPILED)
 
 

@@ -47,7 +47,12 @@ class _AfterImport(MetaPathFinder):
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             load = loader.exec_module
-            loader.exec_module = lambda module: _change(load(module) or module)
+
+            def load_and_change(module: ModuleType) -> None:
+                load(module)
+                _change(module)
+
+            loader.exec_module = load_and_change
         return spec
 
 

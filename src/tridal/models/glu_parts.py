@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 
 
 def _layers_of(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Returns the sizes of the linear layers inside, also of adapters and quantized ones, which are called."""
+    """Returns the sizes of the linear layers inside, also of adapters and quantized layers."""
     named = ((name, (getattr(m, "out_features", None), getattr(m, "in_features", None))) for name, m in _inside(module))
     return {name: sizes for name, sizes in named if all(isinstance(size, int) for size in sizes)}
 
