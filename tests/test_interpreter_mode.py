@@ -13,10 +13,10 @@ import torch
 
 import tridal
 from call_helpers import kernel_call
-from tridal.devices.types import KernelConfig
 from processes import python
 from tridal.devices import registry
 from tridal.devices.lock import LOCK
+from tridal.devices.types import KernelConfig
 from tridal.runtime import compiler
 from tridal.runtime.compiler import import_triton
 from tridal.runtime.interpreter_mode import interpreted, interpreting

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tridal.library.losses.functions import cross_entropy
-from tridal.library.losses.linear_functions import linear_cross_entropy
+from tridal.library.losses.functions import cross_entropy, linear_cross_entropy
 from tridal.models.replacements import Replacement, torch_computes
 from tridal.pytorch.torch import private
 
