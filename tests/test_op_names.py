@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import tridal
 from tridal.errors import PluginError
 from tridal.ops import Op, RowKernel, Statistic, index_per_row, number, per_column, per_element
+from tridal.pytorch import op_function
 
 pytest.importorskip("triton")
 from several_results import BY_SUM, MINUS_PICKED, WEIGH
@@ -101,3 +103,20 @@ def test_row_function_refuses_an_op_without_the_arguments_dim_and_dtype(changes:
     found = "dim=-1" if "dim" in changes else "argument dims"
     with pytest.raises(PluginError, match=re.escape(f"op 'weigh' has the field {found}".replace("field a", "a"))):
         tridal.row_function(replace(WEIGH, **changes))
+
+
+def test_a_function_may_have_parameters_with_any_names_but_those_of_what_it_calls() -> None:
+    kernel = RowKernel("halved_of_a_test", "no_module", ("x",), (), ("halved",))
+    op = Op(kernel.name, (per_element("input"),), (kernel,), reference=lambda input, reduce: input / 2)
+    for names in ("rows, shape", "sizes, call_key", "cols, recording", "function, enter"):
+        found = list[tuple[float, float]]()
+        scope: dict[str, Any] = {"found": found}
+        exec(
+            f"def f(call, input, {names}):\n    found.append(({names}))\n    return call(input, -1, input.dtype)", scope
+        )
+        function: Any = op_function(op)(scope["f"])
+        for first in (1.0, 2.0, 1.0):
+            torch.testing.assert_close(function(torch.ones(2, 4), first, 0.5), torch.full((2, 4), 0.5))
+        assert found == [(1.0, 0.5), (2.0, 0.5)], "the body runs once for each key"
+    with pytest.raises(PluginError, match="parameters: functions have a variable 'autocast': choose another name"):
+        op_function(op)(lambda call, input, autocast: call(input, -1, input.dtype))

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tridal.devices import registry
+from tridal.errors import PluginError
 from tridal.kernels.row_kernel import forget_functions
 from tridal.ops import table
 from tridal.ops.argument_checks import wrong
@@ -118,7 +119,7 @@ def _function(
     own = [names_of_tensors.get(name, "") for name in tensors]
     names = {name: name for name in (*op.signature.names, *own) if name in signature.parameters}
     if sizes is not None:
-        names["dims"] = "row_dims"
+        names["dims"] = "_row_dims"
     flexible, dims = keys.rows_along(op.signature, names)
     flexible = flexible if last is None else f"({flexible}) and ({last})"
     optional = frozenset(p.name for p in parameters if p.name in own and p.default is None)
@@ -130,37 +131,39 @@ def _function(
     lines = ["if stream is not None: no_key()"] * ("stream" in signature.parameters)
     lines += [f"if {name}: no_key()" for name in removed]
     lines += [*of_sizes.lines, keys.PLAIN_THREAD, keys.RECORDING, *described.lines]
-    parts = [*described.parts, *keys.of_thread("function"), *of_sizes.parts, *keys.of_options(options)]
+    parts = [*described.parts, *keys.of_thread("_function"), *of_sizes.parts, *keys.of_options(options)]
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     keywords = "".join([*(f"{name}={name}, " for name in named), *(f"**{name}, " for name in removed)])
     given = ", ".join(name or "None" for name in own)
     kept = ", ".join([*(p.name for p in options), *([f"*{sizes}"] if sizes is not None else [])])
     lines = lines if op.prepares else ["no_key()"]
-    code = [*lines, f"call_key = ({', '.join(parts)})", "call = CALLS.get(call_key)"]
+    code = [*lines, f"_key = ({', '.join(parts)})", "_call = CALLS.get(_key)"]
     newline = "\n            "
     source = f"""
 def {body.__name__}{_declared(parameters)}:
-    call_key = call = None
+    _key = _call = None
     if not compiling():
         try:
             {newline.join(code)}
         except NO_KEY:
-            call_key = call = None
-        if call is not None:
-            return call.compute({given})
-        if call_key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
-            call_key = None
-    return enter(function, call_key, ({given},), ({", ".join(positional)},), dict({keywords}))
+            _key = _call = None
+        if _call is not None:
+            return _call.compute({given})
+        if _key is not None and not can_be_stored(({kept}{"," * bool(kept)})):
+            _key = None
+    return _enter(_function, _key, ({given},), ({", ".join(positional)},), dict({keywords}))
 """
     scope |= {"CALLS": CALLS, "NO_KEY": keys.NO_KEY, "compiling": _compiling, "can_be_stored": _can_be_stored}
+    if clashes := sorted({parameter.name for parameter in parameters} & scope.keys()):
+        raise PluginError(f"op {op.name!r}: parameters: functions have a variable {clashes[0]!r}: choose another name")
     exec(source, scope)
     function = functools.wraps(body)(scope[body.__name__])
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     of_public = {*signature.parameters, "return"} - {next(iter(signature.parameters))}
     function.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name in of_public}
     del function.__wrapped__
-    scope |= {"function": function, "enter": functools.partial(_enter, op, body)}
+    scope |= {"_function": function, "_enter": functools.partial(_enter, op, body)}
     return function
 
 

@@ -58,8 +58,8 @@ def describe(
         signature: has the roles of the tensors.
         names: the tensors of the signature, in order. They are names in the code, and empty for absent ones.
         optional: the names of those that may be None.
-        flexible: an expression with `shape` and `main_rank` (of the main tensor): whether rows run along its last dims,
-            and any number of them is computed alike.
+        flexible: an expression with `_shape` and `_main_rank` (of the main tensor): whether rows run along its last
+            dims, and any number of them is computed alike.
         dims: an expression for the number of dims of a row.
         gradients: how many of the tensors are the gradients of a backward, whose tensors require no gradient. Only
             these may be batches of torch's legacy vmap.
@@ -73,50 +73,50 @@ def describe(
     classes |= {name: f"no_key() if batched({name}) else {classes[name]}" for name in names[:gradients] if name}
     # Steps may depend on whether the rows are a multiple of 16. So do kernels that merge 16 rows, see `merges_rows`.
     has_multiple = signature.steps is not None or (signature.kernel is not None and not signature.kernel.statistics)
-    lines = [f"main_class = {classes[main]}", *_rows(main, roles, flexible, dims, has_multiple)]
-    parts = ["rows", "sizes", *["multiple"] * has_multiple, "main_rank", "strides"]
+    lines = [f"_main_class = {classes[main]}", *_rows(main, roles, flexible, dims, has_multiple)]
+    parts = ["_rows", "_sizes", *["_multiple"] * has_multiple, "_main_rank", "_strides"]
     for name, role in roles.items():
         strides = f"{name}.is_contiguous() or ({name}.stride(), {name}.shape)"
-        found = ["main_class"] if name == main else [classes[name], _shape(name, role), strides]
+        found = ["_main_class"] if name == main else [classes[name], _shape(name, role), strides]
         # A process has one type of accelerators, so an index, or -1 for the CPU, is a device.
         found += [f"{name}.get_device()", f"{name}.dtype"]
         found += [f"({name}.data_ptr() or no_key()) & {ADDRESS_BITS}", f"{name}.is_neg()"]
-        found += [f"recording and {name}.requires_grad and not inference()"] * (not gradients)
+        found += [f"_recording and {name}.requires_grad and not inference()"] * (not gradients)
         parts += [f"None if {name} is None else ({', '.join(found)})"] if name in optional else found
     return Described(lines, [*parts, f"any_autocast() and autocast({main}.device)"])
 
 
 def _rows(main: str, roles: Mapping[str, Any], flexible: str, dims: str, has_multiple: bool) -> list[str]:
-    """Returns the code for the sizes of the main tensor: `shape`, `main_rank`, `rows`, `sizes`, `leading`."""
-    cols = "sizes" if dims == "1" else "cols"
+    """Returns the code for the sizes of the main tensor: `_shape`, `_main_rank`, `_rows`, `_sizes`, `_leading`."""
+    cols = "_sizes" if dims == "1" else "_cols"
     of_rows = any(role in ("row", "index") or callable(role) for role in roles.values())
     lines = [
-        f"shape, strides = {main}.shape, {main}.is_contiguous() or {main}.stride()",
-        "main_rank = len(shape)",
-        f"if ({flexible}) and main_rank > {dims} and (",
-        "    strides is True or (main_rank == 2 and strides[1] == 1) or not any(strides)",
+        f"_shape, _strides = {main}.shape, {main}.is_contiguous() or {main}.stride()",
+        "_main_rank = len(_shape)",
+        f"if ({flexible}) and _main_rank > {dims} and (",
+        "    _strides is True or (_main_rank == 2 and _strides[1] == 1) or not any(_strides)",
         "):",
-        f"    sizes = {'' if dims == '1' else 'cols = '}shape[-1]",
-        *[f"    if {dims} > 1: sizes, cols = shape[-{dims}:], shape[-{dims}:].numel()"] * (dims != "1"),
-        f"    rows = shape[0] if main_rank == 2 else {main}.numel() // {cols}",  # torch's methods take longer
-        *[f"    leading = (rows,) if main_rank == 2 else shape[:-{dims}]"] * of_rows,
+        f"    _sizes = {'' if dims == '1' else '_cols = '}_shape[-1]",
+        *[f"    if {dims} > 1: _sizes, _cols = _shape[-{dims}:], _shape[-{dims}:].numel()"] * (dims != "1"),
+        f"    _rows = _shape[0] if _main_rank == 2 else {main}.numel() // {cols}",  # torch's methods take longer
+        *[f"    _leading = (_rows,) if _main_rank == 2 else _shape[:-{dims}]"] * of_rows,
     ]
-    rounds = f"if rows > {EXACT_ROWS}: rows = row_bucket(rows, {cols})[1]"
+    rounds = f"if _rows > {EXACT_ROWS}: _rows = row_bucket(_rows, {cols})[1]"
     if has_multiple:
-        lines.append(f"    multiple = rows % {ALIGNMENT} == 0")
-        lines.append(f"    if multiple and {cols} % {ALIGNMENT}:")  # the bucket is that of the merged rows
-        lines.append(f"        rows = row_bucket(rows // {ALIGNMENT}, {cols} * {ALIGNMENT})[1] * {ALIGNMENT}")
+        lines.append(f"    _multiple = _rows % {ALIGNMENT} == 0")
+        lines.append(f"    if _multiple and {cols} % {ALIGNMENT}:")  # the bucket is that of the merged rows
+        lines.append(f"        _rows = row_bucket(_rows // {ALIGNMENT}, {cols} * {ALIGNMENT})[1] * {ALIGNMENT}")
         rounds = f"el{rounds}"
-    return [*lines, f"    {rounds}", "else:", "    rows, sizes, multiple, leading = None, shape, False, None"]
+    return [*lines, f"    {rounds}", "else:", "    _rows, _sizes, _multiple, _leading = None, _shape, False, None"]
 
 
 def _shape(name: str, role: Any) -> str:
     """Returns the expression for the shape of a tensor that is not the main one."""
     if role == "element":
-        return f"{name}.shape == shape or {name}.shape"
+        return f"{name}.shape == _shape or {name}.shape"
     if callable(role):  # most have a number per row
-        return f"2 if {name}.shape == leading else 1 if {name}.shape == shape else {name}.shape"
-    return f"2 if {name}.shape == leading else {name}.shape" if role in ("row", "index") else f"{name}.shape"
+        return f"2 if {name}.shape == _leading else 1 if {name}.shape == _shape else {name}.shape"
+    return f"2 if {name}.shape == _leading else {name}.shape" if role in ("row", "index") else f"{name}.shape"
 
 
 PLAIN_THREAD = (
@@ -124,13 +124,13 @@ PLAIN_THREAD = (
     " or tracing_state() is not None: no_key()"
 )
 """The statement that refuses a key in modes, transforms and tracers."""
-RECORDING = "recording = grad_enabled()"
-"""The statement that sets the variable `recording`: whether autograd is enabled."""
+RECORDING = "_recording = grad_enabled()"
+"""The statement that sets the variable `_recording`: whether autograd is enabled."""
 
 
 def of_thread(function: str) -> list[str]:
     """Returns the parts of a key for the function, which is an expression, and for the thread. See `RECORDING`."""
-    return [function, "current()", "recording"]
+    return [function, "current()", "_recording"]
 
 
 def of_options(parameters: Sequence[Any]) -> list[str]:
@@ -149,10 +149,10 @@ def of_options(parameters: Sequence[Any]) -> list[str]:
 
 
 def of_sizes(name: str) -> Described:
-    """Returns the code for an argument that is a sequence of ints, as `normalized_shape` is, with length `row_dims`."""
-    types = f"{name}[0].__class__ if row_dims == 1 else tuple(map(type, {name}))"
+    """Returns the code for an argument that is a sequence of ints of length `_row_dims`, as `normalized_shape` is."""
+    types = f"{name}[0].__class__ if _row_dims == 1 else tuple(map(type, {name}))"
     values = f"{name} if {name}.__class__ is tuple else tuple({name})"
-    return Described([f"if {name}.__class__ not in SIZES: no_key()", f"row_dims = len({name})"], [values, types])
+    return Described([f"if {name}.__class__ not in SIZES: no_key()", f"_row_dims = len({name})"], [values, types])
 
 
 def scope() -> dict[str, Any]:
@@ -237,9 +237,9 @@ def rows_along(signature: Signature, names: dict[str, str]) -> tuple[str, str]:
     """Returns the expressions `flexible` and `dims` of `describe`. `names` are those of arguments in the code."""
     conditions = [] if signature.any_rows else ["False"]
     if "dim" in names:
-        conditions.append(f"({names['dim']} == -1 or {names['dim']} == main_rank - 1)")
+        conditions.append(f"({names['dim']} == -1 or {names['dim']} == _main_rank - 1)")
     elif signature.dim is not None and signature.dim >= 0:
-        conditions.append(f"main_rank == {signature.dim + 1}")
+        conditions.append(f"_main_rank == {signature.dim + 1}")
     conditions += [f"{names[name]} is None" for name in ("mask",) if name in names]
     conditions += [f"{names[name]} is False" for name in ("causal",) if name in names]
     return " and ".join(conditions) or "True", names.get("dims", "1")
