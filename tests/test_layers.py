@@ -47,7 +47,10 @@ DOCUMENTED = {
     for name in re.findall(r"`([\w.]+)`", row)
 }
 """The names of tridal that an op may use: those in the table of the page."""
-KERNELS = sorted([*(CORE / "kernels").glob("*.py"), *(CORE / "library").glob("*/kernels/*.py")])
+TRITON_FILES = ("exchange", "lanes", "numerics", "row_index", "tile_counter")
+KERNELS = sorted(
+    [*(CORE / "kernels" / f"{name}.py" for name in TRITON_FILES), *(CORE / "library").glob("*/kernels/*.py")]
+)
 
 
 def strings(source: str) -> Iterator[tuple[int, str]]:

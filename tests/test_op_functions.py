@@ -239,10 +239,10 @@ def test_the_name_of_a_tensor_or_a_statistic_stands_for_a_function(make_kernel: 
     )  # fmt: skip
     source = text(kernel, KernelConfig("whole_row", 1, 512))
     assert "total = tl.sum(tl.where(in_bounds, b, 0.0), 1)" in source
-    assert "tl.store(a_result + out_row + columns, a, mask=in_bounds)" in source
-    assert "tl.store(deviation_per_row + row_at, deviation, mask=row_in_bounds)" in source
+    assert "tl.store(a_at, a, mask=in_bounds)" in source
+    assert "tl.store(deviation_per_row + row_at + row_index, deviation)" in source
     assert "counted_total = maths.counted_total(total, count)" in source
-    assert "tl.store(counted_total_per_row + row_at, counted_total, mask=row_in_bounds)" in source
+    assert "tl.store(counted_total_per_row + row_at + row_index, counted_total)" in source
 
 
 @pytest.mark.parametrize(

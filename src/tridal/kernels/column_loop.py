@@ -7,9 +7,9 @@ and the tail are computed before the loop, and there is no second loop.
 
 from __future__ import annotations
 
-from tridal.kernels.kernel_plan import KernelPlan
 from tridal.kernels.pieces import Writer, merged
 from tridal.kernels.row_kernel import Statistic
+from tridal.kernels.text_plan import TextPlan
 
 OUTPUTS = "writes", "column_writes"
 BLOCKS = "for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):"
@@ -18,16 +18,17 @@ BLOCKS = "for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_ST
 def column_loop(w: Writer) -> None:
     """Writes the kernel."""
     p, k = w.plan, w.kernel
-    # A block of columns may be all -inf. The device's exp is fast enough for one number per row.
-    p.flags |= {"UNNORMALISED": False, "GUARD": p.zero_masked_rows, "TERM_GUARD": True}
-    p.flags |= {"REFINE": p.cols >= 128, "REBASE_BIAS": None}
+    # The maximum changes from block to block, so terms have no common factor.
+    p.flags = {"UNNORMALISED": False, "GUARD": p.zero_masked_rows, "REFINE": p.cols >= 128}
+    p.flags_of["term"] = {"GUARD": True}  # all elements of a block of columns may be -inf
+    p.flags_of["rebase"] = {"EXP2_BIAS": None}  # the device's exp is fast enough for one number per row
     with w("for tile in tl.range(tl.program_id(0), TILES, tl.num_programs(0)):"):
         w.position()
-        w.rows(p.all_used)
+        w.load_rows(p.all_used)
         w.pick()
         if k.statistics:
             statistics(w)
-        if p.counts:
+        if "count" in p.used("row_value", "row_writes", *OUTPUTS, *["rebase"] * (p.lanes > 1)):
             w("count = tl.cast(cols, ACC)")
         if k.statistics and p.lanes > 1:
             merge_lanes(w)
@@ -38,12 +39,12 @@ def column_loop(w: Writer) -> None:
             with w(BLOCKS):
                 w.bounds(f"column_block * {p.cols}", used)
                 w.load(p.body, used, aligned=False)
-                w.columns(used, [p.body])
+                w.load_columns(used, [p.body])
                 w.store(p.body, aligned=False)
                 add_to_stored_sums(w)
 
 
-def counts_elements(p: KernelPlan) -> bool:
+def counts_elements(p: TextPlan) -> bool:
     """Whether each row or lane counts its elements, because blocks do not have the same columns of all of them."""
     return bool(p.counts and len(p.kernel.statistics) > 1 and (p.peel or p.lanes > 1))
 
@@ -62,28 +63,31 @@ def statistics(w: Writer) -> None:
     with w(BLOCKS):
         w.bounds(f"column_block * {p.cols}", used, head=not (p.peel and p.rows == 1))
         w.load(part, used, aligned=p.peel)
-        w.columns(used, [part])
+        w.load_columns(used, [part])
         if p.lanes > 1:
             column = p.column(part)
-            for name in [n for n in ("in_bounds", column, *k.reads, *k.column_reads) if n in {*used, "in_bounds"}]:
+            bounds = {"in_bounds"} if p.masks_terms or counts_elements(p) else set()
+            w("# Each lane has its own statistics until the loop ends.")
+            for name in [n for n in ("in_bounds", column, *k.reads, *k.column_reads) if n in used | bounds]:
                 w(f"{name} = split_lanes({name})")
         if f"part_{first.name}" in p.used("rebase"):
             w(f"part_{first.name} = {first.name}")
-        w(merged(first.reduce, first.name, reduced(w, w.term(first, part), first.reduce)))
+        w(merged(first.reduce, first.name, reduced(w, w.write_term(first, part), first.reduce)))
         if "part_count" in p.used("rebase"):
             w(
                 "part_count = PART_COUNT",
                 PART_COUNT="counted" if counts_elements(p) else f"tl.cast(column_block * {p.cols}, {p.acc})",
             )
+        needs_count = "count" in p.used("rebase", statistics=laters)
         if counts_elements(p):
-            w(f"""
-                counted += {reduced(w, "in_bounds.to(ACC)", "sum")}
-                count = tl.maximum(counted, 1.0)  # a lane may have no elements""")
-        elif p.counts and laters:
+            w(f"counted += {reduced(w, 'in_bounds.to(ACC)', 'sum')}")
+        if counts_elements(p) and needs_count:
+            w("count = tl.maximum(counted, 1.0)  # a lane may have no elements")
+        elif needs_count:
             w("count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC)")
         rebase(w)
         for s in laters:
-            w(merged(s.reduce, s.name, reduced(w, w.term(s, part), s.reduce)))
+            w(merged(s.reduce, s.name, reduced(w, w.write_term(s, part), s.reduce)))
 
 
 def reduced(w: Writer, term: str, how: str) -> str:
@@ -109,21 +113,22 @@ def edges(w: Writer) -> None:
         w("rows_edge = INDEX", INDEX=edge.across(f"tl.arange(0, {p.rows}){p.int64}"))
     w.edges()
     w.load(edge, used)
-    w.columns(used, [edge])
+    w.load_columns(used, [edge])
     w(f"has_edge = tl.arange(0, {p.rows * p.lanes}) < ROWS  # the first lane")
+    needs_count = "count" in p.used("rebase", statistics=k.statistics[1:])
     if counts_elements(p):
-        w("""
-            edge_count = tl.sum(in_bounds_edge.to(ACC), 0)
-            count = tl.maximum(edge_count, 1.0)""")
+        w("edge_count = tl.sum(in_bounds_edge.to(ACC), 0)")
+    if counts_elements(p) and needs_count:
+        w("count = tl.maximum(edge_count, 1.0)")
     for s in k.statistics:
-        term = w.term(s, edge, {first: f"{first}_edge"})
+        term = w.write_term(s, edge, {first: f"{first}_edge"})
         w(f"{s.name}_edge = VALUE", VALUE=w.reduced(term, s.reduce, edge))
     for s in k.statistics:
         w(f"{s.name} = tl.where(has_edge, {s.name}_edge, {s.name})")
     if counts_elements(p):
-        w("""
-            counted = tl.where(has_edge, edge_count, counted)
-            count = tl.maximum(counted, 1.0)  # a variable keeps its type in a loop""")
+        w("counted = tl.where(has_edge, edge_count, counted)")
+    if counts_elements(p) and needs_count:
+        w("count = tl.maximum(counted, 1.0)  # a variable keeps its type in a loop")
 
 
 def merge_lanes(w: Writer) -> None:
@@ -149,7 +154,7 @@ def add_to_stored_sums(w: Writer) -> None:
     if names:
         w("sum_column = column_block * COLS + tl.arange(0, COLS)")
     for name in names:
-        term = f"tl.sum({w.sum_term(name, p.body)}, {1 - p.axis})"
+        term = f"tl.sum({w.write_sum_term(name, p.body)}, {1 - p.axis})"
         w(f"""
             {name}_at = {name}_sums + tl.cast(tl.program_id(0), tl.int64) * cols + sum_column
             is_later_tile = tile != tl.program_id(0)

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from tridal.kernels.kernel_names import taken_names
-from tridal.kernels.kernel_plan import KernelPlan, Part, times
 from tridal.kernels.op_functions import OpFunction
 from tridal.kernels.row_kernel import Statistic
 from tridal.kernels.scale_mask import scale_mask
 from tridal.kernels.text import Text
+from tridal.kernels.text_plan import Part, TextPlan, times
 
 
 class Writer(Text):
     """Writes the pieces of a kernel."""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: TextPlan) -> None:
         super().__init__(plan.literals)
         self.plan, self.kernel = plan, plan.kernel
 
@@ -30,11 +30,11 @@ class Writer(Text):
     def position(self) -> None:
         """The block of a tile, its first row, and where this row begins in memory."""
         p = self.plan
-        tiles = "inner" if p.rows == 1 else f"tl.cdiv(inner, {p.rows})"
+        of_block = "inner" if p.rows == 1 else f"tl.cdiv(inner, {p.rows})"
         self("""
             # A tensor has `outer` blocks of `inner` rows.
-            block = tl.cast(tile // TILES, tl.int64)
-            row = tl.cast(tile % TILES, tl.int64) * ROWS""", TILES=tiles)  # fmt: skip
+            block = tl.cast(tile // TILES_OF_BLOCK, tl.int64)
+            row = tl.cast(tile % TILES_OF_BLOCK, tl.int64) * ROWS""", TILES_OF_BLOCK=of_block)  # fmt: skip
         for group in p.used_groups:
             jump = f" + block // minor_blocks * {group}_jump" if self.kernel.split else ""
             outer, inner = p.number(f"{group}_outer"), p.number(f"{group}_inner")
@@ -123,12 +123,12 @@ class Writer(Text):
         if self.kernel.scale_mask and first in names:
             scale_mask(self, part, part(first))
 
-    def columns(self, names: Collection[str], parts: Collection[Part] = ()) -> None:
+    def load_columns(self, names: Collection[str], parts: Collection[Part] = ()) -> None:
         """Loads numbers per column.
 
-        A load with two axes has the layout of one row. In a tile of several rows, Triton would compute elements in this
-        layout, and again in that of the tile. So the load has one axis there. With `peel`, rows may begin at different
-        columns.
+        In a tile of several rows, they are loaded with one axis and then expanded. With two axes, they would have the
+        layout of one row, and Triton would compute elements in this layout and again in that of the tile. With `peel`,
+        rows may begin at different columns.
         """
         p, flat = self.plan, self.plan.loads_flat
         names = [name for name in self.kernel.column_reads if name in names]
@@ -142,7 +142,7 @@ class Writer(Text):
                     NUMBER=f"tl.load({name}_ptr + {at}, mask={at} < cols, other=0).to({p.acc})",
                 )  # fmt: skip
 
-    def rows(self, names: Collection[str]) -> None:
+    def load_rows(self, names: Collection[str]) -> None:
         """Loads numbers per row."""
         for name in [name for name in self.kernel.row_reads if name in names]:
             self(f"{name} = tl.load({self.plan.row_at(f'{name}_ptr')}{self._row_mask()}).to(ACC)")
@@ -190,9 +190,9 @@ class Writer(Text):
             term = f"tl.sum(tl.reshape({term}, [{p.rows}, {p.cols // 4}, 4]), 2)"
         return f"tl.sum({term}, {part.axis})"
 
-    def term(self, statistic: Statistic, part: Part, other: Mapping[str, str] | None = None) -> str:
+    def write_term(self, statistic: Statistic, part: Part, other: Mapping[str, str] | None = None) -> str:
         """Writes the term of a statistic and returns its variable. A term out of bounds is neutral."""
-        name = self.evaluated("term", statistic.term, part, self.kernel.statistics.index(statistic), other)
+        name = self.write_call("term", statistic.term, part, self.kernel.statistics.index(statistic), other)
         neutral = '-float("inf")' if statistic.reduce == "max" else "0.0"
         return name if self.plan.neutral_padding else f"tl.where({part('in_bounds')}, {name}, {neutral})"
 
@@ -200,25 +200,27 @@ class Writer(Text):
         """Computes statistics of the body and of the edges of a tile, and merges them."""
         for s in statistics:
             for part in self.plan.parts:
-                value = self.reduced(self.term(s, part), s.reduce, part)
+                value = self.reduced(self.write_term(s, part), s.reduce, part)
                 self("STATISTIC = VALUE", STATISTIC=part(s.name), VALUE=value)
             if self.plan.peel:
                 self(merged(s.reduce, s.name, f"{s.name}_edge"))
 
     # --- results
 
-    def evaluated(
+    def write_call(
         self, role: str, name: str, part: Part | None = None, number: int = 0, other: Mapping[str, str] | None = None
     ) -> str:
         """Writes the call of an op's function and returns the variable of its result, which has the function's name.
 
-        If another variable has this name, that of the result is longer. If a variable stands for the function, nothing
-        is written.
+        If another variable has this name, that of the result ends in `_value`. If a variable stands for the function,
+        nothing is written.
         """
         call = self.plan.call(role, name, part, number, other or {})
         if self.plan.functions[OpFunction(role, name, number)] is None:
             return call
-        variable = f"{name}_value" if name in taken_names(self.kernel) else name
+        variable = name
+        while variable in taken_names(self.kernel):
+            variable += "_value"
         variable = part(variable) if part else variable
         self("RESULT = CALL", RESULT=variable, CALL=call)
         return variable
@@ -235,7 +237,7 @@ class Writer(Text):
             f", mask={conditions[0] if len(conditions) == 1 else 'row_in_bounds & (rank == 0)'}" if conditions else ""
         )
         for name in self.kernel.row_writes:
-            value = name if name == self.kernel.row_value else self.evaluated("row_writes", name)
+            value = name if name == self.kernel.row_value else self.write_call("row_writes", name)
             self(f"tl.store({self.plan.row_at(f'{name}_per_row')}, VALUE{mask})", VALUE=value)
 
     def store(self, part: Part, stream: bool = False, aligned: bool = True) -> None:
@@ -249,7 +251,7 @@ class Writer(Text):
         for name in k.writes:
             self("POINTERS = AT", POINTERS=part(f"{name}_at"), AT=p.at(f"{name}_result", part, aligned))
         for name in k.writes:
-            is_first, value = name == k.writes[0], self.evaluated("writes", name, part)
+            is_first, value = name == k.writes[0], self.write_call("writes", name, part)
             if is_first and k.added:
                 names = part.names | {"ADDEND": part(k.added), "AT": p.at(f"{k.added}_ptr", part, aligned)}
                 self("ADDEND = tl.load(AT, mask=IN_BOUNDS, other=0).to(ACC)", **names)
@@ -257,12 +259,12 @@ class Writer(Text):
             evict = ', eviction_policy="evict_first"' if stream and is_first and part is not p.edge else ""
             self(f"tl.store(AT, VALUE, mask=IN_BOUNDS{evict})", AT=part(f"{name}_at"), VALUE=value, **part.names)
 
-    def sum_term(self, name: str, part: Part) -> str:
+    def write_sum_term(self, name: str, part: Part) -> str:
         """Writes the term of a sum over rows and returns its variable.
 
         Columns out of bounds are never stored, so only rows out of bounds need a mask.
         """
-        term = self.evaluated("column_writes", name, part)
+        term = self.write_call("column_writes", name, part)
         masks = self.plan.rows > 1 and not self.plan.neutral_padding
         return f"tl.where({part('in_bounds')}, {term}, 0.0)" if masks else term
 

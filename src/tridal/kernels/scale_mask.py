@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tridal.kernels.kernel_plan import Part, times
+from tridal.kernels.text_plan import Part, times
 
 if TYPE_CHECKING:
     from tridal.kernels.pieces import Writer

@@ -23,8 +23,9 @@ class Text:
         with text("if tile < tiles:"):  # indents the blocks within
             ...
 
-    Products and quotients of 1 and sums with 0 lose the operator. A name before `=` without spaces stays, because it
-    is that of an argument: `f(x, AXIS=AXIS)`.
+    An operator before CAPITALS that stand for 1 (`*`, `//`) or 0 (`+`, `-`) is left out with them. Values are inserted
+    as they are: a sum that becomes a factor needs parentheses. A name before `=` without spaces stays, because it is
+    that of an argument: `f(x, AXIS=AXIS)`. Lines that begin with `#` stay as they are.
     """
 
     def __init__(self, constants: Mapping[str, Any]) -> None:

@@ -13,8 +13,7 @@ def trial(w: Writer) -> None:
     """
     p, k = w.plan, w.kernel
     whole = p.axis == 1 and not p.constants["PARTS"]
-    p.flags |= {"UNNORMALISED": whole, "REFINE": whole, "REBASE_BIAS": p.exp2_bias}
-    p.flags |= {"GUARD": not whole, "TERM_GUARD": not whole}
+    p.flags = {"UNNORMALISED": whole, "REFINE": whole, "GUARD": not whole}
     p.exchange, p.arguments = True, frozenset(f"{name}_number" for name in k.parameters)
     statistics = [statistic.name for statistic in k.statistics]
     first, laters = statistics[:1], statistics[1:]

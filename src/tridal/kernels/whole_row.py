@@ -1,15 +1,17 @@
 """The schedules "whole_row" and "cooperative": a tile holds whole rows, or the part of a row that one program computes.
 
-Memory is read and written once. A tensor is `outer` blocks of `inner` rows of `cols` elements. Strides are in elements.
-A plan chooses:
-  programs_per_row  above 1, programs compute a row together ("cooperative") and exchange their statistics.
+Each element of an input is read from memory once, and each element of an output is written once. A tensor is `outer`
+blocks of `inner` rows of `cols` elements. Strides are in elements. A plan chooses:
+  programs_per_row  if above 1, this many programs form a group and compute a row together ("cooperative"). Each has one
+                    part of the row; its index in the group is its rank. They exchange their statistics, if it has any.
   persistent        programs loop over tiles, so any number of them computes the same result. If not, a program computes
                     one tile, or its part of one, with fewer registers.
   peel              the unaligned head and tail of a row, fewer than `vector` elements each, are a small extra tile.
-                    `misalignment`: elements from a vector boundary to the first row. `same_misalignment`: it is that of
-                    all tensors.
+                    `misalignment`: elements from a vector boundary to the first row. `same_misalignment`: whether all
+                    tensors have this misalignment.
   reload            each pass over a tile loads its elements again, from the core's cache, to save registers. The small
-                    extra tile stays in registers.
+                    extra tile stays in registers. The passes are: statistics without `rebase`; statistics with
+                    `rebase`, whose terms use the first one; outputs.
   num_stages        number of tiles in flight in the loop.
 """
 
@@ -18,18 +20,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 
-from tridal.kernels.kernel_plan import KernelPlan, times
 from tridal.kernels.pieces import Writer
+from tridal.kernels.text_plan import TextPlan, times
 
 CHUNKS = 4
 OUTPUTS = "writes", "column_writes"
+AFTER_STATISTICS = "row_value", "row_writes", *OUTPUTS
 
 
 def whole_row(w: Writer) -> None:
-    """Writes the kernel."""
+    """Writes the text of the kernel, before Triton compiles it."""
     p, k = w.plan, w.kernel
-    may_be_empty = p.exchange or p.zero_masked_rows  # a part of a row may be all -inf
-    p.flags |= {"GUARD": may_be_empty, "TERM_GUARD": may_be_empty, "REFINE": p.cols >= 128, "REBASE_BIAS": p.exp2_bias}
+    may_be_empty = p.exchange or p.zero_masked_rows  # all elements of a part of a row may be -inf
+    p.flags = {"GUARD": may_be_empty, "REFINE": p.cols >= 128}
     p.flags["UNNORMALISED"] = p.programs_per_row == 1 and p.axis == 1  # axis 0 would take two registers per row
     offset = times("rank", str(p.cols)) if p.rank else ""
     programs(w)
@@ -37,14 +40,14 @@ def whole_row(w: Writer) -> None:
         if not p.loads_flat:
             w.indices(p.body)
         w.begin(offset, p.all_used, p.body)
-        w.columns(p.all_used)
+        w.load_columns(p.all_used)
     zero_sums(w)
     with tiles(w):
         w.position()
         used = p.used(statistics=k.statistics) if in_chunks(p) else p.all_used
         w.bounds(offset, used & {"column"} if loads_columns_once(p) else used)
         w.edges()
-        w.rows(p.all_used)
+        w.load_rows(p.all_used)
         w.pick()
         count(w)
         passes = [[s for s in k.statistics if not s.rebase], [s for s in k.statistics if s.rebase]]
@@ -63,7 +66,8 @@ def whole_row(w: Writer) -> None:
         elif k.writes or k.column_writes:
             if passes:
                 load(w, len(passes), p.used(*OUTPUTS), is_last=True)
-            hide_stride(w, 0)
+            if k.writes:
+                hide_stride(w, 0)
             for part in p.parts:
                 w.store(part, stream=p.reload)
             add_to_sums(w)
@@ -72,20 +76,21 @@ def whole_row(w: Writer) -> None:
     store_sums(w)
 
 
-def claims_tiles(p: KernelPlan) -> bool:
+def claims_tiles(p: TextPlan) -> bool:
     """Whether groups claim tiles from a counter.
 
     Sums over rows are the same in every run only if each program always computes the same rows. Claims have 32 bits.
+    Triton pipelines a loop over tiles (`num_stages`) only if the tiles are known in advance.
     """
     return bool(p.exchange and p.persistent and p.num_stages == 1 and not p.kernel.column_writes and not p.int64_tiles)
 
 
-def loads_columns_once(p: KernelPlan) -> bool:
+def loads_columns_once(p: TextPlan) -> bool:
     """Whether numbers per column are loaded before the loop."""
     return bool(p.persistent and not p.peel and not p.reload and not p.all_used.isdisjoint(p.kernel.column_reads))
 
 
-def in_chunks(p: KernelPlan) -> bool:
+def in_chunks(p: TextPlan) -> bool:
     """Whether outputs are computed in chunks of a row: numbers per column need as many registers as its elements."""
     k = p.kernel
     wide = p.reload and p.rows == 1 and p.axis == 1 and p.cols >= CHUNKS
@@ -96,7 +101,8 @@ def hide_stride(w: Writer, number: int) -> None:
     """Hides the stride between columns from Triton in pass `number` over a tile.
 
     In a cooperative schedule over inner rows, Triton would move the offsets of all elements out of the loop and keep
-    them in registers. To prevent that, the stride depends on the tile and the pass.
+    them in registers. So `TextPlan.at` adds `zero` to the stride. It is 0, because no tile is negative, but Triton
+    does not know that.
     """
     if w.plan.hides_stride:
         w("# With a known stride, Triton would keep the offsets of all elements in registers.")
@@ -104,7 +110,7 @@ def hide_stride(w: Writer, number: int) -> None:
 
 
 def programs(w: Writer) -> None:
-    """The number of a program's group, that of groups, and the program's rank in its group."""
+    """The index of a program's group, its rank in the group, the number of groups, and the number of tiles."""
     p = w.plan
     if p.rank:
         w("rank, group = tl.program_id(0) % PROGRAMS_PER_ROW, tl.program_id(0) // PROGRAMS_PER_ROW")
@@ -112,7 +118,6 @@ def programs(w: Writer) -> None:
         w("group = tl.program_id(0)")
     if p.persistent or p.exchange:
         w("groups = tl.num_programs(0)" + (" // PROGRAMS_PER_ROW" if p.rank else ""))
-    if p.persistent or p.exchange:
         w("tiles = TILES")
 
 
@@ -148,7 +153,7 @@ def load(w: Writer, number: int, used: Collection[str], is_last: bool = False) -
     """
     p = w.plan
     if not loads_columns_once(p):
-        w.columns(used)
+        w.load_columns(used)
     if number == 0 or p.reload:
         hide_stride(w, number)
     if number == 0 and p.reload:
@@ -165,13 +170,11 @@ def load(w: Writer, number: int, used: Collection[str], is_last: bool = False) -
 def count(w: Writer) -> None:
     """The number of elements that the statistics of a program cover."""
     p = w.plan
-    if p.exchange and "count" not in p.used(statistics=w.kernel.statistics):
-        return
-    if p.counts and p.exchange:
+    if p.exchange and "count" in p.used(statistics=w.kernel.statistics):
         w("count = part_count(rank, BODY_LENGTH, cols, COLS)")
         if p.peel and not p.masks_terms:
             w("count = tl.maximum(count, 1.0)  # a part may have no elements")
-    elif p.counts:
+    elif not p.exchange and "count" in p.used("term", *AFTER_STATISTICS):
         w("count = tl.cast(cols, ACC)")
 
 
@@ -184,6 +187,7 @@ def exchange(w: Writer) -> None:
         w(f"part_{first} = {first}")
     if second == "unused":
         w(f"unused = tl.zeros_like({first})")
+    w("# The programs of a row wait for the statistics of all of its parts.")
     published = f"after_picked({first}, picked, cols)" if p.picks and k.writes else first
     w(f"publish(workspace, tile, rank, {published}, {second})")
     if claims_tiles(p):  # here, because the programs wait for each other anyway
@@ -192,7 +196,7 @@ def exchange(w: Writer) -> None:
     w(f"{first}, {second}, part_scale = collect(workspace, tile, rank, {first}, {length}, cols{parameters})")
     if claims_tiles(p):
         w("next_claim = read_claim(workspace, tiles, group, iteration)")
-    if p.counts:
+    if "count" in p.used(*AFTER_STATISTICS):
         w("count = tl.cast(cols, ACC)")
 
 
@@ -214,10 +218,10 @@ def outputs_in_chunks(w: Writer) -> None:
     with w(f"for chunk in tl.static_range(0, {CHUNKS}):"):
         w.bounds(f"(rank * {CHUNKS} + chunk) * {cols}" if p.rank else f"chunk * {cols}", used, part, cols, head=False)
         w.load(part, used, "evict_first")
-        w.columns(used, [part])
+        w.load_columns(used, [part])
         w.store(part, stream=True)
     if p.peel:
-        w.columns(used, [p.edge])
+        w.load_columns(used, [p.edge])
         w.store(p.edge)
 
 
@@ -236,7 +240,7 @@ def zero_sums(w: Writer) -> None:
 def add_to_sums(w: Writer) -> None:
     """Adds the terms of a tile."""
     for name in w.kernel.column_writes:
-        w(f"sum_of_{name} += TERM", TERM=w.sum_term(name, w.plan.body))
+        w(f"sum_of_{name} += TERM", TERM=w.write_sum_term(name, w.plan.body))
 
 
 def store_sums(w: Writer) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tridal.kernels.column_loop import column_loop
-from tridal.kernels.kernel_plan import KernelPlan
 from tridal.kernels.pieces import Writer
 from tridal.kernels.row_kernel import RowKernel
+from tridal.kernels.text_plan import TextPlan
 from tridal.kernels.trial import trial
 from tridal.kernels.whole_row import whole_row
 
@@ -40,7 +40,7 @@ class WrittenKernel:
         Raises:
             PluginError: see `tridal.kernels.op_functions.declared_by` and `constants_of`.
         """
-        plan = KernelPlan(kernel, constants, frozenset(arguments), loops=entry == "column_loop")
+        plan = TextPlan(kernel, constants, frozenset(arguments), loops=entry == "column_loop")
         writer = Writer(plan)
         with writer:
             _SCHEDULES[entry](writer)
@@ -61,7 +61,7 @@ class WrittenKernel:
             self.text += f"\n\n{_rebase(plan)}"
 
 
-def _rebase(plan: KernelPlan) -> str:
+def _rebase(plan: TextPlan) -> str:
     """Returns the function that the exchange calls to adapt the second statistic of a part to the whole row."""
     statistics, second = plan.kernel.statistics[:2], "second"
     if len(statistics) > 1 and (name := statistics[1].rebase) is not None:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import import_module
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ def interpreted(function: Any) -> Any:
 
     python = getattr(function, "fn", function)
     if python not in _twins_of:
-        scope = dict(python.__globals__)
+        scope = {"triton_language": import_module("triton.language"), **python.__globals__}  # the interpreter needs it
         twin = FunctionType(python.__code__, scope, python.__name__, python.__defaults__)
         _twins_of[python] = InterpretedFunction(twin)  # before the next line, because a function may call itself
         _interpret_called(python.__code__, scope)

@@ -15,9 +15,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from tridal.kernels.function_errors import called_functions
-from tridal.kernels.kernel_plan import literal
 from tridal.kernels.op_functions import triton_functions
 from tridal.kernels.row_kernel import RowKernel
+from tridal.kernels.text_plan import literal
 from tridal.kernels.written import WrittenKernel
 
 _IMPORTS = ("import triton", "import triton.language as tl")

@@ -40,15 +40,16 @@ class Part(NamedTuple):
         return {name.upper(): self(name) for name in ("begin", "body", "column", "columns", "in_bounds")}
 
 
-class KernelPlan:
+class TextPlan:
     """A kernel and the constants of its plan, which are attributes in lower case: `plan.rows`, `plan.peel`.
 
     Attributes:
         kernel: the declaration.
         arguments: the run-time arguments of the kernel. The other ones are constants.
         literals: what CAPITALS in a block stand for.
-        flags: what the schedule says of its terms: UNNORMALISED, GUARD, TERM_GUARD, REFINE and REBASE_BIAS.
-        rank: the variable of a program's number among those of a row, or "" if there is one program.
+        flags: constants that the schedule sets for the functions of the op: UNNORMALISED, GUARD, REFINE.
+        flags_of: other values of constants for the functions of a role, such as "term".
+        rank: the name of the variable with a program's index in its row, or "" if a row has one program.
         loops: whether programs loop over blocks of the columns of a row.
     """
 
@@ -78,6 +79,7 @@ class KernelPlan:
         self.hides_stride = bool(self.rank and not self.axis and not loops)
         """Whether Triton must not know the stride between columns, see `whole_row.hide_stride`."""
         self.flags: dict[str, Any] = {}
+        self.flags_of: dict[str, dict[str, Any]] = {}
         self.literals: dict[str, Any] = {name.upper(): name for name in arguments}  # for example IN_INNER, if not 1
         self.literals |= {name.upper(): literal(value) for name, value in self.constants.items()}
         self.literals |= {
@@ -102,7 +104,7 @@ class KernelPlan:
     # --- calls of the op's functions
 
     def arguments_of(self, function: OpFunction) -> list[str]:
-        """Returns the names that a function declares. A variable that stands for a function is its own one."""
+        """Returns the names that a function declares. If a variable stands for a function, returns its name."""
         found = self.functions[function]
         return [function.name] if found is None else found.arg_names
 
@@ -122,11 +124,8 @@ class KernelPlan:
             values |= {constant: f"tl.{value}" if constant.endswith("_DTYPE") else literal(value)}
             values.setdefault(f"picked_{constant}", "None")
         flags = dict(self.flags, AXIS=part.axis, EXP2_BIAS=self.exp2_bias, ZERO_MASKED_ROWS=self.zero_masked_rows)
-        if role == "term":
-            flags["GUARD"] = flags["TERM_GUARD"]
-        if role == "rebase":
-            flags["EXP2_BIAS"] = flags["REBASE_BIAS"]
-        elif not self.exchange:
+        flags |= self.flags_of.get(role, {})
+        if role != "rebase" and not self.exchange:
             values |= {"part_scale": "1.0", **{f"part_{s.name}": s.name for s in k.statistics[:1]}}
         values |= {name: literal(value) for name, value in flags.items()} | dict(other)
         function = self.functions[OpFunction(role, name, statistic)]
@@ -182,7 +181,7 @@ class KernelPlan:
 
     @property
     def loads_flat(self) -> bool:
-        """Whether numbers per column are loaded with one axis, see `Writer.columns`."""
+        """Whether numbers per column are loaded with one axis, see `Writer.load_columns`."""
         return bool(self.rows > 1 and not self.peel)
 
     def needs_column(self, used: Collection[str]) -> bool:
