@@ -53,6 +53,7 @@ def test_no_tensor_number_statistic_or_constant_has_the_name_of_a_parameter_of_a
         (replace(FORWARD, column_reads=("head",)), "schedules have another variable 'head': rename 'head'"),
         (replace(FORWARD, reads=("in_bounds",)), "the functions of all kernels get 'in_bounds'"),
         (replace(FORWARD, reads=("weighted_at",)), "schedules have another variable 'weighted_at': rename"),
+        (replace(FORWARD, column_reads=("W",)), "names in capitals are constants: rename 'W'"),
         (replace(FORWARD, reads=("an x",)), "expected a name of Python's syntax, found 'an x'"),
         (replace(FORWARD, reads=("lambda",)), "expected a name of Python's syntax, found 'lambda'"),
     ],

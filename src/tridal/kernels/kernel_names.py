@@ -44,6 +44,8 @@ def names_fault(kernel: RowKernel) -> str | None:
             return f"kernel {kernel.name!r}: expected a name of Python's syntax, found {name!r}"
         if name in RESERVED or name in _derived(kernel):
             return f"kernel {kernel.name!r}: the functions of all kernels get {name!r}: choose another name"
+        if name.isupper() and name not in {constant for constant, _ in kernel.constants}:
+            return f"kernel {kernel.name!r}: names in capitals are constants: rename {name!r}"
     variables = _variables(kernel)
     counted = Counter(variable for variable, _ in variables)
     for variable, name in sorted(variables):
