@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from tridal.kernels.pieces import Writer, merged
 from tridal.kernels.row_kernel import Statistic
-from tridal.kernels.text_plan import TextPlan
+from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan
 
-OUTPUTS = "writes", "column_writes"
 BLOCKS = "for column_block in tl.range(0, tl.cdiv(cols, COLS), num_stages=NUM_STAGES):"
 
 
@@ -28,7 +27,7 @@ def column_loop(w: Writer) -> None:
         w.pick()
         if k.statistics:
             statistics(w)
-        if "count" in p.used("row_value", "row_writes", *OUTPUTS, *["rebase"] * (p.lanes > 1)):
+        if "count" in p.used(*AFTER_STATISTICS, *["rebase"] * (p.lanes > 1)):
             w("count = tl.cast(cols, ACC)")
         if k.statistics and p.lanes > 1:
             merge_lanes(w)
@@ -47,6 +46,11 @@ def column_loop(w: Writer) -> None:
 def counts_elements(p: TextPlan) -> bool:
     """Whether each row or lane counts its elements, because blocks do not have the same columns of all of them."""
     return bool(p.counts and len(p.kernel.statistics) > 1 and (p.peel or p.lanes > 1))
+
+
+def needs_count(p: TextPlan) -> bool:
+    """Whether the later statistics use the number of elements so far."""
+    return "count" in p.used("rebase", statistics=p.kernel.statistics[1:])
 
 
 def statistics(w: Writer) -> None:
@@ -78,12 +82,11 @@ def statistics(w: Writer) -> None:
                 "part_count = PART_COUNT",
                 PART_COUNT="counted" if counts_elements(p) else f"tl.cast(column_block * {p.cols}, {p.acc})",
             )
-        needs_count = "count" in p.used("rebase", statistics=laters)
         if counts_elements(p):
             w(f"counted += {reduced(w, 'in_bounds.to(ACC)', 'sum')}")
-        if counts_elements(p) and needs_count:
+        if counts_elements(p) and needs_count(p):
             w("count = tl.maximum(counted, 1.0)  # a lane may have no elements")
-        elif needs_count:
+        elif needs_count(p):
             w("count = tl.cast(tl.minimum((column_block + 1) * COLS, cols), ACC)")
         rebase(w)
         for s in laters:
@@ -107,18 +110,16 @@ def edges(w: Writer) -> None:
     p, k, edge = w.plan, w.kernel, w.plan.edge
     used, first = p.used(statistics=k.statistics), k.statistics[0].name
     if p.rows == 1:
-        w("# The head of a row is not aligned: the elements before the first vector boundary.")
-        w(f"head = {p.head('')}")
+        w.head()
     else:
         w("rows_edge = INDEX", INDEX=edge.across(f"tl.arange(0, {p.rows}){p.int64}"))
     w.edges()
     w.load(edge, used)
     w.load_columns(used, [edge])
     w(f"has_edge = tl.arange(0, {p.rows * p.lanes}) < ROWS  # the first lane")
-    needs_count = "count" in p.used("rebase", statistics=k.statistics[1:])
     if counts_elements(p):
         w("edge_count = tl.sum(in_bounds_edge.to(ACC), 0)")
-    if counts_elements(p) and needs_count:
+    if counts_elements(p) and needs_count(p):
         w("count = tl.maximum(edge_count, 1.0)")
     for s in k.statistics:
         term = w.write_term(s, edge, {first: f"{first}_edge"})
@@ -127,7 +128,7 @@ def edges(w: Writer) -> None:
         w(f"{s.name} = tl.where(has_edge, {s.name}_edge, {s.name})")
     if counts_elements(p):
         w("counted = tl.where(has_edge, edge_count, counted)")
-    if counts_elements(p) and needs_count:
+    if counts_elements(p) and needs_count(p):
         w("count = tl.maximum(counted, 1.0)  # a variable keeps its type in a loop")
 
 

@@ -68,8 +68,7 @@ class Writer(Text):
         self.indices(part, cols)
         if p.peel:
             if head:
-                self("# The head of a row is not aligned: the elements before the first vector boundary.")
-                self(f"head = {p.head('rows')}")
+                self.head()
             self("BODY = BODY_LENGTH - OFFSET", **part.names, OFFSET=offset or 0)
             if p.rows > 1:
                 self("BODY = tl.where(rows < inner - row, BODY, 0)", **part.names)
@@ -85,6 +84,11 @@ class Writer(Text):
             else:
                 rows = "(rows < inner - row) & "
             self(f"IN_BOUNDS = {rows}{f'({limit})' if rows else limit}", **part.names)
+
+    def head(self) -> None:
+        """The length of the head of each row."""
+        self("# The head of a row is not aligned: the elements before the first vector boundary.")
+        self(f"head = {self.plan.head('rows')}")
 
     def begin(self, offset: str, used: Collection[str], part: Part) -> None:
         """The first column of a program's part of a row, and the column of each element."""
@@ -215,7 +219,7 @@ class Writer(Text):
         If another variable has this name, that of the result ends in `_value`. If a variable stands for the function,
         nothing is written.
         """
-        call = self.plan.call(role, name, part, number, other or {})
+        call = self.plan.call(role, name, part, number, other)
         if self.plan.functions[OpFunction(role, name, number)] is None:
             return call
         variable = name

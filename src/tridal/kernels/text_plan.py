@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tridal.kernels.op_functions import OpFunction, constants_of, declared_by
 from tridal.kernels.row_kernel import RowKernel, Statistic
 
-_NONE: Mapping[str, str] = {}
+OUTPUTS = "writes", "column_writes"
+"""The roles of functions that compute outputs."""
+AFTER_STATISTICS = "row_value", "row_writes", *OUTPUTS
+"""The roles of functions that use the finished statistics."""
 _ACCUMULATOR = {"fp32": "tl.float32", "fp64": "tl.float64"}
 
 
@@ -109,7 +112,7 @@ class TextPlan:
         return [function.name] if found is None else found.arg_names
 
     def call(
-        self, role: str, name: str, part: Part | None = None, statistic: int = 0, other: Mapping[str, str] = _NONE
+        self, role: str, name: str, part: Part | None = None, statistic: int = 0, other: Mapping[str, str] | None = None
     ) -> str:
         """Returns the call of an op's function, or the variable that stands for it. Constants are keywords.
 
@@ -127,7 +130,7 @@ class TextPlan:
         flags |= self.flags_of.get(role, {})
         if role != "rebase" and not self.exchange:
             values |= {"part_scale": "1.0", **{f"part_{s.name}": s.name for s in k.statistics[:1]}}
-        values |= {name: literal(value) for name, value in flags.items()} | dict(other)
+        values |= {name: literal(value) for name, value in flags.items()} | dict(other or {})
         function = self.functions[OpFunction(role, name, statistic)]
         if function is None:
             return values.get(name, name)

@@ -21,11 +21,9 @@ import contextlib
 from collections.abc import Collection, Iterator
 
 from tridal.kernels.pieces import Writer
-from tridal.kernels.text_plan import TextPlan, times
+from tridal.kernels.text_plan import AFTER_STATISTICS, OUTPUTS, TextPlan, times
 
 CHUNKS = 4
-OUTPUTS = "writes", "column_writes"
-AFTER_STATISTICS = "row_value", "row_writes", *OUTPUTS
 
 
 def whole_row(w: Writer) -> None:
@@ -56,7 +54,7 @@ def whole_row(w: Writer) -> None:
             load(w, number, p.used(statistics=statistics))
             w.statistics(statistics)
         if not passes:  # before the numbers per row are computed, which the load need not wait for
-            load(w, 0, p.all_used, is_last=True)
+            load(w, 0, p.all_used)
         if p.exchange:
             exchange(w)
         w.row_value()

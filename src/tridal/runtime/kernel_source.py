@@ -51,9 +51,10 @@ class KernelSource:
     def load_interpreted(self) -> Any:
         """Returns the same function for Triton's interpreter."""
         scope = self._scope(self._written.constants)
-        for path, text in self._files():
+        files = [*self._files()]
+        for path, text in files:
             _code(path, text)
-        load_interpreted([(text, path, re.findall(r"(?m)^def (\w+)", text)) for path, text in self._files()], scope)
+        load_interpreted([(text, path, re.findall(r"(?m)^def (\w+)", text)) for path, text in files], scope)
         return scope[self._entry]
 
     def _scope(self, constants: dict[str, Any]) -> dict[str, Any]:
