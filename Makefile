@@ -47,7 +47,7 @@ test-all: $(VENV)/.has-dev  ## run the tests with every case of the conformance 
 	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix $(ARGS))
 
 test-rocm: $(VENV)/.has-dev  ## compile every kernel that is planned for AMD GPUs; needs no GPU
-	$(BIN)/python -m pytest -n $(JOBS) --all-kernels tests/test_backend_rocm_kernels.py $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --all-kernels tests/backends/test_backend_rocm_kernels.py $(ARGS)
 
 test-version:  ## run the tests with TORCH, a version of torch, "newest" or "nightly", in its own environment
 	PYTHON=$(PYTHON) JOBS=$(JOBS) scripts/test-version $(TORCH) -- $(ARGS)

@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from inject_faults import INTERRUPTED, Copy, failing_without_a_fault, in_copies
+from checkout_copies import Copy, failing_without_a_fault, in_copies
 
 TABLE = Path(__file__).with_suffix(".yaml")
+INTERRUPTED = 130  # exit code of a process that SIGINT ends
 _TIMEOUT = 900  # seconds for the tests of one fault
 
 

@@ -154,6 +154,16 @@ def device(backend: Backend) -> Iterator[torch.device]:
 
 
 @pytest.fixture
+def module(backend: Backend, device: torch.device) -> Iterator[Any]:
+    """The device module, for example torch.cuda."""
+    if device.type == "cpu":
+        pytest.skip("needs an accelerator")
+    yield torch.get_device_module(device.type)
+    gc.collect()
+    torch.get_device_module(device.type).empty_cache()
+
+
+@pytest.fixture
 def no_calls() -> Iterator[None]:
     """Forgets all calls and plans before and after the test."""
     registry.invalidate()

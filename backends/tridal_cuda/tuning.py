@@ -1,6 +1,6 @@
 """Constants of the launch plans, measured on an H200 and an H100. docs/performance-notes.md has the measurements.
 
-If a constant changes, `tests/test_backend_cuda_table.py` shows the plans that change.
+If a constant changes, `tests/backends/test_backend_cuda_table.py` shows the plans that change.
 
 Sizes are in bytes unless the name says elements, columns, rows or registers. Spills are in bytes per thread. "Bytes in
 flight" are the bytes of all tiles that are resident on one multiprocessor. `KernelConfig` explains `peel` and `reload`.

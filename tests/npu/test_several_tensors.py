@@ -9,7 +9,7 @@ import torch
 
 import row_tensors
 from offboard import device, lint
-from test_row_tensors import EPS, dtypes, expected, make
+from row_tensor_reference import EPS, dtypes, expected, make
 from tridal.kernels.row_kernel import RowKernel
 from tridal.runtime import launch
 from tridal.runtime.compiler import compile_kernel

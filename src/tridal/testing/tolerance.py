@@ -12,7 +12,7 @@ to first order:
     division, log  a few a
 
 `Arithmetic.noise` is the sum of these. Each of its terms is about twice as large as necessary. The sum is a thousand
-times smaller than the error of a sum in bfloat16. `tests/test_tolerance.py` shows which faults the bounds find.
+times smaller than the error of a sum in bfloat16. `tests/testing/test_tolerance.py` shows which faults the bounds find.
 
 An op of one tensor can define its own bounds (`Op.bounds`). `derived_bounds` are the bounds of all other ops. They
 simulate roundings: in a few trials, each operation of the op's maths in float64 changes its result by a random relative

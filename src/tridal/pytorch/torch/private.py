@@ -1,7 +1,7 @@
 """The private APIs of PyTorch that tridal uses. Each API has a fallback for versions of PyTorch without it.
 
 A fallback is correct but may be slower. If a state is unknown, the call goes through PyTorch's dispatcher or through
-the op's reference. `tests/test_private.py` removes each item of `ITEMS` and checks the results.
+the op's reference. `tests/pytorch/test_private.py` removes each item of `ITEMS` and checks the results.
 """
 
 from __future__ import annotations

@@ -1,0 +1,117 @@
+"""The tables of CUDA plans. If a plan changes, one test shows the old plan, the new plan, and how to measure them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cuda_plan_table
+import golden_plans
+from cuda_problems import QUESTIONS
+from tridal_cuda import tuning, whole_row
+
+TABLES = {file.stem: json.loads(file.read_text()) for file in cuda_plan_table.files()}
+TABLE = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+INSTALLED = metadata.version("triton") if util.find_spec("triton") else None
+
+
+@TABLE
+def test_plans_are_those_of_the_table(table: dict[str, Any]) -> None:
+    changed = list(cuda_plan_table.changes(table))
+    if changed or table["constants"] != cuda_plan_table.constants():
+        compiling = cuda_plan_table.compiling if table["triton"] == INSTALLED else None
+        pytest.fail(cuda_plan_table.report(table, changed, compiling), pytrace=False)
+
+
+@TABLE
+def test_the_table_has_all_problems_and_the_published_shares_of_copy(table: dict[str, Any]) -> None:
+    assert table["plans"].keys() == set(map(str, QUESTIONS)), f"write the table again: {golden_plans.COMMAND}"
+    shares = cuda_plan_table.published_shares()
+    in_table = {question: row["share_of_copy"] for question, row in table["plans"].items()}
+    assert in_table == {question: shares.get(question, cuda_plan_table.NOT_MEASURED) for question in in_table}
+    assert sum(share != cuda_plan_table.NOT_MEASURED for share in in_table.values()) >= 60
+    for arch in {question.arch for question in QUESTIONS}:
+        assert sum(question.arch == arch for question in QUESTIONS) >= 60
+
+
+@TABLE
+def test_at_most_two_candidates_are_compiled_for_a_plan(table: dict[str, Any]) -> None:
+    compiled = {question: len(row["compiled"]) for question, row in table["plans"].items()}
+    assert {question: number for question, number in compiled.items() if number > 2} == {}
+    assert sum(number == 1 for number in compiled.values()) > 0.8 * len(compiled)
+
+
+def test_the_installed_compiler_reports_the_resources_in_its_table(request: pytest.FixtureRequest) -> None:
+    """Fails if a kernel changes. Then its plans may change, too."""
+    table = TABLES.get(f"plans-cuda-triton-{INSTALLED}")
+    if table is None:
+        pytest.skip(f"there is no table of Triton {INSTALLED}; `{golden_plans.COMMAND}` writes it")
+    every = 5 if request.config.getoption("--matrix") else len(QUESTIONS) // 6
+    different = {}
+    for question in QUESTIONS[::every]:
+        row = table["plans"][str(question)]
+        made = cuda_plan_table.make_plan(question, cuda_plan_table.compiling(question))
+        if made._asdict() != {"plan": row["plan"], "compiled": row["compiled"]}:
+            different[str(question)] = f"old {row['plan']} {row['compiled']}, new {made}"
+    assert not different, f"review the plans, then write the table again: {golden_plans.COMMAND}"
+
+
+def mutations(value: Any) -> Iterator[Any]:
+    """Other values of a constant: each number doubled or halved, one at a time."""
+    if isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from ((*value[:index], changed, *value[index + 1 :]) for changed in mutations(item))
+    else:
+        yield 2 * value
+        yield value / 2 if isinstance(value, float) else max(1, value // 2)
+
+
+@TABLE
+@pytest.mark.parametrize("name", cuda_plan_table.constants())
+def test_a_plan_in_the_table_depends_on_each_constant(
+    table: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report names the constant, an old plan, how to measure, and how to accept the change."""
+    for value in mutations(getattr(tuning, name)):
+        monkeypatch.setattr(tuning, name, value)
+        changed = list(itertools.islice(cuda_plan_table.changes(table), 1))
+        report = cuda_plan_table.report(table, changed, None)
+        assert f"tuning.{name} was {table['constants'][name]} and is now " in report
+        assert all((text in report) == bool(changed) for text in ("old plan: ", "new plan: ", "tridal bench "))
+        if changed:
+            return
+    pytest.fail(f"add a problem whose plan depends on tuning.{name} to tests/helpers/cuda_problems.py")
+
+
+@TABLE
+def test_other_numbers_of_warps_change_plans(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the code is found as well, here two warps instead of one for 1,024 columns."""
+    warps_for = whole_row.warps_for
+    monkeypatch.setattr(whole_row, "warps_for", lambda *arguments: max(2, warps_for(*arguments)))
+    changed = list(cuda_plan_table.changes(table))
+    assert any(question.shape == (65_536, 1024) for question in changed)
+    report = cuda_plan_table.report(table, changed, None)
+    assert "no constant in tridal_cuda.tuning changed" in report
+    assert f"... and {len(changed) - cuda_plan_table.MAX_REPORTED} more" in report
+
+
+def test_the_command_measures_the_problem_of_a_question() -> None:
+    question = golden_plans.Question("sm_90", "log_softmax_backward", "float16", (8, 100))
+    expected = "tridal bench --op log_softmax --direction backward --dtype float16 --rows 8 --cols 100"
+    assert cuda_plan_table.bench_command(question) == expected
+    inner = question._replace(shape=(64, 4096, 256), dim=1)
+    assert cuda_plan_table.bench_command(inner).startswith("tridal bench --suite --classes inner --op log_softmax ")
+    unknown = question._replace(shape=(5, 6), dim=0)
+    assert cuda_plan_table.bench_command(unknown).startswith("add (5, 6) to the class 'outer' in ")
+
+
+def test_files_are_named_after_the_version_of_triton() -> None:
+    assert TABLES
+    for name, table in TABLES.items():
+        assert Path(name).name == f"plans-cuda-triton-{table['triton']}"

@@ -1,0 +1,209 @@
+"""NPU plans: invariants for every problem, decisions, exact plans, and the table in the documentation."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import golden_plans
+from tridal.devices.types import ITEMSIZE, Problem
+from tridal.ops import table
+from tridal_npu import backend
+from tridal_npu.architectures import ARCHITECTURES
+from tridal_npu.resources import limit
+
+DTYPES = ("float32", "float16", "bfloat16")
+LAYOUTS = ("row", "inner", "strided")
+
+# Elements of the largest tile that the vendor's allocator accepted with 192 KiB, by schedule and live tiles.
+ACCEPTED = {
+    ("whole_row", 1): 32_512,
+    ("whole_row", 2): 19_456,
+    ("whole_row", 3): 13_824,
+    ("column_loop", 1): 32_512,
+    ("column_loop", 2): 32_512,
+    ("column_loop", 3): 10_752,
+}
+ACCEPTED_SEVERAL_ROWS = 30_720
+ACCEPTED_STRIDED = 2_816
+DOUBLE_BUFFERED = {1: 16_384, 2: 16_384, 3: 8_192}
+
+
+def no_probe(config):
+    raise AssertionError("NPU plans compile nothing")
+
+
+def plan(problem, arch="ascend910b", **options):
+    return backend.plan(problem, ARCHITECTURES[arch], no_probe, {"num_programs": 32, **options})
+
+
+def make_problem(live_tiles, reads, written, **traits):
+    return Problem(reads=reads, writes=(written,), passes=4 - len(reads), live_tiles=live_tiles, **traits)
+
+
+sizes = st.one_of(
+    st.integers(1, 70),
+    st.integers(1, 200_000),
+    st.integers(0, 31).flatmap(lambda k: st.integers(max(1, (1 << k) - 1), (1 << k) + 1)),
+)
+problems = st.builds(
+    make_problem,
+    live_tiles=st.integers(1, 3),
+    reads=st.lists(st.sampled_from(DTYPES), min_size=1, max_size=2).map(tuple),
+    written=st.sampled_from(DTYPES),
+    cols=sizes,
+    inner=sizes,
+    outer=sizes,
+    layout=st.sampled_from(LAYOUTS),
+)
+
+
+# Invariants
+
+
+@given(problems, st.sampled_from(sorted(ARCHITECTURES)))
+def test_a_tile_fits_in_the_unified_buffer(problem, arch):
+    device = ARCHITECTURES[arch]
+    config = plan(problem, arch).config
+    elements = config.rows * config.cols
+    scale = device.shared_memory / (192 * 1024)
+    assert elements <= scale * ACCEPTED[config.schedule, problem.live_tiles]
+    assert elements <= limit(problem, config.schedule, config.rows, device.shared_memory).max_elements
+    if config.rows > 1:
+        assert elements <= scale * ACCEPTED_SEVERAL_ROWS
+    if problem.layout == "strided":
+        assert elements <= scale * ACCEPTED_STRIDED
+
+
+@given(problems)
+def test_sizes_are_powers_of_two_and_only_column_loop_tiles_are_narrower_than_a_row(problem):
+    config = plan(problem).config
+    assert config.rows & (config.rows - 1) == 0
+    assert config.cols & (config.cols - 1) == 0
+    assert (config.schedule == "column_loop") == (config.cols < problem.cols)
+
+
+@example(Problem(cols=513, inner=1, layout="strided", live_tiles=2))
+@given(problems)
+def test_a_tile_is_double_buffered_unless_that_would_need_column_loop(problem):
+    launch_plan = plan(problem)
+    config = launch_plan.config
+    largest = limit(problem, config.schedule, config.rows, 192 * 1024).max_double_buffered
+    double_buffered = config.rows * config.cols <= largest
+    assert launch_plan.reason.endswith(": double-buffered") == double_buffered
+    assert launch_plan.reason.endswith(": not double-buffered") != double_buffered
+    if double_buffered:
+        assert config.rows * config.cols <= DOUBLE_BUFFERED[problem.live_tiles]
+    else:
+        assert (config.schedule, config.rows) == ("whole_row", 1)
+        assert problem.layout != "inner"
+
+
+@given(problems)
+def test_the_contiguous_axis_fills_whole_blocks_of_32_bytes(problem):
+    config = plan(problem).config
+    smallest = min(ITEMSIZE[dtype] for dtype in (*problem.reads, *problem.writes))
+    contiguous = {"row": config.cols, "inner": config.rows}.get(problem.layout, 32)
+    assert contiguous * smallest % 32 == 0
+
+
+@given(problems, st.one_of(st.integers(1, 65_535), st.just("cores")), st.sampled_from(sorted(ARCHITECTURES)))
+def test_programs_are_as_many_as_requested(problem, num_programs, arch):
+    launch_plan = plan(problem, arch, num_programs=num_programs)
+    wanted = ARCHITECTURES[arch].cores if num_programs == "cores" else num_programs
+    assert launch_plan.programs == wanted
+    assert 1 <= launch_plan.programs < 65_536
+
+
+@given(problems)
+def test_rows_are_distributed_over_all_programs_before_tiles_grow(problem):
+    config = plan(problem).config
+    rows_per_block = 16 if problem.layout == "inner" else 1  # a block of 32 bytes holds at most 16 rows
+    assert config.rows <= max(rows_per_block, problem.rows // 32)
+
+
+def test_tiles_have_the_rows_that_all_blocks_have_for_each_program():
+    assert plan(Problem(cols=64, inner=16, outer=1000)).config.rows == 16
+
+
+@given(problems)
+def test_plans_do_not_depend_on_passes_and_statistics(problem):
+    traits = {name: getattr(problem, name) for name in ("cols", "inner", "outer", "reads", "writes", "layout")}
+    same = Problem(**traits, live_tiles=problem.live_tiles, passes=9, statistics=1)
+    assert plan(same) == plan(problem)
+
+
+# Decisions
+
+
+def test_by_default_there_are_32_programs():
+    assert backend.options["num_programs"].default == 32
+    assert plan(Problem(cols=12_672, inner=4096)).programs == 32
+
+
+@pytest.mark.parametrize(("arch", "cores"), [("ascend910b1", 48), ("ascend910b4", 40), ("ascend950", 64)])
+def test_cores_plans_one_program_per_vector_core(arch, cores):
+    launch_plan = plan(Problem(cols=12_672, inner=4096), arch, num_programs="cores")
+    assert launch_plan.programs == cores
+    assert f"one per vector core {cores}" in launch_plan.reason
+
+
+def test_the_reason_gives_programs_tiles_bytes_and_limits():
+    launch_plan = plan(Problem(cols=781, inner=1823))
+    assert launch_plan.config.rows == 8
+    assert launch_plan.config.cols == 1024
+    for part in (
+        "32 programs = min(num_programs 32, 228 tiles)",
+        "1823 rows in tiles of 8 x 1024 = 8192 elements",
+        "98304 of the unified buffer's 196608 bytes",
+        "limit for 1 live tile, whole_row, row layout: 16384 elements, 8192 double-buffered",
+    ):
+        assert part in launch_plan.reason
+
+
+@pytest.mark.parametrize(("live_tiles", "first_width"), [(1, 32_768), (2, 32_768), (3, 16_384)])
+def test_rows_whose_next_power_of_two_does_not_fit_use_column_loop(live_tiles, first_width):
+    schedules = [plan(Problem(cols=1 << k, inner=64, live_tiles=live_tiles)).schedule for k in range(20)]
+    assert 1 << schedules.index("column_loop") == first_width
+
+
+def test_more_live_tiles_than_in_the_tables_reduce_the_tile_in_proportion():
+    for layout in LAYOUTS:
+        six = limit(Problem(cols=1, inner=1, layout=layout, live_tiles=6), "whole_row", 8, 192 * 1024)
+        three = limit(Problem(cols=1, inner=1, layout=layout, live_tiles=3), "whole_row", 8, 192 * 1024)
+        assert six.max_elements == three.max_elements // 2
+
+
+# Exact plans
+
+
+@pytest.mark.parametrize("question", golden_plans.NPU, ids=str)
+def test_plan_equals_the_golden_plan(question):
+    expected = golden_plans.read(golden_plans.npu_file())[str(question)]
+    actual = golden_plans.exact(golden_plans.plan(question))
+    assert actual == expected, f"if the new plan is intended: {golden_plans.COMMAND}"
+
+
+# Documentation
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
+def test_the_documentation_gives_the_largest_tiles(name):
+    page = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
+    live_tiles = table.kernel_named(name).live_tiles
+    largest: dict[tuple[str, str, bool], int] = {}
+    for layout, power, inner in itertools.product(LAYOUTS, range(18), (1, 64, 1 << 20)):
+        config = plan(Problem(cols=1 << power, inner=inner, layout=layout, live_tiles=live_tiles)).config
+        kind = layout, config.schedule, config.rows > 1
+        largest[kind] = max(largest.get(kind, 0), config.rows * config.cols)
+    inner, inner_loop = largest["inner", "whole_row", True], largest["inner", "column_loop", True]
+    strided, strided_loop = largest["strided", "whole_row", True], largest["strided", "column_loop", False]
+    kinds = ("row", "whole_row", False), ("row", "whole_row", True), ("row", "column_loop", False)
+    cells = [f"{largest[kind]:,}" for kind in kinds]
+    cells += [f"{inner:,}" + f", column tiles {inner_loop:,}" * (inner != inner_loop)]
+    cells += [f"{strided:,}" + f", column tiles {strided_loop:,}" * (strided != strided_loop)]
+    assert f"| {name.replace('_backward', ', backward')} | {' | '.join(cells)} |" in page

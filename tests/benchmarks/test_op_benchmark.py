@@ -1,0 +1,278 @@
+"""Benchmarks of ops: what follows from the roles of their tensors, what an `OpBenchmark` declares, and providers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from op_samples import LOGSUMEXP, SKIP_NORM
+from several_results import ARGMAX, BY_SUM, ROW_ENERGY, WEIGH
+from third_party_op import UNIT_NORM
+from tridal.benchmarks import measuring, timing
+from tridal.benchmarks.op_benchmark import Function, OpBenchmark, benchmark_of, measured_ops, random_tensor
+from tridal.benchmarks.providers import COPY, PROVIDERS, Provider
+from tridal.benchmarks.results import Row
+from tridal.benchmarks.workloads import SHAPE_CLASSES, Workload, make_workloads
+from tridal.errors import PluginError
+from tridal.ops import Op, per_column, per_element, row_maths
+from tridal.ops.arguments import Argument
+
+CPU = torch.device("cpu")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks"
+SMALL = Workload("grid", "softmax", "forward", "float32", (2, 3))
+
+
+@pytest.fixture(autouse=True)
+def _one_short_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times are not tested, so noisy ones are not measured again."""
+    monkeypatch.setattr(timing, "ATTEMPTS", 1)
+    monkeypatch.setattr(timing, "_CPU_ROUND_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("op", sorted(measured_ops()))
+def test_aims_name_shape_classes_and_directions(op: str) -> None:
+    for name, aims in benchmark_of(op).aims.items():
+        assert name in SHAPE_CLASSES
+        assert set(aims) <= {"forward", "backward"}
+        assert all(0 < aim <= 1 for aim in aims.values())
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+@pytest.mark.parametrize("op", sorted(measured_ops()))
+def test_implementations_without_another_library_agree_with_torch(op: str, dim: int) -> None:
+    entry, local = benchmark_of(op), ("tridal", "torch", "naive", "torch.jit.script")
+    names = [name for name in local if name in entry.functions and (name != local[-1] or sys.version_info < (3, 14))]
+    if entry.suite != "rows":
+        with pytest.raises(NotImplementedError, match="supports only the last dimension"):
+            entry.functions["tridal"](dim if dim != -1 else 0)
+        dim = -1
+    shape = (6, 5) if dim == -1 else (3, 4, 5)
+    for direction in entry.traffic:
+        rows = measure(Workload("grid", op, direction, "float32", shape, dim), *map(PROVIDERS.__getitem__, names))
+        assert {row["provider"]: row["skipped"] for row in rows} == dict.fromkeys(names)
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_functions_of_an_op_without_an_entry_are_derived() -> None:
+    assert set(benchmark_of("softmax").functions) == set(PROVIDERS) - {"reference"}
+    assert set(benchmark_of("log_softmax").functions) == set(PROVIDERS) - {"reference", "Liger-Kernel", "quack"}
+    assert set(benchmark_of("unit_norm").functions) == {"tridal", "reference", "torch.compile"}
+
+
+@pytest.fixture
+def add_benchmark(monkeypatch: pytest.MonkeyPatch, add_op: Any) -> Any:
+    """Returns a function that adds UNIT_NORM to the table of ops, with this benchmark."""
+
+    def add(entry: OpBenchmark) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "ENTRY", entry, raising=False)
+        add_op(replace(UNIT_NORM, benchmark=f"{__name__}:ENTRY"))
+
+    return add
+
+
+@pytest.mark.parametrize("file", sorted(PUBLISHED.rglob("results.json")), ids=lambda file: file.parent.name)
+def test_useful_traffic_and_shapes_are_those_of_the_published_results(file: Path) -> None:
+    """Rates of former runs can be compared with those of new ones."""
+    document = json.loads(file.read_text())
+    entry, rows = benchmark_of(document["op"]), document["measurements"]
+    assert entry.traffic == document["passes"]
+    for group in {row["group"] for row in rows}:
+        labels = [w.label for w in make_workloads([SHAPE_CLASSES[group]], document["op"], ["forward"], ["float32"])]
+        assert labels == list(dict.fromkeys(row["shape"] for row in rows if row["group"] == group))
+
+
+PLAIN = OpBenchmark(tensors=(per_element("input"), per_column("weight"), per_column("skip")))
+TENSORS: dict[str, tuple[Op, dict[str, int], list[tuple[int, ...]]]] = {
+    "skip_norm": (SKIP_NORM, {"forward": 4, "backward": 4}, [(6, 8, 2), (8,), (8,), (6, 8, 2)]),
+    "skip_norm without residual": (
+        replace(SKIP_NORM, benchmark=f"{__name__}:PLAIN"), {"forward": 2, "backward": 3}, [(6, 8, 2), (8,), (8,)]
+    ),
+    "logsumexp": (LOGSUMEXP, {"forward": 1, "backward": 2}, [(6, 8, 2)]),
+    "three results": (WEIGH, {"forward": 2, "backward": 3}, [(6, 8, 2), (8,)]),
+    "no kernel of the gradient": (BY_SUM, {"forward": 2, "backward": 3}, [(6, 8, 2)]),
+    "no gradient": (ROW_ENERGY, {"forward": 1}, [(6, 8, 2)]),
+    "an index": (ARGMAX, {"forward": 1}, [(6, 8, 2)]),
+}  # fmt: skip
+"""Ops of third parties, their traffic, and the shapes of their tensors along dim 1."""
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_traffic_and_implementations_follow_from_the_roles(add_op: Any, name: str) -> None:
+    op, traffic, shapes = TENSORS[name]
+    add_op(op)
+    entry, workload = benchmark_of(op.name), Workload("grid", op.name, "forward", "bfloat16", (6, 8, 2), 1)
+    assert entry.traffic == traffic
+    assert [tuple(tensor.shape) for tensor in measuring.make_inputs(workload, entry, CPU).tensors] == shapes
+    with tridal.use(device="interpreter", fallback="error"), tridal.record_calls() as calls:
+        for direction in traffic:
+            rows = measure(replace(workload, direction=direction), *map(PROVIDERS.__getitem__, entry.functions))
+            assert {row["provider"]: row["skipped"] for row in rows} == dict.fromkeys(
+                ("tridal", "reference", "torch.compile")
+            )
+            for row in rows:
+                assert row["gbps"] * row["ms"] == pytest.approx(traffic[direction] * 6 * 8 * 2 * 2 * 1e-6)
+    backward = set() if len(traffic) == 1 or op.gradient is None else {f"{op.name}_backward"}
+    assert {call.op for call in calls if call.backend == "interpreter"} == {op.name} | backward
+
+
+def test_random_tensors_have_the_shapes_of_their_roles() -> None:
+    x = torch.randn(2, 3, 5, dtype=torch.float16)
+    shapes = {"element": (2, 3, 5), "row": (2, 5), "column": (3,), "index": (2, 5)}
+    for role, shape in shapes.items():
+        for dim in (1, -2):
+            tensor = random_tensor(Argument("it", role=role), x, dim)  # type: ignore[arg-type]
+            assert (tuple(tensor.shape), tensor.dtype) == (shape, torch.int64 if role == "index" else x.dtype)
+            assert role != "index" or set(tensor.flatten().tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "message"),
+    [
+        ("no_module_anywhere:ENTRY", "cannot be loaded: ModuleNotFoundError: No module named 'no_module_anywhere'"),
+        (f"{__name__}:CPU", "expected an OpBenchmark, found device(type='cpu')"),
+    ],
+)
+def test_benchmark_that_cannot_be_loaded_is_an_error_with_the_op(add_op: Any, benchmark: str, message: str) -> None:
+    add_op(replace(UNIT_NORM, benchmark=benchmark))
+    with pytest.raises(PluginError, match=f"^op 'unit_norm': benchmark '{benchmark}'.*{re.escape(message)}"):
+        benchmark_of("unit_norm")
+    assert replace(UNIT_NORM, benchmark=PLAIN).fault().startswith("benchmark: expected the name of an OpBenchmark as ")  # type: ignore[arg-type, union-attr]
+
+
+def measure(workload: Workload, *providers: Provider) -> list[Row]:
+    rows = measuring.measure(workload, providers, CPU)
+    assert rows[0]["provider"] == COPY
+    return rows[1:]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_entry_of_a_third_party_declares_arguments_traffic_and_peers(add_benchmark: Any, direction: str) -> None:
+    """An op with a weight, whose gradient is computed too, and with one output per row."""
+
+    def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x * weight).sum(-1)
+
+    def without_weight_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return loss(x, weight.detach()) + 0 * weight.sum()
+
+    functions = {
+        "reference": lambda dim: loss, "tridal": lambda dim: loss, "peer": lambda dim: without_weight_gradient,
+    }  # fmt: skip
+    tensors, traffic = (per_element("input"), per_column("weight")), {"forward": 1, "backward": 2}
+    add_benchmark(OpBenchmark(functions, tensors=tensors, traffic=traffic))
+    workload = Workload("grid", "unit_norm", direction, "float32", (5, 7))
+    ours, peer = measure(workload, PROVIDERS["tridal"], Provider("peer"))
+    assert ours["gbps"] == pytest.approx(traffic[direction] * 5 * 7 * 4 / ours["ms"] * 1e-6)
+    expected = None if direction == "forward" else "ArithmeticError: wrong by 1 of the largest result"
+    assert (ours["skipped"], peer["skipped"]) == (None, expected)
+
+
+@pytest.mark.usefixtures("unit_norm_in_table")
+def test_results_of_an_op_that_torch_does_not_have_are_compared_with_its_reference(
+    add_benchmark: Any,
+) -> None:
+    functions = {"wrong": lambda dim: lambda x: row_maths.reference_of(UNIT_NORM, x, dim, (1e-6,)) * 1.01}
+    add_benchmark(OpBenchmark(functions))
+    providers = PROVIDERS["reference"], Provider("wrong"), PROVIDERS["torch"]
+    reference, wrong, absent = measure(replace(SMALL, op="unit_norm"), *providers)
+    assert reference["skipped"] is None
+    assert wrong["skipped"] == "ArithmeticError: wrong by 0.01 of the largest result"
+    assert absent["skipped"] == "NotImplementedError: torch has no function for unit_norm"
+
+
+def test_provider_without_its_package_is_skipped_with_the_reason() -> None:
+    provider = Provider("torch", package="no_such_package_anywhere")
+    assert provider.missing == "no_such_package_anywhere is not installed: pip install torch"
+    assert provider.version is None
+    (row,) = measure(SMALL, provider)
+    assert row["ms"] is row["ms_20"] is row["ms_80"] is row["gbps"] is None
+    assert row["skipped"] == "ModuleNotFoundError: no_such_package_anywhere is not installed: pip install torch"
+
+
+def test_unsupported_dim_of_a_provider_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("liger_kernel.ops.softmax")
+    module.LigerSoftmaxFunction = type("F", (), {"apply": staticmethod(lambda x: x.softmax(-1))})  # type: ignore[attr-defined]
+    for stub in (ModuleType("liger_kernel"), ModuleType("liger_kernel.ops"), module):
+        monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    make = benchmark_of("softmax").functions["Liger-Kernel"]
+    torch.testing.assert_close(make(-1)(torch.ones(2, 2)), torch.full((2, 2), 0.5))
+    with pytest.raises(NotImplementedError, match="supports only the last dimension"):
+        make(0)
+
+
+def test_kernels_of_flag_gems_are_active_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    active: list[list[str]] = []
+    entered: list[list[str]] = []
+
+    @contextmanager
+    def use_gems(include: list[str]) -> Iterator[None]:
+        active.append(include)
+        entered.append(include)
+        yield
+        active.pop()
+
+    def checked_torch(dim: int) -> Function:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            assert active == [["softmax", "softmax_backward"]]
+            return torch.softmax(x, dim)
+
+        return function
+
+    package = ModuleType("flag_gems")
+    package.__spec__ = ModuleSpec("flag_gems", None)
+    package.use_gems = use_gems  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flag_gems", package)
+    entry = benchmark_of("softmax")
+    assert set(benchmark_of("cross_entropy").contexts) == {"torch.compile"}, "its function is called directly"
+    entry = replace(entry, functions={**entry.functions, "FlagGems": checked_torch})
+    monkeypatch.setattr(measuring, "benchmark_of", lambda op: entry)
+    (row,) = measure(replace(SMALL, direction="backward"), PROVIDERS["FlagGems"])
+    assert row["skipped"] is None
+    assert len(entered) > timing.ROUNDS
+    assert active == []
+
+
+def test_current_device_context_has_no_effect_for_a_cpu() -> None:
+    with timing.current_device(CPU):
+        assert not timing.is_accelerator(CPU)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("first\nsecond"), "ValueError: first"),
+        (ValueError(), "ValueError: no message"),
+        (ValueError("x" * 999), f"ValueError: {'x' * 200}"),
+    ],
+)
+def test_reason_for_skipping_a_provider_is_one_short_line(add_benchmark: Any, error: Exception, expected: str) -> None:
+    def fail(dim: int) -> Function:
+        raise error
+
+    add_benchmark(OpBenchmark({"failing": fail}))
+    (row,) = measure(replace(SMALL, op="unit_norm"), Provider("failing"))
+    assert row["skipped"] == expected
+    for row in measuring.measure_host_times([Provider("failing")], CPU, "unit_norm"):
+        assert (row["us"], row["skipped"]) == (None, expected)
+
+
+def test_workload_that_does_not_fit_into_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 256 GiB")
+
+    monkeypatch.setattr(measuring, "make_inputs", refuse)
+    rows = measuring.measure(SMALL, [PROVIDERS["torch"]], CPU)
+    assert [row["provider"] for row in rows] == [COPY, "torch"]
+    assert {row["skipped"] for row in rows} == {"OutOfMemoryError: tried to allocate 256 GiB"}

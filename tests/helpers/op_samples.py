@@ -1,0 +1,301 @@
+"""A call of each op: tridal's function, the same in torch's ops, and tensors for any input, made by their roles."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tridal
+from tridal.ops.op import Op
+from tridal.ops.table import op_named
+from tridal.pytorch.path.function import FUNCTIONS
+
+PACKAGES = [Path(__file__).parents[1] / name for name in ("row_op_package", "tensor_op_package")]
+sys.path += [str(package) for package in PACKAGES if str(package) not in sys.path]
+
+from tridal_l2norm import L2_NORM, l2_norm  # noqa: E402
+from tridal_skipnorm import LOGSUMEXP, MEAN_ENERGY, SKIP_NORM, logsumexp, mean_energy, skip_norm  # noqa: E402
+
+Tensor = torch.Tensor
+CLASSES = 5
+"""The classes of a linear layer."""
+
+
+class Sample(NamedTuple):
+    """A call of an op."""
+
+    op: Op
+    function: Callable[..., Any]
+    expected: Callable[..., Any]
+    roles: Mapping[str, str]
+    """For each tensor after the input: a number per "element", "column" or class ("bias"), a number per element that
+    does not depend on the input ("constant"), an "index" of a column or of a "class" per row, or a "matrix" with a row
+    for each class."""
+    dim: int
+
+    def tensors(self, x: Tensor) -> dict[str, Tensor]:
+        """Returns the tensors of the call for an input of any kind. Tensors with a number per element depend on it."""
+        return {"input": x} | {n: self._value(i + 1.0, role, x) for i, (n, role) in enumerate(self.roles.items())}
+
+    def _value(self, number: float, role: str, x: Tensor) -> Tensor:
+        dim = min(self.dim, x.dim() - 1) % max(x.dim(), 1)
+        cols, rows = x.shape[dim], [size for axis, size in enumerate(x.shape) if axis != dim]
+        made = functools.partial(torch.arange, device=x.device)
+        if role == "element":
+            return (x + number).cos()
+        if role in ("index", "class"):
+            return like(made(math.prod(rows)).view(rows) % (cols if role == "index" else CLASSES), x)
+        shapes = {"constant": x.shape, "column": (cols,), "bias": (CLASSES,), "matrix": (CLASSES, cols)}
+        shape = shapes[role]
+        value = (made(math.prod(shape), dtype=torch.float32).view(shape) + number).sin()
+        return like((value + 1.5 if role == "column" else value).to(x.dtype), x)
+
+    def ours(self, x: Tensor) -> Tensor:
+        """Computes one tensor from an input by tridal."""
+        return as_one(self.function(**self.tensors(x)))
+
+    def theirs(self, x: Tensor) -> Tensor:
+        """Computes the same by torch."""
+        return as_one(self.expected(**self.tensors(x)))
+
+    def leaves(
+        self, *shape: int, dtype: torch.dtype = torch.float64, device: torch.device | None = None
+    ) -> dict[str, Tensor]:
+        """Returns tensors for an input with distinct numbers, because a norm of nearly equal numbers is not exact.
+
+        Those for which the op has a gradient require one.
+        """
+        size = math.prod(shape)
+        numbers = torch.linspace(-2, 2, size, dtype=torch.float64)[torch.randperm(size)].view(shape)
+        made = self.tensors(numbers.to(device, dtype))
+        return {name: t.detach().requires_grad_(name in self.differentiable) for name, t in made.items()}
+
+    @property
+    def differentiable(self) -> list[str]:
+        """The names of the tensors for which the op has a gradient."""
+        names = [argument.name for argument in self.op.arguments[1:] if argument.differentiable]
+        return ["input", *(name for name in names if self.roles.get(name, "index") != "index")]
+
+
+def like(value: Tensor, x: Tensor) -> Tensor:
+    """Returns a tensor on the mesh of another one, if that is a DTensor."""
+    if not hasattr(x, "device_mesh"):
+        return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    return distribute_tensor(value, x.device_mesh, [Replicate()] * x.device_mesh.ndim)
+
+
+def as_tuple(results: Any) -> tuple[Tensor, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
+def as_one(results: Any) -> Tensor:
+    """Adds several results, with a factor for each."""
+    return results if isinstance(results, Tensor) else results[0] + 2 * results[1]
+
+
+def loss_of(results: Any) -> Tensor:
+    """Returns a number that depends on all elements of all results, with a gradient that is not constant."""
+    return sum(((1 + i) * r.double()).sin().sum() for i, r in enumerate(as_tuple(results)))  # type: ignore[return-value]
+
+
+def gradients(function: Callable[..., Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the gradients of `loss_of` by the names of the tensors that require one."""
+    needed = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    found = torch.autograd.grad(loss_of(function(**tensors)), list(needed.values()))
+    return dict(zip(needed, found, strict=True))
+
+
+def registered_calls(compute: Callable[[], object]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Returns the registered ops of tridal that a dispatch mode sees: the op and its arguments, by the op's name."""
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "tridal":
+                seen[func.__name__.partition(".")[0]] = func, args
+            return func(*args, **(kwargs or {}))
+
+    seen: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    with Record():
+        compute()
+    return seen
+
+
+def _skip_norm(input: Tensor, weight: Tensor, skip: Tensor, residual: Tensor | None = None, dim: int = -1) -> Any:
+    total = input if residual is None else input + residual
+    x = total.to(torch.promote_types(total.dtype, torch.float32)).movedim(dim, -1)
+    y = x * (torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weight + skip)
+    y = y.movedim(-1, dim).to(total.dtype)
+    return y if residual is None else (y, total)
+
+
+def _logsumexp(input: Tensor, dim: int = -1) -> Tensor:
+    return torch.logsumexp(input.to(torch.promote_types(input.dtype, torch.float32)), dim)
+
+
+def _mean_energy(input: Tensor, dim: int = -1) -> Tensor:
+    return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(dim).mean()
+
+
+def _rms_norm(x: Tensor, weight: Tensor | float = 1.0) -> Tensor:
+    """The same as torch's function, which has no forward mode of its gradient on a GPU."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def _layer_norm(x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
+    """The same as torch's function, which has wrong derivatives of third order."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
+
+
+def _norm(name: str, by_tridal: bool) -> Callable[..., Any]:
+    def norm(input: Tensor, *, residual: Tensor | None = None, **parameters: Tensor) -> Any:
+        sizes = input.shape[-1:]
+        if by_tridal:
+            return getattr(tridal, name)(input, sizes, **parameters, eps=1e-5, residual=residual)
+        total = input if residual is None else input + residual
+        y = (_rms_norm if name == "rms_norm" else _layer_norm)(total, **parameters)
+        return y if residual is None else (y, total)
+
+    return norm
+
+
+def _masked(input: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(input * 0.5 + mask, -1)
+
+
+def _swiglu(input: Tensor, up: Tensor) -> Tensor:
+    return input * torch.sigmoid(input) * up  # torch has no forward mode of the gradient of its silu
+
+
+def _geglu(input: Tensor, up: Tensor) -> Tensor:
+    return functional.gelu(input) * up
+
+
+def _swiglu_of_columns(input: Tensor, up: Tensor) -> Tensor:
+    return FUNCTIONS["swiglu"](torch.stack((input, up)), dim=0)  # type: ignore[no-any-return]
+
+
+def _rotary_of_elements(input: Tensor, cos: Tensor, sin: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """The halves are an element and twice the same. The key is half the query."""
+
+    def pairs(x: Tensor) -> Tensor:
+        found = torch.stack((x, 2 * x), -1)
+        return found.flatten(0, -3) if x.dim() > 1 else found.view(1, -1, 2)
+
+    query, *factors = map(pairs, (input, cos, sin))
+    found = tridal.rotary_embedding(query.unsqueeze(1), query.unsqueeze(1) / 2, *factors, **options)
+    return tuple(result[:, 0, :, 0].reshape(input.shape) for result in found)
+
+
+def _rotary(input: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    first = input * cos - 2 * input * sin
+    return first, first / 2
+
+
+def _log_probs(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    logs = (input.to(torch.promote_types(input.dtype, torch.float32)) / 0.8).log_softmax(-1)
+    return logs.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logs.exp() * logs).sum(-1)
+
+
+def _token_log_probs(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Any:
+    return _log_probs(functional.linear(input, linear_weight, linear_bias), target)
+
+
+def _linear_loss(input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor) -> Tensor:
+    logits = functional.linear(input, linear_weight, linear_bias).view(-1, CLASSES)
+    return functional.cross_entropy(logits, target.reshape(-1))
+
+
+def _sample(
+    op: Op, function: Any, expected: Any, *absent: str, roles: Mapping[str, str] | None = None, dim: int = -1
+) -> Sample:
+    """Returns a sample. The roles are those of the declaration, unless they are given."""
+    tensors = [argument for argument in op.arguments[1:] if argument.type == "Tensor"]
+    declared = {argument.name: str(argument.role) for argument in tensors if argument.name not in absent}
+    return Sample(op, function, expected, declared if roles is None else roles, dim)
+
+
+def _samples() -> dict[str, Sample]:
+    softmax, entropy, linear = map(op_named, ("softmax", "cross_entropy", "linear_cross_entropy"))
+    entropies = tridal.cross_entropy, functional.cross_entropy
+    layer = {"linear_weight": "matrix", "target": "class", "linear_bias": "bias"}
+    options: Any = {"temperature": 0.8, "return_entropy": True}
+    smooth = (functools.partial(function, label_smoothing=0.1) for function in entropies)
+    found = {
+        "softmax, scaled and masked": _sample(
+            softmax, functools.partial(tridal.softmax, scale=0.5), _masked, roles={"mask": "column"}
+        ),
+        "swiglu of one tensor": _sample(op_named("swiglu"), _swiglu_of_columns, _swiglu),
+        "swiglu": _sample(op_named("swiglu"), tridal.swiglu, _swiglu),
+        "geglu": _sample(op_named("geglu"), tridal.geglu, _geglu),
+        "rotary_embedding": _sample(
+            op_named("rotary_embedding"), _rotary_of_elements, _rotary, roles={"cos": "constant", "sin": "constant"}
+        ),
+        "cross_entropy of probabilities": _sample(entropy, *entropies, roles={"target": "element"}, dim=1),
+        "cross_entropy": _sample(entropy, *smooth, roles={"target": "index", "weight": "column"}, dim=1),
+        "linear_cross_entropy": _sample(
+            linear, functools.partial(tridal.linear_cross_entropy, chunk_size=5), _linear_loss,
+            roles=layer,
+        ),
+        "log_probs": _sample(
+            op_named("log_probs"),
+            lambda input, target, **given: tridal.log_probs(input, target, **options, **given), _log_probs,
+        ),
+        "token_log_probs": _sample(
+            op_named("token_log_probs"), functools.partial(tridal.token_log_probs, chunk_size=5, **options),
+            _token_log_probs, roles=layer,
+        ),
+    }  # fmt: skip
+    for name in ("rms_norm", "layer_norm"):
+        op, norms = op_named(name), (_norm(name, True), _norm(name, False))
+        found[f"{name} without a weight"] = _sample(op, *norms, "residual", "weight", "bias")
+        found[name] = _sample(op, *norms, "residual")
+        found[f"{name} with residual"] = _sample(op, *norms)
+    rows = {
+        "softmax": (softmax, tridal.softmax, torch.softmax),
+        "log_softmax": (op_named("log_softmax"), tridal.log_softmax, torch.log_softmax),
+        "logsumexp": (LOGSUMEXP, logsumexp, _logsumexp),
+        "skip_norm": (SKIP_NORM, skip_norm, _skip_norm),
+        "mean_energy": (MEAN_ENERGY, mean_energy, _mean_energy),
+        "l2_norm": (L2_NORM, l2_norm, functools.partial(functional.normalize, eps=1e-6)),
+    }
+    for dim, (name, (op, *functions)) in itertools.product((-1, 0), rows.items()):
+        along_dim = (functools.partial(function, dim=dim) for function in functions)
+        found[f"{name} of dim {dim}"] = _sample(op, *along_dim, *["residual"] * (dim < 0), dim=dim)
+    return found
+
+
+SAMPLES = _samples()
+OF_THIRD_PARTIES = (L2_NORM, SKIP_NORM, LOGSUMEXP, MEAN_ENERGY)
+THIRD_PARTY = {name: sample for name, sample in SAMPLES.items() if sample.op in OF_THIRD_PARTIES}
+OPS = {sample.op.name: sample for sample in SAMPLES.values()}
+"""A sample of each op, the one with the most tensors."""
+EACH_OP = pytest.mark.parametrize("sample", OPS.values(), ids=OPS)
+KINDS = ("softmax", "layer_norm", "swiglu", "cross_entropy", "token_log_probs", "logsumexp")
+"""Ops that are declared in different ways: a tensor or several, one result or two, per element or per row, steps."""
+
+
+def each_kind(instead: str) -> pytest.MarkDecorator:
+    """Parametrises with `KINDS`, and at night with all ops. `instead` says what finds the faults of one op."""
+    return pytest.mark.parametrize(
+        "sample",
+        [
+            pytest.param(sample, id=name, marks=() if name in KINDS else pytest.mark.nightly(instead))
+            for name, sample in OPS.items()
+        ],
+    )
+
+
+EACH = pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)

@@ -1,0 +1,291 @@
+"""The printed source of a kernel: it runs alone, and is the text that is compiled."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tridal
+from call_helpers import SM_90, kernel_call
+from cli_helpers import run
+from op_sources import make_kernel
+from tridal.devices.types import KernelConfig
+from tridal.errors import SettingsError
+from tridal.ops import planning, table
+from tridal.runtime import compiler
+from tridal.runtime.interpreter_mode import interpreting
+from tridal.runtime.specialization import KernelCall, Specialization
+
+triton = pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+NORMALISED_PTX = runpy.run_path(str(ROOT / "scripts" / "dump_kernels.py"))["normalised_ptx"]
+ONE_TILE = [
+    ({"rows": 64, "cols": 60}, KernelConfig("whole_row", 4, 64, num_warps=1, exp2_bias=0.0)),
+    ({"rows": 64, "cols": 61}, KernelConfig("whole_row", 1, 64, 1, peel=True, exp2_bias=-5.5e-8, persistent=False)),
+    ({"rows": 64, "cols": 60, "dim": 0}, KernelConfig("whole_row", 16, 64, num_warps=1, num_stages=2)),
+    ({"rows": 64, "cols": 256}, KernelConfig("whole_row", 1, 256, 1, exp2_bias=0.0, reload=True)),
+    ({"rows": 64, "cols": 1000}, KernelConfig("column_loop", 1, 256, 1, exp2_bias=0.0, lanes=32)),
+    ({"rows": 64, "cols": 100, "dim": 0}, KernelConfig("column_loop", 16, 32, 1)),
+]
+COOPERATIVE = [
+    ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, peel=True)),
+    ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, persistent=False)),
+    ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 2, 64, 1, programs_per_row=4, exp2_bias=0.0)),
+    ({"rows": 64, "cols": 250}, KernelConfig("cooperative", 1, 64, 1, programs_per_row=4, reload=True)),
+]
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def call_of(kernel: str, number: int, question: dict[str, int], dtype: str | None = None) -> KernelCall:
+    return planning.matrix_call(op=kernel, dtype=dtype or DTYPES[number % 3], **question)
+
+
+def cases(plans: int) -> list[tuple[str, Specialization]]:
+    """Some plans of each kernel of all ops, which have all schedules and options together."""
+    shapes, found = [*ONE_TILE, *COOPERATIVE], []
+    for number, (kernel, declared) in enumerate(table.kernels().items()):
+        for question, config in (shapes[(plans * number + i) % len(shapes)] for i in range(plans)):
+            if config.programs_per_row > 1 and len(declared.statistics) > 2:  # programs exchange at most two
+                question, config = ONE_TILE[0]
+            found.append((f"{kernel} {question} {config}", call_of(kernel, number, question).specialize(config)))
+    peeled = {"rows": 64, "cols": 1001}, KernelConfig("column_loop", 1, 256, 1, peel=True, lanes=32)
+    for number, kernel in enumerate(name for name, kernel in table.kernels().items() if not kernel.writes):
+        found.append((f"{kernel} {peeled}", call_of(kernel, number, peeled[0]).specialize(peeled[1])))
+    return found
+
+
+COMPILE = """
+import importlib.util, json, sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+
+CUDABackend.make_cubin = lambda *arguments: b""
+for case in json.load(sys.stdin):
+    spec = importlib.util.spec_from_file_location(case["file"].replace(".", "_"), case["file"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel = getattr(module, case["entry"])
+    divisible = [kernel.arg_names.index(name) for name in case["divisible"] if name in kernel.arg_names]
+    types = {name: case["types"][name] for name in kernel.arg_names}
+    if hasattr(triton.backends.compiler, "AttrsDescriptor"):
+        attributes = triton.backends.compiler.AttrsDescriptor.from_hints(dict.fromkeys(divisible, 16))
+    else:
+        attributes = {(number,): [["tt.divisibility", 16]] for number in divisible}
+    source = ASTSource(kernel, types, {}, attributes)
+    print(json.dumps(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=case["options"]).asm["ptx"]))
+assert "tridal" not in sys.modules
+"""
+
+
+def run_alone(program: str, given: str, folder: Path, **variables: str) -> str:
+    """Runs a program that imports Triton and the printed kernels, in a process that does not import tridal."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(triton.__file__).parents[1])}
+    environment |= {"TRITON_CACHE_DIR": str(folder / "alone"), "TRITON_DISABLE_LINE_INFO": "1", **variables}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def no_cubin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles to PTX only, into another cache."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    monkeypatch.setattr(CUDABackend, "make_cubin", lambda *arguments: b"")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "launched"))
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+
+
+@pytest.mark.usefixtures("no_cubin")
+def test_printed_kernels_compile_alone_to_the_code_of_the_launched_ones(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    written, launched = [], []
+    tested = cases(4 if request.config.getoption("--matrix") else 1)
+    for number, (_, s) in enumerate(tested):
+        file = tmp_path / f"kernel_{number}.py"
+        file.write_text(compiler.source(s))
+        options = {"num_warps": s.num_warps, "num_stages": s.num_stages, "enable_fp_fusion": True}
+        options |= {"launch_cooperative_grid": True} if s.cooperative else {}
+        given = {"types": dict(s.types), "divisible": s.divisible, "entry": s.entry, "options": options}
+        written.append({"file": file.name, **given})
+        launched.append(compiler.compile_kernel.__wrapped__(s, SM_90).asm["ptx"])
+    assert len(launched) > len(table.kernels())
+    alone = map(json.loads, run_alone(COMPILE, json.dumps(written), tmp_path).splitlines())
+    for (case, _), ptx, other in zip(tested, launched, alone, strict=True):
+        assert NORMALISED_PTX(ptx) == NORMALISED_PTX(other), case
+
+
+RUN = """
+import importlib.util, torch
+for number, case in enumerate(torch.load("cases.pt")):
+    spec = importlib.util.spec_from_file_location(f"kernel_{number}", f"kernel_{number}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    getattr(module, case["entry"])[(case["programs"],)](**case["arguments"])
+    torch.save(case["arguments"], f"result_{number}.pt")
+"""
+
+
+def arguments_of(call: KernelCall, config: KernelConfig) -> dict[str, Any]:
+    """The arguments of a kernel: large tensors of random numbers, and the numbers of the call."""
+    generator, cols = torch.Generator().manual_seed(0), call.problem.cols
+    size = 4 * call.layout.rows * cols
+    tensors = {
+        name: torch.randint(0, cols, (size,), generator=generator)
+        if dtype == "int64"
+        else torch.rand(size, generator=generator).to(getattr(torch, dtype))
+        for name, dtype in zip(call.kernel.pointers, call.dtypes, strict=True)
+    }
+    types = dict(call.specialize(config).types)
+    return {name: value for name, value in (call.scalars(config) | tensors).items() if name in types}
+
+
+@pytest.mark.skipif(
+    compiler.triton_version(triton) >= (3, 9),
+    reason="Triton's interpreter rejects masks that are comparisons of numbers",
+)
+def test_printed_kernels_run_alone_in_the_interpreter(tmp_path: Path) -> None:
+    """Cooperative kernels cannot run in the interpreter. The test of the compiled code has them."""
+    pytest.importorskip("numpy")
+    given, expected = [], []
+    for number, kernel in enumerate(table.kernels()):
+        question, config = ONE_TILE[number % len(ONE_TILE)]
+        call = call_of(kernel, number, {**question, "rows": 8}, "float32")
+        s, arguments = call.specialize(config), arguments_of(call, config)
+        programs = call.tiles(config)
+        (tmp_path / f"kernel_{number}.py").write_text(compiler.source(s))
+        copies = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()
+        }
+        given.append({"entry": s.entry, "arguments": copies, "programs": programs})
+        function = compiler.entry(s, interpret=True)
+        with interpreting(triton):
+            function[(programs,)](**arguments)
+        expected.append(arguments)
+    torch.save(given, tmp_path / "cases.pt")
+    run_alone(RUN, "", tmp_path, TRITON_INTERPRET="1")
+    for number, (before, after) in enumerate(zip(given, expected, strict=True)):
+        found = torch.load(tmp_path / f"result_{number}.pt")
+        torch.testing.assert_close(found, after, rtol=0, atol=0, equal_nan=True)
+        changed = [n for n, v in found.items() if isinstance(v, torch.Tensor) and not v.equal(before["arguments"][n])]
+        assert changed, number
+
+
+@pytest.mark.parametrize(("arch", "lines"), [("ascend910b", 30), ("sm_90", 50)])
+def test_source_has_the_kernel_the_functions_of_the_op_and_those_of_tridal_in_this_order(arch: str, lines: int) -> None:
+    text = tridal.plan(1823, 781, arch=arch).source
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert [node.name for node in functions] == [
+        *("whole_row", "exp_term", "row_scale", "softmax"),
+        *("finite", "exp_sub", "exp", "reciprocal"),
+    ]
+    assert (functions[0].end_lineno or 0) - functions[0].lineno < lines
+
+
+@pytest.mark.parametrize("arch", ["ascend910b", "sm_90"])
+def test_page_shows_the_printed_kernel(arch: str) -> None:
+    page = (ROOT / "docs" / "printed-kernel.md").read_text()
+    assert f"$ tridal plan 1823 781 --arch {arch} --source\n" in page
+    assert f"```py\n{tridal.plan(1823, 781, arch=arch).source}```\n" in page
+
+
+def test_plans_are_compared_and_shown_without_their_kernels() -> None:
+    planned = tridal.plan(64, 1000, arch="sm_90")
+    assert planned == replace(planned, call=tridal.plan(64, 1001, arch="sm_90").call)
+    assert "KernelCall" not in repr(planned)
+
+
+def test_command_prints_only_the_source() -> None:
+    planned = tridal.plan(64, 1000, dtype="bf16", arch="sm_90", op="layer_norm")
+    arguments = ("64", "1000", "--dtype", "bf16", "--arch", "sm_90", "--op", "layer_norm")
+    assert run("plan", *arguments, "--source").output == planned.source
+    assert "source" not in planned.as_dict()
+    assert "give --source or --json" in run("plan", *arguments, "--source", "--json", code=2).output
+
+
+def test_two_functions_of_one_name_get_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op's `exp` is another function than that of `tridal.kernels.numerics`, which it calls, too."""
+    head = "from tridal.kernels.numerics import exp as exact, finite"
+    functions = {"exp": "def exp(x):\n    return exact(x, None)", "norm": "def norm(squares, eps):\n    return squares"}
+    square = "def square(x):\n    return exp(x) * finite(1.0 * x)"
+    kernel = make_kernel(tmp_path, monkeypatch, head, square=square, **functions)
+    s = kernel_call((8, 60), kernel=kernel, parameters=(1e-3,)).specialize(KernelConfig("whole_row", 4, 64))
+    text = compiler.source(s)
+    names = [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    assert len(names) == len(set(names))
+    assert {"exp", "exp_"} <= set(names)
+    assert "return exp_(x, None)" in text
+
+
+def test_source_of_a_third_partys_op_has_its_imports_and_global_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "import math\nfrom triton.language import sqrt as root\nfrom triton.language.extra import libdevice\n"
+    head += "HALF = tl.constexpr(0.5)"
+    norm = "def norm(squares, eps):\n    return libdevice.abs(root(squares) * HALF * math.pi) + eps"
+    call = kernel_call(kernel=make_kernel(tmp_path, monkeypatch, head, norm=norm), parameters=(1e-3,))
+    s = call.specialize(KernelConfig("whole_row", 4, 1024))
+    text = compiler.source(s)
+    assert "import triton.language.extra.libdevice as libdevice" in text.splitlines()
+    assert "import sqrt as root" in text
+    assert "HALF = tl.constexpr(0.5)" in text
+    assert "return libdevice.abs(root(squares) * HALF * math.pi) + eps" in text
+    assert "abs" in compiler.compile_kernel(s, SM_90).asm["ptx"]
+
+
+# -- the setting `dump`
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_dump_writes_each_kernel_of_a_run_once(tmp_path: Path) -> None:
+    x = torch.randn(3, 70, requires_grad=True)
+    with tridal.use(device="interpreter", dump=str(tmp_path / "kernels")):
+        for _ in range(2):
+            tridal.softmax(x).sum().backward()
+    files = {file.name.rpartition("-")[0]: file for file in (tmp_path / "kernels").iterdir()}
+    assert sorted(files) == ["softmax_backward_interpreter", "softmax_interpreter"]
+    assert "def whole_row(softmax_result, x_ptr" in files["softmax_interpreter"].read_text()
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_several_processes_write_complete_files(tmp_path: Path) -> None:
+    program = "import torch, tridal; tridal.softmax(torch.ones(2, 66))"
+    variables = {"TRIDAL_DUMP": "kernels", "TRIDAL_DEVICE": "interpreter"}
+    command = [sys.executable, "-c", program]
+    processes = [subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables}) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    (file,) = (tmp_path / "kernels").iterdir()
+    ast.parse(file.read_text())
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_failed_write_leaves_no_file_and_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*files: str) -> None:
+        raise OSError("no space left")
+
+    with tridal.use(device="interpreter", dump=str(tmp_path / "kernels")), monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(SettingsError, match=r"^tridal.use: dump: no space left$"):
+            tridal.softmax(torch.ones(2, 67))
+    assert [*(tmp_path / "kernels").iterdir()] == []
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_dump_makes_the_folders_above_its_own(tmp_path: Path) -> None:
+    with tridal.use(device="interpreter", dump=str(tmp_path / "one" / "two")):
+        tridal.softmax(torch.randn(3, 71))
+    assert len([*(tmp_path / "one" / "two").iterdir()]) == 1

@@ -1,0 +1,145 @@
+"""Tests rotary_embedding: strides, shapes of cos and sin, gradients, the roundings of `casting`, and errors."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from rotary_reference import of_transformers
+from tridal import testing
+from tridal.devices.types import Backend
+from tridal.errors import DTypeError, ShapeError
+from tridal.testing.implementation import overridden
+
+Tensor = torch.Tensor
+B, LENGTH, HEADS = 2, 4, 3
+PLANS, FORMS = ("whole_row", "whole_row+peel", "column_loop"), ("contiguous", "projected", "sliced", "heads last")
+BATCHES, TYPES = ((), (1,), (B,)), ((32, torch.float32), (6, torch.bfloat16), (34, torch.float64))
+TRIPLES = pytest.mark.nightly("this test with other plans: all triples of a plan, a form, a batch and a dtype")
+
+
+def combinations() -> list[Any]:
+    """All combinations. Those that every run tests hold each triple of values once, or twice for a form."""
+    numbered = map(enumerate, (PLANS, FORMS, BATCHES, TYPES))
+    return [
+        pytest.param(
+            plan, form, batch, dim, dtype, id=f"{plan}-{form}-{batch}-{dtype}",
+            marks=() if (i + j + k + n) % 3 == 0 else TRIPLES,
+        )
+        for (i, plan), (j, form), (k, batch), (n, (dim, dtype)) in itertools.product(*numbered)
+    ]  # fmt: skip
+
+
+def heads_of(form: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns a query or key. "heads last" is [batch, length, heads, dim], others are [batch, heads, length, dim]."""
+    x = torch.randn(B, LENGTH, 3 * heads, dim, device=device).to(dtype)
+    if form == "sliced":  # one projection computes query, key and value
+        return x[:, :, heads : 2 * heads].transpose(1, 2)
+    x = x[:, :, :heads].contiguous()
+    return {"heads last": x, "projected": x.transpose(1, 2), "contiguous": x.transpose(1, 2).contiguous()}[form]
+
+
+def angles(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin of random angles, whose halves differ."""
+    angle = torch.randn(shape, device=device)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+@pytest.mark.parametrize(("plan", "form", "batch", "dim", "dtype"), combinations())
+def test_strided_tensors_and_their_gradients_are_computed_by_one_kernel_each(
+    device: torch.device, backend: Backend, form: str, batch: tuple[int, ...], dim: int, dtype: torch.dtype, plan: str
+) -> None:
+    query, key = (heads_of(form, heads, dim, dtype, device).requires_grad_() for heads in (HEADS, 2))
+    cos, sin = angles((*batch, LENGTH, dim), dtype, device)
+    heads = 2 if form == "heads last" else 1
+    override = testing.PLAN_OVERRIDES[plan]
+    with (
+        overridden(backend, "overridden", override) as name,
+        tridal.use(device=name, fallback="error"),
+        tridal.record_calls() as calls,
+    ):
+        found = tridal.rotary_embedding(query, key, cos, sin, unsqueeze_dim=heads)  # type: ignore[arg-type]
+        grads = [torch.randn_like(y) for y in found]
+        gradients = torch.autograd.grad(found, (query, key), grads)
+    assert [(call.op, call.reason) for call in calls] == [
+        *[("rotary_embedding", None)] * 2, *[("rotary_embedding_backward", None)] * 2
+    ]  # fmt: skip
+    wide = [tensor.double() for tensor in (query, key, cos, sin)]
+    factors = [tensor if batch else tensor.unsqueeze(0) for tensor in wide[2:]]
+    expected = of_transformers(wide[0], wide[1], *factors, unsqueeze_dim=heads)
+    wanted = torch.autograd.grad(expected, (query, key), [grad.double() for grad in grads])
+    assert_close((*found, *gradients), tuple(t.to(dtype) for t in (*expected, *wanted)))
+    assert [y.stride() for y in found] == [torch.empty_like(x).stride() for x in (query, key)]
+
+
+def test_cos_and_sin_of_wider_dtypes_promote(device: torch.device) -> None:
+    query, key = (heads_of("projected", 2, 8, torch.bfloat16, device).requires_grad_() for _ in range(2))
+    found = tridal.rotary_embedding(query, key, *angles((1, LENGTH, 8), torch.float32, device))
+    assert [y.dtype for y in found] == [torch.float32] * 2
+    gradients = torch.autograd.grad([y.sum() for y in found], (query, key))
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16] * 2
+
+
+def test_cos_that_requires_a_gradient_gets_one(device: torch.device) -> None:
+    query = heads_of("projected", 2, 8, torch.float32, device)
+    cos, sin = angles((1, LENGTH, 8), torch.float32, device)
+    given = cos.requires_grad_(), sin.requires_grad_()
+    found, expected = (f(query, query, cos, sin) for f in (tridal.rotary_embedding, of_transformers))
+    assert_close(*(torch.autograd.grad([y.sum() for y in results], given) for results in (found, expected)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_casting_rounds_as_the_operations_of_torch(dtype: torch.dtype) -> None:
+    """On a device without a backend, where torch computes both."""
+    query = heads_of("projected", 64, 64, dtype, torch.device("cpu"))
+    cos, sin = angles((1, LENGTH, 64), dtype, query.device)
+    with tridal.use(device="auto"):
+        rounded, once = (
+            tridal.rotary_embedding(query, query, cos, sin, casting=casting)[0]
+            for casting in ("transformers", None)  # type: ignore[arg-type]
+        )
+    assert torch.equal(rounded, of_transformers(query, query, cos, sin)[0])
+    exact = of_transformers(*(tensor.double() for tensor in (query, query, cos, sin)))[0].to(dtype)
+    assert (once == exact).double().mean() > 0.999
+    assert (rounded != once).double().mean() > 0.1
+
+
+def test_only_cos_and_sin_are_saved(device: torch.device) -> None:
+    query = heads_of("projected", 2, 8, torch.float32, device).requires_grad_()
+    cos, sin = angles((1, LENGTH, 8), torch.float32, device)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore
+        tridal.rotary_embedding(query, query, cos, sin)
+    assert [tensor.data_ptr() for tensor in saved] == [cos.data_ptr(), sin.data_ptr()]
+
+
+X, FACTOR = torch.ones(2, 3, 5, 4), torch.ones(2, 5, 4)
+ERRORS = [
+    ((1, X, FACTOR, FACTOR), {}, TypeError, "rotary_embedding: query must be a torch.Tensor, got int"),
+    ((X, X, FACTOR, None), {}, TypeError, "rotary_embedding: sin must be a torch.Tensor, got NoneType"),
+    ((X, X.int(), FACTOR, FACTOR), {}, DTypeError, "rotary_embedding: key must .* floating-point .* got .*int32"),
+    ((X[0], X, FACTOR, FACTOR), {}, ShapeError, r"query must have four dims, .* even size, got the shape \(3, 5, 4\)"),
+    ((X, X[..., :3], FACTOR, FACTOR), {}, ShapeError, r"key must have four dims, .* got the shape \(2, 3, 5, 3\)"),
+    (
+        (X, X, FACTOR[:, :4], FACTOR), {}, ShapeError,
+        r"cos must have the shape \(2, 5, 4\), \(1, 5, 4\) or \(5, 4\) with query of shape .*, got \(2, 4, 4\)",
+    ),
+    ((X.int(), X, FACTOR, FACTOR), {}, TypeError, "query must have a floating-point dtype"),
+    ((X, X, FACTOR.long(), FACTOR), {}, TypeError, "cos must have a floating-point dtype"),
+    ((X, X, FACTOR, FACTOR), {"unsqueeze_dim": 3}, ValueError, "unsqueeze_dim must be 1 or 2, got 3"),
+    ((X, X, FACTOR, FACTOR), {"casting": "llama"}, ValueError, "casting must be None or 'transformers', got 'llama'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), ERRORS)
+def test_errors_name_the_op_and_the_argument(
+    device: torch.device, arguments: tuple[Any, ...], options: Any, error: type[Exception], message: str
+) -> None:
+    given = [argument.to(device) if isinstance(argument, Tensor) else argument for argument in arguments]
+    with pytest.raises(error, match=f"rotary_embedding: .*{message.removeprefix('rotary_embedding: ')}"):
+        tridal.rotary_embedding(*given, **options)

@@ -1,0 +1,266 @@
+"""Rotary embedding of attention modules: which are replaced, which are left with the difference, and what stays."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tridal
+from model_helpers import ops_of
+from rotary_reference import of_transformers as rotary
+
+Tensor = torch.Tensor
+OURS = "tridal.rotary_embedding, casting='transformers'"
+
+
+def rotary_once(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+    """Rounds once."""
+    wide = rotary(q.double(), k.double(), cos.double(), sin.double(), unsqueeze_dim)
+    return tuple(y.to(torch.promote_types(x.dtype, cos.dtype)) for x, y in zip((q, k), wide, strict=True))
+
+
+def rotary_interleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+    """Rotates even and odd elements."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return tuple(x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin for x in (q, k))
+
+
+def rotary_to_query(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+    """Rounds to the dtype of query, also if cos and sin are wider."""
+    return tuple(y.to(q.dtype) for y in rotary(q, k, cos, sin, unsqueeze_dim))
+
+
+def rotary_without_key_gradient(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+    return rotary(q, k.detach(), cos, sin, unsqueeze_dim)
+
+
+def rotary_of_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotary(x, x, cos, sin)[0]
+
+
+def rotary_with_positions(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+) -> tuple[Tensor, ...]:
+    assert position_ids is None
+    return rotary(q, k, cos, sin, unsqueeze_dim)
+
+
+def wrapped(*args: Any, **kwargs: Any) -> Any:
+    """Has no names of parameters, such as a function that the package `kernels` wraps."""
+    return rotary(*args, **kwargs)
+
+
+def renamed(forward: Any) -> Any:
+    """A decorator that gives an argument another name, such as that of transformers for arguments of older versions."""
+
+    @functools.wraps(forward)
+    def renaming(*args: Any, **kwargs: Any) -> Any:
+        if "rotations" in kwargs:
+            kwargs["angles"] = kwargs.pop("rotations")
+        return forward(*args, **kwargs)
+
+    return renaming
+
+
+class Decorated:
+    """A decorator that keeps the function in an attribute."""
+
+    def __init__(self, forward: Any) -> None:
+        functools.update_wrapper(self, forward)
+        self.forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __get__(self, module: Any, kind: Any = None) -> Any:
+        return self if module is None else types.MethodType(self, module)
+
+
+def scale(x: Tensor) -> Tensor:
+    return x
+
+
+class Attention(torch.nn.Module):
+    """Projects, and rotates query and key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(8, 24)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], unsqueeze_dim: int = 1, *, half: bool = True) -> Tensor:
+        q, k, v = self.project(x).view(*x.shape[:-1], 3, 2, 4).unbind(2)
+        if unsqueeze_dim == 1:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k = rotary_of_module(q, k, *angles, unsqueeze_dim=unsqueeze_dim)  # type: ignore[name-defined]  # noqa: F821
+        return scale(q + k) + v / (1 + half)
+
+
+@pytest.fixture
+def attention() -> Iterator[Any]:
+    """A function that returns an attention whose class calls a function of its Python module."""
+    name = "module_of_attention"
+    module = sys.modules[name] = types.ModuleType(name)
+
+    def make(function: Any, decorate: Any = lambda forward: forward) -> Any:
+        module.__dict__.update(rotary_of_module=function, scale=scale, __builtins__=__builtins__)
+        own = Attention.forward
+        forward = types.FunctionType(own.__code__, module.__dict__, "forward", own.__defaults__)
+        forward.__kwdefaults__ = own.__kwdefaults__
+        kind = type("Attention", (Attention,), {"forward": decorate(forward), "__module__": name})
+        module.__dict__["Attention"] = kind
+        torch.manual_seed(0)
+        return kind()
+
+    yield make
+    del sys.modules[name]
+
+
+def inputs(device: torch.device, width: int = 4) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    angle = torch.randn(1, 5, width, device=device)
+    return torch.randn(2, 5, 8, device=device, requires_grad=True), (angle.cos(), angle.sin())
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(
+    ("function", "by"),
+    [(rotary, OURS), (rotary_once, "tridal.rotary_embedding"), (rotary_with_positions, OURS), (wrapped, OURS)],
+)
+def test_replaced_attention_computes_the_same(
+    device: torch.device, attention: Any, function: Any, by: str, heads: int
+) -> None:
+    model = attention(function).to(device)
+    x, angles = inputs(device)
+    expected = model(x, angles, heads)
+    gradients = torch.autograd.grad(expected.sum(), (x, *model.parameters()))
+    (entry,) = tridal.kernelize(model).entries
+    assert (entry.replaced_by, entry.reason) == (by, "compiled functions leave it to the compiler")
+    for other in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert ops_of(lambda other=other: other(x, angles, heads)) == {"rotary_embedding"}
+        y = other(x, angles, unsqueeze_dim=heads)
+        assert_close(y, expected)
+        assert_close(torch.autograd.grad(y.sum(), (x, *other.parameters())), gradients)
+    tridal.models.restore(model)
+    assert ops_of(lambda: model(x, angles, heads)) == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (rotary_interleaved, "its rotary embedding differs from tridal.rotary_embedding by "),
+        (rotary_without_key_gradient, "the comparison raised RuntimeError: "),
+        (rotary_of_one, "rotary_of_module takes (x, cos, sin), and not (query, key, cos, sin, unsqueeze_dim)"),
+        (rotary_to_query, "for a query of torch.bfloat16 with cos and sin of torch.float32, it returns torch.bfloat16"),
+    ],
+)
+def test_other_functions_are_left_with_the_difference(attention: Any, function: Any, reason: str) -> None:
+    (entry,) = tridal.kernelize(attention(function)).entries
+    assert entry.replaced_by is None
+    assert reason in str(entry.reason)
+
+
+def test_part_of_the_dims_is_rotated_by_the_function_of_the_class(device: torch.device, attention: Any) -> None:
+    def rotary_of_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+        width = cos.shape[-1]
+        rotated = rotary(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
+        return tuple(torch.cat((y, x[..., width:]), -1) for x, y in zip((q, k), rotated, strict=True))
+
+    model = attention(rotary_of_part).to(device)
+    (x, whole), (_, part) = inputs(device), inputs(device, width=2)
+    expected = model(x, part)
+    assert tridal.kernelize(model).entries[0].replaced_by == OURS
+    assert ops_of(lambda: model(x, whole)) == {"rotary_embedding"}
+    assert ops_of(lambda: model(x, part)) == set()
+    assert torch.equal(model(x, part), expected)
+
+
+def test_globals_that_change_later_count(device: torch.device, attention: Any) -> None:
+    """The code of the class reads its module's globals in each call, also the function if it is replaced again."""
+    model = attention(rotary).to(device)
+    x, angles = inputs(device)
+    tridal.kernelize(model)
+    first, names = model(x, angles), sys.modules["module_of_attention"].__dict__
+    names["scale"] = lambda tensor: 2 * tensor
+    assert not torch.equal(model(x, angles), first)
+    names["scale"] = scale
+    names["rotary_of_module"] = lambda q, k, *rest, **options: (q, k)
+    assert ops_of(lambda: model(x, angles)) == set()
+    names["rotary_of_module"] = rotary
+    assert ops_of(lambda: model(x, angles)) == {"rotary_embedding"}
+
+
+def test_compiled_functions_get_the_function_of_the_class(device: torch.device, attention: Any) -> None:
+    model = attention(rotary).to(device)
+    x, angles = inputs(device)
+    expected = model(x, angles)
+    tridal.kernelize(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert ops_of(lambda: compiled(x, angles)) == set()
+    assert_close(compiled(x, angles), expected)
+
+
+@pytest.mark.parametrize("decorate", [renamed, lambda forward: renamed(renamed(forward))], ids=["one", "two"])
+def test_decorators_of_the_forward_are_kept(device: torch.device, attention: Any, decorate: Any) -> None:
+    model = attention(rotary, decorate).to(device)
+    x, angles = inputs(device)
+    expected = model(x, rotations=angles)
+    report = tridal.kernelize(model)
+    assert [entry.replaced_by for entry in report.entries] == [OURS]
+    for half in (True, False):
+        assert ops_of(lambda half=half: model(x, rotations=angles, half=half)) == {"rotary_embedding"}
+    assert_close(model(x, rotations=angles), expected)
+    report.restore()
+    assert ops_of(lambda: model(x, rotations=angles)) == set()
+
+
+def test_decorator_that_hides_the_function_is_a_reason(attention: Any) -> None:
+    (entry,) = tridal.kernelize(attention(rotary, Decorated)).entries
+    assert entry.replaced_by is None
+    assert "a decorator of its forward keeps the code that calls rotary_of_module" in str(entry.reason)
+
+
+def test_method_is_left_with_the_reason() -> None:
+    class Rotating(torch.nn.Module):
+        def _apply_rotary_embedding(self, x: Tensor, angles: Tensor) -> Tensor:
+            return x * angles.cos()
+
+        def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+            return self._apply_rotary_embedding(x, angles)
+
+    class Angles(torch.nn.Module):
+        """Is no candidate, because it only calls a module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotary_emb = torch.nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rotary_emb(x)
+
+    (entry,) = tridal.kernelize(torch.nn.Sequential(Rotating(), Angles())).entries
+    assert (entry.name, entry.replaced_by) == ("0", None)
+    assert "_apply_rotary_embedding is a method" in str(entry.reason)
+
+
+@pytest.mark.parametrize(("function", "of_loaded"), [(rotary, {"rotary_embedding"}), (rotary_interleaved, set())])
+def test_forward_that_another_package_replaces_later_computes(
+    device: torch.device, attention: Any, function: Any, of_loaded: set[str]
+) -> None:
+    model, own = attention(rotary).to(device), Attention.forward
+    kind, others = type(model), {"scale": scale, "rotary_of_module": function}
+    x, angles = inputs(device)
+    tridal.kernelize(model)
+    saved = pickle.dumps(model)
+    kind.forward = types.FunctionType(own.__code__, others, "forward", own.__defaults__)
+    kind.forward.__kwdefaults__ = own.__kwdefaults__
+    expected = kind.forward(model, x, angles)
+    for changed, ops in ((model, set()), (pickle.loads(saved), of_loaded)):
+        assert ops_of(lambda changed=changed: assert_close(changed(x, angles), expected)) == ops

@@ -1,0 +1,231 @@
+"""Buckets of rows: how rows are rounded, the numbers of each launch of a bucket, and its results."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import plan_records
+from call_helpers import kernel_call
+from tridal.devices import registry
+from tridal.devices.types import (
+    FEATURES,
+    MAX_32_BIT_ELEMENTS,
+    MAX_32_BIT_ROWS,
+    KernelConfig,
+    LaunchPlan,
+    Problem,
+    round_rows,
+    row_bucket,
+)
+from tridal.ops import planning
+from tridal.runtime import launch
+from tridal.runtime.batch_invariance import made_invariant
+from tridal.runtime.row_layout import RowLayout, row_layout
+from tridal.runtime.scale_mask import ScaleMask
+from tridal.runtime.specialization import KernelCall
+
+pytest.importorskip("triton")
+
+import row_tensors
+from row_tensor_reference import EPS, dtypes, expected, make
+
+INTERPRETER = registry.get("interpreter")
+OPTIONS = {name: option.default for name, option in INTERPRETER.options.items()}
+OPS = ("softmax", "softmax_backward", "rms_norm", "rms_norm_backward", "layer_norm_backward", "swiglu")
+ROWS = st.integers(1, 40) | st.integers(1, 5000) | st.integers(1, 2**40)
+NEAR = st.sampled_from([1, 3, 781, 50_257, 2**20, 2**31]) | st.integers(1, 2**32)
+
+
+# -- how rows are rounded
+
+
+@given(ROWS)
+def test_rows_are_rounded_up_to_five_significant_bits_and_then_to_four(rows: int) -> None:
+    rounded = round_rows(rows)
+    bits = len(f"{rounded:b}".rstrip("0"))
+    assert rows <= rounded
+    assert round_rows(rounded) == rounded
+    if rows <= 32:
+        assert rounded == rows
+    elif rows <= 2048:
+        assert bits <= 5
+        assert rounded - rows < rows / 16
+    else:
+        assert bits <= 4
+        assert rounded - rows < rows / 8
+
+
+@given(ROWS, NEAR)
+def test_buckets_follow_each_other_and_cross_no_limit(rows: int, cols: int) -> None:
+    first, last = row_bucket(rows, cols)
+    assert first <= rows <= last <= round_rows(rows) == round_rows(first)
+    assert row_bucket(first, cols) == row_bucket(last, cols) == (first, last)
+    assert row_bucket(last + 1, cols)[0] == last + 1
+    for size, limit in ((1, MAX_32_BIT_ROWS), (cols, MAX_32_BIT_ELEMENTS)):
+        assert (first * size > limit) == (last * size > limit)
+
+
+@given(st.integers(1, 5000), ROWS, NEAR, st.sampled_from([1, 7]))
+def test_the_rounded_numbers_of_blocks_and_rows_cross_no_limit(outer: int, inner: int, cols: int, col: int) -> None:
+    layout = RowLayout(outer, inner, cols, ((inner * cols, cols, col),) * 2)
+    blocks, rows = layout.rounded
+    assert outer <= blocks <= round_rows(outer)
+    assert inner <= rows <= round_rows(inner)
+    for size, limit in ((1, MAX_32_BIT_ROWS), (cols, MAX_32_BIT_ELEMENTS)):
+        assert (outer * inner * size > limit) == (blocks * rows * size > limit)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "planned"),
+    [
+        ((1000, 781), 1, (1, 1024)),
+        ((4100, 781), 1, (1, 4608)),
+        ((33, 300, 50), 1, (34, 50)),  # `inner` is the stride between columns
+        ((300, 1000), 0, (1, 1000)),
+        ((42_000, 50_257), 1, (1, 42_730)),  # 2**31 elements
+        ((42_731, 50_257), 1, (1, 45_056)),
+    ],
+)
+def test_rows_of_a_problem(shape: tuple[int, ...], dim: int, planned: tuple[int, int]) -> None:
+    problem = kernel_call(shape, dim).problem
+    assert (problem.outer, problem.inner) == planned
+
+
+# -- the calls of a bucket
+
+
+@pytest.mark.parametrize(
+    ("call", "row_range"),
+    [
+        (kernel_call((66, 1024)), (65, 68)),
+        (kernel_call((4, 16, 1024)), (63, 64)),
+        (kernel_call((3000, 1024), strides=(2048, 2)), (2817, 3072)),
+        (kernel_call((66, 1024), strides=(0, 1)), (65, 68)),
+        (kernel_call((66, 1024), scale_mask=ScaleMask(scale=0.5)), (65, 68)),
+        (kernel_call((66, 1024), scale_mask=ScaleMask(causal=True, queries=66)), (66, 66)),
+        (kernel_call((66, 1024), scale_mask=ScaleMask(mask="uint8", strides=(0, 0, 0, 1))), (66, 66)),
+        (kernel_call((1, 1024)), (1, 1)),
+        (kernel_call((3, 5000, 40), 1), (120, 120)),
+        (kernel_call((5000, 66), 0), (66, 66)),
+    ],
+)
+def test_rows_that_a_call_serves(call: KernelCall, row_range: tuple[int, int]) -> None:
+    assert call.row_range == row_range
+    numbers = launch._Numbers(call, LaunchPlan(KernelConfig("whole_row", 4, 1024), 7, ""))
+    assert numbers.row_range == row_range
+    of_one_row: dict[str, Any] = {"cols": int} if call.layout.rows == 1 else {}  # several numbers of columns
+    assert numbers.scalars == (of_one_row if row_range[0] == row_range[1] else {"inner": int})
+    if row_range[0] == row_range[1]:
+        assert numbers.programs(10**6) == numbers.programs(1), "the numbers are those of the call for any argument"
+
+
+CONFIGS = (
+    KernelConfig("whole_row", 2, 1024), KernelConfig("whole_row", 4, 1024, persistent=False),
+    KernelConfig("whole_row", 2, 1024, peel=True), KernelConfig("column_loop", 4, 256),
+    KernelConfig("cooperative", 1, 256, programs_per_row=4),
+    KernelConfig("cooperative", 1, 256, programs_per_row=4, persistent=False),
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(OPS), st.sampled_from(CONFIGS), st.sampled_from([781, 1000, 1024]), st.booleans(),
+    st.integers(1, 500), st.integers(2, 5000), st.data(),
+)  # fmt: skip
+def test_numbers_of_a_launch_are_those_of_a_call_with_these_rows(
+    op: str, config: KernelConfig, cols: int, invariant: bool, groups: int, rows: int, data: st.DataObject
+) -> None:
+    def call_of(rows: int) -> KernelCall:
+        call = planning.matrix_call(rows, cols, op=op)
+        return made_invariant(call) if invariant else call
+
+    call = call_of(rows)
+    other = data.draw(st.integers(*call.row_range))
+    same = call_of(other)
+    assert same.problem == call.problem
+    assert same.specialize(config) == call.specialize(config)
+    plan = LaunchPlan(config, groups * config.programs_per_row if config.persistent else None, "")
+    numbers = launch._Numbers(call, plan)
+    tiles = -(-other // config.rows)
+    programs = min(tiles, groups) if config.persistent else tiles
+    assert numbers.groups(other) == programs
+    assert numbers.programs(other) == same.programs(plan) == programs * config.programs_per_row
+    assert numbers.grid in (numbers.programs, numbers.programs(other))
+    assert numbers.workspace_slots(other) == same.workspace_slots(plan)
+    changed = {name: count(other) for name, count in numbers.scalars.items()}
+    assert call.scalars(config) | changed == same.scalars(config)
+
+
+@pytest.mark.parametrize("arch", planning.example_architectures())
+@pytest.mark.parametrize("cols", [37, 781, 4096, 50_257, 262_144])
+def test_plans_of_a_backend_change_between_buckets_only(arch: str, cols: int) -> None:
+    """Also, an accepted plan states the most programs of a launch, whose number grows with the rows."""
+    backend, device = planning.architectures()[arch]
+    options = {name: option.default for name, option in backend.options.items()}
+    for op in OPS:
+        calls = {rows: planning.matrix_call(rows, cols, "bfloat16", op) for rows in (65, 66, 68, 2817, 3001, 3072)}
+        plans = {rows: backend.plan(call.problem, device, plan_records.probe, options) for rows, call in calls.items()}
+        assert plans[65] == plans[66] == plans[68]
+        assert plans[2817] == plans[3001] == plans[3072]
+        for fewer, more in (*pairwise((65, 66, 68)), *pairwise((2817, 3001, 3072))):
+            assert calls[fewer].specialize(plans[more].config) == calls[more].specialize(plans[more].config)
+            assert calls[fewer].programs(plans[more]) <= calls[more].programs(plans[more])
+
+
+# -- results in the interpreter
+
+
+class Planning:
+    """The interpreter with another plan."""
+
+    features = frozenset(FEATURES)
+
+    def __init__(self, config: KernelConfig, programs: int | None) -> None:
+        self._plan = LaunchPlan(config, programs, "")
+
+    def __getattr__(self, member: str) -> Any:
+        return getattr(INTERPRETER, member)
+
+    def plan(self, problem: Problem, *_: Any) -> LaunchPlan:
+        return self._plan
+
+
+@pytest.mark.parametrize(
+    ("config", "programs"),
+    [
+        (KernelConfig("whole_row", 4, 128), 3),
+        (KernelConfig("whole_row", 4, 128), 1000),
+        (KernelConfig("whole_row", 2, 128, peel=True), 8),
+        (KernelConfig("whole_row", 4, 128, persistent=False), None),
+        (KernelConfig("column_loop", 4, 32), 3),
+    ],
+)
+def test_one_launch_computes_all_rows_of_its_bucket(config: KernelConfig, programs: int | None) -> None:
+    """The gradient of layer_norm has sums over rows, so it also shows the number of groups."""
+    if INTERPRETER.unavailable():
+        pytest.skip("needs the interpreter")
+    sums = config.persistent and not config.peel
+    cols, kernel = 77, row_tensors.LAYER_NORM_BACKWARD if sums else row_tensors.LAYER_NORM
+    layout = row_layout((260, cols), (cols, 1), 1)
+    assert layout is not None
+    call = KernelCall(kernel, layout, dtypes(kernel), (), (EPS,) * len(kernel.parameters))
+    backend: Any = Planning(config, programs)
+    prepared = launch.prepare(call, backend, INTERPRETER.properties(0), OPTIONS)
+    assert prepared.row_range == (257, 272)
+    for rows in (257, 260, 272):
+        tensors = make(kernel, (rows, cols), 1, 0, torch.device("cpu"))
+        written = [torch.full((rows, cols), math.nan) for _ in kernel.writes]
+        written += [torch.full((rows, 1), math.nan) for _ in kernel.row_writes]
+        written += [torch.full((prepared.groups(rows), cols), math.nan) for _ in kernel.column_writes]
+        prepared.launch(0, rows, *written, *tensors.values())
+        for index in range(-len(kernel.column_writes), 0):
+            written[index] = written[index].double().sum(0)
+        for found, wanted in zip(written, expected(kernel, tensors, 1), strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=5e-5, atol=5e-5)
