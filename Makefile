@@ -10,7 +10,8 @@ TORCH ?= newest
 JOBS ?= auto
 
 BIN := $(VENV)/bin
-LINT := $(MAKE) --no-print-directory lint
+# What runs beside the tests. CI sets it to `true` in all rows but one, so that the lints run once.
+LINT ?= $(MAKE) --no-print-directory lint
 
 include npu.mk
 
@@ -43,8 +44,8 @@ demo:  ## install, check this device, and train a small model with and without t
 test: $(VENV)/.has-dev  ## install, and run all tests, lints and type checks
 	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS))
 
-test-all: $(VENV)/.has-dev  ## run the tests with every case of the conformance suite
-	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix $(ARGS))
+test-all: $(VENV)/.has-dev  ## run the tests with every case of the conformance suite, and new random examples
+	$(call beside-lint,$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --matrix --hypothesis-profile default $(ARGS))
 
 test-rocm: $(VENV)/.has-dev  ## compile every kernel that is planned for AMD GPUs; needs no GPU
 	$(BIN)/python -m pytest -n $(JOBS) --all-kernels tests/backends/test_backend_rocm_kernels.py $(ARGS)

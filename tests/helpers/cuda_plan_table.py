@@ -172,9 +172,7 @@ def report(table: Mapping[str, Any], changed: list[Question], compiling: Callabl
     lines = [f"tuning.{name} was {old.get(name)} and is now {new.get(name)}" for name in different]
     lines += [] if different else ["no constant in tridal_cuda.tuning changed, so the code that makes plans did"]
     if different and not changed:
-        lines.append(
-            "no plan in the table depends on this: add a problem to cuda_problems.py"
-        )
+        lines.append("no plan in the table depends on this: add a problem to cuda_problems.py")
     lines.append(f"{len(changed)} of {len(QUESTIONS)} plans changed (Triton {table['triton']})")
     for question in changed[:MAX_REPORTED]:
         row = table["plans"][str(question)]

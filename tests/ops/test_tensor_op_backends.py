@@ -53,18 +53,26 @@ def test_the_backend_of_a_row_of_ci_is_under_test(request: pytest.FixtureRequest
 # -- ci.yml
 
 
+def jobs() -> list[dict[str, Any]]:
+    """Returns the jobs that have a row per backend: without and with a device."""
+    found = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    return [found[name] for name in ("test", "gpu")]
+
+
 def rows() -> Iterator[dict[str, Any]]:
-    """Yields the rows of the matrix of the job "test". A row of `include` adds one, because it changes a value."""
-    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
-    for backend in matrix["backend"]:
-        for run in matrix["run"]:
-            yield {"backend": backend, "run": run}
-    yield from matrix["include"]
+    """Yields the rows of the jobs. A row of `include` adds one, because it changes a value."""
+    for job in jobs():
+        matrix = job["strategy"]["matrix"]
+        yield from ({"backend": backend, "run": run} for backend in matrix.get("backend", ()) for run in matrix["run"])
+        yield from matrix["include"]
 
 
 def commands(run: str) -> Iterator[str]:
     """Yields the command lines with pytest that a command runs: those of the targets of make, or of a script."""
-    if run.startswith("make "):
+    if run.startswith(".ci/run "):
+        job = re.search(rf"^ +{run.split()[1]}\) (.*) ;;", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+        yield from commands(job[1]) if job else ()
+    elif run.startswith("make "):
         text = "".join((ROOT / name).read_text() for name in ("Makefile", "npu.mk"))
         for target in run.split()[1:]:
             recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)
@@ -91,12 +99,12 @@ def test_each_row_of_ci_runs_the_ops_of_several_tensors(row: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("run", "expected"), [("make demo lint", False), ("make test-rocm", False), ("make test", True)]
+    ("run", "expected"),
+    [("make demo lint", False), ("make test-rocm", False), (".ci/run quick", False), (".ci/run npu", True)],
 )
 def test_commands_of_a_row_are_found(run: str, expected: bool) -> None:
     assert any(map(runs_this_file, commands(run))) is expected
 
 
 def test_every_row_names_its_backend_in_the_environment() -> None:
-    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]
-    assert job["env"][ROW] == "${{ matrix.backend }}"
+    assert {job["env"][ROW] for job in jobs()} == {"${{ matrix.backend }}"}
