@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tridal.devices.types import Backend, DeviceProperties, LaunchPlan
+from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Resources
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import planning, table
 from tridal.ops.column_sum import COLUMN_SUM
@@ -77,6 +77,14 @@ def plan(question: Question) -> LaunchPlan:
     backend, device = question.target
     options = {name: option.default for name, option in backend.options.items()}
     return launch.plan(question.call, backend, device, options)
+
+
+def invented_resources(config: KernelConfig) -> Resources:
+    """Takes the place of a compiler: two registers for each element of a thread. What does not fit spills."""
+    wanted = 24 + 2 * config.rows * config.cols // (32 * config.num_warps)
+    most = min(255, config.max_registers or 65_536 // (32 * config.num_warps))
+    stages = config.rows * config.cols * config.num_stages // 2 if config.num_stages > 1 else 64 * config.num_warps
+    return Resources(min(wanted, most), max(0, wanted - most), stages)
 
 
 def exact(launch_plan: LaunchPlan) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import plan_records
 from call_helpers import kernel_call
+from golden_plans import invented_resources
 from tridal.devices import registry
 from tridal.devices.types import (
     FEATURES,
@@ -171,7 +171,7 @@ def test_plans_of_a_backend_change_between_buckets_only(arch: str, cols: int) ->
     options = {name: option.default for name, option in backend.options.items()}
     for op in OPS:
         calls = {rows: planning.matrix_call(rows, cols, "bfloat16", op) for rows in (65, 66, 68, 2817, 3001, 3072)}
-        plans = {rows: backend.plan(call.problem, device, plan_records.probe, options) for rows, call in calls.items()}
+        plans = {rows: backend.plan(call.problem, device, invented_resources, options) for rows, call in calls.items()}
         assert plans[65] == plans[66] == plans[68]
         assert plans[2817] == plans[3001] == plans[3072]
         for fewer, more in (*pairwise((65, 66, 68)), *pairwise((2817, 3001, 3072))):
