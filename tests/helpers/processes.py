@@ -1,7 +1,7 @@
 """Runs Python programs in processes of their own. Run as a program, it is the server that forks them.
 
-`import torch` takes a second of each new interpreter. The server has imported torch, and nothing else that a test could
-ask for. A test of the start of the interpreter itself uses subprocess.
+`import torch` takes a second of each new interpreter. A server has imported torch, or another module that a test names,
+and nothing else that a test could ask for. A test of the start of the interpreter itself uses subprocess.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import functools
+import importlib
 import json
 import os
 import runpy
@@ -31,13 +32,14 @@ def python(
     timeout: int = 120,
     code: int | None = 0,
     new: bool = False,
+    imported: str = "torch",
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS` with environment variables, where `path` precedes the module path of this process.
 
     The arguments begin with -c, -m or a file. Checks the exit code, unless `code` is None. A forked program that takes
-    longer than `timeout` seconds prints its stack and ends. With `new`, or a PYTHONPATH among the
-    variables, a new interpreter is started.
+    longer than `timeout` seconds prints its stack and ends. With `new`, or a PYTHONPATH among the variables,
+    a new interpreter is started. `imported` names the module that a forked program finds imported.
     """
     joined = os.pathsep.join([*map(str, path), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": joined, **variables}
@@ -48,20 +50,19 @@ def python(
             command, cwd=cwd, env=environment, input=input, capture_output=True, text=True, timeout=timeout
         )
     else:
-        done = _forked(arguments, cwd or Path.cwd(), environment, input, timeout)
+        done = _forked(_channel(imported), arguments, cwd or Path.cwd(), environment, input, timeout)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
 
 
 def _forked(
-    arguments: Sequence[str], cwd: Path, environment: dict[str, str], input: str, timeout: int
+    channel: IO[str], arguments: Sequence[str], cwd: Path, environment: dict[str, str], input: str, timeout: int
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="process-") as folder:
         files = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
         for file in files:
             file.write_text(input if file.name == "stdin" else "")
         request = {"arguments": arguments, "cwd": str(cwd), "environment": environment}
-        channel = _channel()
         channel.write(json.dumps({**request, "files": list(map(str, files)), "timeout": timeout}) + "\n")
         channel.flush()
         status = int(channel.readline())
@@ -69,11 +70,11 @@ def _forked(
 
 
 @functools.cache
-def _channel() -> IO[str]:
-    """Starts the server. Returns the file that sends it requests and receives exit codes."""
+def _channel(imported: str) -> IO[str]:
+    """Starts a server that has imported a module. Returns the file that sends it requests and receives exit codes."""
     ours, theirs = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, __file__, str(theirs.fileno())]
+    command = [sys.executable, __file__, imported, str(theirs.fileno())]
     server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
     channel = ours.makefile("rw")
@@ -125,8 +126,8 @@ def _run(request: Any) -> None:
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401
+    importlib.import_module(sys.argv[1])
 
-    with socket.socket(fileno=int(sys.argv[1])) as _socket:
+    with socket.socket(fileno=int(sys.argv[2])) as _socket:
         _file = _socket.makefile("rw")
     _run(_serve(_file))

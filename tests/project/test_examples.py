@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tridal.devices import settings
 from tridal.errors import DeviceUnavailableError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DEMO = ("tridal check *", "python examples/compare_a_model.py")
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
 
 
@@ -47,16 +45,6 @@ def test_comparison_of_a_model_gives_the_same_losses(
     assert losses[0][0] != losses[1][0]
     assert all(abs(plain - computed) < (1e-4 if device.type == "cpu" else 0.05) for plain, computed in losses)
     assert "7 modules replaced, 0 left" in output or "25 modules replaced, 0 left" in output
-
-
-def test_demo_says_first_what_it_does() -> None:
-    lines = subprocess.run(
-        ["make", "-n", "--no-print-directory", "demo"], cwd=EXAMPLES.parent, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    at = [next(i for i, line in enumerate(lines) if part in line) for part in ("several minutes", "has-interpreter")]
-    at += [next(i for i, line in enumerate(lines) if re.fullmatch(f".*/{run}", line)) for run in DEMO]
-    assert at == sorted(at)
-    assert at[0] == 0
 
 
 def test_sampling_is_computed_by_the_backend(
