@@ -45,15 +45,3 @@ def test_every_picture_has_a_dark_version_and_a_description(files: dict[Path, st
         described = re.findall(rf"!\[([^\]]*)\]\((?:[\w/]*/)?{name.name}\.svg\)", pages)
         assert described, f"no page shows {name}"
         assert all("tridal" in text and re.search(r"\d\.\d", text) for text in described)
-
-
-def test_site_shows_the_dark_version_of_a_picture_on_a_dark_page(tmp_path: Path) -> None:
-    pytest.importorskip("sphinx")
-    themed_images = runpy.run_path(str(ROOT / "docs" / "conf.py"))["themed_images"]
-    (tmp_path / "plots").mkdir()
-    (tmp_path / "plots" / "a-dark.svg").touch()
-    text = "![a text](plots/a.svg) ![other](plots/b.svg) [link](plots/a.svg)"
-    assert themed_images(text, tmp_path) == (
-        "![a text](plots/a.svg){.plot .only-light}![a text](plots/a-dark.svg){.plot .only-dark} "
-        "![other](plots/b.svg) [link](plots/a.svg)"
-    )

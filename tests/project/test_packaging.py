@@ -47,21 +47,16 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("built", ["wheel", "editable"])
-def test_entry_points_are_the_command_and_the_bundled_backends(built: str, request: pytest.FixtureRequest) -> None:
+def test_entry_points_and_settings_are_those_of_the_repository(built: str, request: pytest.FixtureRequest) -> None:
     with zipfile.ZipFile(request.getfixturevalue(built)) as archive:
-        points = archive.read(next(name for name in archive.namelist() if name.endswith("entry_points.txt"))).decode()
+        names = archive.namelist()
+        points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert "tridal = tridal.cli:main" in points
     section = points.partition(f"[{GROUP}]")[2].partition("[")[0]
     assert {line.partition("=")[2].strip() for line in section.splitlines() if line} == {
         f"{package}:backend" for package in BACKENDS
     }
-
-
-@pytest.mark.parametrize("built", ["wheel", "editable"])
-def test_settings_files_are_included(built: str, request: pytest.FixtureRequest) -> None:
-    with zipfile.ZipFile(request.getfixturevalue(built)) as archive:
-        shared = {name.rpartition("/")[2] for name in archive.namelist() if "/data/share/tridal/configs/" in name}
-    assert shared == CONFIGS
+    assert {name.rpartition("/")[2] for name in names if "/data/share/tridal/configs/" in name} == CONFIGS
 
 
 def test_wheel_contains_all_files_of_the_packages_and_no_others(wheel: Path) -> None:
