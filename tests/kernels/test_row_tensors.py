@@ -18,7 +18,7 @@ from tridal.runtime import compiler, launch
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import NO_SCALE_MASK, KernelCall
-from tridal.testing.implementation import Overridden
+from tridal.testing.implementation import with_plans
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, overrides
 
 pytest.importorskip("triton")
@@ -77,7 +77,7 @@ def check(
         addresses += [t.data_ptr() & 63 for t in tensors.values()]
         parameters = tuple(PARAMETERS[p] for p in kernel.parameters)
         call = KernelCall(kernel, layout, dtypes(kernel), tuple(addresses), parameters, scale_mask)
-        overridden: Any = Overridden(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
+        overridden = with_plans(backend, "", PLAN_OVERRIDES[override] or (lambda plan, problem: plan))
         options = {name: option.default for name, option in backend.options.items()}
         prepared = launch.prepare(call, overridden, backend.properties(0), options)
         rows = call.layout.rows

@@ -14,6 +14,7 @@ from tridal.devices.types import Backend, LaunchPlan, Problem
 from tridal.ops import table
 from tridal.pytorch.path.function import FUNCTIONS
 from tridal.pytorch.path.row_functions import row_function
+from tridal.testing.changed_backend import with_members
 from tridal.testing.plan_overrides import PLAN_OVERRIDES, PlanOverride
 
 
@@ -37,26 +38,19 @@ def public_function(op: str) -> Callable[..., torch.Tensor]:
     return FUNCTIONS.get(op) or row_function(table.op_named(op))
 
 
-class Overridden:
-    """A wrapper of a backend with another name and overridden plans. It forwards all other attributes."""
+def with_plans(backend: Backend, suffix: str, override: PlanOverride) -> Backend:
+    """Returns the backend with overridden plans and a suffix at its name."""
 
-    def __init__(self, backend: Backend, suffix: str, override: PlanOverride) -> None:
-        self.name = f"{backend.name}{suffix}"
-        self._backend = backend
+    def plan(problem: Problem, *arguments: Any) -> LaunchPlan:
+        return override(backend.plan(problem, *arguments), problem)
 
-        def plan(problem: Problem, *arguments: Any) -> LaunchPlan:
-            return override(backend.plan(problem, *arguments), problem)
-
-        self.plan = plan
-
-    def __getattr__(self, member: str) -> Any:
-        return getattr(self._backend, member)
+    return with_members(backend, name=f"{backend.name}{suffix}", plan=plan)
 
 
 @contextmanager
 def overridden(backend: Backend, suffix: str, override: PlanOverride) -> Iterator[str]:
     """Registers a backend with overridden plans until the context ends. Yields the backend's name."""
-    registered: Any = Overridden(backend, suffix, override)
+    registered = with_plans(backend, suffix, override)
     registry.register(registered)
     try:
         yield registered.name

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tridal.devices import registry
 from tridal.devices.entry_points import IN_CODE
@@ -21,6 +21,7 @@ from tridal.devices.types import (
 )
 from tridal.errors import UnknownDeviceError
 from tridal.runtime.compiler import can_compile
+from tridal.testing.changed_backend import with_members
 from tridal.testing.plan_overrides import PLAN_OVERRIDES
 
 
@@ -53,49 +54,14 @@ def interpreted(backend: Backend, arch: str | None = None) -> Backend:
     if name is None:
         shown = ", ".join(known) or "none"
         raise UnknownDeviceError(f"backend {backend.name!r} has no architecture {arch!r} (it has: {shown})")
-    return cast(Backend, _Interpreted(backend, known[name]))
+    properties, schedules = known[name], backend.schedules - {"cooperative"}
+    compiles = can_compile(properties.target)
 
-
-class _Interpreted:
-    """A backend whose other members are those of the compiled backend."""
-
-    device_type, interpreted = "cpu", True
-
-    def __init__(self, backend: Backend, device: DeviceProperties) -> None:
-        self.name = f"{backend.name}interpreted"
-        self.schedules = backend.schedules - {"cooperative"}
-        self.features = backend.features
-        self._backend, self._device = backend, device
-
-    def __getattr__(self, member: str) -> Any:
-        return getattr(self._backend, member)
-
-    def unavailable(self) -> str | None:
-        """Returns why Triton's interpreter cannot run, or None."""
-        reasons = [known.unavailable() for known in registry.loaded() if known.interpreted and known.origin != IN_CODE]
-        return reasons[0] if reasons else "no backend for Triton's interpreter is installed"
-
-    def device_count(self) -> int:
-        """Returns 1: the CPU."""
-        return 1
-
-    def architectures(self) -> Mapping[str, DeviceProperties]:
-        """Returns none: the architectures are those of the compiled backend."""
-        return {}
-
-    def properties(self, index: int) -> DeviceProperties:
-        """Returns the properties of the architecture."""
-        return self._device
-
-    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the plan of the compiled backend, without what only a device can do."""
-
-        compiles = can_compile(device.target)
-
+    def plan(problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
         def probed(config: KernelConfig) -> Resources:
-            return probe(config) if compiles and config.schedule in self.schedules else Resources(32, 0, 0)
+            return probe(config) if compiles and config.schedule in schedules else Resources(32, 0, 0)
 
-        made = self._backend.plan(problem, device, probed, options)
+        made = backend.plan(problem, device, probed, options)
         made = replace(made, config=replace(made.config, exp2_bias=None))  # corrects an error that only devices make
         if made.config.schedule != "cooperative":
             return made
@@ -103,10 +69,14 @@ class _Interpreted:
         assert column_loop is not None
         return column_loop(replace(made, occupancy=None), problem)
 
-    def stream(self, index: int) -> int:
-        """Returns 0: the CPU has no streams."""
-        return 0
+    return with_members(
+        backend, name=f"{backend.name}interpreted", device_type="cpu", interpreted=True, schedules=schedules,
+        unavailable=_unavailable, device_count=lambda: 1, architectures=dict, properties=lambda index: properties,
+        plan=plan, stream=lambda index: 0, guard=lambda index: nullcontext(),
+    )  # fmt: skip
 
-    def guard(self, index: int) -> AbstractContextManager[None]:
-        """Returns an empty context."""
-        return nullcontext()
+
+def _unavailable() -> str | None:
+    """Returns why Triton's interpreter cannot run, or None."""
+    reasons = [known.unavailable() for known in registry.loaded() if known.interpreted and known.origin != IN_CODE]
+    return reasons[0] if reasons else "no backend for Triton's interpreter is installed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 
-from tridal.devices.types import Backend, DeviceProperties, KernelConfig, LaunchPlan, Probe, Problem, Resources, Target
+from tridal.devices.types import Target
 from tridal.runtime import compiler, launch
 from tridal.runtime.interpreter_mode import with_item
 from tridal.runtime.specialization import Specialization
@@ -27,12 +27,9 @@ FUNCTION = 0xF00D
 class RecordedLaunch(NamedTuple):
     """A recorded launch."""
 
-    programs: int
     stream: int
     device: int
     """The device that was current."""
-    arguments: tuple[Any, ...]
-    """The addresses of tensors, and numbers."""
 
 
 class RecordingDevice:
@@ -90,8 +87,7 @@ class RecordingDevice:
         """Records a launch, with the arguments of Triton's launcher."""
         if self.error is not None:
             raise self.error
-        numbers = tuple(a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments[9:])
-        self.launches.append(RecordedLaunch(arguments[0], arguments[3], self.current, numbers))
+        self.launches.append(RecordedLaunch(arguments[3], self.current))
 
 
 class _Stream:
@@ -105,42 +101,6 @@ class _Stream:
             return self._handle
         ends = ", ".join(f"'{end}'" for end in _HANDLES)
         raise AttributeError(f"the stand-in for a stream has no {name!r}: its handle is any name that ends with {ends}")
-
-
-class RecordedBackend:
-    """A backend whose results are recorded. The properties are given, because no device is present."""
-
-    def __init__(self, backend: Backend, properties: DeviceProperties, compiles: bool) -> None:
-        self.plans: list[LaunchPlan] = []
-        self.reported: list[Resources] = []
-        """The results of `resources`."""
-        self.indices: list[int] = []
-        """The arguments of `properties`."""
-        self._backend, self._properties, self._compiles = backend, properties, compiles
-
-    def __getattr__(self, member: str) -> Any:
-        return getattr(self._backend, member)
-
-    def properties(self, index: int) -> DeviceProperties:
-        """Returns the given properties."""
-        self.indices.append(index)
-        return self._properties
-
-    def plan(self, problem: Problem, device: DeviceProperties, probe: Probe, options: Mapping[str, Any]) -> LaunchPlan:
-        """Returns the backend's plan. If Triton cannot compile for the device, probes report 32 registers."""
-
-        def uncompiled(config: KernelConfig) -> Resources:
-            return Resources(registers=32, spills=0, shared_memory=0)
-
-        plan = self._backend.plan(problem, device, probe if self._compiles else uncompiled, options)
-        self.plans.append(plan)
-        return plan
-
-    def resources(self, asm: Mapping[str, Any], shared_memory: int) -> Resources:
-        """Returns the backend's resources."""
-        found = self._backend.resources(asm, shared_memory)
-        self.reported.append(found)
-        return found
 
 
 @contextmanager
@@ -166,10 +126,8 @@ def recording(device_type: str, target: Target, modules: Sequence[str] = ()) -> 
             source = SimpleNamespace(fn=None, signature=dict(specialization.types))
             return SimpleNamespace(src=source, metadata=None, packed_metadata=(), function=FUNCTION, run=Launcher())
         made = compiler.compile_kernel(specialization, target)
-        packed = made.packed_metadata
-        return SimpleNamespace(
-            src=made.src, metadata=made.metadata, packed_metadata=packed, function=FUNCTION, run=Launcher()
-        )
+        found = {"src": made.src, "metadata": made.metadata, "packed_metadata": made.packed_metadata}
+        return SimpleNamespace(**found, function=FUNCTION, run=Launcher())
 
     active = SimpleNamespace(get_current_device=device.current_device, launcher_cls=Launcher)
     active.get_current_target = lambda: SimpleNamespace(backend=target[0], arch=target[1], warp_size=target[2])
