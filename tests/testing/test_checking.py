@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from conformance_helpers import Function, failures, modified_cases, on_cpu, rounded, small_cases
+from conformance_helpers import Function, failures, is_found, modified_cases, on_cpu, rounded, small_cases
 from tridal import testing
 from tridal.testing.cases import Case
 from tridal.testing.checking import difference
-from tridal.testing.roundings import logsumexp
 from tridal.testing.tolerance import UNIT
 
 CASES = small_cases("softmax")
@@ -68,20 +67,20 @@ def test_correct_modified_softmax_passes_every_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "found_by", "at_least"),
+    ("fault", "found_by"),
     [
-        ("mask inverted", "mask boolean", 40),
-        ("mask not added", "mask added", 10),
-        ("scaled after the mask", "mask added", 5),
-        ("one column too many", "causal", 10),
-        ("never zero", "zero rows", 10),
-        ("gradient not scaled", "backward", 10),
-        ("scaled in float16", "scale", 30),
+        ("mask inverted", "mask boolean"),
+        ("mask not added", "mask added"),
+        ("scaled after the mask", "mask added"),
+        ("one column too many", "causal"),
+        ("never zero", "zero rows"),
+        ("gradient not scaled", "backward"),
+        ("scaled in float16", "scale"),
     ],
 )
-def test_fault_of_modified_softmax_is_found_in_several_cases(fault: str, found_by: str, at_least: int) -> None:
+def test_fault_of_modified_softmax_is_found(fault: str, found_by: str) -> None:
     cases = [case for case in MODIFIED_CASES if has_torchs_gradient(case) and found_by in case.name]
-    assert len(failures(modified_softmax(fault), cases)) >= at_least
+    assert is_found(modified_softmax(fault), cases)
 
 
 def zeros(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -158,7 +157,7 @@ def raises(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch
     ],
 )
 def test_faulty_softmax_is_found(faulty: Function, found_by: str) -> None:
-    assert failures(faulty, [case for case in CASES if found_by in case.name])
+    assert is_found(faulty, [case for case in CASES if found_by in case.name])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_faulty_softmax_is_found(faulty: Function, found_by: str) -> None:
     ],
 )
 def test_faulty_gradient_is_found(fault: str, found_by: str) -> None:
-    assert failures(rounded("softmax", fault), [case for case in CASES if found_by in case.name])
+    assert is_found(rounded("softmax", fault), [case for case in CASES if found_by in case.name])
 
 
 def test_faulty_second_derivative_is_found() -> None:
@@ -193,26 +192,10 @@ def test_result_of_a_passed_case_has_error_and_tolerance() -> None:
     assert result.tolerance < 100 * UNIT["float32"]
 
 
-def test_result_of_a_failed_case_describes_the_failure() -> None:
-    result = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(zeros))
-    assert not result.passed
-    assert result.error > result.tolerance
-    assert result.message is not None
-    assert "15 of 15 elements are off" in result.message
-    assert "allowed" in result.message
-
-
 def test_exception_is_the_failure_of_the_case() -> None:
     result = testing.check(Case("softmax", "forward", (3, 5)), on_cpu(raises))
     assert result.message is not None
     assert re.fullmatch(r"raised RuntimeError: no kernel today \(in raises, .*test_checking\.py:\d+\)", result.message)
-
-
-def test_worked_example_passes_with_torchs_softmax() -> None:
-    worked = testing.worked_example(on_cpu(torch.softmax))
-    assert worked.result.passed
-    expected = [[-0.0381, -0.0792, 0.1173], [-0.0043, -0.0202, 0.0245]]
-    assert [[round(value, 4) for value in row] for row in worked.dx] == expected
 
 
 def test_worked_example_fails_with_another_function() -> None:
@@ -233,12 +216,6 @@ def test_the_error_of_a_result_is_that_which_is_closest_to_its_bound() -> None:
     assert result.passed
     assert 0 < result.error <= result.tolerance
     assert result.error / result.tolerance > exact.error / exact.tolerance
-
-
-def test_logsumexp_in_smaller_operations_is_that_of_torch() -> None:
-    x = torch.tensor([[1e4, -3.0, 9999.0], [-50.0, -51.0, -52.0], [-torch.inf] * 3], dtype=torch.float64)
-    torch.testing.assert_close(logsumexp(x, -1), x.logsumexp(-1))
-    torch.testing.assert_close(logsumexp(x, 0, True), x.logsumexp(0, True))
 
 
 @pytest.mark.parametrize(

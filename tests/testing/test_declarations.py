@@ -14,7 +14,6 @@ import torch
 import op_sources
 from torch_versions import TRITON
 from tridal import library, ops, testing
-from tridal.errors import PlanError
 from tridal.ops import RowReduce, table
 from tridal.testing import declarations
 
@@ -84,25 +83,6 @@ def test_a_wrong_gradient_of_one_of_several_tensors_is_named(monkeypatch: pytest
     assert "the gradient of weight differs from autograd's gradient of the reference by 1 of" in str(messages[0])
 
 
-def test_number_per_row_of_the_wrong_shape_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = table.op_named("rms_norm")
-
-    def reference(*arguments: Any, **numbers: Any) -> Any:
-        y, total, inverse_rms = op.reference(*arguments, **numbers)
-        return y, total, inverse_rms.squeeze(-1)
-
-    wrong = replace(op, name="wrong", reference=reference)
-    monkeypatch.setattr(table, "_entries", (*table.registered(), table.RegisteredOp("wrong", "a test", wrong)))
-    message = testing.check_declarations(["wrong"])[0].message
-    assert message is not None
-    assert message.endswith("expected torch.float32 of shape (3, 1)"), message
-
-
-def test_unknown_op_suggests_a_similar_name() -> None:
-    with pytest.raises(PlanError, match="did you mean 'softmax'"):
-        testing.check_declarations(["sofmax"])
-
-
 def to(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """Returns a reference or gradient whose result has this dtype."""
     return lambda *arguments, **_: arguments[0].to(dtype)
@@ -115,11 +95,9 @@ SHAPE = r"of shape \(3, 7\)"
     ("changes", "message"),
     [
         ({"reference": to(torch.bool)}, f"the reference returned torch.bool {SHAPE} for torch.float64 {SHAPE}: expect"),
-        ({"reference": to(torch.int64)}, f"the reference returned torch.int64 {SHAPE} for torch.float64 {SHAPE}: "),
         ({"reference": lambda x, reduce, eps: reduce(x, "sum")}, r"the reference returned .* of shape \(3, 1\) for "),
         ({"reference": lambda x, reduce, eps: None}, "the reference returned a NoneType: expected a tensor"),
         ({"reference": lambda x, reduce, eps: x.detach()}, "the reference has no gradient: autograd has to"),
-        ({"gradient": to(torch.float16)}, f"the gradient returned torch.float16 {SHAPE} for torch.float64 {SHAPE}: "),
         ({"gradient": lambda dy, x, reduce, eps: dy.double().sum()}, "the gradient returned torch.float64 of shape"),
         ({"gradient": lambda dy, x, reduce: dy}, "raised TypeError: .*unexpected keyword argument 'eps'"),
         (
@@ -129,9 +107,7 @@ SHAPE = r"of shape \(3, 7\)"
         ),
         ({"gradient": lambda dy, x, reduce, eps: 2 * dy}, r"with saves=\('input',\), .* of its largest element$"),
     ],
-    ids=[
-        "bool", "int", "shape", "none", "constant", "gradient dtype", "gradient shape", "argument", "saves", "gradient",
-    ],
+    ids=["dtype", "shape", "none", "constant", "gradient shape", "argument", "saves", "gradient"],
 )  # fmt: skip
 def test_fault_of_the_maths_is_found(check: Check, changes: dict[str, Any], message: str) -> None:
     found = check(changes)["maths in torch.float64"]
@@ -165,10 +141,3 @@ def test_function_of_the_wrong_shape_is_found(check: Check) -> None:
     assert "divide of" in str(messages[name])
     assert "returned the shape (4,): expected (4, 8)" in str(messages[name])
     assert not messages[name].startswith("raised")  # type: ignore[union-attr]
-
-
-def test_architectures_that_triton_cannot_compile_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    declarations._compiled_architectures.cache_clear()
-    monkeypatch.setattr(declarations.compiler, "can_compile", lambda target: False)
-    assert declarations._compiled_architectures() == ()
-    declarations._compiled_architectures.cache_clear()

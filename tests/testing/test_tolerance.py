@@ -11,14 +11,13 @@ import torch
 
 from conformance_helpers import Function, failures, rounded, small_cases
 from third_party_op import UNIT_NORM
-from tridal.library.softmax.bounds import SoftmaxBounds
 from tridal.ops import row_maths, table
 from tridal.testing import Case
 from tridal.testing.checking import difference
 from tridal.testing.exact import Call, gradients_of
 from tridal.testing.inputs import make_values
 from tridal.testing.roundings import in_order
-from tridal.testing.tolerance import UNIT, Arithmetic
+from tridal.testing.tolerance import UNIT
 
 
 def sums_in(dtype: torch.dtype) -> Function:
@@ -111,7 +110,7 @@ def unit_norm(fault: str = "") -> Function:
 
 @pytest.mark.usefixtures("unit_norm_in_table")
 def test_correct_results_of_an_op_are_inside_its_derived_bounds() -> None:
-    cases = small_cases("unit_norm")
+    cases = small_cases("unit_norm")[::3]
     assert failures(unit_norm(), [case for case in cases if case.direction != "double"]) == []
 
     def differentiable(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -123,16 +122,10 @@ def test_correct_results_of_an_op_are_inside_its_derived_bounds() -> None:
 @pytest.mark.usefixtures("unit_norm_in_table")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("fault", ["zeros", "omits the last element", "sums in bfloat16"])
-@pytest.mark.parametrize("shape", [(33, 257), (6, 1001)])
-def test_faulty_results_of_an_op_are_outside_its_derived_bounds(direction: Any, fault: str, shape: Any) -> None:
-    assert failures(unit_norm(fault), [Case("unit_norm", direction, shape)])
-
-
-@pytest.mark.usefixtures("unit_norm_in_table")
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_zeros_in_16_bits_are_outside_the_derived_bounds(direction: Any) -> None:
-    cases = [Case("unit_norm", direction, (33, 257), dtype=dtype) for dtype in ("bfloat16", "float16")]
-    assert len(failures(unit_norm("zeros"), cases)) == 2
+def test_faulty_results_of_an_op_are_outside_its_derived_bounds(direction: Any, fault: str) -> None:
+    assert failures(unit_norm(fault), [Case("unit_norm", direction, (6, 1001))])
+    if fault == "zeros":
+        assert len(failures(unit_norm(fault), [Case("unit_norm", direction, (33, 257), dtype="bfloat16")])) == 1
 
 
 @pytest.mark.usefixtures("unit_norm_in_table")
@@ -173,20 +166,3 @@ def test_small_terms_that_a_sum_in_order_loses_are_simulated() -> None:
     lost = terms.sum(0) - added
     assert (lost > 8 * UNIT["float32"] * math.sqrt(65_537) / 3 * added).all(), "independent roundings lose less"
     torch.testing.assert_close(terms.sum(0) - in_order(terms, 0).sum(0), lost, rtol=0.05, atol=0)
-
-
-def test_bounds_of_16_bit_results_in_the_interpreter_allow_truncation() -> None:
-    device = Arithmetic.of(("bfloat16",), "bfloat16", 1024, interpreted=False, last_dim=True)
-    interpreter = Arithmetic.of(("bfloat16",), "bfloat16", 1024, interpreted=True, last_dim=True)
-    assert interpreter.unit == 2 * device.unit
-    assert interpreter.accumulator == device.accumulator
-    assert Arithmetic.of(("float32",), "float32", 1024, interpreted=True, last_dim=False).sum_roundings == 1024
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_bounds_of_a_gradient_grow_with_the_gradient(log: bool) -> None:
-    x, dy = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y = x.log_softmax(-1) if log else x.softmax(-1)
-    arithmetic = Arithmetic.of(("float32",), "float32", 7, False, True)
-    small, large = (SoftmaxBounds(log).backward(y, k * dy, k * dy, -1, arithmetic) for k in (1.0, 1e3))
-    torch.testing.assert_close(large, 1e3 * small, rtol=1e-5, atol=0)
