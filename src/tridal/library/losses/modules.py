@@ -36,22 +36,15 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         self.z_loss, self.softcap = z_loss, softcap
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Returns the loss of logits (C,), (N, C) or (N, C, d1, ...). TorchScript uses torch's function."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            assert self.z_loss == 0, "TorchScript has torch's loss, without z_loss"
-            assert self.softcap is None, "TorchScript has torch's loss, without softcap"
-            return torch.nn.functional.cross_entropy(
-                input, target, self.weight, None, self.ignore_index, None, self.reduction, self.label_smoothing
-            )
-        else:  # noqa: RET505  TorchScript does not compile this branch
-            reduction: Any = self.reduction
-            return cross_entropy(
-                input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction,
-                label_smoothing=self.label_smoothing, z_loss=self.z_loss, softcap=self.softcap,
-            )  # fmt: skip
+        """The loss of logits (C,), (N, C) or (N, C, d1, ...)."""
+        reduction: Any = self.reduction
+        return cross_entropy(
+            input, target, self.weight, ignore_index=self.ignore_index, reduction=reduction,
+            label_smoothing=self.label_smoothing, z_loss=self.z_loss, softcap=self.softcap,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """Returns the arguments that differ from their defaults."""
+        """The arguments that differ from their defaults."""
         given = {"z_loss": (self.z_loss, 0.0), "softcap": (self.softcap, None)}
         return ", ".join(f"{name}={value}" for name, (value, default) in given.items() if value != default)
 
@@ -98,7 +91,7 @@ class LinearCrossEntropyLoss(_Linear):
         self.linear = torch.nn.Linear(in_features, rows, bias=bias, device=device, dtype=dtype)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Returns the loss of inputs (H,), (N, H) or (B, T, H)."""
+        """The loss of inputs (H,), (N, H) or (B, T, H)."""
         shape, layer = (self.num_classes, *self.out_features), self.linear
         matrix, bias = layer.weight.view(*shape, layer.in_features), layer.bias
         options = {name: getattr(self, name) for name in _OPTIONS}
@@ -107,5 +100,5 @@ class LinearCrossEntropyLoss(_Linear):
         )
 
     def extra_repr(self) -> str:
-        """Returns the arguments, except those of the submodule `linear`."""
+        """The arguments, except those of the submodule `linear`."""
         return ", ".join(f"{name}={getattr(self, name)}" for name in ("num_classes", "out_features", *_OPTIONS))

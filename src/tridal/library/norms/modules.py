@@ -1,10 +1,8 @@
 """RMSNorm and LayerNorm modules that call tridal. They are subclasses of torch's, with the same state dicts."""
 
-# TorchScript reads the types of `forward`, and allows no comment after "type: ignore".
-# ruff: noqa: UP045
 from __future__ import annotations
 
-from typing import Any, Optional, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -51,21 +49,15 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(self, x: Tensor, residual: None = None) -> Tensor: ...
     @overload
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> Tensor:  # type: ignore[misc]
-        """Returns the normalised x; with a `residual`, the normalised sum and the sum. TorchScript uses torch's."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            assert residual is None, "TorchScript has torch's norm, without a residual"
-            assert self.weight_offset == 0, "TorchScript has torch's norm, without weight_offset"
-            assert self.casting is None, "TorchScript has torch's norm, without casting"
-            return torch.nn.functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
-        else:  # noqa: RET505  TorchScript does not compile this branch
-            return rms_norm(  # type: ignore[return-value]
-                x, self.normalized_shape, self.weight, self.eps, residual=residual, weight_offset=self.weight_offset,
-                casting=self.casting,
-            )  # fmt: skip
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The normalised x; with a `residual`, the normalised sum and the sum."""
+        return rms_norm(
+            x, self.normalized_shape, self.weight, self.eps, residual=residual, weight_offset=self.weight_offset,
+            casting=self.casting,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """Returns torch's text, and the arguments that torch's module does not have."""
+        """torch's text, and the arguments that torch's module does not have."""
         text = super().extra_repr()
         text += f", weight_offset={self.weight_offset:g}" if self.weight_offset else ""
         return text + (f", casting={self.casting!r}" if self.casting else "")
@@ -85,12 +77,6 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor, residual: None = None) -> Tensor: ...
     @overload
     def forward(self, input: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-    def forward(self, input: Tensor, residual: Optional[Tensor] = None) -> Tensor:  # type: ignore[misc]
-        """Returns the normalised input; with a `residual`, the normalised sum and the sum. TorchScript uses torch's."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            assert residual is None, "TorchScript has torch's norm, without a residual"
-            return torch.nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-        else:  # noqa: RET505  TorchScript does not compile this branch
-            return layer_norm(  # type: ignore[return-value]
-                input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual
-            )
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """The normalised input; with a `residual`, the normalised sum and the sum."""
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, residual=residual)

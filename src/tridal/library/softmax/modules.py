@@ -10,7 +10,7 @@ from tridal.library.softmax.functions import log_softmax, softmax
 
 
 def _dim(module: torch.nn.Softmax | torch.nn.LogSoftmax, input: torch.Tensor) -> int:
-    """Returns the module's dim. If the dim is None, warns and returns the dim that torch's modules choose."""
+    """The module's dim. If it is None, warns, and the dim is the one that torch's modules choose."""
     if module.dim is not None:
         return module.dim
     dim = 0 if input.dim() in (0, 1, 3) else 1
@@ -29,11 +29,8 @@ class Softmax(torch.nn.Softmax):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return torch.nn.functional.softmax(input, self.dim, 5)
-        else:  # noqa: RET505  TorchScript does not compile this branch
-            return softmax(input, _dim(self, input))
+        """softmax(input) along `dim`, in the input's shape."""
+        return softmax(input, _dim(self, input))
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
@@ -45,8 +42,5 @@ class LogSoftmax(torch.nn.LogSoftmax):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Returns log_softmax(input) along `dim`, in the input's shape. TorchScript uses torch's function."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return torch.nn.functional.log_softmax(input, self.dim, 5)
-        else:  # noqa: RET505  TorchScript does not compile this branch
-            return log_softmax(input, _dim(self, input))
+        """log_softmax(input) along `dim`, in the input's shape."""
+        return log_softmax(input, _dim(self, input))
