@@ -16,7 +16,7 @@ import tridal
 from tridal.errors import DTypeError, ShapeError, TensorDeviceError
 from tridal.library.norms import functions
 from tridal.library.norms import rms_norm as rms_norm_op
-from tridal.library.norms.checks import check_parameter_dtypes, traced_sizes
+from tridal.library.norms.checks import has_mixed_dtypes, traced_sizes
 from tridal.pytorch.torch import private
 
 NORMS = ["rms_norm", "layer_norm"]
@@ -283,18 +283,7 @@ def test_sizes_are_converted_only_while_a_function_is_traced() -> None:
 def test_the_error_of_a_dtype_names_the_dtypes_that_are_allowed(dtype: torch.dtype) -> None:
     w, b = torch.ones(8, dtype=torch.float64), torch.ones(8, dtype=torch.float32)
     with pytest.raises(DTypeError) as raised:
-        check_parameter_dtypes("layer_norm", dtype, weight=w, bias=b)
+        has_mixed_dtypes("layer_norm", dtype, {"weight": w, "bias": b})
     allowed = f"{dtype} of input" + ", or all torch.float32" * (dtype in (torch.float16, torch.bfloat16))
     message = f"layer_norm: weight and bias must have the dtype {allowed}, got torch.float64 and torch.float32"
     assert str(raised.value) == message
-
-
-@pytest.mark.parametrize("always", [True, False])
-def test_finding_out_how_torch_casts_keeps_its_setting_of_warnings(always: bool) -> None:
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(always)
-    try:
-        assert rms_norm_op._torch_promotes() == rms_norm_op._TORCH_PROMOTES
-        assert torch.is_warn_always_enabled() is always
-    finally:
-        torch.set_warn_always(before)

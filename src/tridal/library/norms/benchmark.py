@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from pkgutil import resolve_name
-from typing import Any
 
 from torch.nn import functional
 
@@ -18,22 +16,13 @@ from tridal.ops import per_column, per_element
 _EPS = 1e-6
 
 
-def _rms_norm(library: Any) -> Function:
-    return lambda x, weight: library.rms_norm(x, list(x.shape[-1:]), weight, _EPS)
+def _norm(function: Function) -> Function:
+    return lambda x, *parameters: function(x, list(x.shape[-1:]), *parameters, _EPS)
 
 
-def _liger_rms_norm() -> Function:
-    apply = resolve_name("liger_kernel.ops.rms_norm:LigerRMSNormFunction.apply")
-    return lambda x, weight: apply(x, weight, _EPS, 0.0, "gemma", False)
-
-
-def _layer_norm(library: Any) -> Function:
-    return lambda x, weight, bias: library.layer_norm(x, list(x.shape[-1:]), weight, bias, _EPS)
-
-
-def _liger_layer_norm() -> Function:
-    apply = resolve_name("liger_kernel.ops.layer_norm:LigerLayerNormFunction.apply")
-    return lambda x, weight, bias: apply(x, weight, bias, _EPS)
+def _liger(name: str, *options: object) -> Function:
+    apply = resolve_name(f"liger_kernel.ops.{name}.apply")
+    return lambda x, *parameters: apply(x, *parameters, _EPS, *options)
 
 
 _AIMS: Mapping[str, Mapping[str, float]] = {
@@ -46,10 +35,10 @@ _AIMS: Mapping[str, Mapping[str, float]] = {
 }
 RMS_NORM = OpBenchmark(
     functions={
-        "tridal": of_last_dim(lambda: _rms_norm(norms)),
-        "torch": of_last_dim(lambda: _rms_norm(functional)),
-        "Liger-Kernel": of_last_dim(_liger_rms_norm),
-        "FlagGems": of_last_dim(lambda: _rms_norm(import_module("flag_gems"))),
+        "tridal": of_last_dim(lambda: _norm(norms.rms_norm)),
+        "torch": of_last_dim(lambda: _norm(functional.rms_norm)),
+        "Liger-Kernel": of_last_dim(lambda: _liger("rms_norm:LigerRMSNormFunction", 0.0, "gemma", False)),
+        "FlagGems": of_last_dim(lambda: _norm(resolve_name("flag_gems:rms_norm"))),
     },
     tensors=(per_element("input"), per_column("weight")),
     aims=_AIMS,
@@ -57,10 +46,10 @@ RMS_NORM = OpBenchmark(
 )
 LAYER_NORM = OpBenchmark(
     functions={
-        "tridal": of_last_dim(lambda: _layer_norm(norms)),
-        "torch": of_last_dim(lambda: _layer_norm(functional)),
-        "Liger-Kernel": of_last_dim(_liger_layer_norm),
-        "FlagGems": of_last_dim(lambda: _layer_norm(functional)),
+        "tridal": of_last_dim(lambda: _norm(norms.layer_norm)),
+        "torch": of_last_dim(lambda: _norm(functional.layer_norm)),
+        "Liger-Kernel": of_last_dim(lambda: _liger("layer_norm:LigerLayerNormFunction")),
+        "FlagGems": of_last_dim(lambda: _norm(functional.layer_norm)),
     },
     contexts={"FlagGems": partial(flag_gems_kernels, "layer_norm")},
     tensors=(per_element("input"), per_column("weight"), per_column("bias")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """The dtypes of the tensors. torch's functions get all others."""
 
 
-def check_sizes(op: str, input: Any, normalized_shape: Sequence[int], eps: Any) -> None:
-    """Checks the arguments that all norms have.
+def check_sizes(op: str, input: Any, normalized_shape: Sequence[int]) -> None:
+    """Checks the input and its shape.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -30,7 +30,6 @@ def check_sizes(op: str, input: Any, normalized_shape: Sequence[int], eps: Any) 
         raise TypeError(wrong(op, "normalized_shape", "be a tuple of ints", repr(normalized_shape), hint))
     for size in normalized_shape:
         check_number(op, "each size of normalized_shape", size, "be an int", types=INTEGERS)
-    check_number(op, "eps", eps)
     shape, dims = tuple(input.shape), len(normalized_shape)
     if not 1 <= dims <= len(shape) or shape[len(shape) - dims :] != tuple(normalized_shape):
         expected = f"be the last sizes (at least one) of input, which has the shape {shape}"
@@ -38,7 +37,7 @@ def check_sizes(op: str, input: Any, normalized_shape: Sequence[int], eps: Any) 
 
 
 def traced_sizes(normalized_shape: Any) -> Any:
-    """Returns the sizes as ints. While torch.jit.trace is active, the sizes of a tensor are tensors without dims."""
+    """The sizes as ints. While torch.jit.trace is active, the sizes of a tensor are tensors without dims."""
     if tracing_state() is None or not isinstance(normalized_shape, (tuple, list)):
         return normalized_shape
     return tuple(int(size) if isinstance(size, torch.Tensor) else size for size in normalized_shape)
@@ -54,15 +53,16 @@ def check_scaling(op: str, weight_offset: Any, casting: Any) -> None:
     check_choice(op, "casting", casting, CASTINGS)
 
 
-def check_parameter_dtypes(op: str, dtype: torch.dtype, **parameters: torch.Tensor | None) -> None:
-    """Checks the dtypes of layer_norm's parameters, for an input (plus residual) of this dtype.
+def has_mixed_dtypes(op: str, dtype: torch.dtype, parameters: Mapping[str, torch.Tensor | None]) -> bool:
+    """Whether layer_norm's parameters have another dtype than the input (plus residual), whose dtype is given.
 
     Raises:
         DTypeError: a parameter has neither the input's dtype, nor do all have float32 with a 16-bit input.
     """
     found = {name: parameter.dtype for name, parameter in parameters.items() if parameter is not None}
-    mixed = dtype.itemsize == 2 and set(found.values()) == {torch.float32}
-    if not mixed and any(other is not dtype for other in found.values()):
+    mixed = any(other is not dtype for other in found.values())
+    if mixed and not (dtype.itemsize == 2 and set(found.values()) == {torch.float32}):
         expected = f"have the dtype {dtype} of input" + ", or all torch.float32" * (dtype.itemsize == 2)
         got = " and ".join([f"{other}" for other in found.values()])
         raise DTypeError(wrong(op, " and ".join(found), expected, got))
+    return mixed

@@ -9,11 +9,11 @@ from typing import Any, Literal, overload
 import torch
 
 from tridal.errors import DTypeError
-from tridal.library.norms.checks import DTYPES, check_parameter_dtypes, check_scaling, check_sizes, traced_sizes
+from tridal.library.norms.checks import DTYPES, check_scaling, check_sizes, has_mixed_dtypes, traced_sizes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.residual import total_dtype
 from tridal.library.norms.rms_norm import RMS_NORM
-from tridal.ops import accumulator, check_tensor, compute, has_tangent, wrong
+from tridal.ops import Op, accumulator, check_number, check_tensor, compute, has_tangent, wrong
 from tridal.pytorch import autocast_enabled, autocasts, check_arguments, op_function, torch_computes
 
 Tensor = torch.Tensor
@@ -66,28 +66,12 @@ def rms_norm(
         >>> total
         tensor([[4., 3.]])
     """
-    normalized_shape = traced_sizes(normalized_shape)
     check_scaling(RMS_NORM.name, weight_offset, casting)
-    if _torch_only(input, weight, residual):
-        plain = residual is None and weight_offset == 0 and casting is None
-        arguments: tuple[Any, ...] = (input, normalized_shape, weight, eps)
-        of_torch = torch.nn.functional.rms_norm
-        return _by_torch(RMS_NORM.name, of_torch, plain, arguments, input=input, weight=weight, residual=residual)
-    check_sizes(RMS_NORM.name, input, normalized_shape, 0.0 if eps is None else eps)
-    check_arguments(RMS_NORM, RMS_NORM.signature, (input, residual, weight, len(normalized_shape), eps, 0.0, ""))
-    input, residual, weight = _autocast(RMS_NORM.name, input, residual, weight)
-    if eps is None:
-        eps = torch.finfo(accumulator(input, residual)).eps
-    offset = 0.0 if weight is None else float(weight_offset)
-    if torch_computes(RMS_NORM.name, input, weight, residual):
-        total = input if residual is None else input + residual
-        if casting is None and offset == 0:
-            y: Any = torch.nn.functional.rms_norm(total, normalized_shape, weight, eps)
-        else:
-            y = compute(RMS_NORM, total, None, weight, len(normalized_shape), eps, offset, casting or "")[0]
-        return y if residual is None else (y, total)
-    arguments = (input, residual, weight, len(normalized_shape), float(eps), offset, casting or "")
-    return call(*arguments, results=1 if residual is None else 2, checked=True)
+    if eps is not None:
+        check_number(RMS_NORM.name, "eps", eps)
+    scaling = (0.0 if weight is None else float(weight_offset), casting or "")
+    of_torch = torch.nn.functional.rms_norm if weight_offset == 0 and casting is None else None
+    return _compute(call, RMS_NORM, of_torch, (input, residual), {"weight": weight}, normalized_shape, eps, scaling)
 
 
 @overload
@@ -124,53 +108,70 @@ def layer_norm(
         >>> tridal.layer_norm(torch.tensor([[1.0, 2.0, 3.0]]), (3,))
         tensor([[-1.2247,  0.0000,  1.2247]])
     """
-    tensors = (input, residual, weight, bias)
-    normalized_shape = traced_sizes(normalized_shape)
-    if _torch_only(*tensors):
-        named = {"input": input, "weight": weight, "bias": bias, "residual": residual}
-        of_torch, given = torch.nn.functional.layer_norm, (input, normalized_shape, weight, bias, eps)
-        return _by_torch(LAYER_NORM.name, of_torch, residual is None, given, **named)
-    check_sizes(LAYER_NORM.name, input, normalized_shape, eps)
-    check_arguments(LAYER_NORM, LAYER_NORM.signature, (*tensors, len(normalized_shape), eps))
-    input, residual, weight, bias = _autocast(LAYER_NORM.name, input, residual, weight, bias)
-    dtype = total_dtype({"input": input, "residual": residual})
-    check_parameter_dtypes(LAYER_NORM.name, dtype, weight=weight, bias=bias)
-    if torch_computes(LAYER_NORM.name, *tensors):
-        total = input if residual is None else input + residual
-        mixed = any(parameter is not None and parameter.dtype is not total.dtype for parameter in (weight, bias))
-        mixed = mixed and total.device.type != "cpu"  # torch's kernels of other devices refuse mixed dtypes
-        if mixed or has_tangent(total, weight, bias):  # torch's gradient of a tangent is wrong
-            y: Any = compute(LAYER_NORM, total, None, weight, bias, len(normalized_shape), eps)[0]
-        else:
-            y = torch.nn.functional.layer_norm(total, normalized_shape, weight, bias, eps)
-        return y if residual is None else (y, total)
-    arguments = (input, residual, weight, bias, len(normalized_shape), float(eps))
-    return call(*arguments, results=1 if residual is None else 2, checked=True)
+    check_number(LAYER_NORM.name, "eps", eps)
+    of_torch, parameters = torch.nn.functional.layer_norm, {"weight": weight, "bias": bias}
+    return _compute(call, LAYER_NORM, of_torch, (input, residual), parameters, normalized_shape, eps)
 
 
-def _torch_only(*tensors: Any) -> bool:
-    """Returns whether only torch's functions define a call: for nested tensors and dtypes that kernels do not have."""
-    tensors = tuple(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-    return any(tensor.dtype not in DTYPES or tensor.is_nested for tensor in tensors)
+def _compute(
+    call: Any, op: Op, of_torch: Any, tensors: tuple[Tensor, Tensor | None], parameters: dict[str, Tensor | None],
+    normalized_shape: Sequence[int], eps: float | None, scaling: tuple[Any, ...] = (),
+) -> Any:  # fmt: skip
+    """Checks the arguments and computes a norm.
+
+    `of_torch` is torch's function, or None if it does not have the `scaling`, which are further arguments of the op.
+    """
+    name, (input, residual), normalized_shape = op.name, tensors, traced_sizes(normalized_shape)
+    if any(_is_torchs(tensor) for tensor in (*tensors, *parameters.values())):
+        of_torch = of_torch if residual is None else None
+        return _by_torch(name, of_torch, normalized_shape, eps, input=input, **parameters, residual=residual)
+    check_sizes(name, input, normalized_shape)
+    dims = len(normalized_shape)
+    check_arguments(op, op.signature, (*tensors, *parameters.values(), dims, eps, *scaling))
+    input, residual, *others = _autocast(name, *tensors, *parameters.values())
+    mixed = False
+    if op is LAYER_NORM:
+        mixed = has_mixed_dtypes(
+            name, total_dtype({"input": input, "residual": residual}), dict(zip(parameters, others, strict=True))
+        )
+    if eps is None:
+        eps = torch.finfo(accumulator(input, residual)).eps
+    if not torch_computes(name, input, *others, residual):
+        arguments = (input, residual, *others, dims, float(eps), *scaling)
+        return call(*arguments, results=1 if residual is None else 2, checked=True)
+    total = input if residual is None else input + residual
+    # torch's layer_norm of other devices than the CPU refuses mixed dtypes, and its gradient of a tangent is wrong.
+    refused = op is LAYER_NORM and ((mixed and total.device.type != "cpu") or has_tangent(total, *others))
+    if of_torch is None or refused:
+        y: Any = compute(op, total, None, *others, dims, eps, *scaling)[0]
+    else:
+        y = of_torch(total, normalized_shape, *others, eps)
+    return y if residual is None else (y, total)
 
 
-def _by_torch(op: str, function: Any, plain: bool, arguments: tuple[Any, ...], **tensors: Any) -> Any:
-    """Computes a call that only torch's function defines. It is `plain` if the function has all of its arguments.
+def _is_torchs(tensor: Any) -> bool:
+    """Whether only torch's functions may compute a tensor: it is nested, or has a dtype that kernels do not have."""
+    return isinstance(tensor, Tensor) and (tensor.dtype not in DTYPES or tensor.is_nested)
+
+
+def _by_torch(op: str, of_torch: Any, normalized_shape: Sequence[int], eps: float | None, **tensors: Any) -> Any:
+    """Computes a call with torch's function, which may be None.
 
     Raises:
-        DTypeError, LayoutError: torch's function does not define it either.
+        DTypeError, LayoutError: torch's function does not define the call either.
     """
-    cause: Exception | None = None
+    input, cause = tensors["input"], None
     try:
-        if plain:
-            return function(*arguments)
+        if of_torch is not None:
+            parameters = [tensor for name, tensor in tensors.items() if name in ("weight", "bias")]
+            return of_torch(input, normalized_shape, *parameters, eps)
+    except torch.OutOfMemoryError:
+        raise
     except (NotImplementedError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        if not arguments[0].is_nested:
-            check_sizes(op, arguments[0], arguments[1], 0.0)
+        if not input.is_nested:
+            check_sizes(op, input, normalized_shape)
         cause = error
-    name, tensor = next((name, tensor) for name, tensor in tensors.items() if _torch_only(tensor))
+    name, tensor = next((name, tensor) for name, tensor in tensors.items() if _is_torchs(tensor))
     check_tensor(op, name, tensor)  # raises LayoutError for a nested one
     expected = "have the dtype float16, bfloat16, float32 or float64"
     hint = "torch's function computes some others, but not this call"
@@ -178,7 +179,7 @@ def _by_torch(op: str, function: Any, plain: bool, arguments: tuple[Any, ...], *
 
 
 def _autocast(name: str, *tensors: Tensor | None) -> Any:
-    """Returns the tensors in float32 if autocast computes the op in float32 on their device."""
+    """The tensors, in float32 if autocast computes the op in float32 on their device."""
     assert tensors[0] is not None
     kind = tensors[0].device.type
     if not autocast_enabled(kind) or not autocasts(name, kind):

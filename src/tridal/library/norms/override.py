@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tridal.errors import DTypeError
-from tridal.library.norms.checks import DTYPES, check_parameter_dtypes
+from tridal.library.norms.checks import DTYPES, has_mixed_dtypes
 from tridal.library.norms.layer_norm import LAYER_NORM
 from tridal.library.norms.rms_norm import RMS_NORM
 from tridal.pytorch import compute_op, skip_frames
@@ -26,11 +26,10 @@ def _native_layer_norm(
         return torch.ops.aten.native_layer_norm(x, normalized_shape, *parameters, eps)  # type: ignore[no-any-return]
     if input.dtype not in DTYPES:
         raise DTypeError(f"layer_norm is not implemented for {input.dtype}")
-    check_parameter_dtypes(LAYER_NORM.name, input.dtype, weight=weight, bias=bias)
+    mixed = has_mixed_dtypes(LAYER_NORM.name, input.dtype, {"weight": weight, "bias": bias})
     y, _, mean, inverse_deviation = compute_op(
         LAYER_NORM, LAYER_NORM.signature, input, None, weight, bias, len(normalized_shape), eps
     )
-    mixed = any(parameter is not None and parameter.dtype is not input.dtype for parameter in (weight, bias))
     dtype = input.dtype if input.device.type == "cpu" and not mixed else None  # torch's dtype of statistics
     assert y is not None
     return y, *(_statistic(number, input, dtype) for number in (mean, inverse_deviation))

@@ -13,13 +13,13 @@ Tensor = torch.Tensor
 
 
 def total_dtype(named: Mapping[str, Any]) -> torch.dtype:
-    """Returns the dtype of input + residual, from the arguments of a call by name."""
+    """The dtype of input + residual, from the arguments of a call by name."""
     input, residual = named["input"], named["residual"]
     return input.dtype if residual is None else torch.promote_types(input.dtype, residual.dtype)
 
 
 def add_residual(input: Tensor, residual: Tensor | None, rows: RowReduce) -> tuple[Tensor, torch.dtype]:
-    """Returns input + residual, rounded to the promoted dtype, and this dtype. Both are in the dtype of sums."""
+    """input + residual, rounded to the promoted dtype, and this dtype. Both are in the dtype of sums."""
     dtype = rows.dtypes["input"]
     if residual is None:
         return input, dtype
@@ -28,7 +28,7 @@ def add_residual(input: Tensor, residual: Tensor | None, rows: RowReduce) -> tup
 
 
 def unsupported(named: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> str | None:
-    """Returns why no kernel computes a norm or its gradient: float64 is mixed with narrower dtypes."""
+    """Why no kernel computes a norm or its gradient: float64 is mixed with narrower dtypes."""
     x = total_dtype(named) if "input" in named else named["x"].dtype
     narrow = x is not torch.float64 or dtypes[0] is not torch.float64
     mixed = narrow and sum_dtype(named) is torch.float64

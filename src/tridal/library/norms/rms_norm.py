@@ -14,33 +14,22 @@ from tridal.ops import Op, Result, RowKernel, RowReduce, Statistic, number, per_
 MODULE = "tridal.library.norms.kernels.rms_norm"
 
 
-def result_dtype(sum_dtype: torch.dtype, weight: Tensor | None, casting: str) -> torch.dtype:
-    """Returns the dtype of the normalised sum. `casting` is "llama", "gemma" or "" for torch's.
-
-    torch's is the sum's dtype, or the promoted dtype in versions of torch that multiply with the weight in that dtype.
-    """
-    promotes = casting == "llama" or (casting == "" and _TORCH_PROMOTES)
-    return torch.promote_types(sum_dtype, weight.dtype) if promotes and weight is not None else sum_dtype
-
-
 def _torch_promotes() -> bool:
-    """Returns whether torch's rms_norm of a bfloat16 input with a float32 weight gives float32."""
+    """Whether torch's rms_norm of a bfloat16 input with a float32 weight gives float32. Versions of torch differ."""
     input, weight = (torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.bfloat16, torch.float32))
-    warns_always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # otherwise, torch would not show its warning about mixed dtypes to the user
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.rms_norm(input, (1,), weight).dtype is torch.float32
-    finally:
-        torch.set_warn_always(warns_always)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about mixed dtypes
+        return torch.rms_norm(input, (1,), weight).dtype is torch.float32
 
 
 _TORCH_PROMOTES = _torch_promotes()
 
 
 def _dtype(named: Mapping[str, Any]) -> torch.dtype:
-    return result_dtype(total_dtype(named), named["weight"], named["casting"])
+    """The dtype of the normalised sum."""
+    dtype, weight, casting = total_dtype(named), named["weight"], named["casting"]
+    promotes = casting == "llama" or (casting == "" and _TORCH_PROMOTES)
+    return torch.promote_types(dtype, weight.dtype) if promotes and weight is not None else dtype
 
 
 def _constants(named: Mapping[str, Any]) -> Mapping[str, Any]:
