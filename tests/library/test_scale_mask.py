@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,23 +41,22 @@ MASKS: dict[str, tuple[int, ...]] = {
     "query, key": (Q, K),
     "batch, key": (B, 1, 1, K),
     "batch, query, key": (B, 1, Q, K),
-    "head, query, key": (H, Q, K),
     "head, query": (H, Q, 1),
     "single": (1,),
 }
+KINDS = {"boolean": "uint8", "added float32": "float32", "added float16": "float16"}
 
 
-@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("kind", ["boolean", "added float32", "added float16"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("causal", "shape"), enumerate(MASKS.values()), ids=MASKS)
 def test_masked_forward_and_backward_are_one_kernel_each(
-    device: torch.device, planned: list[KernelCall], shape: tuple[int, ...], kind: str, causal: bool
+    device: torch.device, planned: list[KernelCall], shape: tuple[int, ...], kind: str, causal: int
 ) -> None:
     x = torch.randn(B, H, Q, K, dtype=torch.float64, device=device, requires_grad=True)
     keep = torch.rand(shape, device=device) > 0.3
     added = torch.randn(shape, device=device).masked_fill(~keep, -torch.inf)
     mask = {"boolean": keep, "added float32": added, "added float16": added.half()}[kind]
-    arguments: dict[str, Any] = {"scale": 0.7, "mask": mask, "causal": causal, "masked_rows": "zero"}
+    arguments: dict[str, Any] = {"scale": 0.7, "mask": mask, "causal": causal % 2 == 1, "masked_rows": "zero"}
     ours, theirs = tridal.softmax(x, **arguments), reference(x, **arguments)
     assert_close(ours, theirs)
     g = torch.randn_like(ours)
@@ -68,13 +66,13 @@ def test_masked_forward_and_backward_are_one_kernel_each(
     assert [call.kernel.name for call in planned] == ["softmax", "softmax_backward"]
     assert planned[0].scale_mask.scale == 0.7
     assert planned[1].parameters == (0.7,)
-    assert (
-        planned[0].scale_mask.mask == {"boolean": "uint8", "added float32": "float32", "added float16": "float16"}[kind]
-    )
+    assert planned[0].scale_mask.mask == KINDS[kind]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("cast", [None, torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [(torch.float16, None), (torch.bfloat16, torch.float32), (torch.float32, torch.float16), (torch.float64, None)],
+)
 def test_results_and_gradients_have_the_expected_dtypes(
     device: torch.device, dtype: torch.dtype, cast: torch.dtype | None
 ) -> None:
@@ -94,31 +92,8 @@ def test_fully_masked_rows_are_nan_or_zero(device: torch.device) -> None:
     (dx,) = torch.autograd.grad(y.square().sum(), x)
     assert dx[1].count_nonzero() == 0
     assert dx.isfinite().all()
-    torch.testing.assert_close(tridal.softmax(torch.full((2, 3), -torch.inf, device=device), masked_rows="zero"),
-                               torch.zeros(2, 3, device=device))  # fmt: skip
+    assert not tridal.softmax(torch.full((2, 3), -torch.inf, device=device), masked_rows="zero").any()
     assert tridal.softmax(torch.full((2, 3), torch.nan, device=device), masked_rows="zero").isnan().all()
-
-
-@pytest.mark.parametrize("scale", [0.0, -2.0, 1, 1e-3])
-def test_scales_equal_torch(device: torch.device, scale: float) -> None:
-    x = torch.randn(Q, K, dtype=torch.float64, device=device, requires_grad=True)
-    ours, theirs = tridal.softmax(x, scale=scale), reference(x, scale=scale)
-    assert_close(ours, theirs)
-    assert_close(torch.autograd.grad(ours.sin().sum(), x), torch.autograd.grad(theirs.sin().sum(), x))
-
-
-@pytest.mark.parametrize(
-    "with_layout",
-    [lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), lambda x: x.t().contiguous().t(),
-     lambda x: torch.cat([x, x], 1)[:, 3 : 3 + K], lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(Q, K)],
-    ids=["transposed copy", "transposed", "sliced", "unaligned"],
-)  # fmt: skip
-def test_inputs_with_any_strides_and_alignment(
-    device: torch.device, with_layout: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    x = with_layout(torch.randn(Q, K, dtype=torch.float64, device=device))
-    mask = torch.rand(K, Q, device=device).t() > 0.2
-    assert_close(tridal.softmax(x, mask=mask, scale=2.0), reference(x, mask=mask, scale=2.0))
 
 
 def test_equal_calls_are_planned_once(device: torch.device, planned: list[KernelCall]) -> None:
@@ -130,22 +105,10 @@ def test_equal_calls_are_planned_once(device: torch.device, planned: list[Kernel
     assert [call.scale_mask.mask for call in planned] == ["uint8", "uint8", None]
 
 
-@pytest.mark.parametrize("scale", [1.0, 1])
-def test_scale_of_one_has_the_kernel_of_the_unmodified_call(
-    device: torch.device, planned: list[KernelCall], scale: float
-) -> None:
+def test_scale_of_one_has_the_kernel_of_the_unmodified_call(device: torch.device, planned: list[KernelCall]) -> None:
     x = torch.randn(Q, K, device=device)
-    assert torch.equal(tridal.softmax(x, scale=scale), tridal.softmax(x))
+    assert torch.equal(tridal.softmax(x, scale=1), tridal.softmax(x))
     assert {call.scale_mask for call in planned} == {NO_SCALE_MASK}
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_each_dim_takes_one_kernel(device: torch.device, planned: list[KernelCall], dim: int) -> None:
-    x = torch.randn(B, Q, K, dtype=torch.float64, device=device, requires_grad=True)
-    for mask in (torch.rand(B, 1, K, device=device) > 0.4, torch.randn(Q, 1, device=device), None):
-        ours, theirs = tridal.softmax(x, dim, mask=mask, scale=0.5), reference(x, dim, mask=mask, scale=0.5)
-        assert_close(ours, theirs, equal_nan=True)
-    assert [call.kernel.name for call in planned] == ["softmax"] * 3
 
 
 def test_mask_with_a_gradient_is_computed_by_torch(device: torch.device, planned: list[KernelCall]) -> None:
@@ -220,7 +183,7 @@ def modified_scores(draw: st.DrawFn) -> tuple[torch.Tensor, dict[str, Any]]:
                "masked_rows": draw(st.sampled_from(["nan", "zero"]))}  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=modified_scores(), data=st.data())
 def test_random_modifications_equal_torch(
     backend: Backend, case: tuple[torch.Tensor, dict[str, Any]], data: st.DataObject
