@@ -1,0 +1,161 @@
+"""Streams, graphs, threads and offsets beyond 32 bits of all ops on an accelerator. Skipped without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tridal
+from feature_axes import in_threads
+from op_samples import EACH_OP, Sample, gradients
+
+SHAPES = [(64, 1000), (600, 781), (40, 70_001)]
+"""Rows of one program, rows that are not aligned, and rows that several programs compute."""
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+Tensors = dict[str, torch.Tensor]
+
+
+def compare_with_torch(found: Tensors, sample: Sample, tensors: Tensors) -> None:
+    """Compares gradients with those of torch in float64."""
+    wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+    expected = gradients(sample.expected, {n: t.detach().requires_grad_(n in found) for n, t in wide.items()})
+    # Sums have up to 600 terms. A logit of a linear layer has 70,001, and the largest logits decide.
+    rounding = 5e-3 if "matrix" in sample.roles.values() else 256 * torch.finfo(torch.float32).eps
+    for name, gradient in found.items():
+        atol = 1e-6 + rounding * float(expected[name].abs().max())
+        torch.testing.assert_close(gradient.double(), expected[name], rtol=1e-3, atol=atol)
+
+
+@EACH_OP
+@shapes
+def test_results_on_several_streams(module: Any, device: torch.device, sample: Sample, shape: tuple[int, int]) -> None:
+    tensors = sample.leaves(*shape, dtype=torch.float32, device=device)
+    module.synchronize()
+    results = []
+    for stream in [module.Stream(device) for _ in range(3)] * 4:
+        with module.stream(stream):
+            results.append(gradients(sample.function, tensors))
+    module.synchronize()
+    compare_with_torch(results[0], sample, tensors)
+    for result in results[1:]:
+        assert all(map(torch.equal, result.values(), results[0].values()))
+
+
+@EACH_OP
+@shapes
+def test_captured_graph_equals_eager(module: Any, device: torch.device, sample: Sample, shape: tuple[int, int]) -> None:
+    if not hasattr(module, "CUDAGraph"):
+        pytest.skip("this device has no graphs")
+    tensors, side = sample.leaves(*shape, dtype=torch.float32, device=device), module.Stream(device)
+    side.wait_stream(module.current_stream())
+    with module.stream(side):
+        for _ in range(3):
+            gradients(sample.function, tensors)
+    module.current_stream().wait_stream(side)
+    graph = module.CUDAGraph()
+    with module.graph(graph):
+        results = gradients(sample.function, tensors)
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.copy_(tensor.roll(1, 0))
+    graph.replay()
+    module.synchronize()
+    compare_with_torch(results, sample, tensors)
+    assert all(map(torch.equal, results.values(), gradients(sample.function, tensors).values()))
+
+
+@EACH_OP
+def test_calls_from_several_threads(module: Any, device: torch.device, sample: Sample) -> None:
+    cases = [sample.leaves(*shape, dtype=torch.float32, device=device) for shape in SHAPES]
+
+    def compute() -> torch.Tensor:
+        for tensors in cases * 2:
+            found = gradients(sample.function, tensors)
+            compare_with_torch(found, sample, tensors)
+        return found["input"]
+
+    in_threads(6)(compute, device)
+
+
+@EACH_OP
+def test_tensors_on_the_last_device_while_the_first_is_current(
+    module: Any, device: torch.device, sample: Sample
+) -> None:
+    if module.device_count() < 2:
+        pytest.skip("needs two devices")
+    last = torch.device(device.type, module.device_count() - 1)
+    tensors = sample.leaves(*SHAPES[1], dtype=torch.float32, device=last)
+    found = gradients(sample.function, tensors)
+    assert {gradient.device for gradient in found.values()} == {last}
+    assert module.current_device() == 0
+    compare_with_torch(found, sample, tensors)
+
+
+def needs_memory(module: Any, device: torch.device, gigabytes: int) -> None:
+    if module.get_device_properties(device).total_memory < gigabytes * 10**9:
+        pytest.skip("needs more memory")
+
+
+ROWS = (0, 35_000, 69_999)
+"""Rows of 70,000 that are compared: elements of the last two have offsets beyond 31 and 32 bits."""
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_norms_of_offsets_beyond_32_bits(module: Any, device: torch.device, name: str) -> None:
+    needs_memory(module, device, 70)
+    size, options = 70_000, {"device": device, "dtype": torch.float16}
+    x, upstream = (torch.empty(size, size, **options).normal_() for _ in range(2))
+    parameters = [torch.rand(size, **options) + 0.5, torch.randn(size, **options)][: 1 + (name == "layer_norm")]
+    for tensor in (x, *parameters):
+        tensor.requires_grad_()
+    y = getattr(tridal, name)(x, (size,), *parameters, eps=1e-5)
+    gradients = torch.autograd.grad(y, (x, *parameters), upstream)
+
+    def expected(rows: slice) -> tuple[torch.Tensor, ...]:
+        wide = [t.detach().double().requires_grad_() for t in (x[rows], *parameters)]
+        result = getattr(functional, name)(wide[0], (size,), *wide[1:], eps=1e-5)
+        return (result.detach(), *torch.autograd.grad(result, wide, upstream[rows].double()))
+
+    sums = [torch.zeros(size, device=device, dtype=torch.float64) for _ in parameters]
+    for start in range(0, size, 1000):
+        for total, part in zip(sums, expected(slice(start, start + 1000))[2:], strict=True):
+            total += part
+    for found, total in zip(gradients[1:], sums, strict=True):
+        torch.testing.assert_close(found.double(), total, rtol=2e-3, atol=0.5)  # float16 sums have a size of 260
+    for row in ROWS:
+        result, gradient = expected(slice(row, row + 1))[:2]
+        torch.testing.assert_close(y[row].double(), result[0], rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(gradients[0][row].double(), gradient[0], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_a_norm_of_rows_beyond_31_bits(module: Any, device: torch.device, name: str) -> None:
+    needs_memory(module, device, 70)
+    size = 2**31 + 5
+    x = torch.empty(2, size, dtype=torch.float16, device=device).normal_()
+    y = getattr(tridal, name)(x, (size,), eps=1e-5)
+    for row in range(2):
+        ends = torch.cat([x[row, :1000], x[row, -1000:]]).double()  # of 2**31 normal numbers, mean is 0 and deviation 1
+        found = torch.cat([y[row, :1000], y[row, -1000:]]).double()
+        torch.testing.assert_close(found, ends, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(70_000, 70_000), (2, 50_000, 50_000), (3, 1_500_000_000)], ids=str)
+def test_cross_entropy_of_offsets_beyond_32_bits(module: Any, device: torch.device, shape: tuple[int, ...]) -> None:
+    needs_memory(module, device, 70)
+    x = torch.empty(shape, dtype=torch.float16, device=device).normal_().requires_grad_()
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), device=device)
+    loss = tridal.cross_entropy(x, target, reduction="none")
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    targets, losses = target.flatten(), loss.detach().flatten()
+    logits, gradients = (t.detach().movedim(1, -1) for t in (x, gradient))
+    for row in (0, targets.numel() // 2, targets.numel() - 1):
+        place = (row // shape[2], row % shape[2]) if len(shape) == 3 else row
+        wide = logits[place].double().requires_grad_()
+        expected = functional.cross_entropy(wide[None], targets[row : row + 1])
+        torch.testing.assert_close(losses[row].double(), expected, rtol=2e-3, atol=2e-3)
+        wanted = torch.autograd.grad(expected, wide)[0]
+        torch.testing.assert_close(gradients[place].double(), wanted, rtol=2e-3, atol=1e-7)
