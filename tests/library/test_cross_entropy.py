@@ -160,9 +160,7 @@ def test_autocast_computes_in_float32(device: torch.device, dtype: torch.dtype) 
         for w in (None, weight if dtype is not torch.float64 else weight.double()):
             ours, theirs = (f(x, target, w) for f in (tridal.cross_entropy, functional.cross_entropy))
             assert ours.dtype is theirs.dtype
-            with torch.autocast(
-                device.type, enabled=False
-            ):  # torch's autocast of CUDA rounds the logarithms to bfloat16
+            with torch.autocast(device.type, enabled=False):  # on CUDA, torch's rounds the logarithms to bfloat16
                 wide = x.to(ours.dtype)
                 theirs = functional.cross_entropy(wide, target, w)
             assert_close(ours, theirs)
@@ -190,33 +188,28 @@ def test_classes_beyond_the_integers_of_float32_are_not_the_ignored_one(device: 
     assert_close(loss, torch.tensor(ignored + 1.0, device=device).log().half())
 
 
-@pytest.mark.parametrize("ignored", [-(2**40), 2**40, 2**63 - 1, -(2**63), -(2**31)])
-@pytest.mark.parametrize("linear", [False, True])
-def test_an_ignored_index_may_need_64_bits(device: torch.device, ignored: int, linear: bool) -> None:
-    x, target = torch.randn(3, 5, device=device), torch.tensor([1, ignored, 2], device=device)
-    leaf = x.clone().requires_grad_()
-    expected = functional.cross_entropy(leaf, target, ignore_index=ignored)
-    mine = x.clone().requires_grad_()
-    if linear:
-        loss = tridal.linear_cross_entropy(mine, torch.eye(5, device=device), target, ignore_index=ignored)
-    else:
-        loss = tridal.cross_entropy(mine, target, ignore_index=ignored)
-    assert_close(loss, expected)
-    assert_close(torch.autograd.grad(loss, mine), torch.autograd.grad(expected, leaf))
+@pytest.mark.parametrize("ignored", [2**40, -(2**63), -(2**31)])
+def test_an_ignored_index_may_need_64_bits(device: torch.device, ignored: int) -> None:
+    x, target = torch.randn(3, 5, device=device, requires_grad=True), torch.tensor([1, ignored, 2], device=device)
+    expected = functional.cross_entropy(x, target, ignore_index=ignored)
+    ours = tridal.cross_entropy(x, target, ignore_index=ignored)
+    of_layer = tridal.linear_cross_entropy(x, torch.eye(5, device=device), target, ignore_index=ignored)
+    wanted = torch.autograd.grad(expected, x)
+    for loss in (ours, of_layer):
+        assert_close(loss, expected)
+        assert_close(torch.autograd.grad(loss, x), wanted)
 
 
 @pytest.mark.parametrize("make", [lambda x: x[::2], lambda x: x[:1].expand(5)], ids=["sliced", "expanded"])
-@pytest.mark.parametrize("probabilities", [False, True])
-def test_one_row_of_logits_has_any_stride(device: torch.device, make: Any, probabilities: bool) -> None:
-    leaf = torch.randn(10, device=device, requires_grad=True)
+def test_one_row_of_logits_has_any_stride(device: torch.device, make: Any) -> None:
+    leaf, target = torch.randn(10, device=device, requires_grad=True), torch.tensor(1, device=device)
     x = make(leaf)
-    target = torch.rand(5, device=device) if probabilities else torch.tensor(1, device=device)
     expected, loss = functional.cross_entropy(x, target), tridal.cross_entropy(x, target)
     assert_close(loss, expected)
     assert_close(torch.autograd.grad(loss, leaf, retain_graph=True), torch.autograd.grad(expected, leaf))
 
 
-@pytest.mark.parametrize("cap", [0.5, 30.0, 1e5, 1e20])
+@pytest.mark.parametrize("cap", [0.5, 30.0, 1e20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_large_softcap_rounds_no_more_than_torch(device: torch.device, cap: float, dtype: torch.dtype) -> None:
     x = torch.randn(4, 50, dtype=torch.float64) * 3
@@ -238,13 +231,11 @@ def test_rows_of_a_tile_may_be_far_apart_in_memory(device: torch.device) -> None
     assert_close(tridal.cross_entropy(x, target, reduction="none").float(), expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("of_layer", [False, True], ids=["cross_entropy", "linear_cross_entropy"])
-def test_calls_with_probabilities_are_recorded_with_the_reason(device: torch.device, of_layer: bool) -> None:
-    x, matrix = torch.randn(4, 5, device=device, requires_grad=True), torch.randn(5, 5, device=device)
-    target = torch.rand(4, 5, device=device)
-    with tridal.record_calls() as records:
-        loss: Any = tridal.linear_cross_entropy(x, matrix, target) if of_layer else tridal.cross_entropy(x, target)
-        loss.backward()
-    reason = "no kernel computes targets that are probabilities"
-    found = [(record.op, record.backend, record.reason) for record in records]
-    assert found == [(op, "torch", reason) for op in ("cross_entropy", "cross_entropy_backward")]
+def test_calls_with_probabilities_are_recorded_with_the_reason(device: torch.device) -> None:
+    x, target = torch.randn(4, 5, device=device, requires_grad=True), torch.rand(4, 5, device=device)
+    matrix, reason = torch.randn(5, 5, device=device), "no kernel computes targets that are probabilities"
+    for function, given in ((tridal.cross_entropy, (x, target)), (tridal.linear_cross_entropy, (x, matrix, target))):
+        with tridal.record_calls() as records:
+            function(*given).backward()  # type: ignore[operator]
+        found = [(record.op, record.backend, record.reason) for record in records]
+        assert found == [(op, "torch", reason) for op in ("cross_entropy", "cross_entropy_backward")]

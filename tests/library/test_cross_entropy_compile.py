@@ -1,12 +1,12 @@
-"""The losses in torch.compile and torch.export beyond what every op does, and their kernels for other architectures."""
+"""The losses in compiled and exported programs beyond what every op does, and their kernels for other architectures."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 
 import tridal
@@ -26,10 +26,8 @@ ALL_ABSENT = "weight", "weight_sum", "label_smoothing", "z_loss"
 @pytest.mark.parametrize(
     ("config", "absent", "softcap"),
     [
-        (KernelConfig("whole_row", 1, 1024, peel=True), ALL_ABSENT, None),
-        (KernelConfig("cooperative", 1, 256, programs_per_row=4), (), 30.0),
         (KernelConfig("column_loop", 1, 256), ALL_ABSENT, None),
-        (KernelConfig("column_loop", 1, 256), (), 30.0),
+        (KernelConfig("cooperative", 1, 256, programs_per_row=4), (), 30.0),
     ],
 )
 def test_kernels_compile_for_cuda(config: KernelConfig, absent: tuple[str, ...], softcap: float | None) -> None:
@@ -83,16 +81,17 @@ def test_a_linear_loss_is_exported_with_a_dynamic_number_of_classes(device: torc
 
 @pytest.mark.parametrize("kind", ["logits", "permuted", "probabilities", "weight"])
 def test_fake_gradients_have_the_strides_of_the_real_ones(device: torch.device, kind: str) -> None:
-    x, target = torch.randn(5, 7, device=device, requires_grad=True), torch.arange(7, device=device) % 5
-
-    def function(x: torch.Tensor) -> Any:
-        doubled = (x * 2).t()
+    def gradient(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        x = x.t().requires_grad_()
         if kind == "weight":
-            return tridal.linear_cross_entropy(x.new_ones(5, 5), doubled, target[:5])
-        if kind == "permuted":
-            return tridal.cross_entropy(doubled.unsqueeze(2), target[:, None])
-        return tridal.cross_entropy(doubled, doubled.softmax(1) if kind == "probabilities" else target)
+            loss = tridal.linear_cross_entropy(x.detach().t() @ x.detach(), x, target)
+        elif kind == "permuted":
+            loss = tridal.cross_entropy(x.unsqueeze(2), target[:, None])
+        else:
+            loss = tridal.cross_entropy(x, x.detach().softmax(1) if kind == "probabilities" else target)
+        return torch.autograd.grad(loss, x)[0]
 
-    (eager,) = torch.autograd.grad(function(x), x)
-    (compiled,) = torch.autograd.grad(torch.compile(function)(x), x)
-    assert_close(compiled, eager)
+    x, target = torch.randn(5, 5, device=device), torch.arange(5, device=device)
+    with FakeTensorMode() as mode:
+        fake = gradient(mode.from_tensor(x), mode.from_tensor(target))
+    assert fake.stride() == gradient(x, target).stride()

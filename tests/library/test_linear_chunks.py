@@ -22,22 +22,16 @@ from tridal.library.losses.linear_chunks import chunk_rows
     ("rows", "shape", "dtype", "accum_dtype", "wanted"),
     [
         (8192, (128256, 4096), torch.bfloat16, torch.float32, 4096),
-        (8193, (128256, 4096), torch.bfloat16, torch.float32, 2816),
         (8192, (50257, 768), torch.bfloat16, torch.float32, 2048),
-        (100, (50257, 768), torch.bfloat16, torch.float32, 100),
         (8192, (128256, 4096), torch.bfloat16, torch.bfloat16, 2048),
-        (65536, (128256, 4096), torch.bfloat16, torch.bfloat16, 4096),
         (8192, (128256, 2048), torch.bfloat16, torch.bfloat16, 1024),
         (10**6, (10**6, 16), torch.float32, torch.float32, 67),
         (0, (5, 4), torch.float32, torch.float32, 1),
-        (5, (20_000_000, 1), torch.float32, torch.float32, 3),
         (2**26 + 1, (0, 8), torch.float32, torch.float32, 262_145 * 128),
         # 256 MiB of logits have 130, 1,024 and 2,048 rows.
         (130, (2**26 // 130, 8), torch.float32, torch.float32, 130),
         (1025, (2**26 // 130, 8), torch.float32, torch.float32, 128),
-        (1025, (2**16, 8), torch.float32, torch.float32, 640),
         (2059, (2**16, 8), torch.float32, torch.float32, 768),
-        (2049, (2**15, 8), torch.float32, torch.float32, 1152),
     ],
 )
 def test_chunks_follow_from_shapes_and_dtypes(
@@ -140,10 +134,13 @@ def test_memory_between_rows_that_a_matmul_may_read_has_numbers(
 
 @pytest.mark.usefixtures("with_vectors")
 @pytest.mark.parametrize(
-    "needs", [(True, True, True), (True, False, False), (False, True, False), (False, False, True)]
-)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("classes", [5, 137, 144])
+    ("classes", "dtype", "needs"),
+    [
+        (5, torch.bfloat16, (True, True, True)), (137, torch.bfloat16, (True, True, True)),
+        (137, torch.float16, (True, False, False)), (137, torch.float16, (False, True, False)),
+        (144, torch.bfloat16, (False, False, True)), (137, torch.float32, (True, True, True)),
+    ],
+)  # fmt: skip
 def test_classes_in_vectors_and_the_rest_equal_torch(
     device: torch.device, classes: int, dtype: torch.dtype, needs: tuple[bool, ...]
 ) -> None:

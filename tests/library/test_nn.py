@@ -22,7 +22,6 @@ MODULES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "rms_norm with eps": ("RMSNorm", ((3, 5),), {"eps": 0.1}),
     "rms_norm without a weight": ("RMSNorm", (5,), {"elementwise_affine": False}),
     "layer_norm": ("LayerNorm", ((3, 5),), {}),
-    "layer_norm in float64": ("LayerNorm", (5,), {"dtype": torch.float64}),
     "layer_norm without a weight": ("LayerNorm", (5,), {"elementwise_affine": False}),
     "layer_norm without a bias": ("LayerNorm", (5,), {"bias": False}),
 }
