@@ -12,14 +12,12 @@ import ast
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
-
-from tridal.runtime.interpreter_types import remembered_types
 
 _VARIABLE = "TRITON_INTERPRET"
 
@@ -100,41 +98,65 @@ def _is_kernel(value: object) -> bool:
 
 @contextlib.contextmanager
 def interpreting(triton: ModuleType) -> Iterator[None]:
-    """Context manager for one launch of an interpreted kernel. No other thread may compile or interpret meanwhile."""
+    """Context manager for one launch of an interpreted kernel. No other thread may compile or interpret meanwhile.
+
+    Triton patches its language at every call of a function. Here, all of it is patched once per launch.
+    """
     from triton.runtime import interpreter
 
-    patch, language = getattr(interpreter, "_patch_lang", None), triton.language
-    instance: Any = getattr(interpreter, "interpreter_builder", None)
-    builder: Any = type(instance)
-    options: Any = getattr(instance, "options", None)
-    patched: list[Any] = [language, language.core, language.math, language.tensor, language.dtype, builder]
-    patched += filter(None, [getattr(language.core, "tensor_descriptor_base", None)])
-    before = [dict(vars(owner)) for owner in patched]
-    twins = () if interpreted_library(triton) else _twins(triton)
+    changes, builder, patch = _changes(triton), interpreter.interpreter_builder, interpreter._patch_lang
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
+    options = getattr(builder, "options", None)
     try:
-        for owner, name, _, twin in twins:
-            setattr(owner, name, twin)
-        if patch is not None:
-            interpreter._patch_lang = _once(patch, patched, {id(language), id(language.core)})
-        if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
-            builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
+        for owner, name, member in changes:
+            setattr(owner, name, member)
+        interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
         if _checks_in_vain(options):
-            instance.options = replace(options, sanitize_overflow=False)
-        with interpret_flag(True), remembered_types(language.core, interpreter):
+            builder.options = replace(options, sanitize_overflow=False)
+        with interpret_flag(True):
             yield
     finally:
         if options is not None:
-            instance.options = options
-        if patch is not None:
-            interpreter._patch_lang = patch
-        for owner, name, compiled, _ in twins:
-            setattr(owner, name, compiled)
-        for owner, members in zip(patched, before, strict=True):
-            now = dict(vars(owner))
-            for name in now.keys() - members.keys():
-                delattr(owner, name)
-            for name in (name for name, member in members.items() if now.get(name) is not member):
-                setattr(owner, name, members[name])
+            builder.options = options
+        interpreter._patch_lang = patch
+        _restore(before)
+
+
+@functools.cache
+def _changes(triton: ModuleType) -> list[tuple[Any, str, Any]]:
+    """Returns (owner, name, interpreted member) for all of Triton that differs while a kernel is interpreted."""
+    from triton.runtime import interpreter
+
+    language, builder = triton.language, type(interpreter.interpreter_builder)
+    owners: list[Any] = [language, language.core, language.math, language.standard, language.tensor, language.dtype]
+    owners += [builder, *filter(None, [getattr(language.core, "tensor_descriptor_base", None)])]
+    before = [(owner, name, member) for owner in owners for name, member in vars(owner).copy().items()]
+    if not interpreted_library(triton):
+        _interpret_library(triton)
+    for module in (language, language.core):  # a function that sees one of them may call one that sees the other
+        interpreter._patch_lang(SimpleNamespace(__globals__={"language": module}))
+    if hasattr(builder, "create_splat") and hasattr(interpreter, "TensorHandle"):
+        builder.create_splat = _with_bool_type(interpreter.TensorHandle, language.int1, builder.create_splat)
+    known = {(id(owner), name): member for owner, name, member in before}
+    changes = [
+        (owner, name, member)
+        for owner in owners
+        for name, member in vars(owner).items()
+        if known.get((id(owner), name), _ABSENT) is not member
+    ]
+    _restore([(owner, name, known.get((id(owner), name), _ABSENT)) for owner, name, _ in changes])
+    return changes
+
+
+def _restore(members: Iterable[tuple[Any, str, Any]]) -> None:
+    for owner, name, member in members:
+        if member is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, member)
+
+
+_ABSENT = object()
 
 
 def int64(triton: ModuleType, value: int) -> Any:
@@ -144,51 +166,6 @@ def int64(triton: ModuleType, value: int) -> Any:
 
     kind = triton.language.int64
     return triton.language.tensor(TensorHandle(numpy.array([value], numpy.int64), kind), kind)
-
-
-def _once(patch: Any, owners: Sequence[Any], modules: set[int]) -> Any:
-    """Returns a `_patch_lang` that patches each of the modules once. Triton does so at every call of a function.
-
-    A function that sees one of the modules may call functions that see the other one. `owners` have what is patched.
-    """
-    scopes: dict[frozenset[int], Any] = {}
-    of_function: dict[Any, Any] = {}
-
-    def patch_once(function: Any) -> Any:
-        if function not in of_function:
-            seen = frozenset(modules.intersection(map(id, function.__globals__.values())))
-            if seen not in scopes:
-                scopes[seen] = _patched(lambda: patch(function), owners, (*scopes, seen))
-            of_function[function] = scopes[seen]
-        return of_function[function]
-
-    return patch_once
-
-
-def _patched(patch: Callable[[], Any], owners: Sequence[Any], key: tuple[frozenset[int], ...]) -> Any:
-    """Patches `owners` as the last call with this key did, in a twentieth of the time, if they are as before it.
-
-    Returns a scope that restores nothing, or that of Triton. `interpreting` restores the rest.
-    """
-    known = _changes.get(key)
-    if known is not None and all(vars(owner).get(name, _ABSENT) is before for owner, name, before, _ in known):
-        for owner, name, _, after in known:
-            setattr(owner, name, after)
-        return SimpleNamespace(restore=lambda: None)
-    members = [dict(vars(owner)) for owner in owners]
-    scope = patch()
-    _changes[key] = [
-        (owner, name, before.get(name, _ABSENT), after)
-        for owner, before in zip(owners, members, strict=True)
-        for name, after in vars(owner).items()
-        if before.get(name, _ABSENT) is not after
-    ]
-    return scope
-
-
-_changes: dict[tuple[frozenset[int], ...], list[tuple[Any, str, Any, Any]]] = {}
-"""(owner, name, before, after) for what a patch changes, by the modules that the functions see."""
-_ABSENT = object()
 
 
 def _checks_in_vain(options: Any) -> bool:
@@ -238,9 +215,8 @@ def with_item(mapping: MutableMapping[str, Any], key: str, value: Any) -> Iterat
             mapping[key] = before
 
 
-@functools.cache
-def _twins(triton: ModuleType) -> tuple[tuple[ModuleType, str, Any, Any], ...]:
-    """Returns (module, name, compiled function, interpreted twin) for each compiled function of Triton's library."""
+def _interpret_library(triton: ModuleType) -> None:
+    """Replaces each compiled function of Triton's library by its interpreted twin."""
     from triton.runtime.interpreter import InterpretedFunction
 
     functions = [
@@ -251,4 +227,5 @@ def _twins(triton: ModuleType) -> tuple[tuple[ModuleType, str, Any, Any], ...]:
     ]
     # A function that has two names gets one twin, because functions are compared by identity.
     twins = {id(member): InterpretedFunction(member.fn) for _, _, member in functions}
-    return tuple((owner, name, member, twins[id(member)]) for owner, name, member in functions)
+    for owner, name, member in functions:
+        setattr(owner, name, twins[id(member)])
