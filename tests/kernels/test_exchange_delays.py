@@ -81,7 +81,7 @@ def bind(
     call: KernelCall, plan: LaunchPlan, device: DeviceProperties, tensors: list[torch.Tensor]
 ) -> Callable[[], None]:
     """Returns a function that launches the kernel on the current stream."""
-    launcher = launch._bind_compiled(call, plan, device, launch._Numbers(call, plan)).by_tensor
+    launcher = launch._bind_compiled(launch._unbound(call, plan), call, device).launch
     return lambda: launcher(torch.cuda.current_stream().cuda_stream, call.layout.rows, *tensors)
 
 

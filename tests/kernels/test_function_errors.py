@@ -99,6 +99,17 @@ def test_error_in_a_called_function_names_that_function_and_its_caller(
     assert "no_such" in str(caught.value).removeprefix(start)
 
 
+def test_a_breakpoint_in_a_called_function_is_found_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers = {"inner": "def inner(a):\n    breakpoint()\n    return a", "outer": "def outer(a):\n    return inner(a)"}
+    kernel = make_kernel(tmp_path, monkeypatch, square="def square(x):\n    return outer(x)", **helpers)
+    monkeypatch.setattr(compiler.import_triton(), "compile", lambda *_, **__: pytest.fail("compiled"))
+    start = re.escape(f"{line_of(kernel, tmp_path, 'breakpoint')}: Triton cannot compile breakpoint(): remove it")
+    with pytest.raises(PluginError, match=f"^{start}"):
+        compile_for_sm_90(kernel)
+
+
 def test_function_that_triton_cannot_hash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = make_kernel(tmp_path, monkeypatch, norm="def norm(squares, eps):\n    a = b = squares\n    return a")
     with pytest.raises(PluginError, match=f"kernel {kernel.name!r}: Triton cannot compile norm, .*: TypeError: Simul"):

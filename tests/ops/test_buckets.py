@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,6 @@ from tridal.devices.types import (
 )
 from tridal.ops import planning
 from tridal.runtime import launch
-from tridal.runtime.batch_invariance import made_invariant
 from tridal.runtime.row_layout import RowLayout, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall
@@ -118,10 +118,10 @@ def test_rows_of_a_problem(shape: tuple[int, ...], dim: int, planned: tuple[int,
 )
 def test_rows_that_a_call_serves(call: KernelCall, row_range: tuple[int, int]) -> None:
     assert call.row_range == row_range
-    numbers = launch._Numbers(call, LaunchPlan(KernelConfig("whole_row", 4, 1024), 7, ""))
+    numbers = launch._unbound(call, LaunchPlan(KernelConfig("whole_row", 4, 1024), 7, ""))
     assert numbers.row_range == row_range
     of_one_row: dict[str, Any] = {"cols": int} if call.layout.rows == 1 else {}  # several numbers of columns
-    assert numbers.scalars == (of_one_row if row_range[0] == row_range[1] else {"inner": int})
+    assert numbers.varying == (of_one_row if row_range[0] == row_range[1] else {"inner": int})
     if row_range[0] == row_range[1]:
         assert numbers.programs(10**6) == numbers.programs(1), "the numbers are those of the call for any argument"
 
@@ -144,7 +144,7 @@ def test_numbers_of_a_launch_are_those_of_a_call_with_these_rows(
 ) -> None:
     def call_of(rows: int) -> KernelCall:
         call = planning.matrix_call(rows, cols, op=op)
-        return made_invariant(call) if invariant else call
+        return replace(call, invariant=invariant)
 
     call = call_of(rows)
     other = data.draw(st.integers(*call.row_range))
@@ -152,7 +152,7 @@ def test_numbers_of_a_launch_are_those_of_a_call_with_these_rows(
     assert same.problem == call.problem
     assert same.specialize(config) == call.specialize(config)
     plan = LaunchPlan(config, groups * config.programs_per_row if config.persistent else None, "")
-    numbers = launch._Numbers(call, plan)
+    numbers = launch._unbound(call, plan)
     tiles = -(-other // config.rows)
     programs = min(tiles, groups) if config.persistent else tiles
     assert numbers.groups(other) == programs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
 from tridal.ops import planning
-from tridal.runtime import batch_invariance, launch
+from tridal.runtime import launch
 from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall
@@ -173,8 +174,8 @@ def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:
     scale_mask = ScaleMask(mask="uint8", strides=(1024, 0, 0, 1))
     assert layout is not None
     promised = []
-    for kind in (KernelCall, batch_invariance.InvariantCall):
-        call = kind(SOFTMAX.forward, layout, ("float32", "float32"), scale_mask=scale_mask)
+    for invariant in (False, True):
+        call = KernelCall(SOFTMAX.forward, layout, ("float32", "float32"), (), (), scale_mask, invariant)
         promised.append(dict(call.specialize(config).constants)["MASK_BYTES"])
     assert promised == [4, 1]
 
@@ -195,7 +196,7 @@ def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
             shape, dim = ((rows, cols), 1) if layout == "row" else ((rows, cols, 5), 1)
             rows_of_shape = row_layout(shape, contiguous_strides(shape), dim, 0)
             assert rows_of_shape is not None
-            call = batch_invariance.InvariantCall(kernel, rows_of_shape, dtypes)
+            call = KernelCall(kernel, rows_of_shape, dtypes, invariant=True)
             options = registry.options(backend, settings.current())
             plan = launch.plan(call, backend, device, options)
             assert call.programs(plan) % plan.config.programs_per_row == 0
@@ -233,4 +234,4 @@ def test_without_the_setting_plans_may_depend_on_the_number_of_rows(backend: Any
     if device.target is None:
         configs = [backend.plan(call.problem, device, probe, options).config for call in calls]
         assert configs[0] != configs[1]
-    assert len({batch_invariance.made_invariant(call).problem for call in calls}) == 1
+    assert len({replace(call, invariant=True).problem for call in calls}) == 1

@@ -52,9 +52,8 @@ def test_a_direct_launch_passes_the_arguments_that_the_launcher_would_pass(flat:
     assert launcher.launched == [], "preparing a direct launch launches nothing"
     out, source = torch.zeros(4), torch.zeros(4)
     arguments = (out.data_ptr(), source.data_ptr(), 99)
-    given = (launches.by_tensor, (out, source)), (launches.by_address, arguments[:2])
+    given = (launches[0], (out, source)), (launches[1], arguments[:2])
     for stream, (launch, tensors) in itertools.product((5, 6), given):
-        assert launch is not None
         launch(stream, 4, *tensors)
         if flat:
             assert launcher.launched[-1] == (7, 1, 1, stream, 1234, False, 4, 1, 0, None, None, None, *arguments)
@@ -70,7 +69,7 @@ def test_numbers_that_depend_on_the_rows_are_computed_for_each_launch(flat: bool
     assert launches is not None
     out, source = torch.zeros(4), torch.zeros(4)
     for rows in (10, 20):
-        launches.by_tensor(6, rows, out, source)
+        launches[0](6, rows, out, source)
         passed = launcher.launched[-1]
         assert passed[:5] == (3 * rows, 1, 1, 6, 1234)
         arguments = passed[-5:] if flat else passed[-1]

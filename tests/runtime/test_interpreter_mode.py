@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+
 import pytest
 import torch
 
@@ -100,10 +101,10 @@ def test_whole_files_are_rewritten_as_triton_rewrites_each_function(monkeypatch:
 def test_interpreting_restores_triton_after_an_error() -> None:
     owners = [tl, tl.core, tl.math, tl.standard, tl.tensor, type(interpreter.interpreter_builder), interpreter]
     before, options = [dict(vars(owner)) for owner in owners], interpreter.interpreter_builder.options
-    with pytest.raises(KeyError), LOCK, interpreting(triton):
+    with pytest.raises(KeyError, match="in the context"), LOCK, interpreting(triton):  # noqa: PT012
         assert [dict(vars(owner)) for owner in owners] != before
         assert not interpreter.interpreter_builder.options.sanitize_overflow
-        raise KeyError
+        raise KeyError("in the context")
     assert [dict(vars(owner)) for owner in owners] == before
     assert interpreter.interpreter_builder.options is options
 

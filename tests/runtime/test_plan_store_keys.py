@@ -19,7 +19,7 @@ from op_sources import make_kernel
 from tridal import kernels
 from tridal.devices import registry
 from tridal.devices.checked_backend import CheckedBackend
-from tridal.runtime import batch_invariance, compiler, plan_store
+from tridal.runtime import compiler, plan_store
 from tridal.runtime.specialization import KernelCall
 
 CUDA = registry.get("cuda")
@@ -53,7 +53,7 @@ def test_equal_calls_have_equal_keys() -> None:
         kernel_call((4096, 640), addresses=(64, 4)),
         kernel_call((4096, 640), strides=(1280, 2)),
         kernel_call((4096, 640), strides=(1 << 28, 1)),
-        batch_invariance.made_invariant(CALL),
+        replace(CALL, invariant=True),
         replace(CALL, kernel=CALL.kernel.bind(SOME=1)),
     ],
     ids=[

@@ -34,6 +34,17 @@ def called_functions(functions: Iterable[Any]) -> Iterator[tuple[Any, FunctionTy
         pending += [f for f in called if hasattr(f, "arg_names") and not f.__module__.startswith("triton.")]
 
 
+def find_breakpoint(function: Any) -> str | None:
+    """Returns the "file:line" of a `breakpoint()` in a function or in one that it calls, or None."""
+    for _, python in called_functions([function]):
+        code = python.__code__
+        if "breakpoint" in code.co_names:
+            lines, first = inspect.getsourcelines(python)
+            file = os.path.normpath(code.co_filename)  # an instance of a schedule has another folder
+            return next(f"{file}:{first + i}" for i, line in enumerate(lines) if "breakpoint(" in line)
+    return None
+
+
 def describe(error: BaseException, functions: Iterable[Any]) -> str | None:
     """Returns "function, file:line: source: reason", or None if the fault is not in these functions or in callees."""
     known = [*called_functions(functions)]

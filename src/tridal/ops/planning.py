@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from tridal.kernels.function_errors import reason
 from tridal.kernels.row_kernel import RowKernel
 from tridal.ops import table
 from tridal.runtime import compiler, launch
-from tridal.runtime.batch_invariance import made_invariant
 from tridal.runtime.row_layout import row_layout
 from tridal.runtime.specialization import KernelCall
 
@@ -108,7 +107,7 @@ def planned(
     registry.check_backends(chosen)
     options = registry.options(backend, chosen)
     if chosen.batch_invariant:
-        call = made_invariant(call)
+        call = replace(call, invariant=True)
     try:
         found = launch.plan(call, backend, properties, options, overrides=table.kernel_configs(chosen))
         return backend, properties, KernelPlan(**_fields(found), call=call)

@@ -17,7 +17,7 @@ from tridal.ops import table
 from tridal.ops.scale_mask import ScoreModification
 from tridal.pytorch.device_context import DeviceContext, log
 from tridal.pytorch.torch.private import SKIPS_FRAMES
-from tridal.runtime import batch_invariance, launch
+from tridal.runtime import launch
 from tridal.runtime.kernel_files import write_source
 from tridal.runtime.row_layout import FEW_ROWS, GROUPS, StrideGroups, row_layout
 from tridal.runtime.scale_mask import ScaleMask, locate_mask
@@ -68,7 +68,7 @@ def bind_kernel(
         # Results must not depend on strides or alignment. None makes the caller bind a contiguous copy.
         if not source.is_contiguous() or source.data_ptr() & ADDRESS_BITS:
             return None
-        kernel_call = batch_invariance.made_invariant(kernel_call)
+        kernel_call = replace(kernel_call, invariant=True)
     options = registry.options(backend, context.settings)
     properties = context.backend.on_device(index)
     overrides = table.kernel_configs(context.settings)

@@ -16,12 +16,13 @@ from typing import Any
 from tridal.devices.lock import LOCK
 from tridal.devices.types import ALIGNMENT, Backend, Resources, Target
 from tridal.errors import PlanError, PluginError, TridalError
-from tridal.kernels.function_errors import called_functions, describe
+from tridal.kernels.function_errors import called_functions, describe, find_breakpoint
 from tridal.kernels.row_kernel import RowKernel, cached_by_functions
-from tridal.runtime.breakpoints import find_breakpoint
+from tridal.kernels.written import WrittenKernel
 from tridal.runtime.interpreter_mode import can_load_interpreted, interpret_flag, interpreted, interpreted_library
-from tridal.runtime.kernel_source import KernelSource
+from tridal.runtime.kernel_source import load
 from tridal.runtime.specialization import Specialization
+from tridal.runtime.standalone import standalone
 from tridal.runtime.triton_cache import with_cache
 
 
@@ -139,8 +140,8 @@ def source(specialization: Specialization) -> str:
     types = ", ".join(f"{n} {kind}{' (a multiple of 16)' * (n in s.divisible)}" for n, kind in s.types)
     about = (f"The kernel {s.kernel.name!r}, compiled with {options}.", f"Its arguments: {types}.")
     wrapped = (textwrap.fill(part, 78, initial_indent="# ", subsequent_indent="# ") for part in about)
-    text = KernelSource(s.kernel, s.entry, tuple(dict(s.types)), dict(s.constants)).alone
-    return "\n".join((*wrapped, "", text))
+    written = WrittenKernel(s.kernel, s.entry, tuple(dict(s.types)), dict(s.constants))
+    return "\n".join((*wrapped, "", standalone(s.kernel, written)))
 
 
 def _options(specialization: Specialization) -> dict[str, Any]:
@@ -160,11 +161,9 @@ def _entry(
 ) -> Any:
     import_triton()
     with interpret_flag(False):
-        source = KernelSource(kernel, name, arguments, dict(constants))
-        if interpret and can_load_interpreted():
-            return source.load_interpreted()
-        function = source.load()
-    return interpreted(function) if interpret else function
+        written, whole = WrittenKernel(kernel, name, arguments, dict(constants)), can_load_interpreted()
+        function = load(kernel, name, written, interpret and whole)
+    return interpreted(function) if interpret and not whole else function
 
 
 def import_triton() -> ModuleType:

@@ -9,19 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 Count: TypeAlias = Callable[[int], int]
 """count(rows) returns a number of a launch for a number of rows."""
-
-
-class Launches(NamedTuple):
-    """The two ways to launch a kernel."""
-
-    by_tensor: Callable[..., None]
-    """by_tensor(stream, rows, *tensors)"""
-    by_address: Callable[..., None] | None = None
-    """by_address(stream, rows, *addresses), whose addresses are ints; None if the launch needs tensors."""
 
 
 class _Grid(int):
@@ -34,11 +25,12 @@ def direct_launch(
     programs: int | Count,
     pointers: int,
     values: Sequence[int | Count],
-) -> Launches | None:
-    """Returns the launches of a kernel with `pointers` tensor arguments, then `values`.
+) -> tuple[Callable[..., None], Callable[..., None]] | None:
+    """Returns by_tensor(stream, rows, *tensors) and by_address(stream, rows, *addresses), which launch a kernel.
 
-    `programs` and `values` are numbers, or functions of `rows`. `launcher` is the driver's launcher class. Returns None
-    for an unknown launcher or a kernel with scratch memory.
+    The kernel has `pointers` tensor arguments, then `values`. `programs` and `values` are numbers, or functions of
+    `rows`. `launcher` is the driver's launcher class. Returns None for an unknown launcher or a kernel with scratch
+    memory.
     """
     signature = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
     run = launcher(SimpleNamespace(fn=compiled.src.fn, constants={}, signature=signature), compiled.metadata)
@@ -73,7 +65,7 @@ def direct_launch(
         passed = [*names, *last] if flat else [*names, f"({', '.join(last)},)"]
         return eval(f"lambda stream, rows, {', '.join(given)}: enter({', '.join(passed)})", scope)
 
-    return Launches(launch(".data_ptr()"), launch(""))
+    return launch(".data_ptr()"), launch("")
 
 
 def _source(name: str, value: int | Count) -> str:

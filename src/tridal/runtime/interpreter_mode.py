@@ -106,7 +106,7 @@ def interpreting(triton: ModuleType) -> Iterator[None]:
 
     changes, builder, patch = _changes(triton), interpreter.interpreter_builder, interpreter._patch_lang
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in changes]
-    options = getattr(builder, "options", None)
+    options: Any = getattr(builder, "options", None)
     try:
         for owner, name, member in changes:
             setattr(owner, name, member)

@@ -27,7 +27,7 @@ from tridal.devices.types import (
 from tridal.errors import PlanError
 from tridal.kernels.row_kernel import cached_by_functions
 from tridal.runtime import compiler
-from tridal.runtime.direct_launch import Count, Launches, direct_launch
+from tridal.runtime.direct_launch import Count, direct_launch
 from tridal.runtime.interpreter_mode import int64, interpreting
 from tridal.runtime.plan_check import check_config, check_plan, label
 from tridal.runtime.plan_store import PlanFile
@@ -40,9 +40,11 @@ class Launch(NamedTuple):
     """A call that is planned, compiled and bound. It is launched with a stream, a number of rows and tensors."""
 
     plan: LaunchPlan
-    launch: Callable[..., None]
+    launch: Callable[..., Any]
     """launch(stream, rows, out, *inputs[, mask][, workspace]) launches on the current device. `stream` is a raw handle.
     `rows` is a number of rows in `row_range`."""
+    programs: Count
+    """programs(rows) is the number of programs of a launch."""
     workspace_slots: Count
     """workspace_slots(rows) is the length of the int64 tensor `workspace`; 0 for all rows if not needed. It is a tensor
     of zeros. No concurrent launch may use it."""
@@ -57,39 +59,11 @@ class Launch(NamedTuple):
     by_address: Callable[..., None] | None = None
     """by_address(stream, rows, *addresses) is the same launch for the addresses of tensors. None: it needs tensors."""
 
-
-_remember = functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
-
-
-class _Numbers:
-    """The numbers of a launch that follow from the number of rows.
-
-    If the launch serves one number of rows only, the functions ignore their argument.
-    """
-
-    def __init__(self, call: KernelCall, plan: LaunchPlan) -> None:
-        first, last = self.row_range = call.row_range
-        varies = first < last
-
-        def programs(rows: int) -> int:
-            return call.programs(plan, rows if varies else None)
-
-        def workspace_slots(rows: int) -> int:
-            return call.workspace_slots(plan, rows if varies else None)
-
-        def groups(rows: int) -> int:
-            return self.programs(rows) // plan.config.programs_per_row
-
-        self.programs: Count = _remember(programs)
-        self.groups: Count = groups
-        self.workspace_slots: Count = _remember(workspace_slots)
-        most = programs(last)
-        self.grid: int | Count = most if programs(first) == most else self.programs
-        """The number of programs if all numbers of rows have the same, else `programs`."""
-        self.column_range = call.column_range(plan.config)
-        scalars = ["inner"] * varies + ["cols"] * (self.column_range is not None)
-        self.scalars: dict[str, Count] = dict.fromkeys(scalars, int)  # int is the fastest identity
-        """The scalar arguments of the kernel that depend on the number of rows, or of columns of one row, by name."""
+    @property
+    def varying(self) -> dict[str, Count]:
+        """The scalar arguments of the kernel that are the number of rows, or of columns of one row."""
+        names = ["inner"] * (self.row_range[0] < self.row_range[1]) + ["cols"] * (self.column_range is not None)
+        return dict.fromkeys(names, int)  # int is the fastest identity
 
 
 def prepare(
@@ -103,18 +77,30 @@ def prepare(
     """
     launch_plan = plan(call, backend, device, options, store, overrides)
     check_target(backend, device)
-    numbers = _Numbers(call, launch_plan)
+    bind = _bind_interpreted if backend.interpreted else _bind_compiled
     try:
-        if backend.interpreted:
-            launches = Launches(with_cache(lambda: _bind_interpreted(call, launch_plan, device, numbers)))
-        else:  # Triton compiles its launchers, too
-            launches = with_cache(lambda: _bind_compiled(call, launch_plan, device, numbers))
+        return with_cache(lambda: bind(_unbound(call, launch_plan), call, device))  # Triton compiles launchers, too
     except PlanError as error:
         raise PlanError(f"{label(backend)}: {error}") from error
-    return Launch(
-        launch_plan, launches.by_tensor, numbers.workspace_slots, numbers.groups, numbers.row_range,
-        numbers.column_range, launches.by_address,
-    )  # fmt: skip
+
+
+def _unbound(call: KernelCall, launch_plan: LaunchPlan) -> Launch:
+    """Returns the numbers of a launch that follow from the number of rows. Its function `launch` is bound later."""
+    first, last = call.row_range
+
+    @functools.lru_cache(maxsize=64)  # a lookup takes less than 0.1 us
+    def programs(rows: int) -> int:
+        return call.programs(launch_plan, rows if first < last else None)
+
+    @functools.lru_cache(maxsize=64)
+    def workspace_slots(rows: int) -> int:
+        return call.workspace_slots(launch_plan, rows if first < last else None)
+
+    def groups(rows: int) -> int:
+        return programs(rows) // launch_plan.config.programs_per_row
+
+    column_range = call.column_range(launch_plan.config)
+    return Launch(launch_plan, programs, programs, workspace_slots, groups, (first, last), column_range)
 
 
 def plan(
@@ -134,14 +120,8 @@ def plan(
     kernel, dtype, cols = call.kernel.name, call.problem.dtype, call.problem.cols
     own = (override for override in overrides if (override.kernel, override.dtype) == (kernel, dtype))
     override = next((other for other in own if other.cols[0] <= cols <= other.cols[1]), None)
-    arguments = call, backend, device, options, store
-    return _plan(*arguments) if override is None else _plan_with(override, *arguments)
-
-
-def _plan_with(
-    override: ConfigOverride, call: KernelCall, backend: Backend, device: DeviceProperties, options: Mapping[str, Any],
-    store: bool,
-) -> LaunchPlan:  # fmt: skip
+    if override is None:
+        return _plan(call, backend, device, options, store)
     config, where = override.config(call.problem), override.location
     check_config(backend, call.problem, config, f"{where}: config")
     try:
@@ -188,31 +168,32 @@ def _plan(
     return replace(found, reason=f"{planned_for}; {found.reason}") if planned_for else found
 
 
-def _bind_compiled(call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers) -> Launches:
+def _bind_compiled(unbound: Launch, call: KernelCall, device: DeviceProperties) -> Launch:
     assert device.target is not None
-    specialization = call.specialize(launch_plan.config)
+    specialization = call.specialize(unbound.plan.config)
     with LOCK:
         triton = compiler.import_triton()
         driver = _active_driver(triton, device.name, device.target)
         loaded = _load(specialization, device.target, driver.get_current_device())
         names = compiler.entry(specialization).arg_names
-    scalars, types = call.scalars(launch_plan.config) | numbers.scalars, dict(specialization.types)
+    types, programs, varying = dict(specialization.types), unbound.programs, unbound.varying
+    scalars = call.scalars(unbound.plan.config) | varying
     pointers = [name for name in names if types.get(name, "").startswith("*")]
-    values = [scalars[name] for name in names if name not in pointers]
-    programs = numbers.programs
     if compiler.triton_version(triton) >= (3, 3):
-        direct = direct_launch(loaded, driver.launcher_cls, numbers.grid, len(pointers), values)
+        fewest, most = map(programs, unbound.row_range)
+        values = [scalars[name] for name in names if name not in pointers]
+        grid = most if fewest == most else programs
+        direct = direct_launch(loaded, driver.launcher_cls, grid, len(pointers), values)
         if direct is not None:
-            return direct
+            return unbound._replace(launch=direct[0], by_address=direct[1])
     run, function, packed = loaded.run, loaded.function, loaded.packed_metadata
     # Tensors are passed instead of addresses, because triton-ascend's launcher reads their shapes when it is profiled.
 
     def launch(stream: int, rows: int, *tensors: Any) -> None:
-        arguments = scalars | dict(zip(pointers, tensors, strict=True))
-        arguments |= {name: count(rows) for name, count in numbers.scalars.items()}
+        arguments = scalars | dict(zip(pointers, tensors, strict=True)) | dict.fromkeys(varying, rows)
         run(programs(rows), 1, 1, stream, function, packed, None, None, None, *[arguments[name] for name in names])
 
-    return Launches(launch)
+    return unbound._replace(launch=launch)
 
 
 def _active_driver(triton: ModuleType, device: str, target: Target) -> Any:
@@ -245,29 +226,27 @@ def _load(specialization: Specialization, target: Target, index: int) -> Any:
     return loaded
 
 
-def _bind_interpreted(
-    call: KernelCall, launch_plan: LaunchPlan, device: DeviceProperties, numbers: _Numbers
-) -> Callable[..., None]:
-    specialization = call.specialize(launch_plan.config)
+def _bind_interpreted(unbound: Launch, call: KernelCall, device: DeviceProperties) -> Launch:
+    specialization = call.specialize(unbound.plan.config)
     with LOCK:
         triton = compiler.import_triton()
         kernel = compiler.entry(specialization, interpret=True)
-    types = dict(specialization.types)
+    types, varying = dict(specialization.types), unbound.varying
     names = [name for name in kernel.arg_names if types.get(name, "").startswith("*")]
-    values = {n: v for n, v in call.scalars(launch_plan.config).items() if n in kernel.arg_names}
+    values = {n: v for n, v in call.scalars(unbound.plan.config).items() if n in kernel.arg_names}
 
     def launch(stream: int, rows: int, *tensors: Any) -> None:
         import numpy
 
         given = dict(zip(names, tensors, strict=True))
         _check_assumptions(specialization, types, given)
-        scalars = values | {name: count(rows) for name, count in numbers.scalars.items()}
+        scalars = values | dict.fromkeys(varying, rows)
         scalars |= {name: int64(triton, value) for name, value in scalars.items() if types.get(name) == "i64"}
         named = compiler.naming_functions(specialization, "Triton's interpreter cannot run")
         with LOCK, interpreting(triton), numpy.errstate(all="ignore"), named:
-            kernel[(numbers.programs(rows),)](**scalars | given)
+            kernel[(unbound.programs(rows),)](**scalars | given)
 
-    return launch
+    return unbound._replace(launch=launch)
 
 
 def _check_assumptions(specialization: Specialization, types: Mapping[str, str], tensors: Mapping[str, Any]) -> None:

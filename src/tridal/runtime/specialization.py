@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tridal.devices.types import ALIGNMENT, ITEMSIZE, MAX_32_BIT_ROWS, MAX_TILE, KernelConfig, LaunchPlan, Problem
@@ -27,6 +27,14 @@ ADDRESS_BITS = 63
 """Mask of the bits of an address that decide its alignment: vectors have at most 16 elements of 4 bytes."""
 
 NO_SCALE_MASK = ScaleMask()
+
+_INVARIANT_ROWS = 4096
+"""The number of rows of every batch-invariant plan. It is large enough to keep a device busy."""
+_ROW_MULTIPLES = {"workspace", "cols", "in_inner", "out_inner", "in_outer", "out_outer"}
+"""Arguments that are multiples of 16 in every batch if the row length is such a multiple and addresses are aligned.
+
+Tensors with a number per element are such arguments, too.
+"""
 
 _UNIT_STRIDES = {
     "row": tuple(f"{group}_col" for group in GROUPS), "inner": tuple(f"{group}_inner" for group in GROUPS),
@@ -66,6 +74,12 @@ class KernelCall:
     """The address of each of these tensors; its `ADDRESS_BITS` suffice. By default, all tensors are aligned."""
     parameters: tuple[float | None, ...] = ()
     scale_mask: ScaleMask = NO_SCALE_MASK
+    invariant: bool = False
+    """Whether the result of a row has the same bits in every batch. All tensors are contiguous then.
+
+    The order in which the elements of a row are summed depends on the plan and on the compiled kernel. So every plan is
+    made for a fixed number of rows, and the compiler may only assume alignments that hold for each row of any batch.
+    """
 
     def __post_init__(self) -> None:
         """Sets the default of `addresses`."""
@@ -102,15 +116,20 @@ class KernelCall:
             scale_mask=self.scale_mask != NO_SCALE_MASK,
         )
 
-    @property
+    @functools.cached_property
     def problem(self) -> Problem:
-        """The problem that a backend plans for: the bucket, unless a derived class has another one."""
-        return self.bucket
+        """The problem that a backend plans for: the bucket, or the one of all batches.
+
+        The latter is aligned, because the order of the sums of a peeled row depends on its position in the batch.
+        """
+        return replace(self.bucket, outer=1, inner=_INVARIANT_ROWS, aligned=True) if self.invariant else self.bucket
 
     @property
     def planned_for(self) -> str:
         """The number of rows that a plan is made for, in words, or "" if it is that of the call."""
         rows, planned = self.layout.rows, self.problem.rows
+        if self.invariant:
+            return f"batch-invariant, planned for {planned:,} rows"
         return "" if planned == rows else f"planned for {planned:,} rows, the bucket of {rows:,}"
 
     @property
@@ -222,6 +241,8 @@ class KernelCall:
         wide = {n for n, v in run_time.items() if abs(v) >= 2**31} | ({"inner"} if constants["INT64_TILES"] else set())
         wide |= {"cols"} if p.cols > 2**31 - 2 * MAX_TILE else set()  # kernels add the columns of a tile, and a tail
         types |= {n: accumulator if n in floats else "i64" if n in wide else "i32" for n in run_time}
+        if self.invariant:
+            divisible = self._divisible_in_any_batch([*types])
         return Specialization(
             kernel=self.kernel,
             entry="column_loop" if config.schedule == "column_loop" else "whole_row",
@@ -234,6 +255,13 @@ class KernelCall:
             cooperative=cooperative,
         )
 
+    def _divisible_in_any_batch(self, names: list[str]) -> list[str]:
+        """Returns the arguments that are multiples of 16 for each row of any batch."""
+        multiples = {*_ROW_MULTIPLES, *self.kernel.element_pointers}
+        addresses = [a for name, a in zip(self.kernel.pointers, self.addresses, strict=False) if name in multiples]
+        aligned = self.problem.layout == "row" and self.layout.cols % ALIGNMENT == 0 and not any(addresses)
+        return [name for name in names if name in multiples] if aligned else []
+
     def _same_misalignment(self) -> bool:
         """Returns whether each row of all tensors with a number per element has the same misalignment."""
         vector, layout = self.problem.vector, self.layout
@@ -243,7 +271,8 @@ class KernelCall:
 
     def _mask_bytes(self, config: KernelConfig) -> int:
         """Returns the alignment, in bytes, that the compiler may assume for the mask of each row of a tile."""
-        if self.problem.layout == "inner":  # vectors contain elements of several rows
+        # Vectors contain elements of several rows, or the alignment depends on the position of the row in the batch.
+        if self.problem.layout == "inner" or self.invariant:
             return 1
         misalignment = self._misalignments()[0] if config.peel else None
         return self.scale_mask.alignment(self.problem.vector, config.cols, misalignment)
