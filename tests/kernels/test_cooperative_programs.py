@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 import tridal
 from checked_memory import checked_memory
 from cooperative_interpreter import cooperative
-from op_samples import EACH_OP, Sample, as_tuple, gradients
+from op_samples import OPS, Sample, as_tuple, gradients
 from tridal.devices.types import KernelConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
@@ -32,8 +33,14 @@ def interpreted() -> None:
         pytest.skip(reason)
 
 
-@EACH_OP
-@EACH_CONFIG
+def pairs() -> Iterator[Any]:
+    """All configurations for layer_norm, which has two statistics and numbers per column, and two for each other op."""
+    for number, (name, sample) in enumerate(OPS.items()):
+        own = [*CONFIGS] if name == "layer_norm" else ([*CONFIGS] * 2)[number % 7 : number % 7 + 4 : 3]
+        yield from (pytest.param(sample, CONFIGS[config], id=f"{name}, {config}") for config in own)
+
+
+@pytest.mark.parametrize(("sample", "config"), pairs())
 def test_results_and_gradients_are_those_of_torch(sample: Sample, config: KernelConfig) -> None:
     tensors = sample.leaves(5, 41, dtype=torch.float32)
     exact = {
@@ -48,13 +55,12 @@ def test_results_and_gradients_are_those_of_torch(sample: Sample, config: Kernel
 
 
 @EACH_CONFIG
-@pytest.mark.parametrize("seed", range(2))
-def test_parts_of_infinities_and_nans_do_not_reach_other_rows(config: KernelConfig, seed: int) -> None:
+def test_parts_of_infinities_and_nans_do_not_reach_other_rows(config: KernelConfig) -> None:
     x = torch.randn(8, 41)
     x[0, :16] = x[1, 16:] = x[2, 32:] = x[3] = -torch.inf
     x[4, 20] = x[5, 40] = torch.nan
     expected = torch.softmax(x.double(), -1)
-    with cooperative(config, seed=seed), tridal.record_calls() as records:
+    with cooperative(config), tridal.record_calls() as records:
         y = tridal.softmax(x)
     assert {record.schedule for record in records} == {"cooperative"}
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -71,9 +77,9 @@ def test_nans_whose_bits_are_all_ones_are_published(config: KernelConfig) -> Non
 
 
 @EACH_CONFIG
-@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (7, 1), (7, 3)])
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (7, 3)])
 def test_groups_of_programs_compute_each_row_once_in_any_order(config: KernelConfig, rows: int, groups: int) -> None:
-    for offset, seed in itertools.product((0, 1), range(2)):
+    for seed, offset in enumerate((0, 1)):
         x = torch.randn(rows * 41 + offset)[offset:].view(rows, 41)
         with cooperative(config, groups, seed):
             y = tridal.softmax(x)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import tridal
 from recording_backend import RowsDecide, serving
 from torch_versions import compiles
 from tridal.devices import registry, settings
-from tridal.devices.types import KernelConfig, Resources
+from tridal.devices.types import KernelConfig
 from tridal.kernels.row_kernel import RowKernel
 from tridal.library.softmax.log_softmax import LOG_SOFTMAX
 from tridal.library.softmax.softmax import SOFTMAX
@@ -24,7 +23,7 @@ from tridal.runtime.row_layout import contiguous_strides, row_layout
 from tridal.runtime.scale_mask import ScaleMask
 from tridal.runtime.specialization import KernelCall
 
-ROWS = (1, 2, 9, 33)
+ROWS = (1, 9, 33)
 
 
 @pytest.fixture
@@ -35,13 +34,14 @@ def invariant(backend: Any) -> Iterator[torch.device]:
         yield tridal.device()
 
 
-@pytest.mark.parametrize("cols", [64, 781, 1])
-@pytest.mark.parametrize(("name", "dtype"), [("softmax", torch.float32), ("log_softmax", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("name", "cols", "dtype"), [("softmax", 64, torch.float32), ("log_softmax", 781, torch.bfloat16)]
+)
 def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
     backend: Any, invariant: torch.device, name: str, cols: int, dtype: torch.dtype
 ) -> None:
     op = getattr(tridal, name)
-    largest = 12 if backend.interpreted else 300  # on a device, more rows than programs
+    largest = 10 if backend.interpreted else 300  # on a device, more rows than programs
     batch = torch.randn(largest, cols, device=invariant).to(dtype)
     grads = torch.randn(largest, cols, device=invariant).to(dtype)
 
@@ -62,11 +62,10 @@ def test_a_row_and_its_gradient_are_the_same_alone_and_in_batches(
     assert torch.equal(row[1], expected[1][5:6])
 
 
-@pytest.mark.parametrize("trailing", [3, 40])
-def test_inner_dim_rows_are_the_same_in_batches_of_any_size(invariant: torch.device, trailing: int) -> None:
-    batch = torch.randn(50, 33, trailing, device=invariant)
+def test_inner_dim_rows_are_the_same_in_batches_of_any_size(invariant: torch.device) -> None:
+    batch = torch.randn(20, 33, 40, device=invariant)
     expected = tridal.softmax(batch, 1)
-    for count in (1, 2, 9):
+    for count in (1, 9):
         assert torch.equal(tridal.softmax(batch[7 : 7 + count], 1), expected[7 : 7 + count])
 
 
@@ -84,11 +83,11 @@ def test_masked_rows_are_the_same_in_batches_of_any_size(invariant: torch.device
     x = torch.randn(40, 781, device=invariant)
     mask = torch.rand(781, device=invariant) > 0.5
     expected = tridal.softmax(x, scale=0.5, mask=mask)
-    for part in (slice(0, 1), slice(5, 14), slice(30, 40)):
+    for part in (slice(0, 1), slice(30, 40)):
         assert torch.equal(tridal.softmax(x[part], scale=0.5, mask=mask), expected[part])
     masks = torch.rand(40, 784, device=invariant)[:, :781] > 0.5
     expected = tridal.softmax(x, mask=masks)
-    for part in (slice(0, 1), slice(5, 14), slice(30, 40)):
+    for part in (slice(0, 1), slice(30, 40)):
         assert torch.equal(tridal.softmax(x[part], mask=masks[part]), expected[part])
 
 
@@ -100,8 +99,6 @@ def _misaligned(x: torch.Tensor) -> torch.Tensor:
 
 FUSED: dict[str, Any] = {
     "rms_norm": lambda x, r, w, t: tridal.rms_norm(x, x.shape[-1:], w, residual=r)[0].sum(-1),
-    "layer_norm": lambda x, r, w, t: tridal.layer_norm(x, x.shape[-1:], w, w, residual=r)[0].sum(-1),
-    "cross_entropy": lambda x, r, w, t: tridal.cross_entropy(x, t, w, reduction="none", label_smoothing=0.1),
     "cross_entropy and lse": lambda x, r, w, t: torch.add(
         *tridal.cross_entropy(x * 1, t, w, reduction="none", return_lse=True)
     ),
@@ -112,8 +109,7 @@ FUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(("name", "offset"), [*((name, 1) for name in FUSED), ("rms_norm", 0)])
 def test_slices_of_batches_have_the_same_kernels_and_results(
     invariant: torch.device, name: str, offset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,23 +144,18 @@ def test_slices_of_batches_have_the_same_kernels_and_results(
     assert len(made) == kernels > 0
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [tridal.softmax, tridal.log_softmax, lambda x: tridal.rms_norm(x, x.shape[-1:])],
-    ids=["softmax", "log_softmax", "rms_norm"],
-)
-def test_backwards_outside_a_block_have_the_kernels_of_the_block(compute: Callable[[torch.Tensor], Any]) -> None:
+def test_backwards_outside_a_block_have_the_kernels_of_the_block() -> None:
     """The first backward prepares a kernel for those after it."""
     pytest.importorskip("triton")
     x, dy = torch.randn(3, 1001, requires_grad=True), torch.randn(3, 1001)
     with serving(RowsDecide()):
         with tridal.use(batch_invariant=True):
-            results = [compute(x) for _ in range(4)]
+            results = [tridal.softmax(x) for _ in range(4)]
         first, *others = (torch.autograd.grad(y, x, dy)[0] for y in results[:3])
         with tridal.use(batch_invariant=True):
             (expected,) = torch.autograd.grad(results[3], x, dy)
         assert all(torch.equal(found, expected) for found in (first, *others))
-        (other,) = torch.autograd.grad(compute(x), x, dy)
+        (other,) = torch.autograd.grad(tridal.softmax(x), x, dy)
     assert_close(other, expected)
     assert not torch.equal(other, expected)
 
@@ -180,11 +171,15 @@ def test_an_invariant_call_promises_no_alignment_of_a_mask() -> None:
     assert promised == [4, 1]
 
 
-@pytest.mark.parametrize("cols", [64, 781, 12_672, 131_072])
-@pytest.mark.parametrize("kernel", [SOFTMAX.forward, LOG_SOFTMAX.backward], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("layout", ["row", "inner"])
+@pytest.mark.parametrize(
+    ("kernel", "cols", "layout"),
+    [
+        (SOFTMAX.forward, 64, "row"), (SOFTMAX.forward, 131_072, "row"), (LOG_SOFTMAX.backward, 781, "row"),
+        (SOFTMAX.forward, 781, "inner"),
+    ],
+)  # fmt: skip
 def test_plans_and_specializations_are_the_same_for_any_number_of_rows(
-    cols: int, kernel: RowKernel, layout: str
+    kernel: RowKernel, cols: int, layout: str
 ) -> None:
     """For all architectures of all backends that the installed Triton compiles for. They need not be present."""
     dtypes = ("bfloat16",) * (1 + len(kernel.reads))
@@ -221,17 +216,3 @@ def test_tridal_plan_returns_the_plan_of_a_call(device: torch.device, monkeypatc
         assert (planned.config, planned.programs) == (made[-1].plan.config, made[-1].plan.programs)
         assert planned.reason.startswith("batch-invariant, planned for 4,096 rows; ") is setting
     assert made[0].plan.config != made[1].plan.config
-
-
-def test_without_the_setting_plans_may_depend_on_the_number_of_rows(backend: Any) -> None:
-    calls = [planning.matrix_call(rows, 781, op="softmax") for rows in (1, 100_000)]
-    device = next(device for other, device in planning.architectures().values() if other is backend)
-    options = registry.options(backend, settings.current())
-
-    def probe(config: KernelConfig) -> Resources:
-        return Resources(registers=32, spills=0, shared_memory=0)
-
-    if device.target is None:
-        configs = [backend.plan(call.problem, device, probe, options).config for call in calls]
-        assert configs[0] != configs[1]
-    assert len({replace(call, invariant=True).problem for call in calls}) == 1
